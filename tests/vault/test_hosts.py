@@ -25,6 +25,7 @@ from ucpl.remotes.vaults import counted, far
 from ucpl.remotes.vaults.counted import committed
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import Hosts, hosts_at
+from ucpl.remotes.vaults.records import Job
 from ucpl.remotes.wire import Silence
 from ucpl.vault import Vault, Writer, arenas, others
 from ucpl.vault import server as server_module
@@ -250,11 +251,11 @@ def test_who_was_not_told_that_a_generation_counts_writes_over_nothing(tmp_path,
         made.servers[1].turn()  # it votes
         tell = Far.tell
 
-        def tell_or_cut(one: Far, generation: int, text: bytes) -> None:
+        def tell_or_cut(one: Far, generation: int, text: bytes, job: Job) -> None:
             if one.number == 1:
                 network.cut = network.between(made, 0, 1) | network.between(made, 2, 1)
                 raise Silence("cut")
-            tell(one, generation, text)
+            tell(one, generation, text, job)
 
         with monkeypatch.context() as cutting:
             cutting.setattr(Far, "tell", tell_or_cut)
@@ -341,7 +342,7 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_who_does_no_more_than_
         with good.locked(0.0) as mine:
             assert mine
             with pytest.raises(OSError, match="no generation of the vault"):
-                good.tell(7, text)
+                good.tell(7, text, made.vaults[0].job)
             other = Far(made.homes[0], 1, hosts)
             with other.locked(0.0) as theirs:
                 assert not theirs
@@ -365,6 +366,11 @@ def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
         assert one.ask({"op": "names"}) == b'["job.json"]'
 
 
+def untold(one: Far, generation: int, text: bytes, job: Job) -> None:
+    """Instead of `Far.tell`: nobody is told what counts."""
+    raise Silence("cut")
+
+
 def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "HOLDS", 0.2)
     with cluster(tmp_path) as made:
@@ -380,7 +386,7 @@ def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch
                     pass
             assert theirs
             with pytest.raises(OSError, match="does not answer"):
-                one.tell(1, b"")
+                one.tell(1, b"", made.vaults[0].job)
 
 
 def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_path, monkeypatch):
@@ -391,9 +397,6 @@ def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_
         if one.number == 0:
             raise Silence("it says no more")
         return ask(one, *args, **named)  # type: ignore[arg-type]
-
-    def untold(one: Far, generation: int, text: bytes) -> None:
-        raise Silence("cut")
 
     with cluster(tmp_path) as made:
         made.serve()
@@ -416,9 +419,6 @@ def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_
 
 def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silent_a_moment_ago(tmp_path, monkeypatch):
     monkeypatch.setattr(far, "SILENT", 30.0)
-
-    def untold(one: Far, generation: int, text: bytes) -> None:
-        raise Silence("cut")
 
     with cluster(tmp_path) as made:
         made.serve()

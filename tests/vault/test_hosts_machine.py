@@ -37,8 +37,8 @@ SHAPES = [
 class HostsMachine(Machine):
     """A host for each domain."""
 
-    @initialize(shape=st.sampled_from(SHAPES))
-    def begin(self, shape: tuple[int, int, str]) -> None:
+    @initialize(shape=st.sampled_from(SHAPES), replays=st.sampled_from([0, 0, 2]))
+    def begin(self, shape: tuple[int, int, str], replays: int) -> None:
         self.cut: set[frozenset[int]] = set()
         self.fuses: list[tuple[int, frozenset[int]]] = []  # after how many questions what will be cut
         self._real = Far.ask, Far.locked, far.SILENT, others.EVERY
@@ -54,7 +54,7 @@ class HostsMachine(Machine):
 
         Far.ask, Far.locked = cut_ask, cut_locked  # type: ignore[method-assign,assignment]
         far.SILENT = others.EVERY = 0.0
-        super().begin(shape)
+        super().begin(shape, replays)
 
     def _demand(self, one: Far) -> None:
         here = self.homes.index(one.home)
@@ -78,7 +78,7 @@ class HostsMachine(Machine):
 
     def _on_host(self, n: int) -> Vault:
         at = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        how = {"ranks": self.ranks, "domains": self.domains, "protect": self.shape[2]}
+        how = {"ranks": self.ranks, "domains": self.domains, "protect": self.shape[2], "replays": self.replays}
         return Vault.make(self.homes[n], **how, hosts=at, secret=self.top / "secret")  # type: ignore[arg-type]
 
     def _vault(self, number: int) -> Vault:

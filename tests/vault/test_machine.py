@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+from attrs import evolve
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,6 +24,8 @@ from hypothesis.stateful import (
 
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.memory import Memory, Piece
+from ucpl.remotes.vaults.sealed import Told
 from ucpl.remotes.vaults.view import Stored, View, generation_at
 from ucpl.vault import Vault, Writer, arenas, server, writer
 from ucpl.vault.files import ToSave, text_file
@@ -58,11 +61,14 @@ def saved_bytes(run: int, generation: int, rank: int) -> dict[str, bytes]:
 
 
 class Machine(RuleBasedStateMachine):
-    """One job, its vault, and its oracle: what each rank of each run saved."""
+    """One job, its vault, and its oracle: what each rank of each run saved.
 
-    @initialize(shape=st.sampled_from(SHAPES))
-    def begin(self, shape: tuple[int, int, str]) -> None:
-        self.top = Path(tempfile.mkdtemp(prefix="ucpl-machine-"))
+    Where the vault takes generations that are made of the one before, ranks save such wherever they may, but for every fifth.
+    """
+
+    @initialize(shape=st.sampled_from(SHAPES), replays=st.sampled_from([0, 0, 1, 2, 3]))
+    def begin(self, shape: tuple[int, int, str], replays: int) -> None:
+        self.top, self.replays = Path(tempfile.mkdtemp(prefix="ucpl-machine-")), replays
         domains, each, _ = shape
         self.domains, self.ranks = domains, domains * each
         self.vault = self._made(shape)
@@ -80,7 +86,8 @@ class Machine(RuleBasedStateMachine):
 
     def _made(self, shape: tuple[int, int, str]) -> Vault:
         """The vault as one sees it who sees all domains."""
-        return Vault.make(self.top / "job", ranks=self.ranks, domains=self.domains, protect=shape[2])
+        how = {"ranks": self.ranks, "domains": self.domains, "protect": shape[2], "replays": self.replays}
+        return Vault.make(self.top / "job", **how)  # type: ignore[arg-type]
 
     def _vault(self, number: int) -> Vault:
         """The same as whoever is in a domain sees it."""
@@ -101,15 +108,18 @@ class Machine(RuleBasedStateMachine):
             made = self._vault(self.vault.job.domain_of(rank) or 0).writer(
                 rank, run=str(self.run), wait=0.0, beside=False
             )
-            made._files = self._files(rank, made)  # type: ignore[method-assign]
+            made._told = self._told(rank, made)  # type: ignore[method-assign]
             self.writers.append(made)
 
-    def _files(self, rank: int, made: Writer):
-        def files(step: int, what: object) -> list[ToSave]:
+    def _told(self, rank: int, made: Writer):
+        def told(step: int, what: object) -> tuple[list[ToSave], Told | None]:
             generation = made._next - 1
-            return [text_file(n, data) for n, data in saved_bytes(self.run, generation, rank).items()]
+            newest = made._newest()  # which another rank may not know yet
+            follows = newest is not None and made._follows(newest) and generation % 5 != 0
+            files = [text_file(n, data) for n, data in saved_bytes(self.run, generation, rank).items()]
+            return files, {} if follows else None
 
-        return files
+        return told
 
     def _start_server(self, number: int) -> None:
         one = self._server(number)
@@ -137,7 +147,9 @@ class Machine(RuleBasedStateMachine):
             self.hurt.discard(number)
             return
         memory = generation_at(self.vault.home)
-        pieces = [memory.arena(rank) for rank in self.vault.job.domains[number]] + [memory.parity(number)]
+        pieces: list[Piece | None] = []
+        for one in (*memory.before, memory):
+            pieces += [*map(one.arena, self.vault.job.domains[number]), one.parity(number)]
         if all(p is not None and all(p.is_whole(low) for low in range(0, p.size, 1 << 20)) for p in pieces):
             self.hurt.discard(number)
         memory.close()
@@ -247,24 +259,29 @@ class Machine(RuleBasedStateMachine):
         except UcplError as error:
             assert error.diagnostics[0].code == "E692", error
             assert self.acknowledged == 0 or len(self.hurt) > self.copies, "a generation that counted is gone"
+            self.acknowledged = 0  # more was lost than may be: what there was is gone for good
             return
         try:
             run, generation = int(memory.commit.shards[0].run), memory.commit.generation
-            for rank in range(self.ranks):
-                wanted = saved_bytes(run, generation, rank)
-                view = View(memory, "vault:", Path())
-                parts = memory.commit.files()
-                for name, data in wanted.items():
-                    room = bytearray(len(data))
-                    if data:
-                        Stored(view, name, parts[name]).fill(memoryview(room), 0)
-                    assert bytes(room) == data, (name, generation, run)
+            assert memory.commit.depth == len(memory.before) <= self.replays
+            for at, one in enumerate((*memory.before, memory), generation - len(memory.before)):
+                self._demand_saved(evolve(one, before=()), run, at)
             assert generation >= self.acknowledged or len(self.hurt) > self.copies
+            self.acknowledged = min(self.acknowledged, generation)
         except UcplError as error:
             assert error.diagnostics[0].code == "E691", error
             assert len(self.hurt) > self.copies, f"lost though {self.copies} may be: {sorted(self.hurt)}: {error}"
         finally:
             memory.close()
+
+    def _demand_saved(self, memory: Memory, run: int, generation: int) -> None:
+        view, parts = View(memory, "vault:", Path()), memory.commit.files()
+        for rank in range(self.ranks):
+            for name, data in saved_bytes(run, generation, rank).items():
+                room = bytearray(len(data))
+                if data:
+                    Stored(view, name, parts[name]).fill(memoryview(room), 0)
+                assert bytes(room) == data, (name, generation, run)
 
     def teardown(self) -> None:
         from ucpl.runtime.failpoints import failpoint

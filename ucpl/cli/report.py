@@ -17,7 +17,7 @@ _SHOWN = 12
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    from ucpl.schedule.text import rebuilt_of  # most verbs tell of no plan
+    from ucpl.schedule.text import rebuilt_of, replayed_of  # most verbs tell of no plan
 
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
@@ -25,6 +25,7 @@ def plan_lines(plan: Plan) -> list[str]:
     out += [f"derived       {text}" for text in plan.derived]
     out += [f"filled        {text}" for text in plan.filled]
     out += [f"rebuilds      {text}" for text in rebuilt_of(plan)]
+    out += [f"replays       {text}" for text in replayed_of(plan)]
     out += [f"carried       {blob.said}" for blob in plan.target.blobs]
     return out + _dropped(plan)
 
@@ -66,7 +67,7 @@ def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]
 
 
 def plan_object(plan: Plan) -> dict[str, object]:
-    from ucpl.schedule.text import rebuilt_of
+    from ucpl.schedule.text import rebuilt_of, replayed_of
 
     return {
         "name": plan.name,
@@ -78,6 +79,7 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "dropped": list(plan.dropped),
         "filled": list(plan.filled),
         "rebuilds": rebuilt_of(plan),
+        "replays": replayed_of(plan),
         "carried": {blob.name: blob.said for blob in plan.target.blobs},
         "spec": plan.spec_digest,
         "structure": plan.structure_digest,

@@ -46,7 +46,7 @@ _OF_A_LAYOUT = ("domains", "protect", "lose", "model", "sizes", "config")
 _TAKES = {
     "plan": (*_OF_A_LAYOUT, "room", "bandwidths"),
     "drill": _OF_A_LAYOUT,
-    "serve": ("domain", "domains", "ranks", "layout", "protect", "every", "into", "hosts", "secret"),
+    "serve": ("domain", "domains", "ranks", "layout", "protect", "replays", "every", "into", "hosts", "secret"),
     "status": (),
     "verify": ("generation",),
     "scrub": (),
@@ -94,6 +94,11 @@ def arguments(parser: ArgumentParser) -> None:
         help="serve: of a vault on several hosts, where the server of each domain answers the others",
     )
     parser.add_argument("--secret", metavar="FILE", help="serve: what all hosts know and nobody else")
+    parser.add_argument(
+        "--replays",
+        metavar="N",
+        help="serve: so many saves one after the other may be of gradients alone, of which AdamW makes its steps once more",
+    )
     parser.add_argument("--every", metavar="N", help="serve: write every N-th generation that counts below --into")
     parser.add_argument("--into", metavar="FOLDER", help="serve: where, as FOLDER/step-STEP")
     parser.add_argument("--generation", metavar="G", help="verify, restore, persist: not the newest one")
@@ -240,6 +245,8 @@ def _said(options: Namespace) -> ToMake:
         said["hosts"], said["secret"] = options.hosts, options.secret
     if options.protect:
         said["protect"] = options.protect
+    if options.replays:
+        said["replays"] = whole_number("--replays", options.replays, NUMBER_MAX)
     if options.layout and (options.domains or options.ranks):
         _wrong("--layout", "says ranks and domains by itself", "--layout alone, or --ranks and --domains")
     if options.layout:
@@ -268,6 +275,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
     found = look(home)
     console.say(
         f"vault      {home}: {found.job.ranks} ranks in {len(found.job.domains)} domains, {found.job.protection}"
+        + (f", {found.job.replays} steps replayed at most" if found.job.replays else "")
     )
     for place in found.domains:
         ranks = ", ".join(map(str, place.ranks))
@@ -285,6 +293,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
         )
         console.say(
             f"committed  generation {one.number}, step {one.step}: {bytes_text(one.bytes)} in {one.files} files,"
+            f"{f' gradients of step {one.replays} since all was saved,' if one.replays else ''}"
             f" {bytes_text(one.parity)} for others{'' if one.age is None else f', {one.age:.0f} s ago'}{where}"
         )
     if not found.generations:
@@ -294,7 +303,13 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
         {**asdict(one), "ranks": list(one.ranks), "written_by": list(one.written_by)} for one in found.domains
     ]
     console.answer(
-        {"vault": str(home), "protect": str(found.job.protection), "domains": domains, "generations": generations}
+        {
+            "vault": str(home),
+            "protect": str(found.job.protection),
+            "replays": found.job.replays,
+            "domains": domains,
+            "generations": generations,
+        }
     )
     return Exit.DONE
 
@@ -364,7 +379,7 @@ def _persist(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.vault.persisting import persist
 
     memory = persist(home, Path(options.target), _generation(options))
-    rebuilt = f", {bytes_text(memory.rebuilt)} rebuilt" if memory.rebuilt else ""
+    rebuilt = f", {bytes_text(memory.all_rebuilt)} rebuilt" if memory.all_rebuilt else ""
     console.say(
         f"written    {options.target}: generation {memory.commit.generation}, step {memory.commit.step}{rebuilt}"
     )

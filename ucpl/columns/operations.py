@@ -6,6 +6,7 @@
                └─────► Send ─ ─ another rank's ─ ─► Receive ─► Merge | Derive ─► Split ─► Write
 
     Read ─► Reconstruct ─► Extract ─► ...      of a vault, of which a part is lost
+    Read ─► Recompute ─► Extract ─► ...        of a vault that has gradients of the last steps alone; both may stand there
 
 One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists the states it stands for. Row i
 of an Extract goes to row i of the Split, Check or Send that follows it.
@@ -40,6 +41,7 @@ __all__ = [
     "Node",
     "Read",
     "Receive",
+    "Recompute",
     "Reconstruct",
     "Reduce",
     "Scale",
@@ -100,6 +102,27 @@ class Reconstruct:
         lost, others = (", ".join(f"d{d}" for d in some) for some in (self.lost, self.others))
         said = f"{self.size:,} bytes that {lost} lost, of what {others} hold, by {self.scheme}"
         return f"reconstruct {self.state} of {self.label}: {said}"
+
+
+@frozen(eq=False)
+class Recompute:
+    """What was read of a vault that has gradients of the last steps alone: the optimizer makes these steps once more.
+
+    That is done where an Extract reads it, of each parameter as a whole.
+    """
+
+    label: str
+    state: str
+    size: int  # bytes that are made
+    steps: int
+    gradients: int  # bytes of gradients that they are made of
+    optimizer: str  # "AdamW"
+
+    def __str__(self) -> str:
+        said = (
+            f"{self.size:,} bytes by {self.steps} steps of {self.optimizer}, of {self.gradients:,} bytes of gradients"
+        )
+        return f"recompute {self.state} of {self.label}: {said}"
 
 
 @frozen(eq=False)
@@ -264,7 +287,22 @@ class Write:
         return f"write   {self.state} of {self.label}: {self.last - self.first:,} stored tensors"
 
 
-Node = Read | Reconstruct | Extract | Merge | Reduce | Derive | Scale | Split | Check | Send | Receive | Fill | Write
+Node = (
+    Read
+    | Reconstruct
+    | Recompute
+    | Extract
+    | Merge
+    | Reduce
+    | Derive
+    | Scale
+    | Split
+    | Check
+    | Send
+    | Receive
+    | Fill
+    | Write
+)
 
 
 def _states(

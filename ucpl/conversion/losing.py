@@ -1,4 +1,4 @@
-"""What is lost of a checkpoint that lies in a vault, tensor by tensor: before anything of it is read."""
+"""What is lost of a checkpoint that lies in a vault, and what steps must make of it, tensor by tensor: before any is read."""
 
 from __future__ import annotations
 
@@ -7,40 +7,71 @@ from typing import TYPE_CHECKING
 
 from ucpl.extents import STORED
 from ucpl.remotes.reading import remote_of
-from ucpl.schedule.rebuilding import Losses
+from ucpl.schedule.rebuilding import Losses, Replays
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ucpl.extents import Extent, Key
+    from ucpl.remotes.vaults.view import Stored
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["losses_of"]
+__all__ = ["losses_of", "replays_of"]
+
+
+def _stored(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Files that lie in a vault, by name."""
+    if not checkpoint.files or remote_of(os.stat(checkpoint.root / checkpoint.files[0])) is None:
+        return {}
+    from ucpl.remotes.vaults.view import stored_at  # most checkpoints lie in no vault
+
+    names = {extent.file for extent in checkpoint.extents.values()}
+    found = ((name, stored_at(checkpoint.root / name)) for name in sorted(names))
+    return {name: stored for name, stored in found if stored is not None}
 
 
 def losses_of(checkpoint: Checkpoint) -> Losses | None:
     """Of the stored tensors that lay in domains that are gone. None: all is there, or it is no vault."""
-    if not checkpoint.files or remote_of(os.stat(checkpoint.root / checkpoint.files[0])) is None:
-        return None
-    from ucpl.remotes.vaults.view import stored_at  # most checkpoints lie in no vault
-
     spans: dict[str, list[tuple[int, int, int]]] = {}
     others: dict[int, tuple[int, ...]] = {}
     scheme, times = "", 1
+    for name, stored in _stored(checkpoint).items():
+        spans[name], memory = stored.lost, stored.view.memory.whole
+        scheme = str(memory.job.protection)
+        times = memory.job.protection.blocks(min(map(len, memory.sets)))[0]
+        others |= {d: memory.others(d) for _, _, d in spans[name]}
     found: dict[tuple[str, Key], dict[int, int]] = {}
     for place, extent in checkpoint.extents.items():
-        if extent.file not in spans:
-            stored = stored_at(checkpoint.root / extent.file)
-            spans[extent.file] = stored.lost if stored is not None else []
-            if stored is not None:
-                memory = stored.view.memory
-                scheme = str(memory.job.protection)
-                times = memory.job.protection.blocks(min(map(len, memory.sets)))[0]
-                others |= {d: memory.others(d) for _, _, d in spans[extent.file]}
-        low, high = _span(extent)
-        for begin, end, domain in spans[extent.file]:
-            if max(begin, low) < min(end, high):
-                mine = found.setdefault(place, {})
-                mine[domain] = mine.get(domain, 0) + min(end, high) - max(begin, low)
+        for size, (_, _, domain) in _within(extent, spans.get(extent.file, [])):
+            mine = found.setdefault(place, {})
+            mine[domain] = mine.get(domain, 0) + size
     return Losses(found, others, scheme, times) if found else None
+
+
+def replays_of(checkpoint: Checkpoint) -> Replays | None:
+    """Of the stored tensors that steps are made once more for. None: all was saved, or it is no vault.
+
+    Raises: UcplError E698.
+    """
+    spans: dict[str, list[tuple[int, int, int]]] = {}
+    steps = 0
+    for name, stored in _stored(checkpoint).items():
+        spans[name], steps = stored.replayed, stored.view.memory.commit.depth
+    found: dict[tuple[str, Key], tuple[int, int]] = {}
+    for place, extent in checkpoint.extents.items():
+        for size, (_, _, gradients) in _within(extent, spans.get(extent.file, [])):
+            before = found.get(place, (0, 0))
+            found[place] = before[0] + size, before[1] + gradients
+    return Replays(found, steps, "AdamW") if found else None
+
+
+def _within(extent: Extent, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """(bytes, span) of each of the spans that reach into a tensor, which are ascending."""
+    low, high = _span(extent)
+    for span in spans:
+        size = min(span[1], high) - max(span[0], low)
+        if size > 0:
+            yield size, span
 
 
 def _span(extent: Extent) -> tuple[int, int]:

@@ -177,12 +177,12 @@ def make_plan(
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
     """
     from ucpl.conversion.filling import begun
-    from ucpl.conversion.losing import losses_of
+    from ucpl.conversion.losing import losses_of, replays_of
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
     from ucpl.proofs.masters import masters_of
     from ucpl.schedule import order
-    from ucpl.schedule.rebuilding import with_rebuilt
+    from ucpl.schedule.rebuilding import with_rebuilt, with_replayed
     from ucpl.schedule.unread import unread_of
 
     here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
@@ -211,6 +211,8 @@ def make_plan(
         made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
         if (losses := losses_of(source.checkpoint)) is not None:
             made = with_rebuilt(made, losses)
+        if (replays := replays_of(source.checkpoint)) is not None:
+            made = with_replayed(made, replays)
     made = evolve(made, masters=masters_of(source.placement, dtypes, frozenset(changes.frozen)))
     if names is None:
         made = begun(made, source, target)

@@ -20,6 +20,7 @@ from ucpl.columns.operations import (
     Node,
     Read,
     Receive,
+    Recompute,
     Reconstruct,
     Reduce,
     Scale,
@@ -69,6 +70,8 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
             return ["read", label, state, first, last]
         case Reconstruct(label=label, state=state, size=size, lost=lost, others=others, scheme=scheme, times=times):
             return ["reconstruct", label, state, size, lost, others, scheme, times]
+        case Recompute(label=label, state=state, size=size, steps=steps, gradients=gradients, optimizer=optimizer):
+            return ["recompute", label, state, size, steps, gradients, optimizer]
         case Write(label=label, state=state, first=first, last=last):
             return ["write", label, state, first, last]
         case Fill(label=label, state=state, elements=elements, value=value, lacking=lacking):
@@ -125,6 +128,10 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
             return Read(label, state, first, last)
         case ["reconstruct", str(label), str(state), int(size), lost, others, str(scheme), int(times)]:
             return _reconstruct(Reconstruct(label, state, size, wholes(lost), wholes(others), scheme, times))
+        case ["recompute", str(label), str(state), int(size), int(steps), int(gradients), str(optimizer)]:
+            if min(size, steps, gradients) <= 0:
+                raise ValueError(f"nothing is made so: {told}")
+            return Recompute(label, state, size, steps, gradients, optimizer)
         case ["write", str(label), str(state), int(first), int(last)]:
             return Write(label, state, first, last)
         case ["fill", str(label), str(state), int(elements), rows, float(value), bool(lacking)]:
@@ -194,17 +201,19 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
     """Every box that is extracted goes somewhere, and nothing else does."""
     paired: set[Node] = set()
     for node in nodes:
-        if isinstance(node, Reconstruct):
-            if not all(isinstance(n, Read) for n in net.predecessors(node)) or not net.in_degree(node):
-                raise ValueError("something is reconstructed that nothing read")
-            if not all(isinstance(n, Extract) for n in net.successors(node)):
-                raise ValueError("what is reconstructed is not extracted")
+        if isinstance(node, Reconstruct | Recompute):
+            before = Read if isinstance(node, Reconstruct) else Read | Reconstruct
+            after = Extract | Recompute if isinstance(node, Reconstruct) else Extract
+            if not all(isinstance(n, before) for n in net.predecessors(node)) or not net.in_degree(node):
+                raise ValueError("something is made anew that nothing read")
+            if not all(isinstance(n, after) for n in net.successors(node)):
+                raise ValueError("what is made anew is not extracted")
         if isinstance(node, Split):
             (way,) = net.predecessors(node)
             if not isinstance(way, Merge | Reduce | Derive | Scale):
                 raise ValueError("boxes are split that nothing merged")
-            before = (Extract, Merge, Derive, Reduce, Check) if isinstance(way, Scale) else (Extract,)
-            if not all(isinstance(box, before) for box in net.predecessors(way)):
+            sources = (Extract, Merge, Derive, Reduce, Check) if isinstance(way, Scale) else (Extract,)
+            if not all(isinstance(box, sources) for box in net.predecessors(way)):
                 raise ValueError("something is merged that nothing extracted")
             paired.update((way, node))
     for flow in flows(net, nodes):

@@ -6,7 +6,7 @@ from itertools import product
 
 from ucpl.columns import Slot
 from ucpl.columns.blocks import name_texts
-from ucpl.columns.operations import Reconstruct, net_text
+from ucpl.columns.operations import Recompute, Reconstruct, net_text
 from ucpl.extents import Shelf, Shelves, size_of
 from ucpl.schedule.plan import Plan, Tally
 
@@ -32,6 +32,7 @@ def summary(plan: Plan) -> str:
     lines += [f"carried    {blob.said}" for blob in plan.target.blobs]
     lines += _limited([f"dropped    {text}" for text in plan.dropped])
     lines += [f"rebuilds   {text}" for text in rebuilt_of(plan)]
+    lines += [f"replays    {text}" for text in replayed_of(plan)]
     lines += moves_of(plan)
     return "\n".join(line.replace("\n", "\ufffd") for line in lines) + "\n"  # a name breaks no line
 
@@ -62,6 +63,19 @@ def rebuilt_of(plan: Plan) -> list[str]:
     return [
         f"{size:,} bytes that {_domains(lost)} lost, of what {_domains(others)} hold, by {scheme}: {times} are read for each"
         for (lost, others, scheme, times), size in sorted(found.items())
+    ]
+
+
+def replayed_of(plan: Plan) -> list[str]:
+    """`81,920 bytes by 2 steps of AdamW, of 54,613 bytes of gradients`; nothing, where all was saved."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for node in plan.nodes:
+        if isinstance(node, Recompute):
+            sizes = found.setdefault((node.steps, node.optimizer), [0, 0])
+            sizes[0], sizes[1] = sizes[0] + node.size, max(sizes[1], node.gradients)
+    return [
+        f"{size:,} bytes by {steps} steps of {optimizer}, of {gradients:,} bytes of gradients"
+        for (steps, optimizer), (size, gradients) in sorted(found.items())
     ]
 
 

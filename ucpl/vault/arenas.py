@@ -183,5 +183,7 @@ def _written(
     crcs: Sequence[dict[str, int]],
     chunks: tuple[int, ...],
 ) -> Written:
-    made = (File(file.name, file.size, tuple(segments[i]), crcs[i], file.late) for i, file in enumerate(files))
+    made = (
+        File(file.name, file.size, tuple(segments[i]), crcs[i], file.late, file.named) for i, file in enumerate(files)
+    )
     return Written(len(room), chunks, tuple(made))

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.records import Late
+from ucpl.remotes.vaults.records import Late, Named
 from ucpl.stores.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.vault.trees import Held
 
@@ -25,6 +25,7 @@ class ToSave:
     fixed: tuple[tuple[int, bytes], ...]  # (byte position, bytes)
     tensors: tuple[tuple[int, str, torch.Tensor], ...]  # (byte position, storage, its elements)
     late: tuple[Late, ...] = ()
+    named: tuple[Named, ...] = ()  # what lies in it, where that is asked for
 
 
 def text_file(name: str, data: bytes) -> ToSave:

@@ -20,7 +20,7 @@ __all__ = ["Giving"]
 
 _RANK = r"r(?:0|[1-9][0-9]{0,6})"
 _NAME = re.compile(
-    rf"job\.json|commit\.(?:0|[1-9][0-9]{{0,15}})\.json|(?:{_RANK}|p)\.s[01](?:\.json)?|{_RANK}\.run\.json"
+    rf"job\.json|commit\.(?:0|[1-9][0-9]{{0,15}})\.json|(?:{_RANK}|p)\.s(?:0|[1-9][0-9]?)(?:\.json)?|{_RANK}\.run\.json"
 )
 WAIT_MAX = 60.0  # seconds for which a lock may be waited for
 QUESTION_MAX = 1 << 30  # bytes: a text of what is committed
@@ -118,7 +118,7 @@ class Giving:
         found = Commit.of(text, self.job)
         if found is None or found.generation != generation:
             raise OSError(5, "this is no generation of the vault")
-        self.here.tell(generation, text)
+        self.here.tell(generation, text, self.job)
         return b""
 
 

@@ -33,10 +33,11 @@ from torch.futures import Future
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
+from ucpl.remotes.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.trees import Held, held_in, one_tensor
 
-__all__ = ["Shares", "files_of"]
+__all__ = ["Shares", "all_agree", "files_of", "looked_at", "of_state", "sizes_of", "state_of"]
 
 TOP = "/vault"  # where DeepSpeed believes to write
 
@@ -51,15 +52,19 @@ def files_of(what: object, step: int, shares: Shares) -> list[ToSave]:
     if isinstance(what, torch.nn.Module):
         what = (what, None)
     if isinstance(what, tuple) and len(what) == 2 and isinstance(what[0], torch.nn.Module):
-        module, optimizer = what
-        state: dict[str, object] = {"model": get_model_state_dict(module)}
-        if optimizer is not None:
-            state["optim"] = get_optimizer_state_dict(module, optimizer)
-        return _of_state(state, shares)
+        return of_state(state_of(*what), shares)
     if isinstance(what, Mapping) and all(isinstance(key, str) for key in what):
-        return _of_state(dict(what), shares)
+        return of_state(dict(what), shares)
     remedy = "give an engine of DeepSpeed, (module, optimizer), a state dict as dcp.save takes it, or a writer a layout"
     fail("E693", f"a {type(what).__name__} is not kept", Label("what is saved"), remedy=remedy)
+
+
+def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, object]:
+    """The state dict of both, as dcp.save takes it."""
+    state: dict[str, object] = {"model": get_model_state_dict(module)}
+    if optimizer is not None:
+        state["optim"] = get_optimizer_state_dict(module, optimizer)
+    return state
 
 
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------------
@@ -144,10 +149,14 @@ class _Share:
 
 @define(eq=False)
 class Shares:
-    """What is kept from save to save. `is_known`: what was written last is what was dealt out before."""
+    """What is kept from save to save. `is_known`: what was written last is what was dealt out before.
+
+    are_named: the files say what lies where in them.
+    """
 
     known: _Share | None = None
     is_known: bool = False
+    are_named: bool = False
 
 
 class _Collecting(StorageWriter):
@@ -213,16 +222,51 @@ def _file_of(plan: SavePlan, planner: SavePlanner) -> tuple[ToSave | None, list[
     return file, results
 
 
+def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
+    """The same file, which says what lies where in it: values that are no tensors, and tensors with elements."""
+    named = [
+        Named(one.index.fqn, "", one.storage_data.offset, one.size_in_bytes, "", ())
+        for item, one in zip(plan.items, results, strict=True)
+        if item.type == WriteItemType.BYTE_IO
+    ]
+    for at, storage, tensor in file.tensors:
+        index = plan.items[int(storage.partition(":")[0])].index  # as `archives` numbers them
+        name = f"{index.fqn}@{','.join(map(str, index.offset or ()))}"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        named.append(Named(name, storage, at, tensor.numel() * tensor.element_size(), dtype, tuple(tensor.shape)))
+    return evolve(file, named=tuple(named))
+
+
 _Held = tuple[object, ...]  # all that DCP asks about what a rank has, but the values
 
 
-def _of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
+def looked_at(state: dict[str, object], shares: Shares) -> tuple[dict[str, object], bool]:
+    """Values by the names that DCP has for them, and whether they are those that were saved last, of other values."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
+    held = _held(planner)
+    return dict(planner.state_dict), held is not None and shares.known is not None and shares.known.held == held
+
+
+def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
+    """How many bytes DCP would write of each value that is no tensor."""
+    found = {}
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            file = io.BytesIO()
+            torch.save(value, file)
+            found[name] = len(file.getvalue())
+    return found
+
+
+def of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
+    """The files that this rank would write of a state dict. All ranks call it together. Raises: UcplError E693."""
     state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
     planner = DefaultSavePlanner()
     planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
     held = _held(planner)
     again = _as_before(held, planner, shares.known)
-    shares.is_known = _all_agree(again is not None)
+    shares.is_known = all_agree(again is not None)
     if shares.is_known and again is not None:
         file, shares.known = again
     else:
@@ -231,6 +275,8 @@ def _of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
         file, metadata = collecting.file, collecting.metadata
         text = pickle.dumps(metadata) if metadata is not None else b""
         shares.known = _Share(held, collecting.plan, collecting.results, metadata, text)
+    if file is not None and shares.are_named:
+        file = _named(file, shares.known.plan, shares.known.results)
     files = [file] if file is not None else []
     if shares.known.text:
         files.append(text_file(".metadata", shares.known.text))
@@ -273,7 +319,7 @@ def _as_before(
     return file, evolve(known, results=results, text=pickle.dumps(known.metadata))
 
 
-def _all_agree(mine: bool) -> bool:
+def all_agree(mine: bool) -> bool:
     """Whether all ranks say so."""
     if _is_alone() or dist.get_world_size() == 1:
         return mine

@@ -32,6 +32,7 @@ class Generation:
     number: int
     step: int
     bytes: int  # that ranks saved
+    replays: int  # steps of gradients that it is made of; 0: everything was saved
     parity: int  # bytes
     files: int
     in_domains: tuple[int, ...]  # that say so
@@ -110,8 +111,9 @@ def look(home: Path) -> Found:
                 ages.append(max(0.0, time.time() - here.commit(commit.generation).stat().st_mtime))
         found.append(
             Generation(
-                commit.generation, commit.step, sum(s.size for s in commit.shards), sum(p.size for p in commit.parity),
-                len({f.name for s in commit.shards for f in s.files}), tuple(among), min(ages, default=None),
+                commit.generation, commit.step, sum(s.size for s in commit.shards), commit.depth,
+                sum(p.size for p in commit.parity), len({f.name for s in commit.shards for f in s.files}),
+                tuple(among), min(ages, default=None),
             )
         )  # fmt: skip
     return Found(home, job, tuple(places), tuple(found))
@@ -147,24 +149,20 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
     """What is lost or damaged of a generation, chunk by chunk. Raises: UcplError E692."""
     memory = generation_at(home, generation)
     found: list[Damage] = []
-    for number, ranks in enumerate(memory.job.domains):
-        for rank in ranks:
-            piece = memory.arena(rank)
-            assert piece is not None
-            if bad := _bad(piece):
-                files = tuple(file.name for file in memory.commit.shards[rank].files)
-                found.append(
-                    Damage(
-                        f"d{number}: what rank {rank} saved",
-                        len(bad),
-                        _can_be_made(piece.size, partial(memory.made, rank), bad),
-                        files,
-                    )
-                )
-        kept = memory.parity(number)
-        if kept is not None and (bad := _bad(kept)):
-            again = _can_be_made(kept.size, partial(memory.parity_made, number), bad)
-            found.append(Damage(f"d{number}: what it keeps for others", len(bad), again))
+    for one in (*memory.before, memory):
+        of = f" in generation {one.commit.generation}" if memory.before else ""
+        for number, ranks in enumerate(memory.job.domains):
+            for rank in ranks:
+                piece = one.arena(rank)
+                assert piece is not None
+                if bad := _bad(piece):
+                    files = tuple(file.name for file in one.commit.shards[rank].files)
+                    again = _can_be_made(piece.size, partial(one.made, rank), bad)
+                    found.append(Damage(f"d{number}: what rank {rank} saved{of}", len(bad), again, files))
+            kept = one.parity(number)
+            if kept is not None and (bad := _bad(kept)):
+                again = _can_be_made(kept.size, partial(one.parity_made, number), bad)
+                found.append(Damage(f"d{number}: what it keeps for others{of}", len(bad), again))
     return memory, found
 
 
@@ -192,12 +190,14 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
     try:
         for number in range(len(memory.job.domains)):
             here = Domain(home, number)
-            if here.is_there():
-                count += heal(memory, number)
-                if not here.commit(memory.commit.generation).exists():
+            if not here.is_there():
+                continue
+            for one in (*memory.before, memory):
+                count += heal(one, number)
+                if not here.commit(one.commit.generation).exists():
                     from ucpl.remotes.vaults.sealed import write_whole
 
-                    write_whole(here.commit(memory.commit.generation), memory.commit.sealed())
+                    write_whole(here.commit(one.commit.generation), one.commit.sealed())
     finally:
         memory.close()
     return count, damage(home)[1]

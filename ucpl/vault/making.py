@@ -18,7 +18,7 @@ from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
 from ucpl.remotes.vaults.counted import committed, job_at
 from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.remotes.vaults.places import Domain, held
-from ucpl.remotes.vaults.records import NAME, Commit, Job
+from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.texts import read_text
 from ucpl.vault.schemes import default_protection
@@ -39,6 +39,8 @@ class ToMake(TypedDict, total=False):
     # How many, each with as many ranks that follow each other, or the ranks of each.
     domains: int | Sequence[Sequence[int]]
     protect: str  # none, mirror, mirror(2), raim5, raim5(4), rs(6, 2)
+    # So many saves, one after the other, may be of gradients alone: the optimizer's step is made once more when they are read.
+    replays: int
     # Of several hosts: where the server of each domain answers the others, HOST:PORT,HOST:PORT, and a file with what they all
     # know and nobody else. The folder of a domain is then on its host alone.
     hosts: str
@@ -85,16 +87,20 @@ class Vault:
             fail("E690", "each rank lies in one domain", Label("--domains"))
         protection = Protection.parse(said.get("protect", default_protection(len(domains))))
         sets_of(len(domains), protection)
+        replays = said.get("replays", 0)
+        if not 0 <= replays <= REPLAYS_MAX:
+            fail("E690", f"{replays} steps cannot be replayed: 0 to {REPLAYS_MAX} can", Label("--replays"))
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with held(path / "make.lock", wait=60):
             there = job_at(path)
-            if there is not None and (there.domains, there.protection) != (domains, protection):
-                what = f"{path} is the vault of another job: {_said(there.domains, there.protection)}"
-                label = Label(str(path), f"asked for: {_said(domains, protection)}")
+            asked = Job(path.name, "", domains, protection, replays)
+            if there is not None and evolve(there, name=path.name, ident="") != asked:
+                what = f"{path} is the vault of another job: {_said(there)}"
+                label = Label(str(path), f"asked for: {_said(asked)}")
                 fail("E694", what, label, remedy="name another folder, or remove this one with `ucpl vault gc`")
             if "hosts" in said or "secret" in said:
-                return cls(path, _listed(path, Job(path.name, "", domains, protection), said))
-            job = there or Job(path.name, token_hex(8), domains, protection)
+                return cls(path, _listed(path, asked, said))
+            job = there or evolve(asked, ident=token_hex(8))
             for number in range(len(domains)):
                 here = Domain(path, number)
                 here.folder.mkdir(exist_ok=True, mode=0o700)
@@ -134,7 +140,7 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
         what = f"{said['secret']}: a secret has {SECRET_MIN} bytes or more"
         fail("E690", what, Label(str(said["secret"])), remedy=f"openssl rand -hex 32 > {said['secret']}")
     # None of them may have to ask another which vault it is: whoever knows the secret knows that, too.
-    name = f"{job.name} {job.domains} {job.protection}"
+    name = f"{job.name} {job.domains} {job.protection}" + (f" {job.replays}" if job.replays else "")
     job = evolve(job, ident=blake2b(name.encode(), key=secret.encode()[:64], digest_size=8).hexdigest())
     there = job_at(home)
     if there is not None and there != job:
@@ -149,5 +155,6 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
     return job
 
 
-def _said(domains: Sequence[Sequence[int]], protection: Protection) -> str:
-    return f"{sum(map(len, domains))} ranks in {len(domains)} domains, {protection}"
+def _said(job: Job) -> str:
+    replays = f", {job.replays} steps replayed" if job.replays else ""
+    return f"{job.ranks} ranks in {len(job.domains)} domains, {job.protection}{replays}"

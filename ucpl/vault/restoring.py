@@ -18,7 +18,7 @@ from ucpl.remotes.vaults.counted import committed, job_at
 __all__ = ["TRIES", "Restored", "restored"]
 
 TRIES = 3  # of one generation, that came to no end
-GONE = ("E691", "E692")  # what cannot be rebuilt, or is there no more
+GONE = ("E691", "E692", "E698")  # what cannot be rebuilt or replayed, or is there no more
 _STEP = re.compile(r"step-(\d{1,18})")
 
 
@@ -41,7 +41,7 @@ class _Choice:
 def restored(
     home: Path, read: Callable[[str], None], *, generation: int | None = None, persisted: Path | None = None
 ) -> Restored:
-    """Read the newest source that can be: `read` is called with one after the other until it raises no E691 or E692.
+    """Read the newest source that can be: `read` is called with one after the other until it raises no E691, E692 or E698.
 
     generation: this one and no other.
     persisted:  a folder of `step-N` folders, as a server writes with --into, for what memory does not suffice for.

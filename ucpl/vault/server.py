@@ -20,11 +20,11 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import block_size, sets_of
-from ucpl.remotes.vaults.counted import committed, committed_in, holder_of, holders_of, job_at, saved_in
+from ucpl.remotes.vaults.counted import committed, committed_in, holder_of, holders_of, job_at, made_of, saved_in
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.remotes.vaults.places import KEPT, SLOTS, Domain, Holder, held
-from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard
+from ucpl.remotes.vaults.places import Domain, Holder, held
+from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard, slot_of
 from ucpl.remotes.vaults.sealed import write_whole
 from ucpl.remotes.wire import Address
 from ucpl.runtime.disk import disk, write_all
@@ -100,51 +100,45 @@ class Server:
         Raises: OSError, also where one on another host did not answer for all that is lost here: it is to be tried again.
         """
         found = committed_in(self._holders(), self.job, sure=True)
-        for commit in found[:KEPT]:
+        for commit in found[: self.job.kept]:
             if commit.generation not in self.here.commits():
                 write_whole(self.here.commit(commit.generation), commit.sealed())
         if not found:
             return
-        memory = Memory(self.home, self.job, found[0])
-        try:
-            count = heal(memory, self.number)
-            if self._others is not None and not _is_all_there(memory, self.number):
-                self._others.demand_all()
-        finally:
-            memory.close()
-        if count:
-            self.say(f"d{self.number}: generation {found[0].generation}: {count} chunks were rebuilt")
+        for commit in made_of(found[0], found):
+            memory = Memory(self.home, self.job, commit)
+            try:
+                count = heal(memory, self.number)
+                if self._others is not None and not _is_all_there(memory, self.number):
+                    self._others.demand_all()
+            finally:
+                memory.close()
+            if count:
+                self.say(f"d{self.number}: generation {commit.generation}: {count} chunks were rebuilt")
 
     def alive(self) -> list[int]:
         """Domains that are there."""
         return [n for n in range(len(self.job.domains)) if holder_of(self.home, n).is_there()]
 
     def _make_ready(self) -> None:
-        """Have memory for the second slot of each rank as soon as its first is known: a save need not wait for it."""
+        """Have memory for all slots of each rank as soon as the first of their kind is known: a save need not wait for it."""
+        first = slot_of(1, 0)
         for rank in self.job.domains[self.number]:
-            sizes = {}
-            for slot in range(SLOTS):
-                with suppress(OSError):
-                    sizes[slot] = self.here.arena(rank, slot).stat().st_size
-            if len(sizes) != 1:
-                continue
-            ((slot, size),) = sizes.items()
-            with suppress(OSError):  # no room: the save that needs it says so
-                fd = os.open(
-                    self.here.arena(rank, 1 - slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-                )
-                try:
-                    if size and not os.fstat(fd).st_size:
-                        os.posix_fallocate(fd, 0, size)  # which never makes a file shorter
-                finally:
-                    os.close(fd)
+            for kind in (range(first), range(first, self.job.slots)):
+                sizes = {}
+                for slot in kind:
+                    with suppress(OSError):
+                        sizes[slot] = self.here.arena(rank, slot).stat().st_size
+                for slot in kind if sizes else ():
+                    if slot not in sizes:
+                        _have_room(self.here.arena(rank, slot), max(sizes.values()))
 
     def _told(self, newest: Commit) -> None:
         """What another host was told counts here, too. Raises: OSError."""
         if newest.generation not in self.here.commits():
             with self.here.locked(LOCKED) as mine:
                 if mine:
-                    self.here.tell(newest.generation, newest.sealed())
+                    self.here.tell(newest.generation, newest.sealed(), self.job)
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
@@ -189,11 +183,11 @@ class Server:
         marks = {str(rank): some[which][1] for rank, some in enumerate(among)}
         if len({shard.step for shard in shards}) != 1 or self._bad & set(marks.values()):
             return None
-        return _Round(*which, shards, marks)
+        return _Round(*which, shards, marks) if _follows(shards, newest) else None
 
     def _vote_on(self, found: _Round, where: Holder) -> Parity | None:
         """What a domain has made of exactly these shards."""
-        for slot in range(SLOTS):
+        for slot in range(self.job.slots):
             vote = where.vote_in(slot)
             if vote is not None and (vote.ident, vote.run, vote.generation) == (
                 self.job.ident,
@@ -206,7 +200,9 @@ class Server:
 
     def _protect(self, found: _Round, newest: Commit | None) -> bool:
         """Look at what this domain's ranks saved, and make what it keeps for others. False: not now. Raises: OSError."""
-        slot = 1 - newest.parity[self.number].slot if newest is not None else 0
+        depth, kept = found.shards[0].depth, newest.parity[self.number].base if newest is not None else 1
+        base = kept if depth else 1 - kept
+        slot = slot_of(depth, base)
         among = next(some for some in sets_of(len(self.job.domains), self.job.protection) if self.number in some)
         blocks, keeps = self.job.protection.blocks(len(among))
         block = block_size([stretch_of(self.job.domains[d], found.shards).size for d in among], blocks)
@@ -236,8 +232,9 @@ class Server:
         if chunks is None:
             return False
         vote = Parity(
-            self.job.ident, found.run, found.generation, self.number, slot, block, keeps * block, chunks, found.marks
-        )
+            self.job.ident, found.run, found.generation, self.number, slot, block, keeps * block, chunks, found.marks,
+            depth, base,
+        )  # fmt: skip
         failpoint("vault-protected")
         write_whole(self.here.vote(slot), vote.sealed())
         failpoint("vault-voted")
@@ -300,7 +297,7 @@ class Server:
             failpoint("vault-commit")
             for where in holders:
                 try:
-                    where.tell(commit.generation, text)
+                    where.tell(commit.generation, text, self.job)
                 except OSError as error:  # of another host: it counts, and who could not be told hears of it later
                     if isinstance(where, Domain):
                         raise
@@ -310,6 +307,31 @@ class Server:
                 failpoint("vault-committed")
         self.say(f"generation {commit.generation}, step {commit.step}, is committed")
         return commit.generation
+
+
+def _follows(shards: Sequence[Shard], newest: Commit | None) -> bool:
+    """Whether what is made of the generation before, and alone says how, follows just that one."""
+    depths = {shard.depth for shard in shards}
+    if depths == {0}:
+        return True
+    if len(depths) != 1 or newest is None:
+        return False
+    before = newest.shards[0]
+    return (newest.generation + 1, before.run, newest.depth + 1) == (
+        shards[0].generation,
+        shards[0].run,
+        shards[0].depth,
+    ) and all(one.base == other.base for one, other in zip(shards, newest.shards, strict=True))
+
+
+def _have_room(path: Path, size: int) -> None:
+    with suppress(OSError):  # no room: the save that needs it says so
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if size and not os.fstat(fd).st_size:
+                os.posix_fallocate(fd, 0, size)  # which never makes a file shorter
+        finally:
+            os.close(fd)
 
 
 def _is_all_there(memory: Memory, number: int) -> bool:
@@ -344,7 +366,7 @@ def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, Byt
             made(low, data)
             with held(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
                 newest = next(iter(committed(memory.home, memory.job)), None)
-                if not mine or newest is None or newest.generation != memory.commit.generation:
+                if not mine or newest is None or not newest.needs(memory.commit.generation):
                     return count
                 _put(piece, low, data)
                 failpoint("vault-healed")

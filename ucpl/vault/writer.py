@@ -24,8 +24,8 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, committed_in, holders_of, saved_in, silent
 from ucpl.remotes.vaults.hosts import hosts_at
-from ucpl.remotes.vaults.places import SLOTS, Domain, Holder, held
-from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard
+from ucpl.remotes.vaults.places import Domain, Holder, held
+from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard, slot_of
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ucpl.vault.files import ToSave
     from ucpl.vault.keyed import Keyed
     from ucpl.vault.live import Shares
+    from ucpl.vault.replaying import Replaying
 
 __all__ = ["Saved", "ToWrite", "Writer"]
 
@@ -69,6 +70,7 @@ class Saved:
     bytes: int  # of this rank
     seconds: float  # for which the job stood still
     waited: float  # of these, until the save before counted
+    replays: int = 0  # steps of which gradients are kept; 0: all is kept
     error: UcplError | None = None
 
     def __bool__(self) -> bool:
@@ -94,6 +96,7 @@ class Writer:
         self._ends = ExitStack()
         self._pending: int | None = None
         self._shares: Shares | None = None
+        self._replaying: Replaying | None = None
         self.here.folder.mkdir(exist_ok=True, mode=0o700)
         if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=0)):
             self._ends.close()
@@ -184,21 +187,48 @@ class Writer:
         generation, self._next = self._next, self._next + 1
         waited = 0.0
         try:
-            waited, files = self._settle(), self._files(step, what)  # what was copied before is digested by then
-            size = self._save(generation, step, files, dict(state or {}))
+            waited = self._settle()  # what was copied before is digested by then
+            files, replay = self._told(step, what)
+            size, depth = self._save(generation, step, files, (dict(state or {}), replay))
         except (OSError, UcplError) as error:
             told = self._not_kept(step, error)
             if self.strict:
                 raise told from error
-            return Saved(generation, step, 0, time.perf_counter() - begin, waited, told)
+            return Saved(generation, step, 0, time.perf_counter() - begin, waited, error=told)
         self._pending = generation
-        return Saved(generation, step, size, time.perf_counter() - begin, waited)
+        if self._replaying is not None:
+            self._replaying.saved()
+        return Saved(generation, step, size, time.perf_counter() - begin, waited, depth)
 
     def _not_kept(self, step: int, error: OSError | UcplError) -> UcplError:
         told = self.error = error if isinstance(error, UcplError) else _failed(self, error)
         if not self.strict:
             _log.warning("step %d is not kept: %s", step, told.diagnostics[0].message)
         return told
+
+    def _told(self, step: int, what: object) -> tuple[list[ToSave], Told | None]:
+        """What is saved, and where that is gradients alone, how the rest is made of them."""
+        if not self.job.replays or self.keyed is not None:
+            return self._files(step, what), None
+        from ucpl.vault.replaying import Replaying, is_replayed
+
+        if not is_replayed(what):
+            return self._files(step, what), None
+        self._replaying = self._replaying or Replaying()
+        found = next(iter(committed(self.home, self.job)), None)
+        try:
+            return self._replaying.files(what, self._next - 1, may=found is not None and self._follows(found))
+        except UcplError:
+            raise
+        except Exception as error:
+            fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
+
+    def _follows(self, newest: Commit) -> bool:
+        """Whether the generation that is saved now may be made of the newest that counts."""
+        return (newest.generation, newest.shards[0].run) == (
+            self._next - 2,
+            self.run,
+        ) and newest.depth < self.job.replays
 
     def _files(self, step: int, what: object) -> list[ToSave]:
         if self.keyed is not None:
@@ -224,8 +254,12 @@ class Writer:
             time.sleep(POLL)
         return time.perf_counter() - begin
 
-    def _save(self, generation: int, step: int, files: list[ToSave], state: Told) -> int:
-        """Raises: OSError, UcplError E693."""
+    def _save(self, generation: int, step: int, files: list[ToSave], said: tuple[Told, Told | None]) -> tuple[int, int]:
+        """(bytes, steps of which gradients are kept). said: the caller's JSON, and what is said of a step.
+
+        Raises: OSError, UcplError E693.
+        """
+        state, replay = said
         try:
             text = json.dumps(state)
             if len(text) > STATE_MAX:
@@ -242,8 +276,12 @@ class Writer:
                 holders = holders_of(self.home, self.job)
                 self._lock(locks, holders)
                 newest = self._newest(holders)
-            kept = newest.shards[self.rank].slot if newest is not None else None
-            slot = 1 - kept if kept is not None else 0
+            kept = newest.shards[self.rank].base if newest is not None else 1
+            if replay is not None and (newest is None or not self._follows(newest)):
+                raise OSError(errno.ESTALE, "what its gradients follow counts no more")
+            depth = newest.depth + 1 if replay is not None and newest is not None else 0
+            base = kept if depth else 1 - kept
+            slot = slot_of(depth, base)
             self.here.shard(self.rank, slot).unlink(missing_ok=True)
         failpoint("vault-begun")
         arena = self.here.arena(self.rank, slot)
@@ -251,8 +289,9 @@ class Writer:
         def seal(written: Written) -> None:
             job, rank = self.job, self.rank
             shard = Shard(
-                job.ident, self.run, generation, step, rank, slot, written.size, written.chunks, written.files, state
-            )
+                job.ident, self.run, generation, step, rank, slot, written.size, written.chunks, written.files, state,
+                depth, base, replay or {},
+            )  # fmt: skip
             failpoint("vault-copied")
             write_whole(self.here.shard(rank, slot), shard.sealed())
             failpoint("vault-told")
@@ -260,7 +299,7 @@ class Writer:
         if not self.beside:
             written = self._arenas.write(arena, files)
             seal(written)
-            return written.size
+            return written.size, depth
         begin = time.perf_counter()
         size, told = self._arenas.copy(arena, files)
         took = min(time.perf_counter() - begin, PAUSE_MAX)
@@ -277,7 +316,7 @@ class Writer:
 
         self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # which the process waits for where it ends
         self._sealing.start()
-        return size
+        return size, depth
 
     def _join(self) -> None:
         """What was copied last is digested, and said."""
@@ -303,7 +342,7 @@ class Writer:
         if not self._has_hosts():
             return False
         last = newest.generation if newest is not None else 0
-        votes = [self.here.vote_in(slot) for slot in range(SLOTS)]
+        votes = [self.here.vote_in(slot) for slot in range(self.job.slots)]
         return any(v is not None and v.ident == self.job.ident and v.generation > last for v in votes)
 
     def _newest(self, holders: Sequence[Holder] = ()) -> Commit | None:
@@ -319,6 +358,8 @@ class Writer:
     def close(self) -> None:
         self._join()
         self._arenas.close()
+        if self._replaying is not None:
+            self._replaying.close()
         self._ends.close()
 
     def __enter__(self) -> Writer:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import hosts_at
-from ucpl.remotes.vaults.places import SLOTS, Domain, Holder
+from ucpl.remotes.vaults.places import Domain, Holder
 from ucpl.remotes.vaults.records import Commit, Job, Shard, mark_of
 from ucpl.remotes.vaults.sealed import read_sealed
 
 __all__ = [
-    "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "saved_in", "silent",
+    "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of", "saved_in", "silent",
 ]  # fmt: skip
 
 _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
@@ -71,7 +71,7 @@ def saved_in(holders: Sequence[Holder], job: Job) -> dict[int, list[tuple[Shard,
     found: dict[int, list[tuple[Shard, str]]] = {}
     for where, ranks in zip(holders, job.domains, strict=True):
         for rank in ranks:
-            for slot in range(SLOTS):
+            for slot in range(job.slots):
                 one = where.shard_in(rank, slot)
                 if one is not None and one[0].ident == job.ident:
                     found.setdefault(rank, []).append((one[0], mark_of(one[1])))
@@ -81,6 +81,16 @@ def saved_in(holders: Sequence[Holder], job: Job) -> dict[int, list[tuple[Shard,
 def committed(home: Path, job: Job) -> list[Commit]:
     """Generations that count, newest first: those of which any domain that is there says so."""
     return committed_in(holders_of(home, job), job)
+
+
+def made_of(commit: Commit, found: Sequence[Commit]) -> list[Commit]:
+    """A generation and those before it that it is made of, the one that is whole first; of `found`, as many as there are."""
+    some = [one for one in found if commit.needs(one.generation) and one.shards[0].run == commit.shards[0].run]
+    return sorted((c for c in some if c.depth == commit.depth - (commit.generation - c.generation)), key=_generation)
+
+
+def _generation(commit: Commit) -> int:
+    return commit.generation
 
 
 def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:

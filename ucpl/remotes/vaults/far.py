@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from ucpl.remotes.vaults.hosts import Hosts
 from ucpl.remotes.vaults.places import Holder
+from ucpl.remotes.vaults.records import Job
 from ucpl.remotes.vaults.sealed import opened
 from ucpl.remotes.wire import Address, Line, Question, Silence, hang_up
 
@@ -129,7 +130,7 @@ class Far(Holder):
             hang_up(connection)  # which lets go of it
             connection.close()
 
-    def tell(self, generation: int, text: bytes) -> None:
+    def tell(self, generation: int, text: bytes, job: Job) -> None:
         self.ask({"op": "commit", "generation": generation, "text": text.decode()})
 
 

@@ -236,6 +236,7 @@ class Memory:
     home: Path
     job: Job
     commit: Commit
+    before: tuple[Memory, ...] = ()  # the generations that it is made of, the one that is whole first
     lost: frozenset[int] = frozenset()  # domains to do without, whether they are there or not
     read: int = 0  # bytes that were read where they lie
     rebuilt: int = 0  # bytes that were made of others
@@ -243,6 +244,16 @@ class Memory:
     _parity: dict[int, Piece] = field(factory=dict)
     _made: dict[tuple[int, int], Bytes] = field(factory=dict)  # the chunks that were rebuilt last, by (rank, number)
     _count: threading.Lock = field(factory=threading.Lock)
+
+    @property
+    def whole(self) -> Memory:
+        """The generation of which everything was saved: itself, or the one that it is made of."""
+        return self.before[0] if self.before else self
+
+    @property
+    def all_rebuilt(self) -> int:
+        """Bytes that were made of others, in all that it is made of."""
+        return self.rebuilt + sum(one.rebuilt for one in self.before)
 
     @cached_property
     def sets(self) -> tuple[tuple[int, ...], ...]:
@@ -483,3 +494,5 @@ class Memory:
     def close(self) -> None:
         for piece in (*self._arenas.values(), *self._parity.values()):
             piece.close()
+        for one in self.before:
+            one.close()

@@ -1,7 +1,7 @@
 """Where things lie: ROOT/JOB has a folder d0, d1, ... for each domain, and each of these what its ranks and its server keep.
 
 job.json              which vault this is
-r3.s0, r3.s0.json     what rank 3 saved in slot 0: its arena, and what lies in it
+r3.s0, r3.s0.json     what rank 3 saved in slot 0: its arena, and what lies in it (2, 3, ...: gradients of a step each)
 r3.run.json           of which run rank 3 is, and with which generation it began
 p.s0, p.s0.json       what the domain holds for others, and its vote
 commit.12.json        generation 12 counts
@@ -25,10 +25,8 @@ from typing import TypeVar, cast
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import read_sealed, write_whole
 
-__all__ = ["COMMIT", "KEPT", "SLOTS", "Domain", "Holder", "held"]
+__all__ = ["COMMIT", "Domain", "Holder", "held"]
 
-SLOTS = 2
-KEPT = 2  # commits that are kept: of both slots
 POLL = 0.002  # seconds between two looks whether a lock is free
 COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
 
@@ -84,7 +82,7 @@ class Holder(ABC):
         """As long as this is held, nothing is committed there. Gives False where another has it. Raises: OSError."""
 
     @abstractmethod
-    def tell(self, generation: int, text: bytes) -> None:
+    def tell(self, generation: int, text: bytes, job: Job) -> None:
         """A generation counts: only while it is `locked`. Raises: OSError."""
 
     def commits(self) -> list[int]:
@@ -163,9 +161,9 @@ class Domain(Holder):
     def locked(self, wait: float) -> AbstractContextManager[bool]:
         return held(self.lock("commit"), wait=wait)
 
-    def tell(self, generation: int, text: bytes) -> None:
+    def tell(self, generation: int, text: bytes, job: Job) -> None:
         write_whole(self.commit(generation), text)
-        for old in self.commits()[KEPT:]:
+        for old in self.commits()[job.kept :]:
             self.commit(old).unlink(missing_ok=True)
 
 

@@ -12,18 +12,25 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 import xxhash
+from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import BLOCK, Protection, block_size, sets_of
 from ucpl.remotes.vaults.sealed import Told, opened, seal
 
-__all__ = ["CHUNK", "FORM", "Begun", "Commit", "File", "Job", "Late", "NAME", "Parity", "Segment", "Shard", "mark_of"]
+__all__ = [
+    "CHUNK", "FORM", "NAME", "REPLAYS_MAX", "Begun", "Commit", "File", "Job", "Late", "Named", "Parity", "Segment", "Shard",
+    "mark_of", "slot_of",
+]  # fmt: skip
 
 FORM = 1
+_REPLAYING = 2  # the form of a vault that keeps gradients: who does not know them reads none of it
+REPLAYS_MAX = 64
 CHUNK = 1 << 20  # bytes that have a digest of their own
 _DIGITS = 16  # of a digest of a chunk
 _SIZE_MAX = 1 << 52
+_WHOLE = 2  # slots for all that a rank has
 _RANKS_MAX = 1 << 20
 _STEP_MAX = 255  # bytes of a name of a file
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")  # of a job
@@ -92,6 +99,17 @@ class Job:
     ident: str  # of this vault alone
     domains: tuple[tuple[int, ...], ...]  # ranks of each
     protection: Protection
+    replays: int = 0  # steps of which gradients alone are kept, at most, one after the other
+
+    @property
+    def slots(self) -> int:
+        """Of a rank: two for all that it has, and one for the gradients of each step that may be replayed."""
+        return _WHOLE + self.replays
+
+    @property
+    def kept(self) -> int:
+        """Commits that are kept: of all slots."""
+        return self.slots
 
     def domain_of(self, rank: int) -> int | None:
         return next((d for d, ranks in enumerate(self.domains) if rank in ranks), None)
@@ -102,6 +120,8 @@ class Job:
 
     def sealed(self) -> bytes:
         told: Told = {"form": FORM, "job": self.name, "ident": self.ident, "protect": str(self.protection)}
+        if self.replays:
+            told |= {"form": _REPLAYING, "replays": self.replays}
         return seal({**told, "domains": [list(ranks) for ranks in self.domains]})
 
     @classmethod
@@ -112,13 +132,16 @@ class Job:
         try:
             domains = tuple(_numbers(ranks) for ranks in _list(told, "domains"))
             ranks = sorted(rank for some in domains for rank in some)
-            if not ranks or ranks != list(range(len(ranks))) or len(ranks) > _RANKS_MAX or told.get("form") != FORM:
+            if not ranks or ranks != list(range(len(ranks))) or len(ranks) > _RANKS_MAX:
                 raise _Wrong("domains")
+            replays = _number(told, "replays", REPLAYS_MAX) if "replays" in told else 0
+            if told.get("form") != (_REPLAYING if replays else FORM):
+                raise _Wrong("form")
             protection, name = Protection.parse(_text(told, "protect")), _text(told, "job")
             if not NAME.fullmatch(name):
                 raise _Wrong("job")
             sets_of(len(domains), protection)
-            return cls(name, _text(told, "ident"), domains, protection)
+            return cls(name, _text(told, "ident"), domains, protection, replays)
         except (ValueError, UcplError):
             return None
 
@@ -145,19 +168,48 @@ class Late:
 
 
 @frozen
+class Named:
+    """What a rank saved under a name, whole: a tensor, or a value as it is written (without a storage and a dtype)."""
+
+    name: str  # as its framework calls it, with the place of its first element where it is a tensor: "model.up@0,128"
+    storage: str  # in `File.crcs`
+    at: int  # in the file
+    size: int
+    dtype: str  # torch's word
+    shape: tuple[int, ...]
+
+    def told(self) -> list[object]:
+        return [self.name, self.storage, self.at, self.size, self.dtype, list(self.shape)]
+
+    @classmethod
+    def of(cls, value: object, file: int) -> Named:
+        if not isinstance(value, list) or len(value) != 6 or not all(isinstance(value[i], str) for i in (0, 1, 4)):
+            raise _Wrong("named")
+        at, size = _numbers(value[2:4], 2)
+        if at + size > file:
+            raise _Wrong("named")
+        return cls(value[0], value[1], at, size, value[4], _numbers(value[5]))
+
+
+@frozen
 class File:
-    """A part of one file that a rank saved. `crcs`: of the storages that lie in it. `late`: by whom saves its beginning."""
+    """A part of one file that a rank saved. `crcs`: of the storages that lie in it. `late`: by whom saves its beginning.
+
+    named: what lies in it, in vaults that keep gradients.
+    """
 
     name: str
     size: int  # of the whole file
     segments: tuple[Segment, ...]
     crcs: Mapping[str, int]
     late: tuple[Late, ...] = ()
+    named: tuple[Named, ...] = ()
 
     def told(self) -> Told:
         late = [[one.begin, one.data.hex(), [list(hole) for hole in one.holes]] for one in self.late]
         segments = [[s.begin, s.size, s.at] for s in self.segments]
-        return {"name": self.name, "size": self.size, "segments": segments, "crcs": dict(self.crcs), "late": late}
+        told: Told = {"name": self.name, "size": self.size, "segments": segments, "crcs": dict(self.crcs), "late": late}
+        return {**told, "named": [one.told() for one in self.named]} if self.named else told
 
     @classmethod
     def of(cls, value: object, arena: int) -> File:
@@ -175,7 +227,8 @@ class File:
         if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values()):
             raise _Wrong("crcs")
         late = tuple(_late(one, size) for one in _list(told, "late"))
-        return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late)
+        named = tuple(Named.of(one, size) for one in _list(told, "named")) if "named" in told else ()
+        return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late, named)
 
 
 def _late(value: object, size: int) -> Late:
@@ -195,9 +248,31 @@ def _late(value: object, size: int) -> Late:
     return Late(value[0], data, tuple(found))
 
 
+def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
+    """(slot, depth, base) of a text. Raises: ValueError."""
+    slot = _number(told, "slot", _WHOLE + REPLAYS_MAX - 1)
+    if "depth" not in told:
+        if slot >= _WHOLE:
+            raise _Wrong("slot")
+        return slot, 0, slot
+    depth, base = _number(told, "depth", REPLAYS_MAX), _number(told, "base", _WHOLE - 1)
+    if not depth or slot != slot_of(depth, base):
+        raise _Wrong("depth")
+    return slot, depth, base
+
+
+def slot_of(depth: int, base: int) -> int:
+    """Where a generation lies that is `depth` steps of gradients behind one that is whole, which lies in slot `base`."""
+    return _WHOLE + depth - 1 if depth else base
+
+
 @frozen
 class Shard:
-    """What one rank saved of a generation."""
+    """What one rank saved of a generation.
+
+    depth: 0, where it is all that the rank has; else the gradients of one step, which is the `depth`-th behind the generation
+        that lies in slot `base`. replay: what is said of the step.
+    """
 
     ident: str  # of the vault
     run: str  # of the job's processes that saved it: none other's is mixed with it
@@ -209,12 +284,17 @@ class Shard:
     chunks: tuple[int, ...]
     files: tuple[File, ...]
     state: Told  # small JSON of the caller's
+    depth: int = 0
+    base: int = 0
+    replay: Told = field(factory=dict)
 
     def sealed(self) -> bytes:
         told: Told = {
             name: getattr(self, name) for name in ("ident", "run", "generation", "step", "rank", "slot", "size")
         }
         told |= {"chunks": _digits(self.chunks), "files": [file.told() for file in self.files], "state": self.state}
+        if self.depth:
+            told |= {"depth": self.depth, "base": self.base, "replay": self.replay}
         return seal(told)
 
     @classmethod
@@ -225,10 +305,11 @@ class Shard:
         try:
             size = _number(told, "size")
             files = tuple(File.of(one, size) for one in _list(told, "files"))
+            slot, depth, base = _rests(told)
             return cls(
                 _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "step"),
-                _number(told, "rank", _RANKS_MAX), _number(told, "slot", 1), size, _digests(told, size), files,
-                _object(told.get("state")),
+                _number(told, "rank", _RANKS_MAX), slot, size, _digests(told, size), files,
+                _object(told.get("state")), depth, base, _object(told["replay"]) if depth else {},
             )  # fmt: skip
         except ValueError:
             return None
@@ -267,10 +348,14 @@ class Parity:
     size: int  # blocks times their bytes
     chunks: tuple[int, ...]
     shards: Mapping[str, str]  # rank -> the mark of its shard's text, of all ranks
+    depth: int = 0  # as a `Shard` has it
+    base: int = 0
 
     def sealed(self) -> bytes:
         names = ("ident", "run", "generation", "domain", "slot", "block", "size")
         told: Told = {name: getattr(self, name) for name in names}
+        if self.depth:
+            told |= {"depth": self.depth, "base": self.base}
         return seal({**told, "chunks": _digits(self.chunks), "shards": dict(self.shards)})
 
     @classmethod
@@ -281,10 +366,11 @@ class Parity:
         try:
             size = _number(told, "size")
             shards = _object(told.get("shards"))
+            slot, depth, base = _rests(told)
             return cls(
                 _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "domain", _RANKS_MAX),
-                _number(told, "slot", 1), _number(told, "block"), size, _digests(told, size),
-                {rank: str(mark) for rank, mark in shards.items()},
+                slot, _number(told, "block"), size, _digests(told, size),
+                {rank: str(mark) for rank, mark in shards.items()}, depth, base,
             )  # fmt: skip
         except ValueError:
             return None
@@ -298,6 +384,15 @@ class Commit:
     step: int
     shards: tuple[Shard, ...]  # by rank
     parity: tuple[Parity, ...]  # by domain
+
+    @property
+    def depth(self) -> int:
+        """Steps of gradients since the generation of which everything is kept; 0: it is that."""
+        return self.shards[0].depth
+
+    def needs(self, generation: int) -> bool:
+        """Whether it is made of that generation, too."""
+        return self.generation - self.depth <= generation <= self.generation
 
     def sealed(self) -> bytes:
         texts = [[one.sealed().decode() for one in some] for some in (self.shards, self.parity)]
@@ -327,6 +422,8 @@ class Commit:
             and [p.domain for p in self.parity] == list(range(len(job.domains)))
             and all(one.ident == job.ident and one.generation == self.generation for one in some)
             and len({one.run for one in some}) == 1
+            and {one.depth for one in some} <= {self.depth}
+            and self.depth <= min(job.replays, self.generation)
             and self._is_protected(job)
         )
 

@@ -10,15 +10,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.reading import Range, register, remote_of
-from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.counted import committed, job_at, made_of
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.records import CHUNK, File
+from ucpl.remotes.vaults.replay import Over, Replay
 
 if TYPE_CHECKING:
     from ucpl.remotes.vaults.records import Commit
@@ -41,7 +42,12 @@ class View:
 
     @property
     def rebuilt(self) -> int:
-        return self.memory.rebuilt
+        return self.memory.all_rebuilt
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """What makes bytes of a generation of which gradients alone were saved. Raises: UcplError E698."""
+        return Replay(self.memory) if self.memory.before else None
 
     def look_again(self) -> None:
         """A slot that is written once more has other digests: what is read of it is rebuilt, or refused."""
@@ -77,7 +83,7 @@ class Stored:
     @property
     def lost(self) -> list[tuple[int, int, int]]:
         """(begin, end, domain) of what lay in domains that are gone, ascending, joined where it may be."""
-        memory, found = self.view.memory, list[tuple[int, int, int]]()
+        memory, found = self.view.memory.whole, list[tuple[int, int, int]]()
         for begin, end, rank, where in self.spans:
             domain = memory.job.domain_of(rank)
             if domain is None or isinstance(where, bytes) or not memory.is_lost(rank):
@@ -87,6 +93,15 @@ class Stored:
             else:
                 found.append((begin, end, domain))
         return found
+
+    @cached_property
+    def _over(self) -> Over | None:
+        return self.view.replay.over(self.name) if self.view.replay is not None else None
+
+    @property
+    def replayed(self) -> list[tuple[int, int, int]]:
+        """[begin, end) of what an optimizer's steps make, ascending, and the bytes of gradients that they make it of."""
+        return self._over.replayed if self._over is not None else []
 
     @cached_property
     def _begins(self) -> list[int]:
@@ -103,19 +118,27 @@ class Stored:
         return done
 
     def fill(self, into: memoryview, position: int) -> None:
-        """Raises: UcplError E691."""
+        """Raises: UcplError E691, E698."""
+        if self._over is None:
+            self._saved(into, position)
+        else:
+            self._over.fill(into, position, self._saved)
+
+    def _saved(self, into: memoryview, position: int) -> None:
+        """As it lies in the generation of which everything was saved. Raises: UcplError E691."""
+        memory = self.view.memory.whole
         end = position + len(into)
         i = bisect_right(self._begins, position) - 1
         begin, high, rank, where = self.spans[i]
         if end <= high and isinstance(where, int):
-            self.view.memory.fill(rank, into, where + position - begin)
+            memory.fill(rank, into, where + position - begin)
             return
         while position < end:
             begin, high, rank, where = self.spans[i]
             high = min(high, end)
             some = into[len(into) - (end - position) :][: high - position]
             if isinstance(where, int):
-                self.view.memory.fill(rank, some, where + position - begin)
+                memory.fill(rank, some, where + position - begin)
             else:
                 some[:] = where[position - begin : high - begin]
             position, i = high, i + 1
@@ -163,8 +186,15 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
         there = ", ".join(str(one.generation) for one in found) or "none"
         what = "nothing is committed" if generation is None else f"generation {generation} is not committed"
         fail("E692", f"{home}: {what}", Label(str(home), f"committed: {there}"))
-    _demand_whole(home, chosen)
-    return Memory(home, job, chosen)
+    some = made_of(chosen, found)
+    if len(some) != chosen.depth + 1:
+        what = (
+            f"{home}: generation {chosen.generation} is made of {chosen.depth} before it, of which some are not there"
+        )
+        fail("E692", what, Label(str(home), f"there: {', '.join(str(one.generation) for one in some)}"))
+    _demand_whole(home, some[0])
+    *before, newest = (Memory(home, job, one) for one in some)
+    return evolve(newest, before=tuple(before)) if before else newest
 
 
 def _demand_whole(home: Path, commit: Commit) -> None:
@@ -206,7 +236,7 @@ def lay(memory: Memory, url: str) -> View:
     root.mkdir()
     found = View(memory, url, root)
     call_it(str(root), url)
-    for name, parts in memory.commit.files().items():
+    for name, parts in memory.whole.commit.files().items():
         stored = found.files[name] = Stored(found, name, parts)
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

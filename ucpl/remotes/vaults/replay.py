@@ -1,0 +1,331 @@
+"""Generations of which gradients alone were saved: what else they are is made of the one before, step by step.
+
+`Replay` knows what every value that a generation has by name is made of: bytes that were saved with it, or an optimizer's step
+over what the generation before has. `Over` lays that over a file of the generation of which everything was saved.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import NoReturn, TypeGuard
+
+import xxhash
+from attrs import field
+
+from ucpl.digests import crc32
+from ucpl.errors import Label, UcplError, fail
+from ucpl.records import define, frozen
+from ucpl.remotes.vaults.memory import Memory
+from ucpl.remotes.vaults.records import File, Named, Shard
+
+__all__ = ["GRADIENT", "WINDOW", "Over", "Replay", "window_of"]
+
+GRADIENT = "grad."  # before the name of a parameter, in what was saved
+WINDOW = 4096  # bytes of each tensor that are held against what was trained
+KEPT = 256 << 20  # bytes of tensors that were made last
+
+
+def window_of(size: int, generation: int) -> int:
+    """Where the bytes begin that are looked at: each time others."""
+    return generation % max(1, -(-size // WINDOW)) * WINDOW
+
+
+class _Wrong(ValueError):
+    """What is said of a step is not what is said of steps."""
+
+
+@frozen(eq=False)
+class _Place:
+    """A value as it was saved."""
+
+    memory: Memory
+    rank: int
+    at: int  # in the rank's arena
+    file: File
+    named: Named
+
+    def fill(self, into: memoryview, offset: int) -> None:
+        """Raises: UcplError E691."""
+        self.memory.fill(self.rank, into, self.at + offset)
+
+    def read(self) -> bytearray:
+        """Raises: UcplError E691."""
+        room = bytearray(self.named.size)
+        self.fill(memoryview(room), 0)
+        return room
+
+
+@frozen(eq=False)
+class _Unit:
+    """A parameter that a step was made of, as its rank had it: names end with the place of its first element."""
+
+    group: Mapping[str, object]
+    device: str
+    by: Mapping[str, object]
+    weights: tuple[str, ...]
+    moments: Mapping[str, str]
+    step: str
+    marks: tuple[str, ...]  # of the weight and the moments
+    gradient: str
+
+    @property
+    def made(self) -> dict[str, str]:
+        """Which name is what of the parameter."""
+        return dict.fromkeys(self.weights, "weight") | {name: what for what, name in self.moments.items()}
+
+
+@define(eq=False)
+class _Step:
+    """One generation: what was saved of it by name, and what else is made of the one before."""
+
+    memory: Memory
+    places: dict[str, _Place] = field(factory=dict)
+    units: dict[str, _Unit] = field(factory=dict)  # by each name that it makes
+
+    @classmethod
+    def of(cls, memory: Memory) -> _Step:
+        """Raises: ValueError."""
+        found = cls(memory)
+        for shard in memory.commit.shards:
+            for file in shard.files:
+                for named in file.named:
+                    found.places[named.name] = _Place(memory, shard.rank, _in_arena(file, named), file, named)
+            for unit in _units(shard) if shard.depth else ():
+                found.units |= dict.fromkeys(unit.made, unit)
+        return found
+
+
+def _in_arena(file: File, named: Named) -> int:
+    for one in file.segments:
+        if one.begin <= named.at and named.at + named.size <= one.begin + one.size:
+            return one.at + named.at - one.begin
+    raise _Wrong(f"{named.name} was not saved as a whole")
+
+
+def _units(shard: Shard) -> Iterator[_Unit]:
+    """Raises: ValueError."""
+    told = shard.replay
+    groups, units, by = told.get("groups"), told.get("units"), told.get("by")
+    if not isinstance(groups, list) or not isinstance(units, dict) or not isinstance(by, dict):
+        raise _Wrong("groups, units, by")
+    if told.get("optimizer") != "AdamW" or not isinstance(by.get("device"), str):
+        raise _Wrong("the optimizer")
+    places = {named.name for file in shard.files for named in file.named}
+    for place in sorted(places):
+        if not place.startswith(GRADIENT):
+            continue
+        name, at, offset = place.removeprefix(GRADIENT).rpartition("@")
+        unit = units.get(name)
+        if not isinstance(unit, dict) or not at:
+            raise _Wrong(f"nothing is said of {place}")
+        group, weights, moments = unit.get("group"), unit.get("weights"), unit.get("moments")
+        marks, step = unit.get("marks"), unit.get("step")
+        if type(group) is not int or not 0 <= group < len(groups) or not isinstance(groups[group], dict):
+            raise _Wrong(f"the group of {name}")
+        if (
+            not _are_texts(weights)
+            or not weights
+            or not isinstance(moments, dict)
+            or not _are_texts([*moments.values()])
+        ):
+            raise _Wrong(f"what is made of {place}")
+        if not isinstance(step, str) or not _are_texts(marks) or len(marks) != 1 + len(moments):
+            raise _Wrong(f"the step of {name}")
+        yield _Unit(
+            groups[group], by["device"], by, tuple(f"{one}@{offset}" for one in weights),
+            {what: f"{one}@{offset}" for what, one in moments.items()}, f"{step}@", tuple(marks), place,
+        )  # fmt: skip
+
+
+def _are_texts(some: object) -> TypeGuard[list[str]]:
+    return isinstance(some, list) and all(isinstance(one, str) for one in some)
+
+
+@define(eq=False)
+class Replay:
+    """What the newest of some generations is made of."""
+
+    memory: Memory  # with those before it
+    _made: dict[str, dict[str, bytes]] = field(factory=dict)  # by the gradient's name, what was made last
+    _crcs: dict[str, int] = field(factory=dict)  # of what was made, by name
+    _lock: threading.RLock = field(factory=threading.RLock)
+
+    @cached_property
+    def _steps(self) -> list[_Step]:
+        """Raises: UcplError E698."""
+        try:
+            base, *steps = [_Step.of(one) for one in (*self.memory.before, self.memory)]
+        except (ValueError, TypeError) as error:
+            self._refuse(f"what is said of it does not hold: {error}")
+        for step in steps:
+            saved = {name for name in step.places if not name.startswith(GRADIENT)}
+            if unknown := sorted((saved | step.units.keys()) - base.places.keys()):
+                self._refuse(f"nothing was saved as {unknown[0]}, which it stands for")
+        return [base, *steps]
+
+    def over(self, file: str) -> Over:
+        """What lies over a file. Raises: UcplError E698."""
+        base, newest = self._steps[0], self._steps[-1]
+        over = Over()
+        for name, place in base.places.items():
+            if place.file.name != file:
+                continue
+            mine, holes = place.named, _holes(place)
+            saved = self._last_saved(name)
+            if saved is not None and saved.memory is not base.memory:
+                if (saved.named.size, saved.named.dtype, saved.named.shape) != (mine.size, mine.dtype, mine.shape):
+                    self._refuse(f"{name} is of another size than what it stands for")
+                over.add(mine.at, mine.size, saved.fill)
+                over.add_crcs(holes, partial(_crc_of, saved))
+            elif name in newest.units:
+                over.add(mine.at, mine.size, partial(self._fill, name))
+                over.replayed.append((mine.at, mine.at + mine.size, self._gradients(name)))
+                over.add_crcs(holes, partial(self._crc, name))
+        over.order()
+        return over
+
+    def _gradients(self, name: str) -> int:
+        """Bytes of gradients that are read for what steps make of it."""
+        return sum(s.places[s.units[name].gradient].named.size for s in self._steps if name in s.units)
+
+    def _last_saved(self, name: str) -> _Place | None:
+        """As what it was saved last, where no step made it since."""
+        for step in reversed(self._steps):
+            if name in step.units:
+                return None
+            if name in step.places:
+                return step.places[name]
+        return None
+
+    # ---- making --------------------------------------------------------------------------------------------------------
+
+    def _fill(self, name: str, into: memoryview, offset: int) -> None:
+        """Raises: UcplError E691, E698."""
+        into[:] = memoryview(self._value(name))[offset : offset + len(into)]
+
+    def _value(self, name: str) -> bytes:
+        newest = len(self._steps) - 1
+        unit = self._steps[newest].units[name]
+        with self._lock:
+            made = self._made.pop(unit.gradient, None) or self._stepped(unit, newest)
+            self._made[unit.gradient] = made  # it was asked for last
+            size = sum(map(len, made.values())) * len(self._made)
+            while len(self._made) > 1 and size > KEPT:
+                size -= sum(map(len, self._made.pop(next(iter(self._made))).values()))
+            for one, data in made.items():
+                if one not in self._crcs:
+                    self._crcs[one] = crc32(data, 0)
+            return made[name]
+
+    def _crc(self, name: str) -> int:
+        if name not in self._crcs:
+            self._value(name)
+        return self._crcs[name]
+
+    def _stepped(self, unit: _Unit, number: int) -> dict[str, bytes]:
+        """What a step made, by name. Raises: UcplError E691, E698."""
+        from ucpl.remotes.vaults.adamw import Raw, made_by, stepped  # torch, which most that is read needs not
+
+        step = self._steps[number]
+        here = made_by(unit.device)
+        if here != unit.by:
+            told = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
+            self._refuse(f"it was trained with {next(told)}, and here is {next(told)}: other bits may come out")
+        earlier: dict[str, dict[str, bytes]] = {}
+
+        def had(name: str) -> bytes | bytearray:
+            for at in range(number - 1, -1, -1):
+                there = self._steps[at]
+                if (other := there.units.get(name)) is not None:
+                    if other.gradient not in earlier:
+                        earlier[other.gradient] = self._stepped(other, at)
+                    return earlier[other.gradient][name]
+                if name in there.places:
+                    return there.places[name].read()
+            self._refuse(f"nobody saved {name}")
+
+        try:
+            names = {"weight": unit.weights[0], **unit.moments, "step": unit.step}
+            places = {what: self._steps[0].places[name].named for what, name in names.items()}
+            raws = {w: Raw(had(name), places[w].dtype, places[w].shape) for w, name in names.items()}
+            gradient = step.places[unit.gradient]
+            found = stepped(
+                unit.group, unit.device, raws, Raw(gradient.read(), gradient.named.dtype, gradient.named.shape)
+            )
+            steps = bytes(step.places[unit.step].read())
+        except UcplError:
+            raise
+        except Exception as error:  # whatever torch says of what it is given
+            self._refuse(f"{unit.gradient}: {type(error).__name__}: {str(error)[:200]}")
+        for mark, what in zip(unit.marks, ("weight", *unit.moments), strict=True):
+            data, generation = found[what], step.memory.commit.generation
+            low = window_of(len(data), generation)
+            if xxhash.xxh3_64_hexdigest(data[low : low + WINDOW]) != mark:
+                self._refuse(
+                    f"{names[what]}: what comes out of its step is not what was trained: it was written to by something else"
+                )
+        if found["step"] != steps:
+            self._refuse(f"{unit.step} is not the step that it was")
+        return {name: found[what] for name, what in unit.made.items()}
+
+    def _refuse(self, why: str) -> NoReturn:
+        home, generation = self.memory.home, self.memory.commit.generation
+        fail("E698", f"{home}: generation {generation} cannot be replayed: {why}", Label(str(home)))
+
+
+def _crc_of(place: _Place) -> int:
+    return place.file.crcs.get(place.named.storage, 0)
+
+
+def _holes(place: _Place) -> list[int]:
+    """Where the CRC of a storage lies in its file."""
+    if not place.named.storage:
+        return []
+    return [late.begin + at for late in place.file.late for name, at in late.holes if name == place.named.storage]
+
+
+_Fill = Callable[[memoryview, int], None]
+
+
+@define(eq=False)
+class Over:
+    """What lies over a file: bytes that are given by others, ascending."""
+
+    pieces: list[tuple[int, int, _Fill]] = field(factory=list)
+    replayed: list[tuple[int, int, int]] = field(factory=list)  # what steps make, and bytes of gradients that take part
+    _begins: Sequence[int] = ()
+
+    def add(self, begin: int, size: int, fill: _Fill) -> None:
+        self.pieces.append((begin, begin + size, fill))
+
+    def add_crcs(self, holes: Sequence[int], crc: Callable[[], int]) -> None:
+        def fill(into: memoryview, offset: int) -> None:
+            into[:] = crc().to_bytes(4, "little")[offset : offset + len(into)]
+
+        for at in holes:
+            self.add(at, 4, fill)
+
+    def order(self) -> None:
+        self.pieces.sort(key=lambda one: one[:2])
+        self.replayed.sort()
+        self._begins = [begin for begin, _, _ in self.pieces]
+
+    def fill(self, into: memoryview, position: int, under: _Fill) -> None:
+        """Bytes of the file from `position` on. under: gives those over which nothing lies."""
+        at, end = position, position + len(into)
+        i = max(0, bisect_right(self._begins, position) - 1)
+        for begin, high, fill in self.pieces[i:]:
+            if begin >= end:
+                break
+            low, high = max(begin, at), min(high, end)
+            if low >= high:
+                continue
+            if at < low:
+                under(into[at - position : low - position], at)
+            fill(into[low - position : high - position], low - begin)
+            at = high
+        if at < end:
+            under(into[at - position :], at)

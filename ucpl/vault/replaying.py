@@ -1,0 +1,253 @@
+"""Saves of gradients alone: what is lacking is made of the generation before, by the optimizer's own step.
+
+That may be where nothing changed since but by that one step. What can be seen of it is looked at, of every tensor: its version,
+where it lies. What is written past autograd (`tensor.data`) cannot be seen, so a few bytes of what came out are digested, at
+another place of each tensor each time: what is replayed is held against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+import xxhash
+from attrs import field
+from torch.distributed.tensor import DTensor
+
+from ucpl.records import define
+from ucpl.remotes.vaults.adamw import MOMENTS, made_by
+from ucpl.remotes.vaults.replay import GRADIENT, WINDOW, window_of
+from ucpl.vault.live import Shares, all_agree, looked_at, of_state, sizes_of, state_of
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from ucpl.remotes.vaults.sealed import Told
+    from ucpl.vault.files import ToSave
+
+__all__ = ["Replaying", "is_replayed"]
+
+METADATA = ".metadata"  # of DCP
+Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
+_Stamp = tuple[int, ...]  # of a tensor: what changes where it is written, or another takes its place
+
+
+def is_replayed(what: object) -> TypeGuard[Pair]:
+    """Whether what is saved is stepped on by an optimizer whose steps can be replayed."""
+    if not (isinstance(what, tuple) and len(what) == 2):
+        return False
+    return isinstance(what[0], torch.nn.Module) and type(what[1]) is torch.optim.AdamW
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _stamp(tensor: torch.Tensor) -> _Stamp:
+    local = _local(tensor)
+    return id(tensor), tensor._version, id(local), local._version, local.data_ptr()
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The same of any two tensors that are one."""
+    local = _local(tensor)
+    return local.data_ptr(), local.dtype, tuple(local.shape), local.stride()
+
+
+@define(eq=False)
+class _Watch:
+    """What an optimizer did since the last save, by hooks before and after its steps."""
+
+    optimizer: torch.optim.Optimizer
+    steps: int = 0
+    is_plain: bool = True  # nothing else changed, as far as it can be seen, and its numbers are such as can be kept
+    groups: list[Told] = field(factory=list)
+    grads: dict[int, tuple[torch.Tensor, _Stamp]] = field(factory=dict)  # by id of the parameter
+    stamps: list[_Stamp] = field(factory=list)  # after the last save, then after the step
+    hooks: list[RemovableHandle] = field(factory=list)
+
+    def begin(self) -> None:
+        self.hooks.append(self.optimizer.register_step_pre_hook(lambda *_: self._before()))
+        self.hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._after()))
+
+    def parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(number of its group, parameter)."""
+        for number, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                yield number, parameter
+
+    def all_stamps(self) -> list[_Stamp]:
+        found = []
+        for _, parameter in self.parameters():
+            state = self.optimizer.state.get(parameter, {})
+            found += [_stamp(parameter), *(_stamp(t) for t in state.values() if isinstance(t, torch.Tensor))]
+        return found
+
+    def saved(self) -> None:
+        self.steps, self.is_plain, self.grads = 0, True, {}
+        self.stamps = self.all_stamps()
+
+    def _before(self) -> None:
+        self.steps += 1
+        groups = [_numbers(group) for group in self.optimizer.param_groups]
+        scaled = getattr(self.optimizer, "grad_scale", None) is not None
+        self.is_plain &= not scaled and None not in groups and self.all_stamps() == self.stamps
+        self.groups = [group for group in groups if group is not None]
+        self.grads = {id(p): (p.grad, _stamp(p.grad)) for _, p in self.parameters() if p.grad is not None}
+
+    def _after(self) -> None:
+        self.stamps = self.all_stamps()
+
+    def one_step(self) -> bool:
+        """Whether there was one since the last save, and nothing else that can be seen. Its gradients are there."""
+        return (
+            self.steps == 1
+            and self.is_plain
+            and self.all_stamps() == self.stamps
+            and all(
+                p.grad is not None and id(p) in self.grads and _stamp(p.grad) == self.grads[id(p)][1]
+                for _, p in self.parameters()
+                if p.grad is not None or id(p) in self.grads
+            )
+        )
+
+    def end(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+def _numbers(group: Mapping[str, object]) -> Told | None:
+    """A parameter group as JSON that comes back as it is; None: there is more in it."""
+    told: Told = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        some = value if isinstance(value, tuple | list) else (value,)
+        for one in some:
+            if not (one is None or type(one) in (bool, int) or (type(one) is float and math.isfinite(one))):
+                return None
+        told[name] = list(some) if isinstance(value, tuple | list) else value
+    return told
+
+
+class Replaying:
+    """One rank's, of one optimizer."""
+
+    def __init__(self) -> None:
+        self._watch: _Watch | None = None
+        self._whole, self._light = Shares(are_named=True), Shares(are_named=True)
+        self._sizes: dict[str, int] = {}  # of values that are no tensors, of the last save of all
+
+    def files(self, what: Pair, generation: int, *, may: bool) -> tuple[list[ToSave], Told | None]:
+        """What is to be saved; and where that is gradients alone, what is said of the step. All ranks call it together.
+
+        may: whether the generation before counts, and others may be made of it. Raises: UcplError E693.
+        """
+        module, optimizer = what
+        state = state_of(module, optimizer)
+        if self._watch is None or self._watch.optimizer is not optimizer:
+            self.close()
+            self._watch = _Watch(optimizer)
+            self._watch.begin()
+        flat, is_as_before = looked_at(state, self._whole)
+        sizes = sizes_of(flat)
+        # Of values that are no tensors the new ones stand where the old ones stood.
+        may = may and is_as_before and sizes == self._sizes and self._watch.one_step()
+        made = self._gradients(flat) if may else None
+        if all_agree(made is not None) and made is not None:
+            light, units = made
+            files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
+            return files, self._told(files, units, generation)
+        self._sizes = sizes
+        return of_state(state, self._whole), None
+
+    def saved(self) -> None:
+        """Steps are counted from here on."""
+        if self._watch is not None:
+            self._watch.saved()
+
+    def _gradients(self, flat: dict[str, object]) -> tuple[dict[str, object], list[_Unit]] | None:
+        """What is saved, by name, and what is made of it. None: not all can be made."""
+        assert self._watch is not None
+        by_place: dict[tuple[object, ...], list[str]] = {}
+        for name, value in flat.items():
+            if isinstance(value, torch.Tensor) and _local(value).numel():
+                by_place.setdefault(_place(value), []).append(name)
+        # Of what a rank has nothing of, it saves nothing.
+        light = {n: v for n, v in flat.items() if not isinstance(v, torch.Tensor) or _local(v).numel()}
+        units = []
+        for number, parameter in self._watch.parameters():
+            if parameter.grad is None or not _local(parameter).numel():
+                continue
+            unit = _Unit.of(number, parameter, self._watch.optimizer.state.get(parameter, {}), by_place)
+            if unit is None:
+                return None
+            units.append(unit)
+            for name in (*unit.weights, *unit.moments.values()):
+                del light[name]
+            light[GRADIENT + unit.name] = parameter.grad
+        return light, units
+
+    def _told(self, files: list[ToSave], units: list[_Unit], generation: int) -> Told:
+        """Of the parameters whose gradients this rank saves."""
+        assert self._watch is not None
+        mine = {one.name.partition("@")[0] for file in files for one in file.named}
+        some = [unit for unit in units if GRADIENT + unit.name in mine]
+        device = _local(units[0].parameter).device.type if units else "cpu"
+        told: Told = {unit.name: unit.told(generation) for unit in some}
+        return {"optimizer": "AdamW", "by": made_by(device), "groups": self._watch.groups, "units": told}
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+
+
+@define(eq=False)
+class _Unit:
+    """A parameter that is stepped on: what it and its state are called."""
+
+    name: str  # its first weight's
+    group: int
+    parameter: torch.Tensor
+    weights: list[str]  # one, and its second names
+    moments: dict[str, str]
+    tensors: list[torch.Tensor]  # the parameter and its moments, as they are after the step
+
+    @classmethod
+    def of(
+        cls, group: int, parameter: torch.Tensor, state: Mapping[str, object], by_place: Mapping[tuple[object, ...], list[str]]
+    ) -> _Unit | None:  # fmt: skip
+        """None: it is not saved as a whole, or not by itself."""
+        grad = parameter.grad
+        assert grad is not None
+        placed = parameter.placements if isinstance(parameter, DTensor) else None
+        if (grad.placements if isinstance(grad, DTensor) else None) != placed:
+            return None
+        moments = {name: state[name] for name in MOMENTS if name in state}
+        tensors = [parameter, *(t for t in moments.values() if isinstance(t, torch.Tensor))]
+        if len(tensors) != len(moments) + 1 or state.keys() != {"step", *moments}:
+            return None
+        if not all(_local(t).is_contiguous() and _local(t).shape == _local(parameter).shape for t in (*tensors, grad)):
+            return None
+        weights = by_place.get(_place(parameter), [])
+        names = [by_place.get(_place(t), []) for t in tensors[1:]]
+        if not weights or any(len(some) != 1 for some in names):
+            return None
+        return cls(
+            weights[0], group, parameter, weights, {n: some[0] for n, some in zip(moments, names, strict=True)}, tensors
+        )
+
+    def told(self, generation: int) -> Told:
+        step = next(iter(self.moments.values())).rpartition(".")[0] + ".step"
+        marks = [_mark(t, generation) for t in self.tensors]
+        return {"group": self.group, "weights": self.weights, "moments": self.moments, "step": step, "marks": marks}
+
+
+def _mark(tensor: torch.Tensor, generation: int) -> str:
+    """Of a few bytes of a tensor."""
+    flat = _local(tensor).detach().reshape(-1).view(torch.uint8)
+    low = window_of(flat.numel(), generation)
+    return xxhash.xxh3_64_hexdigest(flat[low : low + WINDOW].cpu().numpy().data)
