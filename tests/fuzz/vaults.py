@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 import xxhash
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from tests.fuzz.damage import damage_bytes, damage_value
 from tests.fuzz.odd import ODD, clear
@@ -43,6 +43,7 @@ class Case:
     home: Path
     files: Files
     is_known: bool  # content of `tests.vault.small`, by step and rank; else a checkpoint of DCP's
+    truth: dict[int, Files] = field(factory=dict)  # of a checkpoint of DCP's its files, by generation
 
 
 def small(home: Path, domains: int, protect: str, saves: int) -> Case:
@@ -60,7 +61,24 @@ def running(home: Path) -> Case:
     with Server(vault.home, 0) as server, vault.writer(0, strict=True) as writer:
         writer.save(1, state, {"at": 1})
         server.turn()
-    return Case(home, kept(home), False)
+    return Case(home, kept(home), False, {1: shadowed(home)})
+
+
+def stepping(home: Path) -> Case:
+    """Of the newest generation there are gradients alone, and of the one before."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    vault = Vault.make(home, ranks=1, domains=1, replays=2)
+    truth = {}
+    with Server(vault.home, 0) as server, vault.writer(0, strict=True) as writer:
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.arange(8.0).view(2, 4)).square().mean().backward()
+            optimizer.step()
+            assert writer.save(step, (model, optimizer)).replays == step
+            server.turn()
+            truth[step + 1] = shadowed(home)
+    return Case(home, kept(home), False, truth)
 
 
 def kept(home: Path) -> Files:
@@ -78,7 +96,7 @@ class Vaults:
             small(folder / how.partition("(")[0], n, how, 3)
             for n, how in ((2, "mirror"), (3, "raim5"), (4, "rs(2, 2)"))
         ]
-        return cls([*made, running(folder / "running")])
+        return cls([*made, running(folder / "running"), stepping(folder / "stepping")])
 
     def attempt(self, rng: Random) -> str:
         case = rng.choice(self.cases)
@@ -86,7 +104,9 @@ class Vaults:
         odd = None
         name = rng.choice(sorted(files))
         if rng.random() < 0.75:
-            name = rng.choice(sorted(n for n in files if n.endswith(SEALED)))
+            texts = sorted(n for n in files if n.endswith(SEALED))
+            commits = [n for n in texts if n.rpartition("/")[2].startswith("commit.")]
+            name = rng.choice(commits if rng.random() < 0.5 else texts)  # what is read rests on these most
             made, self.damage = resealed(rng, files[name])
             is_sealed = True
             others = [n for n in files if n.rpartition("/")[2] == name.rpartition("/")[2]]
@@ -125,7 +145,9 @@ class Vaults:
             case _ if case.is_known:
                 demand_saved(case.home, is_sealed)
             case _:
-                shadowed(case.home)
+                found = shadowed(case.home)
+                if not is_sealed:
+                    assert found in case.truth.values(), "files have other bytes than were saved"
 
 
 def demand_saved(home: Path, is_sealed: bool) -> None:
@@ -143,13 +165,20 @@ def demand_saved(home: Path, is_sealed: bool) -> None:
         memory.close()
 
 
-def shadowed(home: Path) -> None:
-    """As a checkpoint that any verb opens."""
+def shadowed(home: Path) -> Files:
+    """As a checkpoint that any verb opens; and the bytes of its files, the first MiB of each."""
     with tempfile.TemporaryDirectory(dir=home.parent) as top:
         with patch.object(folders, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
             view = lay(generation_at(home), f"vault:{home}")
         try:
             infer(open_checkpoint(view.root))
+            found = {}
+            for name, stored in view.files.items():
+                room = bytearray(min(stored.size, 1 << 20))
+                if room:
+                    stored.fill(memoryview(room), 0)
+                found[name] = bytes(room)
+            return found
         finally:
             view.memory.close()
             for name in view.files:

@@ -67,6 +67,7 @@ def another_group(state: State) -> None:
         (lambda state: state.update(optimizer={"optimizer": {"param_groups": 7}}), "E541", "expected is a list"),
         (renamed, "E542", "`my_head.weight`, [4, 4] on a rank"),
         (longer, "E543", "has 27 rows on a rank"),
+        (lambda state: state.update(optimizer=[]), "E541", "expected is a list of optimizers that has one"),
         (says(padded_vocab_size=128), "E543", "say padded_vocab_size = 128"),
         (says(swiglu=False), "E543", "say swiglu = False"),
         (says(num_layers=6), "E544", "say 6 layers, and the files of 2 stages hold 4"),
@@ -156,6 +157,16 @@ def test_a_buffer_that_is_missing(tmp_path: Path) -> None:
     root = copied(tmp_path, "moe")
     changed(root, OPTIM, lambda state: state[1].pop(0))
     assert "has no buffer of bf16 for virtual stage 0" in refusal(lambda: open_checkpoint(root), "E545").message
+
+
+def test_a_projection_without_dimensions(tmp_path: Path) -> None:
+    def change(state: State) -> None:
+        name = next(n for n in state["model"] if n.endswith("linear_fc1.weight"))
+        state["model"][name] = state["model"][name].new_tensor(1.0)
+
+    root = copied(tmp_path, "adam")
+    changed(root, MODEL, change)
+    assert "has no rows on a rank" in refusal(lambda: open_checkpoint(tmp_path / "run"), "E543").message
 
 
 def test_ranks_whose_gradients_are_of_other_dtypes(tmp_path: Path) -> None:

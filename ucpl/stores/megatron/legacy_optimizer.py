@@ -123,8 +123,10 @@ def facts(ranks: Ranks, modules: Modules, made: Optimizer) -> Legacy:
 
 
 def _parts(value: Value) -> list[Value]:
-    """One optimizer, or several that are chained."""
-    return value.items() if isinstance(value.held, list) else [value]
+    """One optimizer, or several that are chained. Raises: UcplError E541."""
+    if not isinstance(value.held, list):
+        return [value]
+    return value.items() or [value.wrong("a list of optimizers that has one")]
 
 
 def _inner(value: Value) -> Value:
