@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
@@ -232,11 +233,26 @@ def _drop(container: Any, key: Any) -> None:
         del container[key]
 
 
+class Short(reprlib.Repr):
+    """Of large values a few parts: a tree of thousands took longer to print than to read."""
+
+    maxlevel = 3
+
+    def repr_Call(self, value: Call, level: int) -> str:
+        return f"Call({value.function!r}, ...)"
+
+    def repr_OrderedDict(self, value: OrderedDict[Any, Any], level: int) -> str:
+        return self.repr_dict(value, level)
+
+
+SHORT = Short()
+
+
 def _short(value: Any) -> str:
     if type(value) is int:
         return f"int of {value.bit_length()} bits"
     try:
-        return f"{type(value).__name__} {ascii(value)[:60]}"
+        return f"{type(value).__name__} {SHORT.repr(value)[:60].encode('ascii', 'backslashreplace').decode()}"
     except ValueError:  # a number in it that Python does not print
         return type(value).__name__
 

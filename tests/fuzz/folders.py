@@ -10,9 +10,11 @@ from random import Random
 from attrs import define, evolve, field, frozen
 
 import ucpl
+from tests.fuzz import lessened_megatron
 from tests.fuzz.containers import FIXTURES, tensors_of, torch_file_of, torch_files
 from tests.fuzz.damage import LONELY, Kept, damage_bytes, damage_value
 from tests.fuzz.lessened import every_kind, small
+from tests.fuzz.lessened_megatron import cut, written
 from tests.fuzz.odd import ODD, clear
 from tests.fuzz.remembered import Remembered
 from ucpl.conversion.opening import infer
@@ -196,9 +198,18 @@ def stored(folder: Path) -> list[Folder]:
 
 
 def megatron(folder: Path) -> Folders:
-    """Megatron's own: what torch_dist has beside its chunks, and files of ranks."""
+    """Megatron's own: what torch_dist has beside its chunks, and files of ranks; small ones are read eight times as often.
+
+    `legacy_adam` is among the small ones: without the distributed optimizer it has two files, and is written by Megatron alone.
+    """
     names = ("dist_moe", "dist_muon", "dist_buckets", "legacy_adam", "legacy_moe", "legacy_vpp")
-    return Folders([Folder.of(copied(FIXTURES / "megatron" / name, folder)) for name in names])
+    whole = {name: Folder.of(copied(FIXTURES / "megatron" / name, folder)) for name in names}
+    few = [cut(name, folder) for name in ("dist_moe", "dist_muon")]
+    few += [written(name, folder) for name in (*list(lessened_megatron.BUCKETS)[:1], *lessened_megatron.LEGACY)]
+    made = Folders([*whole.values(), *[whole["legacy_adam"], *map(Folder.of, few)] * 8])
+    for one in dict.fromkeys(made.folders):
+        open_checkpoint(one.path)  # whatever stands there undamaged is read
+    return made
 
 
 def universal(folder: Path) -> Folders:

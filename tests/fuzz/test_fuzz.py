@@ -9,9 +9,10 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from tests.fuzz import folders, lessened
+from tests.fuzz import folders, lessened, lessened_megatron
 from tests.fuzz.containers import FIXTURES, pickle_of, torch_files
 from tests.fuzz.damage import Kept, damage_value
+from tests.fuzz.dcp import Dcp, asked
 from tests.fuzz.guards import guard_of
 from tests.fuzz.reader import Reader, run
 from tests.fuzz.readers import READERS
@@ -29,6 +30,8 @@ DENSE = ("z0_dp2_bf16", "z2_dp3_frozen", "z3_dp2_subgroup")
 def few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of small checkpoints those of dense stages: to make one takes as long as fifty inputs, and a long run has them all."""
     monkeypatch.setattr(lessened, "KINDS", {name: lessened.KINDS[name] for name in DENSE})
+    monkeypatch.setattr(lessened_megatron, "BUCKETS", {"split_buckets": lessened_megatron.BUCKETS["split_buckets"]})
+    monkeypatch.setattr(lessened_megatron, "LEGACY", {"moe": lessened_megatron.LEGACY["moe"]})
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
@@ -70,13 +73,27 @@ def test_a_damaged_tree_is_mended() -> None:
         assert changed > 50
 
 
-@pytest.mark.parametrize("kind", ["deepspeed", "universal", "plain"])
+@pytest.mark.parametrize("kind", ["deepspeed", "universal", "plain", "megatron"])
 def test_what_is_damaged_in_memory_is_what_is_read(kind: str, tmp_path: Path) -> None:
     ready: folders.Folders = getattr(folders, kind)(tmp_path)
     for folder in ready.folders:
         part = folder.parts[0]
         with ready.remembered.but(instead={part.path: evolve(part.part, value=None)}), pytest.raises(UcplError):
             open_checkpoint(folder.path)
+
+
+@pytest.mark.parametrize("kind", ["prepare", "of_megatron", "of_megatron_fsdp"])
+def test_what_is_damaged_in_metadata_in_memory_is_what_is_read(kind: str, tmp_path: Path) -> None:
+    """Once more after it was remembered as it is; and what is mended is read again."""
+    ready: Dcp = getattr(Dcp, kind)(tmp_path)
+    for folder in dict.fromkeys(ready.folders):
+        with ready.remembered.but(pickled=(None,)), pytest.raises(UcplError):
+            open_checkpoint(folder.path)
+        with ready.remembered.but(pickled=(folder.metadata,)):
+            again = open_checkpoint(folder.path)
+        with ready.remembered.but():
+            remembered = open_checkpoint(folder.path)
+        assert asked(again) == asked(remembered) == asked(open_checkpoint(folder.path)) == folder.asked
 
 
 def test_what_goes_wrong_in_memory_counts_where_it_goes_wrong_by_the_file(
