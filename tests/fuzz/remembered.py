@@ -117,9 +117,9 @@ class Remembered:
             module.read_torch_file = self.read  # type: ignore[attr-defined]
         for module in DESCRIBED:
             module.read_metadata = self.read_metadata  # type: ignore[attr-defined]
-        described.load_pickle = self.load  # type: ignore[attr-defined]
+        described.load_pickle = self.load  # type: ignore[attr-defined, assignment]
         TorchFile.extents = lambda part: self.extents_of(part)  # type: ignore[method-assign, assignment]
-        Chunks.extents = lambda *given: self.chunks_of(*given)  # type: ignore[method-assign, assignment]
+        Chunks.extents = lambda *given: self.chunks_of(*given)  # type: ignore[method-assign]
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ What was not sealed anew must give the bytes of a generation that was saved, or 
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -85,6 +86,26 @@ def kept(home: Path) -> Files:
     return {name: data for name, data in read(home).items() if not name.endswith(LOCKS)}
 
 
+def mend(files: Files, home: Path) -> None:
+    """A folder with these files and nothing else, whatever was done to it: most of them are as they were, and stay."""
+    lacking, folders = dict(files), {"", *(name[:at] for name in files for at, sign in enumerate(name) if sign == "/")}
+    for top, within, there in os.walk(home):
+        below = os.path.relpath(top, home) + "/" if top != str(home) else ""
+        for name in [*within]:
+            if below + name not in folders or os.path.islink(f"{top}/{name}"):
+                clear(Path(top, name))
+                within.remove(name)
+        for name in there:
+            path = f"{top}/{name}"
+            if below + name not in files or not stat.S_ISREG(os.lstat(path).st_mode):
+                clear(Path(path))
+                continue
+            with open(path, "rb") as file:
+                if file.read() == files[below + name]:
+                    del lacking[below + name]
+    write(lacking, home)
+
+
 @define(eq=False)
 class Vaults:
     cases: list[Case]
@@ -96,37 +117,39 @@ class Vaults:
             small(folder / how.partition("(")[0], n, how, 3)
             for n, how in ((2, "mirror"), (3, "raim5"), (4, "rs(2, 2)"))
         ]
-        return cls([*made, running(folder / "running"), stepping(folder / "stepping")])
+        made += [running(folder / "running"), stepping(folder / "stepping")]
+        for case in made:
+            mend(case.files, case.home)
+        return cls(made)
 
     def attempt(self, rng: Random) -> str:
         case = rng.choice(self.cases)
-        files, is_sealed = dict(case.files), False
-        odd = None
-        name = rng.choice(sorted(files))
+        files: dict[str, bytes] = {}  # those that are others than the case has
+        is_sealed, odd = False, None
+        name = rng.choice(sorted(case.files))
         if rng.random() < 0.75:
-            texts = sorted(n for n in files if n.endswith(SEALED))
+            texts = sorted(n for n in case.files if n.endswith(SEALED))
             commits = [n for n in texts if n.rpartition("/")[2].startswith("commit.")]
             name = rng.choice(commits if rng.random() < 0.5 else texts)  # what is read rests on these most
-            made, self.damage = resealed(rng, files[name])
+            made, self.damage = resealed(rng, case.files[name])
             is_sealed = True
-            others = [n for n in files if n.rpartition("/")[2] == name.rpartition("/")[2]]
+            others = [n for n in case.files if n.rpartition("/")[2] == name.rpartition("/")[2]]
             for other in others if rng.random() < 0.8 else [name]:  # as each domain is told the same
                 files[other] = made
         elif rng.random() < 0.6:
-            files[name], self.damage = damage_bytes(rng, files[name])
+            files[name], self.damage = damage_bytes(rng, case.files[name])
         else:
             odd = rng.choice(ODD)
             self.damage = odd.__name__
-            del files[name]
         self.damage = f"{case.home.name}: {name}: {self.damage}"
         try:
-            clear(case.home)
             write(files, case.home)
             if odd is not None:
+                clear(case.home / name)
                 odd(case.home / name)
             self._read(rng, case, is_sealed)
         finally:
-            clear(case.home)
+            mend(case.files, case.home)
         return self.damage
 
     def _read(self, rng: Random, case: Case, is_sealed: bool) -> None:
