@@ -9,13 +9,14 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from tests.fuzz import folders, lessened, lessened_megatron
+from tests.fuzz import folders, lessened, lessened_megatron, texts
 from tests.fuzz.containers import FIXTURES, pickle_of, torch_files
 from tests.fuzz.damage import Kept, damage_value
 from tests.fuzz.dcp import Dcp, asked
 from tests.fuzz.guards import guard_of
 from tests.fuzz.reader import Reader, run
 from tests.fuzz.readers import READERS
+from tests.layout.fuzzing import tried
 from ucpl.errors import UcplError
 from ucpl.stores.pickles import dumps, loads
 from ucpl.stores.registry import open_checkpoint
@@ -80,6 +81,12 @@ def test_what_is_damaged_in_memory_is_what_is_read(kind: str, tmp_path: Path) ->
         part = folder.parts[0]
         with ready.remembered.but(instead={part.path: evolve(part.part, value=None)}), pytest.raises(UcplError):
             open_checkpoint(folder.path)
+
+
+def test_short_texts_are_right() -> None:
+    """Each is read to the end, with some of the arguments that it is tried with."""
+    for text in texts.FEW:
+        assert any(not list(tried(text, Random(seed))) for seed in range(20)), text
 
 
 @pytest.mark.parametrize("kind", ["prepare", "of_megatron", "of_megatron_fsdp"])
