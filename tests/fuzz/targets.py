@@ -10,9 +10,11 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from attrs import define, frozen
 
@@ -24,6 +26,7 @@ from tests.fuzz.plans import json_of
 from tests.fuzz.small import cut, stored
 from ucpl.conversion.opening import open_checkpoint, open_for
 from ucpl.errors import UcplError
+from ucpl.runtime import crew
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.verify import verify_files
 from ucpl.schedule.plan import Plan
@@ -71,7 +74,8 @@ class Run:
         return made
 
     def go(self, **how: Any) -> ucpl.runtime.counters.Report:
-        return ucpl.apply(self.plan, self.source, self.target, workers=1, memory=16 << 20, **how)
+        with patch.object(crew, "ThreadPoolExecutor", Crew):
+            return ucpl.apply(self.plan, self.source, self.target, workers=1, memory=16 << 20, **how)
 
 
 def read(top: Path) -> Files:
@@ -182,6 +186,26 @@ class Manifests:
         else:
             for finding in ucpl.verify(run.target, workers=1, memory=16 << 20).findings:
                 finding.message.encode()
+
+
+POOL = ThreadPoolExecutor(32, thread_name_prefix="ucpl-fuzz")
+
+
+class Crew:
+    """In place of the pool of threads that a run has to itself: its threads are there already. It ends as that one does."""
+
+    def __init__(self, count: int, thread_name_prefix: str = "") -> None:
+        self.ends: list[Future[None]] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def submit(self, call: Callable[..., None], *given: Any) -> Future[None]:
+        self.ends.append(POOL.submit(call, *given))
+        return self.ends[-1]
+
+    def __exit__(self, *_: object) -> None:
+        wait(self.ends)
 
 
 def runs(folder: Path) -> list[Run]:
