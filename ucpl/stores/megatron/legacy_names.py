@@ -130,8 +130,8 @@ class Dialect:
         if not mine or mine[0] not in (theirs[1], 2 * theirs[1]):
             fail(
                 "E543",
-                f"`{name}` has {mine[0] if mine else 'no'} rows on a rank and {other} {theirs[1]} columns: neither as many nor half"
-                " of them",
+                f"`{name}` has {mine[0] if mine else 'no'} rows on a rank and {other} {theirs[1]} columns:"
+                " neither as many nor half of them",
                 Label(self.place, f"{list(mine)} and {list(theirs)}", where=name),
             )
         return mine[0] == 2 * theirs[1]
