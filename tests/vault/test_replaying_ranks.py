@@ -50,7 +50,8 @@ def both(model: nn.Module) -> nn.Module:
 WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {"sharded": sharded, "replicated": replicated, "both": both}
 
 
-def trains(way: str, rank: int, port: int, home: Path, out: Path) -> None:
+def trains(way: str, rank: int, port: int, home: Path, out: Path, *, odd: int = -1) -> None:
+    """odd: before that save, something else than a step changes what the second rank has."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
@@ -62,6 +63,9 @@ def trains(way: str, rank: int, port: int, home: Path, out: Path) -> None:
             optimizer.zero_grad()
             model(torch.randn(4, 5) * (rank + 1)).square().mean().backward()
             optimizer.step()
+            if number == odd and rank == 1:
+                with torch.no_grad():
+                    next(model.parameters()).mul_(2)
             found.append(writer.save(number, (model, optimizer)).replays)
             for _ in range(2):
                 dist.barrier()
@@ -76,22 +80,31 @@ def trains(way: str, rank: int, port: int, home: Path, out: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_several_ranks_saved_of_gradients_is_what_torch_saved(tmp_path, way):
-    home = tmp_path / "job"
+def saved_by_both(home: Path, out: Path, act: Callable[[int, int, Path, Path], None]) -> list[list[int]]:
+    """How many steps each save of each rank follows. What is read of each is what torch saved beside it."""
     Vault.make(home, ranks=RANKS, domains=RANKS, protect="mirror", replays=REPLAYS)
-    run_ranks(partial(trains, way), home, tmp_path)
-    for rank in range(RANKS):
-        assert torch.load(tmp_path / f"{rank}.found") == EXPECTED
+    run_ranks(act, home, out)
     digests = set()
     for number in range(SAVES):
         whole = []
         for name in ("torch", "vault"):
-            dcp_to_torch_save(tmp_path / f"{name}-{number}", tmp_path / name)
-            whole.append(torch.load(tmp_path / name, weights_only=False))
+            dcp_to_torch_save(out / f"{name}-{number}", out / name)
+            whole.append(torch.load(out / name, weights_only=False))
         assert same(*whole), f"save {number}"
         digests.add(str(whole[0]))
     assert len(digests) == SAVES
+    return [torch.load(out / f"{rank}.found") for rank in range(RANKS)]
+
+
+def test_where_one_rank_cannot_replay_all_save_all(tmp_path):
+    found = saved_by_both(tmp_path / "job", tmp_path, partial(trains, "sharded", odd=2))
+    assert found == [[0, 1, 0, 1, 2]] * RANKS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_several_ranks_saved_of_gradients_is_what_torch_saved(tmp_path, way):
+    home = tmp_path / "job"
+    assert saved_by_both(home, tmp_path, partial(trains, way)) == [EXPECTED] * RANKS
     # Into another degree, with a domain lost, of the newest, which steps are made for.
     os.rename(home / "d1", tmp_path / "away")
     plan = ucpl.plan(f"vault:{home}", "dcp(fsdp=3)")
