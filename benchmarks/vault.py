@@ -23,6 +23,7 @@ from benchmarks.figures import Table, machine, save
 
 HERE = Path(__file__).resolve().parent
 RANKS = 4
+REPLAYS = 9
 HEAD = ("1 GiB in f32, 4 ranks of gloo", "the vault", "torch.save, torch.load of each rank's", "DCP", "wanted")
 SAYS = "serving"
 
@@ -32,7 +33,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def served(home: Path) -> Iterator[None]:
+def served(home: Path, *more: str) -> Iterator[None]:
     """A server for each domain, a rank in each."""
     command = [
         sys.executable,
@@ -45,6 +46,7 @@ def served(home: Path) -> Iterator[None]:
         str(RANKS),
         "--domains",
         str(RANKS),
+        *more,
     ]
     servers = [
         subprocess.Popen([*command, "--domain", str(d)], env=_environment(), stdout=subprocess.PIPE, text=True)
@@ -80,7 +82,8 @@ def job(what: str, home: Path, folder: Path, rounds: int) -> dict[str, float]:
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return {way: statistics.median(taken[2:]) for way, taken in told.items()}
+    skipped = 0 if what == "replay" else 2  # which leaves them out by itself
+    return {way: statistics.median(taken[skipped:]) for way, taken in told.items()}
 
 
 def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
@@ -92,6 +95,8 @@ def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
             time.sleep(1.0)
         with served(Path(top, "small")):
             trained = job("train", Path(top, "small"), files, 3 * rounds)
+        with served(Path(top, "replayed"), "--replays", str(REPLAYS)):
+            replayed = job("replay", Path(top, "replayed"), files, 4 * (REPLAYS + 1))
         loaded = job("load", home, files, rounds)
         shutil.rmtree(home / "d2")
         lost = job("load", home, files, rounds)
@@ -116,6 +121,16 @@ def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
     yield (
         f"of a step of a small GPT and AdamW, {trained['bytes'] / 1e6:.0f} MB, {step:.2f} s: the job stands still", share(ours),
         share(trained["torch.save"]), share(trained["async_save"]) + " (async_save)", "",
+    )  # fmt: skip
+    step = replayed["step"]
+    yield (
+        "the same of one that keeps gradients at nine saves of ten: whole, gradients alone",
+        f"{replayed['whole'] / step:.1%}, {replayed['gradients'] / step:.1%}", "does not apply", "does not apply", "",
+    )  # fmt: skip
+    yield (
+        f"and read back: whole, after 1 and {REPLAYS} steps of AdamW",
+        f"{replayed['read 0']:.2f} s, {replayed['read 1']:.2f} and {replayed[f'read {REPLAYS}']:.2f} s", "does not apply",
+        "does not apply", "",
     )  # fmt: skip
     for name, found, wanted in (("read back", loaded, "0.3 s"), ("the same, one domain of four lost", lost, "0.7 s")):
         ours = found["vault"]

@@ -1,8 +1,9 @@
 """One job that times what a vault does beside what PyTorch has for it. Run by torchrun, with the vault served beside it.
 
-torchrun --nproc-per-node 4 benchmarks/vault_job.py save|load|train HOME FOLDER ROUNDS: the first rank prints JSON. `save` saves
-DTensors (1 GiB in all) in each way in turn, and copies them, which is what any way has to do; `load` reads them back into
-tensors that are there; `train` trains a small GPT, and saves it and its optimizer after each step, in each way in turn.
+torchrun --nproc-per-node 4 benchmarks/vault_job.py save|load|train|replay HOME FOLDER ROUNDS: the first rank prints JSON.
+`save` saves DTensors (1 GiB in all) in each way in turn, and copies them, which is what any way has to do; `load` reads them
+back into tensors that are there; `train` trains a small GPT, and saves it and its optimizer after each step, in each way in
+turn; `replay` trains it with a vault that keeps gradients, and reads what is there after each save.
 """
 
 from __future__ import annotations
@@ -139,27 +140,55 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), words[:, 1:].flatten())
 
 
-def trained(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
+def gpt() -> tuple[nn.Module, torch.optim.Optimizer]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = Gpt()
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randint(0, WORDS, (BATCH, LONG))).backward()
+    optimizer.step()
+
+
+def replayed(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
+    model, optimizer = gpt()
+    into = gpt()
+    writer = Vault.at(home).writer(dist.get_rank())
+    found: dict[str, list[float]] = {"step": [], "whole": [], "gradients": []}
+    for i in range(rounds):
+        found["step"].append(timed(partial(stepped, model, optimizer)))
+        dist.barrier()
+        begin = time.perf_counter()
+        steps = writer.save(i, (model, optimizer)).replays
+        dist.barrier()
+        taken = time.perf_counter() - begin
+        while (mine := writer.committed()) is None or mine[1] != i:
+            time.sleep(0.002)
+        dist.barrier()
+        if i >= 2:
+            found["gradients" if steps else "whole"].append(taken)
+            found.setdefault(f"read {steps}", []).append(timed(partial(ucpl.load_into, *into, f"vault:{home}")))
+    for one, other in zip(model.parameters(), into[0].parameters(), strict=True):
+        assert torch.equal(one.to_local(), other.to_local())
+    return found
+
+
+def trained(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
+    model, optimizer = gpt()
     rank, apart = dist.get_rank(), dist.new_group()
     writer = Vault.at(home).writer(rank)
-
-    def step() -> None:
-        model(torch.randint(0, WORDS, (BATCH, LONG))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
     def state() -> dict[str, object]:
         return {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
 
     found: dict[str, list[float]] = {"step": [], "vault": [], "torch.save": [], "async_save": [], "bytes": []}
     for i in range(rounds):
-        found["step"].append(timed(step))
+        found["step"].append(timed(partial(stepped, model, optimizer)))
         found["vault"].append(timed(partial(writer.save, i, (model, optimizer))))
         while (mine := writer.committed()) is None or mine[1] != i:
             time.sleep(0.002)
@@ -199,7 +228,7 @@ def main() -> None:
     what, home, folder, rounds = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     dist.init_process_group("cpu:gloo")
     torch.set_num_threads(1)
-    found = {"save": saved, "load": loaded, "train": trained}[what](home, folder, rounds)
+    found = {"save": saved, "load": loaded, "train": trained, "replay": replayed}[what](home, folder, rounds)
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

@@ -19,8 +19,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
+from ucpl.cli import main
 from ucpl.columns.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.errors import UcplError
+from ucpl.remotes.reading import is_within
 from ucpl.remotes.vaults import adamw
 from ucpl.remotes.vaults.records import Job, Shard
 from ucpl.remotes.vaults.sealed import Told
@@ -577,3 +579,53 @@ def test_ranks_that_do_not_agree_how_they_save_save_nothing_that_counts(tmp_path
         here.step()
         assert here.save().replays == 0
         here.demand_same()
+
+
+def test_steps_are_made_for_what_is_read_alone_and_once(tmp_path, monkeypatch):
+    """Opening a checkpoint reads the directories of all archives, which have CRCs: none of them makes a step.
+
+    Of a tensor of few bytes the archive is read with its directory.
+    """
+    made: list[tuple[Any, ...]] = []
+    stepped = adamw.stepped
+    monkeypatch.setattr(adamw, "stepped", lambda *words: made.append(words) or stepped(*words))
+    with training(tmp_path / "job") as here:
+        for _ in range(2):
+            here.step()
+            here.save()
+        reader = ucpl.StorageReader(f"vault:{here.vault.home}")
+        assert len(made) == 4 and all(gradient.shape in ((53,), (37,)) for *_, gradient in made)
+        made.clear()
+        weight = torch.zeros_like(here.model.last.weight)
+        load({"model": {"last.weight": weight}}, storage_reader=reader, no_dist=True)
+        assert same(weight, here.model.last.weight.detach()) and len(made) == 1
+        made.clear()
+        here.demand_same()
+        assert len(made) == len([p for p in here.model.parameters() if p.requires_grad])
+        assert main(["verify", f"vault:{here.vault.home}"]) == 0
+        # The verb reads every member, and holds those that were saved against their CRCs.
+        made.clear()
+        report = ucpl.convert(f"vault:{here.vault.home}", tmp_path / "out", "dcp(fsdp=2)").report
+        assert (
+            report.source_bytes_without_crc
+            == sum(3 * p.nbytes for p in here.model.parameters() if p.requires_grad)
+            + 4 * here.model.tied.weight.numel()
+        )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (0, 4, False),
+        (4, 8, True),
+        (4, 9, False),
+        (5, 7, True),
+        (3, 8, False),
+        (8, 9, False),
+        (20, 30, True),
+        (20, 20, False),
+    ],
+)
+def test_what_lies_within_is_told(low, high, found):
+    assert is_within(low, high, [(4, 8), (20, 30)]) is found
+    assert not is_within(low, high, [])

@@ -44,7 +44,7 @@ ACTIONS = {
 _OF_A_LAYOUT = ("domains", "protect", "lose", "model", "sizes", "config")
 # What each action makes use of, beside --json. Anything else that is given would change nothing, and is refused.
 _TAKES = {
-    "plan": (*_OF_A_LAYOUT, "room", "bandwidths"),
+    "plan": (*_OF_A_LAYOUT, "replays", "room", "bandwidths"),
     "drill": _OF_A_LAYOUT,
     "serve": ("domain", "domains", "ranks", "layout", "protect", "replays", "every", "into", "hosts", "secret"),
     "status": (),
@@ -97,7 +97,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--replays",
         metavar="N",
-        help="serve: so many saves one after the other may be of gradients alone, of which AdamW makes its steps once more",
+        help="serve, plan: so many saves one after the other may be of gradients alone, of which AdamW makes its steps again",
     )
     parser.add_argument("--every", metavar="N", help="serve: write every N-th generation that counts below --into")
     parser.add_argument("--into", metavar="FOLDER", help="serve: where, as FOLDER/step-STEP")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["picture_of", "run_plan"]
 
 LOSE_MAX = 4
+REPLAYS_MAX = 64
+COPIES = 8  # a step of AdamW takes as long as so many copies of what it makes, as `benchmarks/vault.py` measures it
 SHOWN = 8  # domains that are told one by one
 HEAD = ("protection", "beside each byte", "any that may be lost", "a lost byte is made of", "survived of two lost")
 
@@ -31,10 +33,11 @@ def run_plan(options: Namespace, domains: int | list[list[int]] | None, console:
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 1
     known = bandwidths_of(options.bandwidths)
-    made = plan_vault(options.path, domains, options.protect, safe=lose, given=given_of(options))
+    replays = whole_number("--replays", options.replays, REPLAYS_MAX) if options.replays else 0
+    made = plan_vault(options.path, domains, options.protect, safe=lose, given=given_of(options), replays=replays)
     if options.room:
         _fitting(made, memory_of(options.room, "--room"))
-    console.say(*_saved(made), *_rooms(made, known), *_table(made.ranked))
+    console.say(*_saved(made), *_replayed(made, known), *_rooms(made, known), *_table(made.ranked))
     console.say(f"protect    {made.scheme.protection}: {_reason(made, lose, options.protect is not None)}")
     console.say(*(f"survives   {line}" for line in _survived(made)))
     console.say(f"serve      ucpl vault serve ROOT/JOB {_how(made, options)} --domain 0")
@@ -80,7 +83,8 @@ def _fitting(made: VaultPlan, room: int) -> None:
         return
     what = f"d{number} needs {bytes_text(dear.total)} in memory, and may have {bytes_text(room)}"
     each = f"{bytes_text(dear.saved)} that its ranks save and {bytes_text(dear.for_others)} that it holds for others"
-    told = f"two slots of {each}"
+    gradients = f", {bytes_text(dear.gradients)} for gradients" if dear.gradients else ""
+    told = f"two slots of {each}{gradients}"
     less = [s for s in made.ranked if s.safe >= made.scheme.safe and s.for_others < made.scheme.for_others]
     remedy = (
         f"--protect '{less[0].protection}' takes less"
@@ -107,13 +111,29 @@ def _saved(made: VaultPlan) -> list[str]:
     return lines
 
 
+def _replay_time(made: VaultPlan, known: Bandwidths) -> float:
+    """Seconds of one core for the steps of a restore, at most."""
+    return made.replays * made.foreseen.made * COPIES / known.copy
+
+
+def _replayed(made: VaultPlan, known: Bandwidths | None) -> list[str]:
+    if not made.replays:
+        return []
+    time = f", {_replay_time(made, known):.2g} s of one core" if known is not None else ""
+    return [
+        f"replays    {made.replays} of {made.replays + 1} saves keep gradients alone,"
+        f" {bytes_text(sum(made.foreseen.gradients))}; {bytes_text(made.foreseen.made)} are made of them,"
+        f" by {made.replays} steps of AdamW at most{time}"
+    ]
+
+
 def _rooms(made: VaultPlan, known: Bandwidths | None) -> list[str]:
     lines = []
     for number, room in enumerate(made.rooms[:SHOWN]):
         ranks = ", ".join(map(str, room.ranks)) if len(room.ranks) <= SHOWN else f"{len(room.ranks)} of them"
         lines.append(
             f"d{number:<9} ranks {ranks}: {bytes_text(room.saved)} saved, {bytes_text(room.for_others)} for others,"
-            f" {bytes_text(room.total)} in two slots{_time(made, number, known)}"
+            f" {bytes_text(room.total)} in {'all' if made.replays else 'two'} slots{_time(made, number, known)}"
         )
     if len(made.rooms) > SHOWN:
         dear = max(made.rooms, key=lambda room: room.total)
@@ -169,7 +189,7 @@ def _reason(made: VaultPlan, lose: int, is_asked: bool) -> str:
 
 
 def _how(made: VaultPlan, options: Namespace) -> str:
-    said = f"--protect '{made.scheme.protection}'"
+    said = f"--protect '{made.scheme.protection}'" + (f" --replays {made.replays}" if made.replays else "")
     if not options.domains:
         return f"--layout '{made.foreseen.call}' {said}"
     if options.domains.isdigit():
@@ -192,6 +212,7 @@ def _told(made: VaultPlan, lose: int, known: Bandwidths | None) -> dict[str, obj
     domains: list[Json] = []
     for number, room in enumerate(made.rooms):
         told: dict[str, Json] = {
+            "gradients": room.gradients,
             "ranks": list(room.ranks),
             "saved": room.saved,
             "for_others": room.for_others,
@@ -213,6 +234,9 @@ def _told(made: VaultPlan, lose: int, known: Bandwidths | None) -> dict[str, obj
         "spared": made.foreseen.spared,
         "exact": made.foreseen.is_exact,
         "derived": [list(one) for one in made.foreseen.derived],
+        "replays": made.replays,
+        "replayed": made.foreseen.made if made.replays else 0,
+        "gradients": sum(made.foreseen.gradients) if made.replays else 0,
         "protect": str(made.scheme.protection),
         "lose": lose,
         "domains": domains,

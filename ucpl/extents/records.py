@@ -32,6 +32,8 @@ class Extent:
     storage_start: int  # byte position of the storage in the file
     storage_bytes: int  # its length in bytes
     crc: int | None = None  # CRC-32 of the whole storage, where the container states one
+    # Its bytes are made as they are read (of a vault's gradients): `crc` tells it from others, and is not of its bytes.
+    made: bool = False
 
     @property
     def numel(self) -> int:

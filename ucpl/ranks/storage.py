@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import field
 from numpy.typing import NDArray
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -420,6 +421,17 @@ def _as_tensor(value: object) -> torch.Tensor | None:
     return torch.tensor(float(value)) if isinstance(value, int | float) else None
 
 
+def _load(some: dict[str, Any], reader: StorageReader, group: dist.ProcessGroup | None) -> None:
+    """As torch's own does. Raises: UcplError as it was raised, of the first rank that had one."""
+    try:
+        load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        for _, (failed, _) in sorted(error.failures.items()):
+            if isinstance(failed, UcplError):
+                raise failed from error
+        raise
+
+
 def load_into(
     model: torch.nn.Module | Engine,
     optimizer: object | None,
@@ -458,7 +470,7 @@ def load_into(
     own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names) if optimizer is not None else None
     states = demand_fit(own.asked(where), index, strict, group) if own is not None else {}
     for some in (there, states):
-        load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
+        _load(some, reader, group)
     for name, owner in twice.items():
         if name in there and owner in there:
             pair = cast("torch.Tensor", there[name]), cast("torch.Tensor", there[owner])

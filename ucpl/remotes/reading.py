@@ -6,6 +6,7 @@ A shadow is known by its inode, so it does not matter who opened it, or by which
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -16,7 +17,9 @@ __all__ = [
     "hint",
     "identity_of",
     "is_waited_for",
+    "is_within",
     "look_again",
+    "made_in",
     "pread",
     "preadv",
     "rebuilt_of",
@@ -130,6 +133,18 @@ def is_waited_for(status: os.stat_result) -> bool:
     """Whether a file's bytes come from afar, where several are had in the time of one."""
     remote = remote_of(status) if _REMOTES else None
     return remote is not None and not getattr(remote, "call_bytes", 0)
+
+
+def made_in(fd: int) -> Sequence[Range]:
+    """Which bytes of a file are made as they are read, ascending: whatever states a CRC of them does not state theirs."""
+    remote = remote_at(fd)
+    return getattr(remote, "made", ()) if remote is not None else ()
+
+
+def is_within(low: int, high: int, ranges: Sequence[Range]) -> bool:
+    """Whether [low, high), of a byte or more, lies in one of the ranges, which ascend."""
+    at = bisect_right(ranges, (low, 1 << 62)) - 1
+    return at >= 0 and low < high <= ranges[at][1]
 
 
 def rebuilt_of(statuses: Iterable[os.stat_result]) -> int:

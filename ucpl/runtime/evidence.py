@@ -99,7 +99,8 @@ def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[Member, ...
     for (file, start), (place, tensors) in sorted(found.items(), key=lambda item: item[0]):
         extent = place.extent
         assert extent is not None
-        members.append(Member(file, start, extent.storage_bytes, extent.crc, extent.storage, tuple(tensors)))
+        crc = None if extent.made else extent.crc
+        members.append(Member(file, start, extent.storage_bytes, crc, extent.storage, tuple(tensors)))
     return tuple(members)
 
 

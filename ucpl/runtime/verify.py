@@ -211,7 +211,10 @@ def _members(
                 storage = member.name.rpartition("/data/")[2]
                 called = member.name if archives is None else f"{start}:{member.name}"
                 tensors = tuple(held.get((name, storage if archives is None else f"{start}:{storage}"), ()))
-                yield _Span(name, member.start, member.size, member.crc, called, "E630", tensors=tensors)
+                # What is made as it is read is held against what was trained, where it is made.
+                yield _Span(
+                    name, member.start, member.size, member.crc, called, "" if member.made else "E630", tensors=tensors
+                )
     finally:
         disk().close(fd)
 

@@ -19,7 +19,7 @@ from attrs import field
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.remotes.reading import hint, pread
+from ucpl.remotes.reading import hint, is_within, made_in, pread
 from ucpl.stores.watching import saw
 
 __all__ = ["Member", "crc_of_member", "ZipDirectory", "ends_of", "open_file", "read_member", "read_zip_directory"]
@@ -43,12 +43,16 @@ _U16 = 0xFFFF
 
 @frozen
 class Member:
-    """One stored member: the byte position of its data in the file, its length, and the CRC-32 that the archive states."""
+    """One stored member: the byte position of its data in the file, its length, and the CRC-32 that the archive states.
+
+    made: its bytes are made as they are read; what stands for its CRC tells it from others, and is not of its bytes.
+    """
 
     name: str
     start: int
     size: int
     crc: int
+    made: bool = False
 
 
 @frozen
@@ -119,7 +123,7 @@ def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX,
 def _undamaged(data: bytes, member: Member, file: str, holds: str = "") -> bytes:
     """Raises: UcplError E408."""
     found = crc32(data)
-    if found != member.crc:
+    if found != member.crc and not member.made:
         fail(
             "E408",
             f"{file}: the bytes of {member.name} do not match their CRC" + (f"; it holds {holds}" if holds else ""),
@@ -159,6 +163,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     tail = _Tail.of(fd, file, start, size)
     count, directory_start, directory_size = _find_directory(tail, size)
     raw = tail.read(directory_start, directory_size)
+    made = made_in(fd)
     archive = _Archive.of(tail, raw, count, directory_start)
     members: dict[str, Member] = {}
     spans: list[tuple[int, int, str]] = []  # header start, data end, name
@@ -198,7 +203,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
                 f"{file}: member {name} ends behind the members",
                 Label(file, f"byte {data + packed}, the members end at {directory_start}", where=name),
             )
-        members[name] = Member(name, start + data, packed, crc)
+        members[name] = Member(name, start + data, packed, crc, is_within(start + data, start + data + packed, made))
         spans.append((header, data + packed, name))
         pos = extra_end + comment_size
     if pos != directory_size:

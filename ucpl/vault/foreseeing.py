@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import accumulate
 
 from attrs import evolve
@@ -20,6 +21,9 @@ from ucpl.vault.arenas import places_of
 from ucpl.vault.keyed import Keyed, holders_of
 
 __all__ = ["Foreseen", "Kept", "foresee"]
+
+DCP = "dcp"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @frozen
@@ -47,6 +51,29 @@ class Foreseen:
     @property
     def saved(self) -> int:
         return sum(self.sizes)
+
+    @cached_property
+    def gradients(self) -> tuple[int, ...]:
+        """Bytes of each rank where gradients alone are saved, and what no step makes."""
+        return tuple(sum(k.size for k in some if not self._is_moment(k)) for some in self.kept)
+
+    @cached_property
+    def made(self) -> int:
+        """Bytes that a step makes of gradients, of all ranks; 0 where it is no step that can be replayed."""
+        return sum(k.size for some in self.kept for k in some if k.tensor.label in self._stepped)
+
+    def _is_moment(self, kept: Kept) -> bool:
+        return kept.tensor.label in self._stepped and kept.tensor.state in MOMENTS
+
+    @cached_property
+    def _stepped(self) -> frozenset[str]:
+        """Labels of parameters with all moments of AdamW's, where the framework saves weights and moments one by one."""
+        if self.placement.layout.framework != DCP:
+            return frozenset()
+        states: dict[str, set[str]] = {}
+        for kept in (k for some in self.kept for k in some):
+            states.setdefault(kept.tensor.label, set()).add(kept.tensor.state)
+        return frozenset(label for label, some in states.items() if {"weight", *MOMENTS} == some)
 
     def stretch(self, ranks: tuple[int, ...]) -> Stretch:
         return Stretch.of(ranks, [self.sizes[rank] for rank in ranks])

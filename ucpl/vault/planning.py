@@ -12,6 +12,7 @@ from ucpl.layout import Layout
 from ucpl.layout.domains import domains_of
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import even_domains
+from ucpl.remotes.vaults.memory import Stretch
 from ucpl.vault.foreseeing import Foreseen, Kept, foresee
 from ucpl.vault.schemes import Scheme, schemes
 from ucpl.vault.survival import Gone, Guarded
@@ -29,11 +30,12 @@ class Room:
     ranks: tuple[int, ...]
     saved: int  # of one generation
     for_others: int
+    gradients: int = 0  # of the generations between two of these, with what is held for others
 
     @property
     def total(self) -> int:
-        """Two slots of all."""
-        return SLOTS * (self.saved + self.for_others)
+        """Two slots of all, and those of gradients."""
+        return SLOTS * (self.saved + self.for_others) + self.gradients
 
 
 @frozen
@@ -54,6 +56,7 @@ class VaultPlan:
     domains: tuple[tuple[int, ...], ...]
     scheme: Scheme
     ranked: tuple[Scheme, ...]
+    replays: int = 0  # saves between two of all, of gradients alone
 
     @property
     def guarded(self) -> Guarded:
@@ -61,10 +64,22 @@ class VaultPlan:
 
     @property
     def rooms(self) -> tuple[Room, ...]:
+        lighter = self._lighter
         return tuple(
-            Room(ranks, sum(self.foreseen.sizes[r] for r in ranks), self.guarded.for_others(number))
+            Room(
+                ranks, sum(self.foreseen.sizes[r] for r in ranks), self.guarded.for_others(number),
+                self.replays * (sum(self.foreseen.gradients[r] for r in ranks) + lighter.for_others(number)) if lighter else 0,
+            )
             for number, ranks in enumerate(self.domains)
-        )
+        )  # fmt: skip
+
+    @property
+    def _lighter(self) -> Guarded | None:
+        """Gradients alone, under the same protection."""
+        if not self.replays:
+            return None
+        stretches = (Stretch.of(some, [self.foreseen.gradients[r] for r in some]) for some in self.domains)
+        return Guarded(self.scheme.protection, tuple(stretches))
 
     def loss(self, lost: Sequence[int]) -> Loss:
         """What is gone without these domains."""
@@ -116,16 +131,22 @@ def plan_vault(
     safe: int = 1,
     given: Given | None = None,
     most: int | None = None,
+    replays: int = 0,
 ) -> VaultPlan:
     """What a vault of a layout will be.
 
     domains: the ranks of each, how many of ranks that follow each other, or None: as the layout's `domain` says.
     protect: `none`, `mirror(2)`, `raim5`, `rs(6, 2)`; None: the one of least memory under which any `safe` domains may be lost.
     most:    bytes that a tensor is taken to have, where it has more.
+    replays: saves between two of all, of gradients alone.
 
     Raises: UcplError E690, and what planning raises.
     """
     foreseen = foresee(call, given, most)
+    if replays and not foreseen.made:
+        what = f"{call}: steps are replayed of a module and its AdamW, which are saved as framework dcp()"
+        remedy = "name a layout of dcp.ucpl that has exp_avg and exp_avg_sq"
+        fail("E690", what, Label("--replays", where=call), remedy=remedy)
     ranks = len(foreseen.sizes)
     if domains is None:
         domains = _domains_of(foreseen.placement.layout, call)
@@ -136,7 +157,7 @@ def plan_vault(
         fail("E690", f"each rank of {call}, which has {ranks}, lies in one domain", Label("--domains"))
     stretches = [foreseen.stretch(some) for some in told]
     ranked = schemes(stretches, safe, max(2, safe), protect)
-    return VaultPlan(foreseen, told, ranked[0], tuple(ranked))
+    return VaultPlan(foreseen, told, ranked[0], tuple(ranked), replays)
 
 
 def shape_of(call: str, given: Given | None = None) -> tuple[tuple[int, ...], ...]:

@@ -19,18 +19,18 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # of a parameter, the las
 
 @frozen(eq=False)
 class Raw:
-    """A tensor as bytes."""
+    """A tensor as bytes, which whoever asks for the tensor may write over."""
 
-    data: bytes | bytearray
+    data: bytearray | memoryview
     dtype: str  # torch's word
     shape: tuple[int, ...]
 
     def tensor(self) -> torch.Tensor:
-        """A copy. Raises: ValueError, TypeError, RuntimeError, where the bytes are none of such a tensor's."""
+        """The same memory. Raises: ValueError, TypeError, RuntimeError, where the bytes are none of such a tensor's."""
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.dtype!a} is no dtype")
-        return torch.frombuffer(bytearray(self.data), dtype=dtype).reshape(self.shape)
+        return torch.frombuffer(self.data, dtype=dtype).reshape(self.shape)
 
 
 def made_by(device: str) -> dict[str, str]:
@@ -43,8 +43,8 @@ def made_by(device: str) -> dict[str, str]:
     return found
 
 
-def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, bytes]:
-    """A parameter and its optimizer's state after a step, as bytes.
+def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
+    """A parameter and its optimizer's state after a step, as bytes: in the memory of what they were before, where that may be.
 
     group: the numbers of its parameter group, as the step had them. had: `weight`, `step` and MOMENTS, before the step.
     Raises: whatever torch says of numbers that no optimizer has.
@@ -62,4 +62,4 @@ def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], gr
     }
     optimizer.step()
     made = {"weight": weight.detach(), **optimizer.state[weight]}
-    return {name: made[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for name in had}
+    return {name: made[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for name in had}

@@ -149,8 +149,9 @@ class Replay:
     """What the newest of some generations is made of."""
 
     memory: Memory  # with those before it
-    _made: dict[str, dict[str, bytes]] = field(factory=dict)  # by the gradient's name, what was made last
-    _crcs: dict[str, int] = field(factory=dict)  # of what was made, by name
+    _made: dict[str, dict[str, memoryview]] = field(factory=dict)  # by the gradient's name, what was made last
+    _held: int = 0  # bytes of these
+    _crcs: dict[str, int] = field(factory=dict)  # of what was made, by name, where somebody asked
     _lock: threading.RLock = field(factory=threading.RLock)
 
     @cached_property
@@ -183,7 +184,9 @@ class Replay:
             elif name in newest.units:
                 over.add(mine.at, mine.size, partial(self._fill, name))
                 over.replayed.append((mine.at, mine.at + mine.size, self._gradients(name)))
-                over.add_crcs(holes, partial(self._crc, name))
+                # Second names of a tensor have one mark.
+                mark = crc32(newest.units[name].gradient.encode(), 0)
+                over.add_crcs(holes, partial(self._crc, name), mark)
         over.order()
         return over
 
@@ -204,28 +207,27 @@ class Replay:
 
     def _fill(self, name: str, into: memoryview, offset: int) -> None:
         """Raises: UcplError E691, E698."""
-        into[:] = memoryview(self._value(name))[offset : offset + len(into)]
+        into[:] = self._value(name)[offset : offset + len(into)]
 
-    def _value(self, name: str) -> bytes:
+    def _value(self, name: str) -> memoryview:
         newest = len(self._steps) - 1
         unit = self._steps[newest].units[name]
         with self._lock:
-            made = self._made.pop(unit.gradient, None) or self._stepped(unit, newest)
+            made = self._made.pop(unit.gradient, None)
+            if made is None:
+                made = self._stepped(unit, newest)
+                self._held += _size(made)
             self._made[unit.gradient] = made  # it was asked for last
-            size = sum(map(len, made.values())) * len(self._made)
-            while len(self._made) > 1 and size > KEPT:
-                size -= sum(map(len, self._made.pop(next(iter(self._made))).values()))
-            for one, data in made.items():
-                if one not in self._crcs:
-                    self._crcs[one] = crc32(data, 0)
+            while len(self._made) > 1 and self._held > KEPT:
+                self._held -= _size(self._made.pop(next(iter(self._made))))
             return made[name]
 
     def _crc(self, name: str) -> int:
         if name not in self._crcs:
-            self._value(name)
+            self._crcs[name] = crc32(self._value(name), 0)
         return self._crcs[name]
 
-    def _stepped(self, unit: _Unit, number: int) -> dict[str, bytes]:
+    def _stepped(self, unit: _Unit, number: int) -> dict[str, memoryview]:
         """What a step made, by name. Raises: UcplError E691, E698."""
         from ucpl.remotes.vaults.adamw import Raw, made_by, stepped  # torch, which most that is read needs not
 
@@ -234,9 +236,9 @@ class Replay:
         if here != unit.by:
             told = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
             self._refuse(f"it was trained with {next(told)}, and here is {next(told)}: other bits may come out")
-        earlier: dict[str, dict[str, bytes]] = {}
+        earlier: dict[str, dict[str, memoryview]] = {}
 
-        def had(name: str) -> bytes | bytearray:
+        def had(name: str) -> bytearray | memoryview:
             for at in range(number - 1, -1, -1):
                 there = self._steps[at]
                 if (other := there.units.get(name)) is not None:
@@ -276,6 +278,11 @@ class Replay:
         fail("E698", f"{home}: generation {generation} cannot be replayed: {why}", Label(str(home)))
 
 
+def _size(made: Mapping[str, memoryview]) -> int:
+    """Bytes of memory: second names have none of their own."""
+    return sum({id(one.obj): len(one) for one in made.values()}.values())
+
+
 def _crc_of(place: _Place) -> int:
     return place.file.crcs.get(place.named.storage, 0)
 
@@ -294,32 +301,37 @@ _Fill = Callable[[memoryview, int], None]
 class Over:
     """What lies over a file: bytes that are given by others, ascending."""
 
-    pieces: list[tuple[int, int, _Fill]] = field(factory=list)
+    pieces: list[tuple[int, int, _Fill, _Fill]] = field(factory=list)  # exact, and sooner had
     replayed: list[tuple[int, int, int]] = field(factory=list)  # what steps make, and bytes of gradients that take part
     _begins: Sequence[int] = ()
 
-    def add(self, begin: int, size: int, fill: _Fill) -> None:
-        self.pieces.append((begin, begin + size, fill))
+    def add(self, begin: int, size: int, fill: _Fill, sooner: _Fill | None = None) -> None:
+        self.pieces.append((begin, begin + size, fill, sooner or fill))
 
-    def add_crcs(self, holes: Sequence[int], crc: Callable[[], int]) -> None:
+    def add_crcs(self, holes: Sequence[int], crc: Callable[[], int], mark: int | None = None) -> None:
+        """mark: what stands for the CRC where nobody waits for it to be made."""
+
         def fill(into: memoryview, offset: int) -> None:
             into[:] = crc().to_bytes(4, "little")[offset : offset + len(into)]
 
+        def sooner(into: memoryview, offset: int) -> None:
+            into[:] = (mark or 0).to_bytes(4, "little")[offset : offset + len(into)]
+
         for at in holes:
-            self.add(at, 4, fill)
+            self.add(at, 4, fill, sooner if mark is not None else None)
 
     def order(self) -> None:
         self.pieces.sort(key=lambda one: one[:2])
         self.replayed.sort()
-        self._begins = [begin for begin, _, _ in self.pieces]
+        self._begins = [begin for begin, *_ in self.pieces]
 
-    def fill(self, into: memoryview, position: int, under: _Fill) -> None:
-        """Bytes of the file from `position` on. under: gives those over which nothing lies."""
+    def fill(self, into: memoryview, position: int, under: _Fill, *, exact: bool = True) -> None:
+        """Bytes of the file from `position` on. under: gives those over which nothing lies. exact: its CRCs, too."""
         at, end = position, position + len(into)
         i = max(0, bisect_right(self._begins, position) - 1)
-        for begin, high, fill in self.pieces[i:]:
-            if begin >= end:
-                break
+        while i < len(self.pieces) and self.pieces[i][0] < end:
+            begin, high, fill, sooner = self.pieces[i]
+            i, fill = i + 1, fill if exact else sooner
             low, high = max(begin, at), min(high, end)
             if low >= high:
                 continue

@@ -104,6 +104,11 @@ class Stored:
         return self._over.replayed if self._over is not None else []
 
     @cached_property
+    def made(self) -> list[Range]:
+        """The same for readers of archives: what `read` gives for their CRCs tells them apart, and is not theirs."""
+        return [(begin, end) for begin, end, _ in self.replayed]
+
+    @cached_property
     def _begins(self) -> list[int]:
         return [span[0] for span in self.spans]
 
@@ -113,7 +118,10 @@ class Stored:
             size = min(len(into), self.size - position - done)
             if size <= 0:
                 break
-            self.fill(into[:size], position + done)
+            if self._over is None:
+                self._saved(into[:size], position + done)
+            else:
+                self._over.fill(into[:size], position + done, self._saved, exact=False)
             done += size
         return done
 
