@@ -25,7 +25,7 @@ from ucpl.errors import UcplError
 from ucpl.remotes.reading import is_within
 from ucpl.remotes.vaults import adamw
 from ucpl.remotes.vaults.records import Job, Shard
-from ucpl.remotes.vaults.sealed import Told
+from ucpl.remotes.vaults.sealed import Told, opened, seal
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.schedule.nets import net_from, net_json
@@ -33,6 +33,7 @@ from ucpl.vault import Saved, Vault, Writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.looking import damage, look, scrub
 from ucpl.vault.persisting import persist
+from ucpl.vault.planning import plan_vault
 from ucpl.vault.restoring import restored
 from ucpl.vault.server import Server
 
@@ -629,3 +630,60 @@ def test_steps_are_made_for_what_is_read_alone_and_once(tmp_path, monkeypatch):
 def test_what_lies_within_is_told(low, high, found):
     assert is_within(low, high, [(4, 8), (20, 30)]) is found
     assert not is_within(low, high, [])
+
+
+SPEC = """ucpl 1
+model plain {
+  dim h = 300, f = h
+  weight : f h
+  bias   : h
+  dtype f32
+  state exp_avg, exp_avg_sq : f32
+}
+"""
+
+
+def test_what_gradients_take_is_foretold(tmp_path, capsys):
+    """Tensors of a linear layer and its AdamW: a rank of two has half of all, and gradients are a third of that."""
+    (tmp_path / "plain.ucpl").write_text(SPEC)
+    call = ["vault", "plan", "dcp(fsdp = 2)", "--model", f"{tmp_path / 'plain.ucpl'}:plain", "--domains", "2", "--json"]
+    assert main([*call]) == 0
+    without = json.loads(capsys.readouterr().out)
+    assert main([*call, "--replays", "4"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    whole = 3 * 4 * (300 * 300 + 300)
+    assert (without["replays"], without["gradients"], without["saved"]) == (0, 0, whole)
+    assert (told["replays"], told["gradients"], told["replayed"], told["saved"]) == (4, whole // 3, whole, whole)
+    for one, other in zip(told["domains"], without["domains"], strict=True):
+        held = other["memory"] // 2 // 3  # of a generation of gradients, with the copy of the other domain's
+        assert one["gradients"] == 4 * held or abs(one["gradients"] - 4 * held) < 4 * 4 * 4096  # blocks of whole pages
+        assert one["memory"] == other["memory"] + one["gradients"]
+    with training(tmp_path / "job") as here:
+        here.model = nn.Linear(300, 300)  # type: ignore[assignment]
+        here.optimizer = torch.optim.AdamW(here.model.parameters())
+        for _ in range(2):
+            here.optimizer.zero_grad()
+            here.model(torch.randn(6, 300)).square().mean().backward()
+            here.optimizer.step()
+            here.save()
+        newest = here.vault.committed()
+        assert newest is not None
+        tensors = [one for file in newest.shards[0].files for one in file.named if one.storage and len(one.shape)]
+        assert sum(one.size for one in tensors) == told["gradients"]
+    with pytest.raises(UcplError) as refused:
+        plan_vault(str(Path(__file__).parents[2] / "examples/ranks/job.ucpl") + ":job(dp=2)", 2, replays=1)
+    assert code_of(refused) == "E690" and "dcp()" in refused.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize("lacks", ["replay", "base", "depth", "slot"])
+def test_a_text_of_gradients_that_lacks_something_is_none(tmp_path, lacks):
+    with training(tmp_path / "job") as here:
+        for _ in range(2):
+            here.step()
+            here.save()
+        data = (here.vault.home / "d0" / "r0.s2.json").read_bytes()
+        assert Shard.of(data) is not None
+        told = opened(data)
+        assert told is not None
+        del told[lacks]
+        assert Shard.of(seal(told)) is None

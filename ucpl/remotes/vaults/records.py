@@ -309,7 +309,7 @@ class Shard:
             return cls(
                 _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "step"),
                 _number(told, "rank", _RANKS_MAX), slot, size, _digests(told, size), files,
-                _object(told.get("state")), depth, base, _object(told["replay"]) if depth else {},
+                _object(told.get("state")), depth, base, _object(told.get("replay")) if depth else {},
             )  # fmt: skip
         except ValueError:
             return None
