@@ -21,7 +21,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from ucpl.cli import main
 from ucpl.columns.operations import Extract, Read, Recompute, Reconstruct
+from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.errors import UcplError
+from ucpl.remotes.entrance import source_at
 from ucpl.remotes.reading import is_within
 from ucpl.remotes.vaults import adamw
 from ucpl.remotes.vaults.records import Job, Shard
@@ -589,7 +591,12 @@ def test_steps_are_made_for_what_is_read_alone_and_once(tmp_path, monkeypatch):
     """
     made: list[tuple[Any, ...]] = []
     stepped = adamw.stepped
-    monkeypatch.setattr(adamw, "stepped", lambda *words: made.append(words) or stepped(*words))
+
+    def counted(*words: Any) -> dict[str, memoryview]:
+        made.append(words)
+        return stepped(*words)
+
+    monkeypatch.setattr(adamw, "stepped", counted)
     with training(tmp_path / "job") as here:
         for _ in range(2):
             here.step()
@@ -687,3 +694,16 @@ def test_a_text_of_gradients_that_lacks_something_is_none(tmp_path, lacks):
         assert told is not None
         del told[lacks]
         assert Shard.of(seal(told)) is None
+
+
+def test_what_is_told_of_a_checkpoint_is_the_same_before_steps_are_made(tmp_path):
+    """A weight that has two names is found by the CRCs of both, which here are not those of its bytes."""
+    with training(tmp_path / "job") as here:
+        for _ in range(2):
+            here.step()
+            here.save()
+        persist(here.vault.home, tmp_path / "out")
+        told = [
+            infer(open_checkpoint(path)).text() for path in (source_at(f"vault:{here.vault.home}"), tmp_path / "out")
+        ]
+        assert told[0] == told[1] and "tied.weight" in told[0]
