@@ -28,8 +28,14 @@ BACK: dict[str, dict[str, tuple[str, int]]] = {
 }
 
 
-def done(folder: Path, kind: str, kills: int) -> dict[str, Any]:
-    job = {"kind": kind, "kills": kills, "seed": int(os.environ.get("UCPL_SEED", "11")), "steps": STEPS}
+def done(folder: Path, kind: str, kills: int, replays: int = 0) -> dict[str, Any]:
+    job = {
+        "kind": kind,
+        "kills": kills,
+        "replays": replays,
+        "seed": int(os.environ.get("UCPL_SEED", "11")),
+        "steps": STEPS,
+    }
     listed = folder.with_suffix(".json")
     listed.write_text(json.dumps({**job, "folder": str(folder), "back": BACK[kind]}))
     unlike = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "TORCH_COMPILE_DISABLE": "1"}
@@ -48,13 +54,15 @@ def done(folder: Path, kind: str, kills: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["zero1", "fsdp2"])
-def test_a_job_that_is_killed_ends_as_one_that_was_not(tmp_path: Path, kind: str) -> None:
-    whole, killed = done(tmp_path / "whole", kind, 0), done(tmp_path / "killed", kind, KILLS)
+@pytest.mark.parametrize(("kind", "replays"), [("zero1", 0), ("fsdp2", 0), ("fsdp2", 3)])
+def test_a_job_that_is_killed_ends_as_one_that_was_not(tmp_path: Path, kind: str, replays: int) -> None:
+    """replays: saves of gradients alone between two of all, of which the job comes back by making steps once more."""
+    whole, killed = done(tmp_path / "whole", kind, 0), done(tmp_path / "killed", kind, KILLS, replays)
     assert sum(killed["struck"].values()) == KILLS and not whole["struck"]
     print(f"{kind}: {killed['struck']}, when these steps counted: {killed['kept']}")
     assert killed["kept"] == sorted(killed["kept"]) and 0 < max(killed["kept"]) < STEPS
     assert len(whole["losses"]) == STEPS and killed["losses"] == whole["losses"]
     assert killed["digest"] == whole["digest"]
+    assert bool(killed["gradients"]) == bool(replays) and not whole["gradients"]
     # On other ranks, from memory alone, the state is bit for bit what it was.
     assert killed["back"] == dict.fromkeys(BACK[kind], whole["digest"])

@@ -145,10 +145,10 @@ class Fsdp2:
         self.kept = (self.model, self.optimizer)
 
     def step(self, words: torch.Tensor) -> torch.Tensor:
-        loss = self.model(words)
+        self.optimizer.zero_grad()  # gradients of a step are there when it is saved
+        loss: torch.Tensor = self.model(words)
         loss.backward()
         self.optimizer.step()
-        self.optimizer.zero_grad()
         return loss
 
     def load(self, source: str) -> None:
@@ -191,7 +191,7 @@ def train(kind: str, home: Path, life: int, steps: int, result: Path) -> None:
     """One life of a rank. Its first weights are those of the first life only where nothing was kept."""
     source, told = newest(home)
     job = KINDS[kind](1 if not source else 100 + life)
-    at, losses = 0, []
+    at, losses, gradients = 0, [], 0
     if source:
         job.load(source)
         at, losses = told["step"], told["losses"]
@@ -203,11 +203,12 @@ def train(kind: str, home: Path, life: int, steps: int, result: Path) -> None:
             dist.all_reduce(loss)
             losses.append((float(loss) / WORLD).hex())
             rng = torch.get_rng_state().tolist()
-            writer.save(step, job.kept, {"step": step, "losses": losses, "rng": rng})
+            saved = writer.save(step, job.kept, {"step": step, "losses": losses, "rng": rng})
+            gradients += bool(saved.replays)
         end = time.monotonic() + SECONDS
         while (writer.committed() or (0, 0))[1] != steps and time.monotonic() < end:
             time.sleep(0.005)
-    told = {"digest": digest(job.state()), "losses": losses}
+    told = {"digest": digest(job.state()), "losses": losses, "gradients": gradients}
     if dist.get_rank() == 0:
         (result / "trained.json").write_text(json.dumps(told))
 
@@ -283,9 +284,9 @@ def kill(pid: int) -> None:
 class Machines:
     """The servers of a vault, one of each domain, and who is killed."""
 
-    def __init__(self, home: Path, logs: Path) -> None:
+    def __init__(self, home: Path, logs: Path, replays: int) -> None:
         self.home, self.logs = home, logs
-        Vault.make(home, ranks=WORLD, domains=WORLD, protect="raim5")
+        Vault.make(home, ranks=WORLD, domains=WORLD, protect="raim5", replays=replays)
         self.servers: dict[int, int] = {}
         for number in range(WORLD):
             self.serve(number)
@@ -373,7 +374,7 @@ def _well(status: int | None, good: int = 0) -> bool | None:
 def main(job: dict[str, Any]) -> dict[str, Any]:
     result = Path(job["folder"])
     result.mkdir(parents=True)
-    machines = Machines(result / "memory" / "job", result)
+    machines = Machines(result / "memory" / "job", result, job["replays"])
     try:
         struck, kept = lives(job, machines, result)
         trained = json.loads((result / "trained.json").read_text())
