@@ -143,6 +143,8 @@ class _Share:
     held: _Held | None  # what the rank had
     plan: SavePlan
     results: list[WriteResult]  # where its values lie in its file
+    laid: ToSave | None  # its file, without the tensors, which need not live as long
+    places: tuple[tuple[int, str, int], ...]  # of each tensor there: byte, storage, number in the plan
     metadata: Metadata | None  # on the first rank: of all
     text: bytes  # the same, as it is written
 
@@ -261,7 +263,10 @@ def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
 
 def of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
     """The files that this rank would write of a state dict. All ranks call it together. Raises: UcplError E693."""
-    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
+    state = {
+        key: value.state_dict() if not isinstance(value, torch.Tensor) and isinstance(value, Stateful) else value
+        for key, value in state.items()
+    }
     planner = DefaultSavePlanner()
     planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
     held = _held(planner)
@@ -274,9 +279,9 @@ def of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
         collecting = _dealt(state)
         file, metadata = collecting.file, collecting.metadata
         text = pickle.dumps(metadata) if metadata is not None else b""
-        shares.known = _Share(held, collecting.plan, collecting.results, metadata, text)
-    if file is not None and shares.are_named:
-        file = _named(file, shares.known.plan, shares.known.results)
+        if file is not None and shares.are_named:
+            file = _named(file, collecting.plan, collecting.results)
+        shares.known = _Share(held, collecting.plan, collecting.results, *_apart(file), metadata, text)
     files = [file] if file is not None else []
     if shares.known.text:
         files.append(text_file(".metadata", shares.known.text))
@@ -298,25 +303,59 @@ def _held(planner: DefaultSavePlanner) -> _Held | None:
     return planner.is_coordinator, planner.mappings, found
 
 
+def _apart(file: ToSave | None) -> tuple[ToSave | None, tuple[tuple[int, str, int], ...]]:
+    """A file without its tensors, and where they lie in it."""
+    if file is None:
+        return None, ()
+    # As `archives` numbers them.
+    places = tuple((at, storage, int(storage.partition(":")[0])) for at, storage, _ in file.tensors)
+    return evolve(file, tensors=()), places
+
+
 def _as_before(
     held: _Held | None, planner: DefaultSavePlanner, known: _Share | None
 ) -> tuple[ToSave | None, _Share] | None:
     """What a rank writes where it has what it had before; None: that has to be dealt out, or refused, by all together.
 
-    Where values lie that are no tensors may change: the first rank alone has such, and the metadata.
+    Where values lie that are no tensors may change: one rank alone has the metadata, which says where.
     """
     if known is None or held is None or known.held != held:
         return None
     try:
+        file = _refilled(known, planner)
+        if file is not None or known.laid is None:
+            return file, known
         file, results = _file_of(known.plan, planner)
     except Exception:  # whatever it is, all ranks raise it once it is dealt out anew
         return None
-    if results == known.results:
-        return file, known
     if known.metadata is None:
         return None
+    if file is not None and known.laid is not None and known.laid.named:
+        file = _named(file, known.plan, results)
     known.metadata.storage_data |= {one.index: one.storage_data for one in results}
-    return file, evolve(known, results=results, text=pickle.dumps(known.metadata))
+    laid, places = _apart(file)
+    return file, evolve(known, results=results, laid=laid, places=places, text=pickle.dumps(known.metadata))
+
+
+def _refilled(known: _Share, planner: SavePlanner) -> ToSave | None:
+    """The file as it was laid out, of other values. None: there is one of another length that is no tensor, or no file."""
+    if known.laid is None:
+        return None
+    tensors: dict[int, torch.Tensor] = {}
+    values: dict[int, bytes] = {}
+    for number, (item, result) in enumerate(zip(known.plan.items, known.results, strict=True)):
+        data = planner.resolve_data(item)
+        if isinstance(data, torch.Tensor):
+            tensors[number] = data.detach()
+            continue
+        assert isinstance(data, io.BytesIO)
+        if len(data.getvalue()) != result.size_in_bytes:
+            return None
+        values[result.storage_data.offset] = data.getvalue()
+    fixed = tuple((at, values.get(at, told)) for at, told in known.laid.fixed)
+    return evolve(
+        known.laid, fixed=fixed, tensors=tuple((at, storage, tensors[number]) for at, storage, number in known.places)
+    )
 
 
 def all_agree(mine: bool) -> bool:
