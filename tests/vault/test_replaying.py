@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import shutil
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -311,7 +313,30 @@ def two_dimensions_exchanged(here: Training) -> None:
     here.optimizer.state[weight]["exp_avg"] = here.optimizer.state[weight]["exp_avg"].t().contiguous().t()
 
 
+def step_that_failed(here: Training) -> None:
+    here.backward()
+    betas = here.optimizer.param_groups[1]["betas"]
+    here.optimizer.param_groups[0]["betas"] = (0.9,)
+    with pytest.raises(ValueError, match="unpack"):
+        here.optimizer.step()
+    here.optimizer.param_groups[0]["betas"] = betas
+
+
+def step_with_a_hook(here: Training) -> None:
+    """One that changes what it steps on, before ours looks."""
+
+    def clamp(*_: object) -> None:
+        with torch.no_grad():
+            here.model.last.weight[0, 0] = 0
+
+    hook = here.optimizer.register_step_post_hook(clamp)
+    here.optimizer._optimizer_step_post_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
+    here.step()
+    hook.remove()
+
+
 ODD: list[Callable[[Training], None]] = [
+    step_that_failed, step_with_a_hook,
     two_steps, no_step, gradients_gone, gradients_zeroed, gradients_of_the_next_step, weight_written_after,
     weight_written_before, moment_written, storage_exchanged, optimizer_loaded, rate_is_a_tensor, another_optimizer,
     tensor_is_new, value_of_another_length, value_that_is_no_number, two_dimensions_exchanged,
@@ -707,3 +732,47 @@ def test_what_is_told_of_a_checkpoint_is_the_same_before_steps_are_made(tmp_path
             infer(open_checkpoint(path)).text() for path in (source_at(f"vault:{here.vault.home}"), tmp_path / "out")
         ]
         assert told[0] == told[1] and "tied.weight" in told[0]
+
+
+def test_where_the_first_step_comes_out_otherwise_all_is_kept_from_then_on(tmp_path, caplog):
+    """A step that is compiled, or wrapped: it does more than the optimizer's, each time."""
+    with training(tmp_path / "job") as here:
+        found = []
+        for _ in range(4):
+            here.step()
+            for p in here.model.parameters():
+                p.data.mul_(1.5)
+            found.append(here.save().replays)
+        assert found == [0, 1, 0, 0]
+        assert [r.getMessage() for r in caplog.records if "all is kept at each step" in r.getMessage()]
+        here.demand_same()
+
+
+def test_the_first_step_alone_is_tried_by_one_parameter(tmp_path, monkeypatch):
+    made: list[tuple[int, ...]] = []
+    stepped = adamw.stepped
+
+    def counted(group: Any, device: str, had: Any, grad: Any) -> dict[str, memoryview]:
+        made.append(grad.shape)
+        return stepped(group, device, had, grad)
+
+    monkeypatch.setattr(adamw, "stepped", counted)
+    with training(tmp_path / "job") as here:
+        for _ in range(7):
+            here.step()
+            here.save()
+        assert made == [(37,)]  # the smallest
+
+
+def test_gradients_do_not_live_for_the_vault(tmp_path):
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        here.step()
+        gradient = weakref.ref(here.model.last.weight.grad)
+        assert gradient() is not None
+        here.optimizer.zero_grad()
+        gc.collect()
+        assert gradient() is None
+        here.writer.close()
+        assert not here.optimizer._optimizer_step_pre_hooks and not here.optimizer._optimizer_step_post_hooks

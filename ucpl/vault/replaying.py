@@ -8,22 +8,27 @@ another place of each tensor each time: what is replayed is held against them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import xxhash
 from attrs import field
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ucpl.errors import UcplError
 from ucpl.records import define
 from ucpl.remotes.vaults.adamw import MOMENTS, made_by
-from ucpl.remotes.vaults.replay import GRADIENT, WINDOW, window_of
+from ucpl.remotes.vaults.replay import GRADIENT, WINDOW, Replay, window_of
 from ucpl.vault.live import Shares, all_agree, looked_at, of_state, sizes_of, state_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from ucpl.remotes.vaults.memory import Memory
+    from ucpl.remotes.vaults.records import Commit
     from ucpl.remotes.vaults.sealed import Told
     from ucpl.vault.files import ToSave
 
@@ -61,10 +66,12 @@ class _Watch:
     """What an optimizer did since the last save, by hooks before and after its steps."""
 
     optimizer: torch.optim.Optimizer
-    steps: int = 0
+    steps: int = 0  # that were begun
+    ended: int = 0
     is_plain: bool = True  # nothing else changed, as far as it can be seen, and its numbers are such as can be kept
     groups: list[Told] = field(factory=list)
-    grads: dict[int, tuple[torch.Tensor, _Stamp]] = field(factory=dict)  # by id of the parameter
+    # By id of the parameter. They need not live until the next save.
+    grads: dict[int, tuple[weakref.ref[torch.Tensor], _Stamp]] = field(factory=dict)
     stamps: list[_Stamp] = field(factory=list)  # after the last save, then after the step
     hooks: list[RemovableHandle] = field(factory=list)
 
@@ -86,32 +93,44 @@ class _Watch:
         return found
 
     def saved(self) -> None:
-        self.steps, self.is_plain, self.grads = 0, True, {}
+        self.steps, self.ended, self.is_plain, self.grads = 0, 0, True, {}
         self.stamps = self.all_stamps()
 
     def _before(self) -> None:
         self.steps += 1
         groups = [_numbers(group) for group in self.optimizer.param_groups]
         scaled = getattr(self.optimizer, "grad_scale", None) is not None
-        self.is_plain &= not scaled and None not in groups and self.all_stamps() == self.stamps
+        self.is_plain &= not scaled and None not in groups and self.all_stamps() == self.stamps and self._is_alone()
         self.groups = [group for group in groups if group is not None]
-        self.grads = {id(p): (p.grad, _stamp(p.grad)) for _, p in self.parameters() if p.grad is not None}
+        self.grads = {id(p): (weakref.ref(p.grad), _stamp(p.grad)) for _, p in self.parameters() if p.grad is not None}
+
+    def _is_alone(self) -> bool:
+        """Whether no other hook is part of the step: what it changes between ours would not be seen."""
+        own = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks
+        of_all = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        return all(len(hooks) == 1 for hooks in own) and not any(of_all)
 
     def _after(self) -> None:
+        self.ended += 1
         self.stamps = self.all_stamps()
 
     def one_step(self) -> bool:
         """Whether there was one since the last save, and nothing else that can be seen. Its gradients are there."""
         return (
             self.steps == 1
+            and self.ended == 1
             and self.is_plain
             and self.all_stamps() == self.stamps
             and all(
-                p.grad is not None and id(p) in self.grads and _stamp(p.grad) == self.grads[id(p)][1]
+                p.grad is not None and self._is_as_it_was(p.grad, self.grads.get(id(p)))
                 for _, p in self.parameters()
                 if p.grad is not None or id(p) in self.grads
             )
         )
+
+    @staticmethod
+    def _is_as_it_was(grad: torch.Tensor, before: tuple[weakref.ref[torch.Tensor], _Stamp] | None) -> bool:
+        return before is not None and before[0]() is grad and _stamp(grad) == before[1]
 
     def end(self) -> None:
         for hook in self.hooks:
@@ -137,6 +156,8 @@ class Replaying:
 
     def __init__(self) -> None:
         self._watch: _Watch | None = None
+        self._tried = False  # whether a step came out as it was trained, of one parameter
+        self.is_refused = False  # it did not: all is kept
         self._whole, self._light = Shares(are_named=True), Shares(are_named=True)
         self._sizes: dict[str, int] = {}  # of values that are no tensors, of the last save of all
 
@@ -149,12 +170,12 @@ class Replaying:
         state = state_of(module, optimizer)
         if self._watch is None or self._watch.optimizer is not optimizer:
             self.close()
-            self._watch = _Watch(optimizer)
+            self._watch, self._tried, self.is_refused = _Watch(optimizer), False, False
             self._watch.begin()
         flat, is_as_before = looked_at(state, self._whole)
         sizes = sizes_of(flat)
         # Of values that are no tensors the new ones stand where the old ones stood.
-        may = may and is_as_before and sizes == self._sizes and self._watch.one_step()
+        may = may and is_as_before and not self.is_refused and sizes == self._sizes and self._watch.one_step()
         made = self._gradients(flat) if may else None
         if all_agree(made is not None) and made is not None:
             light, units = made
@@ -162,6 +183,23 @@ class Replaying:
             return files, self._told(files, units, generation)
         self._sizes = sizes
         return of_state(state, self._whole), None
+
+    def attempt(self, newest: Commit, memory: Callable[[], Memory], rank: int) -> None:
+        """Of the first gradients that count, make the step of a parameter: where that is not what was trained, none are kept.
+
+        So it is where a step is compiled, say. Raises: UcplError E691, E692, E698.
+        """
+        if self._tried or self.is_refused or not newest.depth:
+            return
+        found = memory()
+        try:
+            Replay(found).attempt(rank)
+            self._tried = True
+        except UcplError as error:
+            self.is_refused = error.diagnostics[0].code == "E698"
+            raise
+        finally:
+            found.close()
 
     def saved(self) -> None:
         """Steps are counted from here on."""

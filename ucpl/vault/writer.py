@@ -27,6 +27,7 @@ from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.places import Domain, Holder, held
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard, slot_of
 from ucpl.remotes.vaults.sealed import Told, write_whole
+from ucpl.remotes.vaults.view import generation_at
 from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import Arenas, Written
@@ -216,12 +217,22 @@ class Writer:
             return self._files(step, what), None
         self._replaying = self._replaying or Replaying()
         found = next(iter(committed(self.home, self.job)), None)
+        may = found is not None and self._follows(found)
         try:
-            return self._replaying.files(what, self._next - 1, may=found is not None and self._follows(found))
+            if may and found is not None:
+                self._attempt(self._replaying, found)
+            return self._replaying.files(what, self._next - 1, may=may)
         except UcplError:
             raise
         except Exception as error:
             fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
+
+    def _attempt(self, replaying: Replaying, newest: Commit) -> None:
+        try:
+            replaying.attempt(newest, lambda: generation_at(self.home, newest.generation), self.rank)
+        except UcplError as error:  # else what it is made of is lost, or gone: the next one is tried
+            if replaying.is_refused:
+                _log.warning("all is kept at each step: %s", error.diagnostics[0].message)
 
     def _follows(self, newest: Commit) -> bool:
         """Whether the generation that is saved now may be made of the newest that counts."""

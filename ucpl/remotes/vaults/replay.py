@@ -203,6 +203,14 @@ class Replay:
                 return step.places[name]
         return None
 
+    def attempt(self, rank: int) -> None:
+        """Make the newest step of the smallest parameter whose gradient a rank saved. Raises: UcplError E691, E698."""
+        units = {id(unit): unit for unit in self._steps[-1].units.values()}.values()
+        places = self._steps[-1].places
+        mine = [(places[u.gradient].named.size, u.weights[0]) for u in units if places[u.gradient].rank == rank]
+        if mine:
+            self._value(min(mine)[1])
+
     # ---- making --------------------------------------------------------------------------------------------------------
 
     def _fill(self, name: str, into: memoryview, offset: int) -> None:
