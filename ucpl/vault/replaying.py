@@ -118,7 +118,7 @@ class _Watch:
         """Whether there was one since the last save, and nothing else that can be seen. Its gradients are there."""
         return (
             self.steps == 1
-            and self.ended == 1
+            and self.ended == self.steps
             and self.is_plain
             and self.all_stamps() == self.stamps
             and all(
