@@ -391,6 +391,9 @@ def _failed(writer: Writer, error: OSError) -> UcplError:
         state = os.statvfs(where)
         free = f"{state.f_bavail * state.f_frsize:,} bytes are free there"
     try:
+        if isinstance(error, Silence):
+            said = f"{error.strerror}: a save would be written over what may count there"
+            fail("E697", said, Label(where), remedy="start its server once more; the next save is tried again")
         fail("E695", f"{where} cannot be written: {error.strerror or error}", Label(where, free))
     except UcplError as told:
         return told
