@@ -456,13 +456,13 @@ def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_pa
         made.voted_for(30, (1, 2))
         before, meanwhile = counted.saved_in, [made.homes[1]]
 
-        def slow(holders, job):
+        def slow(holders, job, slots):
             if meanwhile:
                 meanwhile.clear()
                 made.servers[0].turn()
                 for n in range(3):
                     made.writers[n].save(40, None)
-            return before(holders, job)
+            return before(holders, job, slots)
 
         monkeypatch.setattr(server_module, "saved_in", slow)
         made.servers[1].turn()

@@ -27,9 +27,9 @@ from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.errors import UcplError
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.reading import is_within
-from ucpl.remotes.vaults import adamw
+from ucpl.remotes.vaults import adamw, places
 from ucpl.remotes.vaults.records import Job, Shard
-from ucpl.remotes.vaults.sealed import Told, opened, seal
+from ucpl.remotes.vaults.sealed import Told, opened, read_sealed, seal
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.schedule.nets import net_from, net_json
@@ -290,10 +290,40 @@ def value_of_another_length(here: Training) -> None:
     here.optimizer.param_groups[0]["seen"] = [1] * 500
 
 
-def value_that_is_no_number(here: Training) -> None:
-    here.optimizer.param_groups[0]["seen"] = "x"
+def step_with_a_closure(here: Training) -> None:
+    """Which may change what is stepped on, though gradients stay."""
+    here.backward()
+
+    def closure() -> float:
+        with torch.no_grad():
+            here.model.last.weight[0, 0] = 0
+        return 0.0
+
+    here.optimizer.step(closure)
+
+
+def smallest_numbers_are_flushed(here: Training) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush denormals")
+    try:
+        here.step()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def one_tensor_of_two_parameters(here: Training) -> None:
+    here.model.last.bias = nn.Parameter(here.model.first.bias.data[:37])
+    here.model.first.bias = nn.Parameter(here.model.last.bias.data)
+
+
+def something_else_between(here: Training) -> None:
     here.step()
-    here.optimizer.param_groups[0]["seen"] = [1]
+    here.done += 1
+    here.writer.save(here.done, {"other": torch.ones(3)})
+    for _ in range(2):
+        for server in here.servers:
+            server.turn()
+    here.step()
 
 
 def another_optimizer(here: Training) -> None:
@@ -339,7 +369,8 @@ ODD: list[Callable[[Training], None]] = [
     step_that_failed, step_with_a_hook,
     two_steps, no_step, gradients_gone, gradients_zeroed, gradients_of_the_next_step, weight_written_after,
     weight_written_before, moment_written, storage_exchanged, optimizer_loaded, rate_is_a_tensor, another_optimizer,
-    tensor_is_new, value_of_another_length, value_that_is_no_number, two_dimensions_exchanged,
+    tensor_is_new, value_of_another_length, two_dimensions_exchanged, step_with_a_closure,
+    smallest_numbers_are_flushed, something_else_between,
 ]  # fmt: skip
 
 
@@ -776,3 +807,116 @@ def test_gradients_do_not_live_for_the_vault(tmp_path):
         assert gradient() is None
         here.writer.close()
         assert not here.optimizer._optimizer_step_pre_hooks and not here.optimizer._optimizer_step_post_hooks
+
+
+def test_a_step_that_a_scaler_made_the_optimizer_skip_is_none(tmp_path):
+    with training(tmp_path / "job", fused=True) as here:
+        here.step()
+        here.save()
+        here.backward()
+        setattr(here.optimizer, "found_inf", torch.tensor(1.0))  # noqa: B010 - as a scaler does
+        here.optimizer.step()
+        delattr(here.optimizer, "found_inf")
+        assert here.save().replays == 0
+        here.demand_same()
+
+
+def test_numbers_of_a_group_that_change_within_a_step_are_seen(tmp_path, monkeypatch):
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        before = torch.optim.AdamW._init_group
+
+        def changing(self: Any, group: Any, *rest: Any) -> Any:
+            group["lr"] *= 1.5
+            return before(self, group, *rest)
+
+        with monkeypatch.context() as inside:
+            inside.setattr(torch.optim.AdamW, "_init_group", changing)
+            here.step()
+        assert here.save().replays == 0
+        here.demand_same()
+
+
+@pytest.mark.parametrize("name", ["user@home", "a.b"])
+def test_words_that_no_step_asks_for_and_names_of_any_letters_change_nothing(tmp_path, name):
+    with training(tmp_path / "job") as here:
+        here.model = nn.ModuleDict({name.replace(".", "_"): nn.Linear(37, 5)})  # type: ignore[assignment]
+        (layer,) = here.model.values()  # type: ignore[operator]
+        here.optimizer = torch.optim.AdamW(here.model.named_parameters())
+        here.optimizer.param_groups[0]["name"] = "decayed"
+        for number in range(3):
+            here.optimizer.zero_grad()
+            layer(torch.randn(4, 37)).square().mean().backward()
+            here.optimizer.step()
+            assert here.save().replays == number
+        persist(here.vault.home, tmp_path / "out")
+        state = {"model": {n: torch.zeros_like(v) for n, v in here.model.state_dict().items()}}
+        load(state, checkpoint_id=tmp_path / "out", no_dist=True)
+        assert same(state["model"], dict(get_model_state_dict(here.model)))
+
+
+def test_two_parameters_over_one_tensor_are_saved_as_a_whole(tmp_path):
+    with training(tmp_path / "job") as here:
+        first, last = nn.Linear(5, 5), nn.Linear(5, 5)
+        last.weight = nn.Parameter(first.weight.data)
+        here.model = nn.Sequential(first, last)  # type: ignore[assignment]
+        here.optimizer = torch.optim.AdamW(here.model.parameters())
+        for _ in range(3):
+            here.optimizer.zero_grad()
+            here.model(torch.randn(4, 5)).square().mean().backward()
+            here.optimizer.step()
+            assert here.save().replays == 0
+
+
+def test_a_second_name_of_another_size_is_refused(tmp_path):
+    from attrs import evolve
+
+    def edit(shard: Shard) -> Shard:
+        units = copy.deepcopy(dict(shard.replay["units"]))  # type: ignore[call-overload]
+        units["model.first.weight"]["weights"][1] = "model.last.bias"
+        return evolve(shard, replay={**shard.replay, "units": units})
+
+    with training(tmp_path / "job") as here:
+        for _ in range(2):
+            here.step()
+            here.save()
+        edited(here.vault.home, edit)
+        with pytest.raises(UcplError) as refused:
+            here.demand_same()
+        assert code_of(refused) == "E698"
+
+
+def test_hooks_of_all_optimizers_of_who_reads_are_none_of_a_steps(tmp_path):
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    with training(tmp_path / "job") as here:
+        for _ in range(2):
+            here.step()
+            assert here.save()
+        called: list[object] = []
+        hook = register_optimizer_step_post_hook(lambda *words: called.append(words))
+        try:
+            persist(here.vault.home, tmp_path / "out")
+        finally:
+            hook.remove()
+        assert called == []
+        here.demand_same(tmp_path / "out")
+
+
+def test_a_server_reads_no_text_twice_however_many_slots_there_are(tmp_path, monkeypatch):
+    with training(tmp_path / "job", domains=3, protect="raim5") as here:
+        for _ in range(4):
+            here.step()
+            here.save()
+        read: list[object] = []
+
+        def counted(path: Path) -> bytes | None:
+            read.append(path)
+            return read_sealed(path)
+
+        monkeypatch.setattr(places, "read_sealed", counted)
+        for _ in range(3):
+            for server in here.servers:
+                server.turn()
+        assert read == []

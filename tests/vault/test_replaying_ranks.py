@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,3 +114,47 @@ def test_what_several_ranks_saved_of_gradients_is_what_torch_saved(tmp_path, way
     ucpl.convert(f"vault:{home}", tmp_path / "three", "dcp(fsdp=3)")
     assert ucpl.compare(tmp_path / "three", tmp_path / f"torch-{SAVES - 1}")
     assert not ucpl.compare(tmp_path / "three", tmp_path / f"torch-{SAVES - 2}")
+
+
+class Odd(nn.Linear):
+    """One whose state is more than tensors."""
+
+    extra: object = 1
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: object) -> None:
+        self.extra = state
+
+
+def cannot_say(rank: int, port: int, home: Path, out: Path) -> None:
+    """At the second save, the second rank has what cannot be written."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=30))
+    stage = Odd(4, 4)
+    model = nn.ModuleDict({f"stage{rank}": stage})
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = []
+    with Server(home, rank) as server, Vault.at(home).writer(rank, wait=1.0) as writer:
+        for number in range(4):
+            optimizer.zero_grad()
+            stage(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+            if rank == 1:
+                stage.extra = (lambda: 0) if number == 1 else 1
+            saved = writer.save(number, (model, optimizer))
+            found.append((bool(saved), saved.replays))
+            for _ in range(2):
+                dist.barrier()
+                server.turn()
+            dist.barrier()
+    torch.save(found, out / f"{rank}.found")
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_cannot_say_what_it_has_keeps_no_other_waiting(tmp_path):
+    Vault.make(tmp_path / "job", ranks=RANKS, domains=RANKS, protect="mirror", replays=REPLAYS)
+    run_ranks(cannot_say, tmp_path / "job", tmp_path)
+    for rank in range(RANKS):
+        assert torch.load(tmp_path / f"{rank}.found") == [(True, 0), (False, 0), (True, 0), (True, 1)]

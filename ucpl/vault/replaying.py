@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ucpl.errors import UcplError
 from ucpl.records import define
-from ucpl.remotes.vaults.adamw import MOMENTS, made_by
+from ucpl.remotes.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
 from ucpl.remotes.vaults.replay import GRADIENT, WINDOW, Replay, window_of
 from ucpl.vault.live import Shares, all_agree, looked_at, of_state, sizes_of, state_of
 
@@ -76,7 +77,10 @@ class _Watch:
     hooks: list[RemovableHandle] = field(factory=list)
 
     def begin(self) -> None:
-        self.hooks.append(self.optimizer.register_step_pre_hook(lambda *_: self._before()))
+        def before(_: object, args: tuple[object, ...], named: dict[str, object]) -> None:
+            self._before(args[1:] or named)  # the first is the optimizer
+
+        self.hooks.append(self.optimizer.register_step_pre_hook(before))
         self.hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._after()))
 
     def parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -96,13 +100,26 @@ class _Watch:
         self.steps, self.ended, self.is_plain, self.grads = 0, 0, True, {}
         self.stamps = self.all_stamps()
 
-    def _before(self) -> None:
+    def _before(self, closure: object) -> None:
+        """closure: what is called within the step may change anything."""
         self.steps += 1
-        groups = [_numbers(group) for group in self.optimizer.param_groups]
-        scaled = getattr(self.optimizer, "grad_scale", None) is not None
-        self.is_plain &= not scaled and None not in groups and self.all_stamps() == self.stamps and self._is_alone()
+        groups = [_numbers(group) for group in self.optimizer.param_groups] if self._may_be() else []
+        scaled = any(getattr(self.optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
+        self.is_plain = (
+            self._may_be()
+            and not (closure or scaled or flushes() or torch.compiler.is_compiling())
+            and None not in groups
+            and self.all_stamps() == self.stamps
+            and self._is_alone()
+        )
         self.groups = [group for group in groups if group is not None]
+        if not self.is_plain:  # whoever saves at each tenth step waits for none of this at the others
+            self.grads = {}
+            return
         self.grads = {id(p): (weakref.ref(p.grad), _stamp(p.grad)) for _, p in self.parameters() if p.grad is not None}
+
+    def _may_be(self) -> bool:
+        return self.is_plain and self.steps == 1
 
     def _is_alone(self) -> bool:
         """Whether no other hook is part of the step: what it changes between ours would not be seen."""
@@ -112,7 +129,9 @@ class _Watch:
 
     def _after(self) -> None:
         self.ended += 1
-        self.stamps = self.all_stamps()
+        if self._may_be():
+            self.is_plain = [_numbers(group) for group in self.optimizer.param_groups] == self.groups
+            self.stamps = self.all_stamps()
 
     def one_step(self) -> bool:
         """Whether there was one since the last save, and nothing else that can be seen. Its gradients are there."""
@@ -138,11 +157,12 @@ class _Watch:
 
 
 def _numbers(group: Mapping[str, object]) -> Told | None:
-    """A parameter group as JSON that comes back as it is; None: there is more in it."""
+    """What a step asks of a parameter group, as JSON that comes back as it is; None: it is no such thing."""
     told: Told = {}
-    for name, value in group.items():
-        if name == "params":
+    for name in NUMBERS:
+        if name not in group:
             continue
+        value = group[name]
         some = value if isinstance(value, tuple | list) else (value,)
         for one in some:
             if not (one is None or type(one) in (bool, int) or (type(one) is float and math.isfinite(one))):
@@ -156,6 +176,8 @@ class Replaying:
 
     def __init__(self) -> None:
         self._watch: _Watch | None = None
+        self.asked: int | None = None  # the generation that `files` was asked for last
+        self._last: int | None = None  # the generation that was saved last
         self._tried = False  # whether a step came out as it was trained, of one parameter
         self.is_refused = False  # it did not: all is kept
         self._whole, self._light = Shares(are_named=True), Shares(are_named=True)
@@ -166,22 +188,25 @@ class Replaying:
 
         may: whether the generation before counts, and others may be made of it. Raises: UcplError E693.
         """
+        self.asked = generation
         module, optimizer = what
         state = state_of(module, optimizer)
         if self._watch is None or self._watch.optimizer is not optimizer:
             self.close()
             self._watch, self._tried, self.is_refused = _Watch(optimizer), False, False
             self._watch.begin()
-        flat, is_as_before = looked_at(state, self._whole)
-        sizes = sizes_of(flat)
-        # Of values that are no tensors the new ones stand where the old ones stood.
-        may = may and is_as_before and not self.is_refused and sizes == self._sizes and self._watch.one_step()
-        made = self._gradients(flat) if may else None
+        sizes, made = None, None
+        with suppress(Exception):  # whatever it is, all ranks hear of it from DCP below
+            flat, is_as_before = looked_at(state, self._whole)
+            sizes = sizes_of(flat)
+            # Of values that are no tensors the new ones stand where the old ones stood.
+            if may and is_as_before and not self.is_refused and sizes == self._sizes and self._last == generation - 1:
+                made = self._gradients(flat) if self._watch.one_step() else None
         if all_agree(made is not None) and made is not None:
             light, units = made
             files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
             return files, self._told(files, units, generation)
-        self._sizes = sizes
+        self._sizes = sizes or {}
         return of_state(state, self._whole), None
 
     def attempt(self, newest: Commit, memory: Callable[[], Memory], rank: int) -> None:
@@ -201,8 +226,9 @@ class Replaying:
         finally:
             found.close()
 
-    def saved(self) -> None:
+    def saved(self, generation: int) -> None:
         """Steps are counted from here on."""
+        self._last = generation
         if self._watch is not None:
             self._watch.saved()
 
@@ -224,14 +250,15 @@ class Replaying:
                 return None
             units.append(unit)
             for name in (*unit.weights, *unit.moments.values()):
-                del light[name]
+                if light.pop(name, None) is None:  # two parameters are one tensor
+                    return None
             light[GRADIENT + unit.name] = parameter.grad
         return light, units
 
     def _told(self, files: list[ToSave], units: list[_Unit], generation: int) -> Told:
         """Of the parameters whose gradients this rank saves."""
         assert self._watch is not None
-        mine = {one.name.partition("@")[0] for file in files for one in file.named}
+        mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
         some = [unit for unit in units if GRADIENT + unit.name in mine]
         device = _local(units[0].parameter).device.type if units else "cpu"
         told: Told = {unit.name: unit.told(generation) for unit in some}

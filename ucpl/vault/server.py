@@ -168,7 +168,10 @@ class Server:
 
     def _round(self, holders: Sequence[Holder], newest: Commit | None) -> _Round | None:
         """The newest generation that all ranks of one run have saved and that does not count yet."""
-        saved = saved_in(holders, self.job)
+        # Gradients that could count lie in one slot: behind what counts.
+        behind = newest.depth + 1 if newest is not None else 1
+        slots = [0, 1, *([slot_of(behind, 0)] if behind <= self.job.replays else [])]
+        saved = saved_in(holders, self.job, slots)
         if len(saved) != self.job.ranks:
             return None
         before = newest.generation if newest is not None else 0
@@ -187,7 +190,8 @@ class Server:
 
     def _vote_on(self, found: _Round, where: Holder) -> Parity | None:
         """What a domain has made of exactly these shards."""
-        for slot in range(self.job.slots):
+        depth = found.shards[0].depth
+        for slot in (slot_of(depth, 0),) if depth else (0, 1):
             vote = where.vote_in(slot)
             if vote is not None and (vote.ident, vote.run, vote.generation) == (
                 self.job.ident,

@@ -197,8 +197,8 @@ class Writer:
                 raise told from error
             return Saved(generation, step, 0, time.perf_counter() - begin, waited, error=told)
         self._pending = generation
-        if self._replaying is not None:
-            self._replaying.saved()
+        if self._replaying is not None and self._replaying.asked == generation:
+            self._replaying.saved(generation)
         return Saved(generation, step, size, time.perf_counter() - begin, waited, depth)
 
     def _not_kept(self, step: int, error: OSError | UcplError) -> UcplError:

@@ -6,13 +6,20 @@ on is said beside the gradients (`made_by`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 
 import torch
 
 from ucpl.records import frozen
 
-__all__ = ["MOMENTS", "Raw", "made_by", "stepped"]
+__all__ = ["MOMENTS", "NUMBERS", "Raw", "flushes", "made_by", "stepped"]
+
+# Of a parameter group all that a step asks for.
+NUMBERS = (
+    "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused",
+    "decoupled_weight_decay",
+)  # fmt: skip
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # of a parameter, the last under amsgrad alone
 
@@ -35,12 +42,17 @@ class Raw:
 
 def made_by(device: str) -> dict[str, str]:
     """What the bits of a step hang on, beside its numbers: how torch was built, and what it runs on."""
-    found = {"torch": torch.__version__, "device": device}
+    found = {"torch": torch.__version__, "device": device, "denormals": "flushed" if flushes() else "kept"}
     if device == "cpu":
         return {**found, "runs on": torch.backends.cpu.get_cpu_capability()}
     if device == "cuda" and torch.cuda.is_available():
         return {**found, "runs on": torch.cuda.get_device_name()}
     return found
+
+
+def flushes() -> bool:
+    """Whether this thread takes the smallest numbers for zero: which threads of a step do is not said."""
+    return not bool(torch.tensor([1e-40]) * 1.0)
 
 
 def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
@@ -60,6 +72,8 @@ def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], gr
         for name, raw in had.items()
         if name != "weight"
     }
-    optimizer.step()
+    # Without hooks: those of all optimizers of this process are none of this step's.
+    with torch.no_grad():
+        inspect.unwrap(torch.optim.AdamW.step)(optimizer)
     made = {"weight": weight.detach(), **optimizer.state[weight]}
     return {name: made[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for name in had}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,12 +66,14 @@ def holders_of(home: Path, job: Job) -> list[Holder]:
     return [holder_of(home, number) for number in range(len(job.domains))]
 
 
-def saved_in(holders: Sequence[Holder], job: Job) -> dict[int, list[tuple[Shard, str]]]:
-    """What each rank has in its slots, whether it counts or not, with the marks of its texts. Raises: OSError."""
+def saved_in(
+    holders: Sequence[Holder], job: Job, slots: Iterable[int] | None = None
+) -> dict[int, list[tuple[Shard, str]]]:
+    """What each rank has in its slots (or in these), whether it counts or not, with the marks of its texts. Raises: OSError."""
     found: dict[int, list[tuple[Shard, str]]] = {}
     for where, ranks in zip(holders, job.domains, strict=True):
         for rank in ranks:
-            for slot in range(job.slots):
+            for slot in range(job.slots) if slots is None else slots:
                 one = where.shard_in(rank, slot)
                 if one is not None and one[0].ident == job.ident:
                     found.setdefault(rank, []).append((one[0], mark_of(one[1])))

@@ -22,7 +22,7 @@ __all__ = ["BLOCK", "PATIENCE", "Far"]
 BLOCK = 4 << 20  # bytes of an answer, at most
 PATIENCE = 5.0  # seconds for which an answer is waited for
 SILENT, SILENT_MAX = 0.5, 5.0  # seconds for which one that did not answer is not asked again: twice as many each time
-_TEXTS = 1024
+_TEXTS = 4096
 
 T = TypeVar("T")
 _lines: dict[tuple[int, Address, str], Line] = {}  # by process, too: what is forked has connections of its own
@@ -93,6 +93,8 @@ class Far(Holder):
         if not now:
             return None
         if now.decode() == stamp and not data:
+            if (kept := _known.pop((self.address, name, what), None)) is not None:  # it was asked for last
+                _known[self.address, name, what] = kept
             return cast("T | None", found)
         value = made(data) if opened(data) is not None else None
         if value is not None:

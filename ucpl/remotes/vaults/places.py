@@ -32,7 +32,7 @@ COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
 
 
 T = TypeVar("T")
-_TEXTS = 256
+_TEXTS = 4096  # those that were asked for last: more than a turn of a server asks for
 _known: dict[tuple[Path, object], tuple[tuple[int, ...], object]] = {}
 
 
@@ -46,7 +46,8 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     stamp = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
-    if (known := _known.get((path, what))) is not None and known[0] == stamp:
+    if (known := _known.pop((path, what), None)) is not None and known[0] == stamp:
+        _known[path, what] = known
         return cast(T, known[1])
     data = read_sealed(path)
     found = made(data) if data is not None else None

@@ -163,8 +163,14 @@ class Replay:
             self._refuse(f"what is said of it does not hold: {error}")
         for step in steps:
             saved = {name for name in step.places if not name.startswith(GRADIENT)}
-            if unknown := sorted((saved | step.units.keys()) - base.places.keys()):
+            units = {id(unit): unit for unit in step.units.values()}.values()
+            needed = saved | {name for unit in units for name in (*unit.made, unit.step)}
+            if unknown := sorted(needed - base.places.keys()):
                 self._refuse(f"nothing was saved as {unknown[0]}, which it stands for")
+            for unit in units:
+                kinds = {(p.size, p.dtype, p.shape) for name in unit.weights if (p := base.places[name].named)}
+                if len(kinds) != 1:
+                    self._refuse(f"names of one tensor are of several sizes: {', '.join(unit.weights)}")
         return [base, *steps]
 
     def over(self, file: str) -> Over:
