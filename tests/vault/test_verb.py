@@ -209,6 +209,13 @@ def test_what_is_said_wrong_is_said(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("option", "other"), [("--protect", "mirror"), ("--replays", "3")])
+def test_a_vault_is_served_as_it_was_made(tmp_path, capsys, option, other):
+    Vault.make(tmp_path / "job", ranks=3, domains=3, protect="raim5", replays=2)
+    assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", option, other]) == 4
+    assert "was made with --protect 'raim5' and --replays 2" in capsys.readouterr().err
+
+
 @contextmanager
 def served_by_hosts(top: Path, *more: str):
     """Two hosts, each with a folder of its own, as two machines have; how each was started."""

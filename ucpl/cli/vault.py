@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ucpl.cli.console import Console
+    from ucpl.remotes.vaults.records import Job
     from ucpl.texts import Json
     from ucpl.vault.looking import Damage
     from ucpl.vault.making import ToMake
@@ -191,6 +192,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         vault = Vault.make(home, **_said(options))
     else:
         vault = Vault.at(home)
+        _demand_kept(vault.job, options)
     at = addresses_of(options.hosts)[int(text)] if options.hosts and int(text) < len(vault.job.domains) else None
     with Server(vault.home, int(text), console.say, at=at) as server:
         ranks = ", ".join(map(str, vault.job.domains[server.number]))
@@ -218,6 +220,21 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
                         _kept(home, Path(options.into) / f"step-{one.step}", last, console)
             console.flush()
             time.sleep(POLL)
+
+
+def _demand_kept(job: Job, options: Namespace) -> None:
+    """What is said of a vault that is there is what it was made with. Raises: UcplError E694."""
+    from ucpl.remotes.vaults.codes import Protection
+
+    other = ""
+    if options.protect and Protection.parse(options.protect) != job.protection:
+        other = f"--protect {options.protect}"
+    if options.replays and whole_number("--replays", options.replays, NUMBER_MAX) != job.replays:
+        other = f"--replays {options.replays}"
+    if other:
+        what = f"{options.path} was made with --protect '{job.protection}' and --replays {job.replays}"
+        remedy = "leave it out, or name another folder with --ranks and --domains"
+        fail("E694", what, Label("<command line>", where=other), remedy=remedy)
 
 
 def _gone(folder: Path) -> None:
