@@ -317,6 +317,30 @@ def test_a_host_that_was_replaced_and_comes_back_is_told_nothing(tmp_path):
         old._ends.close()
 
 
+def test_a_host_that_hears_nobody_when_it_starts_replaces_none_that_lives(tmp_path, monkeypatch):
+    network = Network(monkeypatch)
+    with cluster(tmp_path) as made:
+        made.serve()
+        made.write("first")
+        made.step(10)
+        old, old_home, old_vault = made.servers[1], made.homes[1], made.vaults[1]
+        old_port, made.ports[1], made.homes[1] = made.ports[1], free_ports(1)[0], tmp_path / "other" / "job"
+        made.vaults[1] = made.made(1)
+        network.cut = network.between(made, 1, 0) | network.between(made, 1, 2)
+        made.serve(1)  # a second one, cut off from all
+        new = made.servers[1]
+        assert new._others is not None and new._others.seat == 0
+        assert new.turn() is None
+        network.cut.clear()
+        far._silent.clear()
+        with pytest.raises(UcplError, match=f"has a server already, at 127.0.0.1:{old_port}"):
+            new.turn()
+        new._ends.close()
+        made.servers[1], made.homes[1], made.vaults[1] = old, old_home, old_vault
+        made.step(20)
+        assert [made.read(n) for n in range(3)] == [20, 20, 20]
+
+
 def test_who_does_not_know_the_secret_is_told_nothing_and_who_does_no_more_than_a_vault_has(tmp_path):
     with cluster(tmp_path) as made:
         made.serve()

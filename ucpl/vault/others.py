@@ -33,7 +33,8 @@ class Others:
     here: Domain
     job: Job
     say: Callable[[str], None]
-    seat: int = 0  # when this server took its domain
+    seat: int = 0  # when this server took its domain; 0: it has not, yet
+    _at: Address | None = None  # where it answers
     _giving: Giving | None = None
     _unheard: set[int] = field(factory=set)
     _taken_up: bool = False
@@ -48,27 +49,36 @@ class Others:
         """Answer the others from now on. at: where they ask. Raises: OSError, UcplError E694."""
         hosts = self._hosts()
         number = self.here.number
-        at = at or hosts.at[number]
+        self._at = at or hosts.at[number]
         try:
-            self._giving = Giving(self.home, number, self.job, at[1], hosts.secret.encode())
+            self._giving = Giving(self.home, number, self.job, self._at[1], hosts.secret.encode())
         except OSError as error:
-            what = f"d{number} of {self.home} cannot answer at port {at[1]}: {error.strerror or error}"
+            what = f"d{number} of {self.home} cannot answer at port {self._at[1]}: {error.strerror or error}"
             fail(
                 "E694",
                 what,
                 Label(str(self.here.folder)),
                 remedy="end what listens there, or name another port in --hosts",
             )
-        for other in range(len(hosts.at)):
-            self._hear(other)
-        hosts = self._hosts()
+        others = {n for n in range(len(hosts.at)) if n != number}
+        self._take_seat(others - {n for n in others if self._hear(n)})
+        self._unheard = others
+
+    def _take_seat(self, unheard: set[int]) -> None:
+        """Serve the domain from now on, once one of the others said who does. Raises: OSError, UcplError E694.
+
+        Who has heard nobody cannot know that it takes the seat of one that lives.
+        """
+        hosts, number = self._hosts(), self.here.number
+        if self.seat or (unheard and len(unheard) == len(hosts.at) - 1):
+            return
+        assert self._giving is not None and self._at is not None
         before = hosts.at[number], hosts.seats[number]
-        if before[1] and before[0] != at and Far(self.home, number, hosts).is_there():
+        if before[1] and before[0] != self._at and Far(self.home, number, hosts).is_there():
             where = f"{before[0][0]}:{before[0][1]}"
             fail("E694", f"d{number} of {self.home} has a server already, at {where}", Label(str(self.here.folder)))
         self.seat = max(time.time_ns(), before[1] + 1)
-        self._giving.hear((*hosts.at[:number], at), (*([0] * number), self.seat))
-        self._unheard = {n for n in range(len(hosts.at)) if n != number}
+        self._giving.hear((*hosts.at[:number], self._at), (*([0] * number), self.seat))
 
     def are_heard(self, then: Callable[[], None]) -> bool:
         """Whether all others have answered, at once, and `then` came to its end after that, as it does once.
@@ -79,6 +89,7 @@ class Others:
             return True
         self._heard = time.monotonic()
         self._unheard = {n for n in range(len(self._hosts().at)) if not self._hear(n)}
+        self._take_seat(self._unheard)
         self._demand_seat()
         if self._taken_up:
             return True
@@ -100,7 +111,7 @@ class Others:
 
     def _demand_seat(self) -> None:
         hosts = self._hosts()
-        if hosts.seats[self.here.number] > self.seat:
+        if self.seat and hosts.seats[self.here.number] > self.seat:
             where = ":".join(map(str, hosts.at[self.here.number]))
             what = f"d{self.here.number} of {self.home} is served by {where} by now: this server ends"
             fail("E694", what, Label(str(self.here.folder)))
