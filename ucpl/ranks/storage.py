@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -421,7 +421,7 @@ def _as_tensor(value: object) -> torch.Tensor | None:
     return torch.tensor(float(value)) if isinstance(value, int | float) else None
 
 
-def _load(some: dict[str, Any], reader: StorageReader, group: dist.ProcessGroup | None) -> None:
+def _load(some: dict[str, object], reader: StorageReader, group: dist.ProcessGroup | None) -> None:
     """As torch's own does. Raises: UcplError as it was raised, of the first rank that had one."""
     try:
         load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
