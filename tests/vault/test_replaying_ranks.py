@@ -136,7 +136,7 @@ def cannot_say(rank: int, port: int, home: Path, out: Path) -> None:
     model = nn.ModuleDict({f"stage{rank}": stage})
     optimizer = torch.optim.AdamW(model.parameters())
     found = []
-    with Server(home, rank) as server, Vault.at(home).writer(rank, wait=1.0) as writer:
+    with Server(home, rank) as server, Vault.at(home).writer(rank, wait=1.0, beside=False) as writer:
         for number in range(4):
             optimizer.zero_grad()
             stage(torch.randn(3, 4)).square().sum().backward()
