@@ -873,7 +873,7 @@ def test_a_second_name_of_another_size_is_refused(tmp_path):
 
     def edit(shard: Shard) -> Shard:
         units = copy.deepcopy(dict(shard.replay["units"]))  # type: ignore[call-overload]
-        units["model.first.weight"]["weights"][1] = "model.last.bias"
+        units["model.first.weight"]["weights"][1] = "model.frozen.weight"
         return evolve(shard, replay={**shard.replay, "units": units})
 
     with training(tmp_path / "job") as here:
