@@ -98,6 +98,19 @@ def run_ranks(
     assert [process.exitcode for process in ranks] == [0] * RANKS
 
 
+def demand_each_as_torch_saved_it(out: Path, saves: int) -> None:
+    """Of each save what was persisted is what torch saved beside it, and no two are alike."""
+    digests = set()
+    for number in range(saves):
+        whole = []
+        for name in ("torch", "vault"):
+            dcp_to_torch_save(out / f"{name}-{number}", out / name)
+            whole.append(torch.load(out / name, weights_only=False))
+        assert same(*whole), f"save {number}"
+        digests.add(str(whole[0]))
+    assert len(digests) == saves
+
+
 def test_each_save_is_what_torch_would_have_saved(tmp_path):
     home = tmp_path / "job"
     Vault.make(home, ranks=RANKS, domains=RANKS, protect="mirror")
@@ -105,15 +118,7 @@ def test_each_save_is_what_torch_would_have_saved(tmp_path):
     for rank in range(RANKS):
         known = torch.load(tmp_path / f"{rank}.known")
         assert len(known) == 10 and [found for found, _ in known] == [expected for _, expected in known]
-    digests = set()
-    for number in range(len(known)):
-        whole = []
-        for name in ("torch", "vault"):
-            dcp_to_torch_save(tmp_path / f"{name}-{number}", tmp_path / name)
-            whole.append(torch.load(tmp_path / name, weights_only=False))
-        assert same(*whole), f"save {number}"
-        digests.add(str(whole[0]))
-    assert len(digests) == len(known)
+    demand_each_as_torch_saved_it(tmp_path, len(known))
 
 
 def wait_for(path: Path) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["picture_of", "run_plan"]
 
 LOSE_MAX = 4
-REPLAYS_MAX = 64
 COPIES = 8  # a step of AdamW takes as long as so many copies of what it makes, as `benchmarks/vault.py` measures it
 SHOWN = 8  # domains that are told one by one
 HEAD = ("protection", "beside each byte", "any that may be lost", "a lost byte is made of", "survived of two lost")
@@ -29,6 +28,7 @@ HEAD = ("protection", "beside each byte", "any that may be lost", "a lost byte i
 
 def run_plan(options: Namespace, domains: int | list[list[int]] | None, console: Console) -> int:
     """Raises: UcplError E690, E696, and what planning raises."""
+    from ucpl.remotes.vaults.records import REPLAYS_MAX
     from ucpl.vault.planning import plan_vault
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 1

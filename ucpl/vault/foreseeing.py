@@ -14,6 +14,7 @@ from ucpl.extents import Key, StoredTensor, key_text
 from ucpl.proofs.where import element_at
 from ucpl.records import frozen
 from ucpl.regions import Placement
+from ucpl.remotes.vaults.adamw import MOMENTS
 from ucpl.remotes.vaults.memory import Stretch
 from ucpl.schedule.cost import width_of
 from ucpl.stores.generic import NAME
@@ -23,7 +24,6 @@ from ucpl.vault.keyed import Keyed, holders_of
 __all__ = ["Foreseen", "Kept", "foresee"]
 
 DCP = "dcp"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @frozen
@@ -73,7 +73,8 @@ class Foreseen:
         states: dict[str, set[str]] = {}
         for kept in (k for some in self.kept for k in some):
             states.setdefault(kept.tensor.label, set()).add(kept.tensor.state)
-        return frozenset(label for label, some in states.items() if {"weight", *MOMENTS} == some)
+        least = {"weight", *MOMENTS[:2]}
+        return frozenset(label for label, some in states.items() if least <= some <= {"weight", *MOMENTS})
 
     def stretch(self, ranks: tuple[int, ...]) -> Stretch:
         return Stretch.of(ranks, [self.sizes[rank] for rank in ranks])

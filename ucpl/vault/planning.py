@@ -13,6 +13,7 @@ from ucpl.layout.domains import domains_of
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import even_domains
 from ucpl.remotes.vaults.memory import Stretch
+from ucpl.remotes.vaults.records import WHOLE
 from ucpl.vault.foreseeing import Foreseen, Kept, foresee
 from ucpl.vault.schemes import Scheme, schemes
 from ucpl.vault.survival import Gone, Guarded
@@ -20,7 +21,6 @@ from ucpl.vault.survival import Gone, Guarded
 __all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "shape_of"]
 
 KINDS = ("node", "process")  # of `domain` statements: what is asked for first
-SLOTS = 2
 
 
 @frozen
@@ -35,7 +35,7 @@ class Room:
     @property
     def total(self) -> int:
         """Two slots of all, and those of gradients."""
-        return SLOTS * (self.saved + self.for_others) + self.gradients
+        return WHOLE * (self.saved + self.for_others) + self.gradients
 
 
 @frozen

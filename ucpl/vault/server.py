@@ -24,7 +24,7 @@ from ucpl.remotes.vaults.counted import committed, committed_in, holder_of, hold
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
 from ucpl.remotes.vaults.places import Domain, Holder, held
-from ucpl.remotes.vaults.records import CHUNK, Commit, Job, Parity, Shard, slot_of
+from ucpl.remotes.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
 from ucpl.remotes.vaults.sealed import write_whole
 from ucpl.remotes.wire import Address
 from ucpl.runtime.disk import disk, write_all
@@ -122,9 +122,8 @@ class Server:
 
     def _make_ready(self) -> None:
         """Have memory for all slots of each rank as soon as the first of their kind is known: a save need not wait for it."""
-        first = slot_of(1, 0)
         for rank in self.job.domains[self.number]:
-            for kind in (range(first), range(first, self.job.slots)):
+            for kind in (range(WHOLE), range(WHOLE, self.job.slots)):
                 sizes = {}
                 for slot in kind:
                     with suppress(OSError):
@@ -170,7 +169,7 @@ class Server:
         """The newest generation that all ranks of one run have saved and that does not count yet."""
         # Gradients that could count lie in one slot: behind what counts.
         behind = newest.depth + 1 if newest is not None else 1
-        slots = [0, 1, *([slot_of(behind, 0)] if behind <= self.job.replays else [])]
+        slots = [*range(WHOLE), *([slot_of(behind, 0)] if behind <= self.job.replays else [])]
         saved = saved_in(holders, self.job, slots)
         if len(saved) != self.job.ranks:
             return None
@@ -191,7 +190,7 @@ class Server:
     def _vote_on(self, found: _Round, where: Holder) -> Parity | None:
         """What a domain has made of exactly these shards."""
         depth = found.shards[0].depth
-        for slot in (slot_of(depth, 0),) if depth else (0, 1):
+        for slot in (slot_of(depth, 0),) if depth else range(WHOLE):
             vote = where.vote_in(slot)
             if vote is not None and (vote.ident, vote.run, vote.generation) == (
                 self.job.ident,

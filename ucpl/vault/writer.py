@@ -211,9 +211,11 @@ class Writer:
         """What is saved, and where that is gradients alone, how the rest is made of them."""
         if not self.job.replays or self.keyed is not None:
             return self._files(step, what), None
+        from ucpl.vault.live import all_agree
         from ucpl.vault.replaying import Replaying, is_replayed
 
         if not is_replayed(what):
+            all_agree(False)  # with ranks that have an optimizer of another kind, which ask
             return self._files(step, what), None
         self._replaying = self._replaying or Replaying()
         found = next(iter(committed(self.home, self.job)), None)
@@ -233,6 +235,8 @@ class Writer:
         except UcplError as error:  # else what it is made of is lost, or gone: the next one is tried
             if replaying.is_refused:
                 _log.warning("all is kept at each step: %s", error.diagnostics[0].message)
+        except Exception as error:  # others wait for this rank: it is tried once more at the next save
+            _log.warning("no step was tried: %s: %s", type(error).__name__, error)
 
     def _follows(self, newest: Commit) -> bool:
         """Whether the generation that is saved now may be made of the newest that counts."""

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 from ucpl.remotes.vaults.far import Far
@@ -88,11 +89,8 @@ def committed(home: Path, job: Job) -> list[Commit]:
 def made_of(commit: Commit, found: Sequence[Commit]) -> list[Commit]:
     """A generation and those before it that it is made of, the one that is whole first; of `found`, as many as there are."""
     some = [one for one in found if commit.needs(one.generation) and one.shards[0].run == commit.shards[0].run]
-    return sorted((c for c in some if c.depth == commit.depth - (commit.generation - c.generation)), key=_generation)
-
-
-def _generation(commit: Commit) -> int:
-    return commit.generation
+    chain = [one for one in some if one.depth == commit.depth - (commit.generation - one.generation)]
+    return sorted(chain, key=attrgetter("generation"))
 
 
 def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:

@@ -21,7 +21,7 @@ from ucpl.remotes.vaults.sealed import Told, opened, seal
 
 __all__ = [
     "CHUNK", "FORM", "NAME", "REPLAYS_MAX", "Begun", "Commit", "File", "Job", "Late", "Named", "Parity", "Segment", "Shard",
-    "mark_of", "slot_of",
+    "WHOLE", "mark_of", "slot_of",
 ]  # fmt: skip
 
 FORM = 1
@@ -30,7 +30,7 @@ REPLAYS_MAX = 64
 CHUNK = 1 << 20  # bytes that have a digest of their own
 _DIGITS = 16  # of a digest of a chunk
 _SIZE_MAX = 1 << 52
-_WHOLE = 2  # slots for all that a rank has
+WHOLE = 2  # slots for all that a rank has
 _RANKS_MAX = 1 << 20
 _STEP_MAX = 255  # bytes of a name of a file
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")  # of a job
@@ -104,7 +104,7 @@ class Job:
     @property
     def slots(self) -> int:
         """Of a rank: two for all that it has, and one for the gradients of each step that may be replayed."""
-        return _WHOLE + self.replays
+        return WHOLE + self.replays
 
     @property
     def kept(self) -> int:
@@ -250,12 +250,12 @@ def _late(value: object, size: int) -> Late:
 
 def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
     """(slot, depth, base) of a text. Raises: ValueError."""
-    slot = _number(told, "slot", _WHOLE + REPLAYS_MAX - 1)
+    slot = _number(told, "slot", WHOLE + REPLAYS_MAX - 1)
     if "depth" not in told:
-        if slot >= _WHOLE:
+        if slot >= WHOLE:
             raise _Wrong("slot")
         return slot, 0, slot
-    depth, base = _number(told, "depth", REPLAYS_MAX), _number(told, "base", _WHOLE - 1)
+    depth, base = _number(told, "depth", REPLAYS_MAX), _number(told, "base", WHOLE - 1)
     if not depth or slot != slot_of(depth, base):
         raise _Wrong("depth")
     return slot, depth, base
@@ -263,7 +263,7 @@ def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
 
 def slot_of(depth: int, base: int) -> int:
     """Where a generation lies that is `depth` steps of gradients behind one that is whole, which lies in slot `base`."""
-    return _WHOLE + depth - 1 if depth else base
+    return WHOLE + depth - 1 if depth else base
 
 
 @frozen
