@@ -167,6 +167,8 @@ class Replay:
             needed = saved | {name for unit in units for name in (*unit.made, unit.step)}
             if unknown := sorted(needed - base.places.keys()):
                 self._refuse(f"nothing was saved as {unknown[0]}, which it stands for")
+            if lacking := sorted(base.places.keys() - step.places.keys() - step.units.keys()):
+                self._refuse(f"{lacking[0]} was not saved, and no step makes it")
             for unit in units:
                 kinds = {(p.size, p.dtype, p.shape) for name in unit.weights if (p := base.places[name].named)}
                 if len(kinds) != 1:
@@ -181,13 +183,13 @@ class Replay:
             if place.file.name != file:
                 continue
             mine, holes = place.named, _holes(place)
-            saved = self._last_saved(name)
-            if saved is not None and saved.memory is not base.memory:
+            if name not in newest.units:
+                saved = newest.places[name]
                 if (saved.named.size, saved.named.dtype, saved.named.shape) != (mine.size, mine.dtype, mine.shape):
                     self._refuse(f"{name} is of another size than what it stands for")
                 over.add(mine.at, mine.size, saved.fill)
                 over.add_crcs(holes, partial(_crc_of, saved))
-            elif name in newest.units:
+            else:
                 over.add(mine.at, mine.size, partial(self._fill, name))
                 over.replayed.append((mine.at, mine.at + mine.size, self._gradients(name)))
                 # Second names of a tensor have one mark.
@@ -199,15 +201,6 @@ class Replay:
     def _gradients(self, name: str) -> int:
         """Bytes of gradients that are read for what steps make of it."""
         return sum(s.places[s.units[name].gradient].named.size for s in self._steps if name in s.units)
-
-    def _last_saved(self, name: str) -> _Place | None:
-        """As what it was saved last, where no step made it since."""
-        for step in reversed(self._steps):
-            if name in step.units:
-                return None
-            if name in step.places:
-                return step.places[name]
-        return None
 
     def attempt(self, rank: int) -> None:
         """Make the newest step of the smallest parameter whose gradient a rank saved. Raises: UcplError E691, E698."""
@@ -250,18 +243,15 @@ class Replay:
         if here != unit.by:
             told = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
             self._refuse(f"it was trained with {next(told)}, and here is {next(told)}: other bits may come out")
+        before = self._steps[number - 1]
         earlier: dict[str, dict[str, memoryview]] = {}
 
         def had(name: str) -> bytearray | memoryview:
-            for at in range(number - 1, -1, -1):
-                there = self._steps[at]
-                if (other := there.units.get(name)) is not None:
-                    if other.gradient not in earlier:
-                        earlier[other.gradient] = self._stepped(other, at)
-                    return earlier[other.gradient][name]
-                if name in there.places:
-                    return there.places[name].read()
-            self._refuse(f"nobody saved {name}")
+            if (other := before.units.get(name)) is None:
+                return before.places[name].read()
+            if other.gradient not in earlier:
+                earlier[other.gradient] = self._stepped(other, number - 1)
+            return earlier[other.gradient][name]
 
         try:
             names = {"weight": unit.weights[0], **unit.moments, "step": unit.step}
