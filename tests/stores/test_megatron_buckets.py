@@ -99,6 +99,19 @@ def test_what_goes_into_buckets_comes_out(tmp_path: Path, name: str, call: str) 
             )
 
 
+@pytest.mark.parametrize(("name", "call"), [("dist_buckets", "pp=2, vpp=2"), ("dist_moe_buckets", "tp=2, ep=2")])
+def test_blocks_stay_whose_they_are_without_what_says_it(tmp_path: Path, name: str, call: str) -> None:
+    """Megatron-Core's own are told from others by a norm that is registered before linear_proj, which is left out."""
+    ucpl.convert(FIXTURES / name, tmp_path / "made", to=f"megatron_core({call}, {BUCKETS})", drop=("*.linear_proj.*",))
+    opened = open_checkpoint(tmp_path / "made")
+    assert arguments_in(opened)["transformer_impl"] == "local"
+    wanted, found = (plain(f, tmp_path / f"{f.name}.plain") for f in (FIXTURES / name, tmp_path / "made"))
+    assert found.keys() == {parameter for parameter in wanted if ".linear_proj." not in parameter}
+    for parameter, states in found.items():
+        for state, tensor in states.items():
+            assert torch.equal(torch.as_tensor(tensor), torch.as_tensor(wanted[parameter][state])), (parameter, state)
+
+
 def alike(name: str) -> str:
     """Norms are called as Megatron-Core's own blocks have them, or Transformer Engine's."""
     renamed = name.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")

@@ -7,7 +7,7 @@ what was converted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 from attrs import evolve, field
@@ -20,7 +20,7 @@ from ucpl.stores.megatron.groups import is_expert
 from ucpl.stores.megatron.legacy_arguments import arguments_in
 from ucpl.stores.megatron.orders import is_own_norm, registered
 
-__all__ = ["Stacks", "apart", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
+__all__ = ["Stacks", "apart", "blocks_of", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
 
 _LAYER = re.compile(r"(?P<head>(?:.*\.)?(?<!mtp\.)layers\.)(?P<layer>\d{1,9})\.(?P<rest>.+)", re.DOTALL)
 # Layers of multi-token prediction, which Megatron-Core never stacks.
@@ -101,11 +101,7 @@ def stacks_of(shapes: Mapping[str, Shape], *, of_layers: bool = True) -> Stacks:
 
     of_layers: whether tensors of all layers become one, where layers are alike.
     """
-    own = {
-        name.removesuffix(_FIRST_NORM)
-        for name in shapes
-        if name.endswith(_FIRST_NORM) and name.removesuffix(_FIRST_NORM) + _LATENT not in shapes
-    }
+    own = _own_blocks(shapes)
     layers = {name: place for name in shapes if (place := _of_all_layers(name, own)) is not None} if of_layers else {}
     out, alike = Stacks(), Stacks()
     alike.add(layers, shapes)
@@ -115,6 +111,19 @@ def stacks_of(shapes: Mapping[str, Shape], *, of_layers: bool = True) -> Stacks:
     numbered = {name: _of_one_layer(name, own) for name in shapes if name not in out.places}
     out.add({name: place for name, place in numbered.items() if place is not None}, shapes)
     return out
+
+
+def blocks_of(names: Collection[str]) -> dict[object, object]:
+    """The run's argument that says of whose blocks modules are, where their names do: a folder of them loses what else says it,
+    the place of a norm among other modules, with those.
+    """
+    return {_BLOCKS: "local"} if _own_blocks(names) else {}
+
+
+def _own_blocks(names: Collection[str]) -> set[str]:
+    """What names of layers begin with that are Megatron-Core's own."""
+    layers = {name.removesuffix(_FIRST_NORM) for name in names if name.endswith(_FIRST_NORM)}
+    return {layer for layer in layers if layer + _LATENT not in names}
 
 
 def _of_all_layers(name: str, own: set[str]) -> _Place | None:

@@ -35,7 +35,7 @@ from ucpl.stores.megatron.legacy_arguments import (
 )
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
 from ucpl.stores.megatron.roles import STATES, is_of_optimizer
-from ucpl.stores.megatron.stacks import Stacks, stacks_of
+from ucpl.stores.megatron.stacks import Stacks, blocks_of, stacks_of
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import encode
@@ -274,7 +274,7 @@ class CoreWriter(Writer):
         """Of a run at the degrees of a target's buckets, without random states where the source's ranks are others."""
         alike = self.is_meshed_alike
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
-        out = {**sizes_of(self.structure.tensors), **out}
+        out = {**sizes_of(self.structure.tensors), **blocks_of([t.name for t in self.structure.tensors]), **out}
         if not (alike and self.source.framework == "megatron_core") and not self.has_random:
             out[_WITHOUT_RANDOM] = True
         return out
