@@ -1,8 +1,8 @@
 """Saves of gradients alone: what is lacking is made of the generation before, by the optimizer's own step.
 
 That may be where nothing changed since but by that one step. What can be seen of it is looked at, of every tensor: its version,
-where it lies. What is written past autograd (`tensor.data`) cannot be seen, so a few bytes of what came out are digested, at
-another place of each tensor each time: what is replayed is held against them.
+where it lies. What is written past autograd (`tensor.data`) cannot be seen, so all of what came out is digested (marking):
+what is replayed is held against that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-import xxhash
 from attrs import field
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -22,8 +21,9 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from ucpl.errors import UcplError
 from ucpl.records import define
 from ucpl.remotes.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
-from ucpl.remotes.vaults.replay import GRADIENT, WINDOW, Replay, window_of
+from ucpl.remotes.vaults.replay import GRADIENT, Replay
 from ucpl.vault.live import Shares, all_agree, looked_at, of_state, sizes_of, state_of
+from ucpl.vault.marking import Marks, Stamp, local, stamp_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -37,7 +37,6 @@ __all__ = ["Replaying", "is_replayed"]
 
 METADATA = ".metadata"  # of DCP
 Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
-_Stamp = tuple[int, ...]  # of a tensor: what changes where it is written, or another takes its place
 
 
 def is_replayed(what: object) -> TypeGuard[Pair]:
@@ -47,19 +46,10 @@ def is_replayed(what: object) -> TypeGuard[Pair]:
     return isinstance(what[0], torch.nn.Module) and type(what[1]) is torch.optim.AdamW
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def _stamp(tensor: torch.Tensor) -> _Stamp:
-    local = _local(tensor)
-    return id(tensor), tensor._version, id(local), local._version, local.data_ptr()
-
-
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     """The same of any two tensors that are one."""
-    local = _local(tensor)
-    return local.data_ptr(), local.dtype, tuple(local.shape), local.stride()
+    mine = local(tensor)
+    return mine.data_ptr(), mine.dtype, tuple(mine.shape), mine.stride()
 
 
 @define(eq=False)
@@ -72,9 +62,10 @@ class _Watch:
     is_plain: bool = True  # nothing else changed, as far as it can be seen, and its numbers are such as can be kept
     groups: list[Told] = field(factory=list)
     # By id of the parameter. They need not live until the next save.
-    grads: dict[int, tuple[weakref.ref[torch.Tensor], _Stamp]] = field(factory=dict)
-    stamps: list[_Stamp] = field(factory=list)  # after the last save, then after the step
+    grads: dict[int, tuple[weakref.ref[torch.Tensor], Stamp]] = field(factory=dict)
+    stamps: list[Stamp] = field(factory=list)  # after the last save, then after the step
     hooks: list[RemovableHandle] = field(factory=list)
+    marks: Marks | None = None  # of the last save: no step writes to what is not digested yet
 
     def begin(self) -> None:
         def before(_: object, args: tuple[object, ...], named: dict[str, object]) -> None:
@@ -89,11 +80,11 @@ class _Watch:
             for parameter in group["params"]:
                 yield number, parameter
 
-    def all_stamps(self) -> list[_Stamp]:
+    def all_stamps(self) -> list[Stamp]:
         found = []
         for _, parameter in self.parameters():
             state = self.optimizer.state.get(parameter, {})
-            found += [_stamp(parameter), *(_stamp(t) for t in state.values() if isinstance(t, torch.Tensor))]
+            found += [stamp_of(parameter), *(stamp_of(t) for t in state.values() if isinstance(t, torch.Tensor))]
         return found
 
     def saved(self) -> None:
@@ -102,6 +93,9 @@ class _Watch:
 
     def _before(self, closure: object) -> None:
         """closure: what is called within the step may change anything."""
+        if self.marks is not None:
+            self.marks.settled()
+            self.marks = None
         self.steps += 1
         groups = [_numbers(group) for group in self.optimizer.param_groups] if self._may_be() else []
         scaled = any(getattr(self.optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
@@ -116,7 +110,9 @@ class _Watch:
         if not self.is_plain:  # whoever saves at each tenth step waits for none of this at the others
             self.grads = {}
             return
-        self.grads = {id(p): (weakref.ref(p.grad), _stamp(p.grad)) for _, p in self.parameters() if p.grad is not None}
+        self.grads = {
+            id(p): (weakref.ref(p.grad), stamp_of(p.grad)) for _, p in self.parameters() if p.grad is not None
+        }
 
     def _may_be(self) -> bool:
         return self.is_plain and self.steps == 1
@@ -148,8 +144,8 @@ class _Watch:
         )
 
     @staticmethod
-    def _is_as_it_was(grad: torch.Tensor, before: tuple[weakref.ref[torch.Tensor], _Stamp] | None) -> bool:
-        return before is not None and before[0]() is grad and _stamp(grad) == before[1]
+    def _is_as_it_was(grad: torch.Tensor, before: tuple[weakref.ref[torch.Tensor], Stamp] | None) -> bool:
+        return before is not None and before[0]() is grad and stamp_of(grad) == before[1]
 
     def end(self) -> None:
         for hook in self.hooks:
@@ -177,6 +173,8 @@ class Replaying:
     def __init__(self) -> None:
         self._watch: _Watch | None = None
         self.asked: int | None = None  # the generation that `files` was asked for last
+        # Of gradients that `files` gave. Whoever says what was saved takes them, or drops them.
+        self.marks: Marks | None = None
         self._last: int | None = None  # the generation that was saved last
         self._tried = False  # whether a step came out as it was trained, of one parameter
         self.is_refused = False  # it did not: all is kept
@@ -188,7 +186,7 @@ class Replaying:
 
         may: whether the generation before counts, and others may be made of it. Raises: UcplError E693.
         """
-        self.asked = generation
+        self.asked, self.marks = generation, None
         module, optimizer = what
         state = state_of(module, optimizer)
         if self._watch is None or self._watch.optimizer is not optimizer:
@@ -205,7 +203,7 @@ class Replaying:
         if all_agree(made is not None) and made is not None:
             light, units = made
             files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
-            return files, self._told(files, units, generation)
+            return files, self._told(files, units)
         self._sizes = sizes or {}
         return of_state(state, self._whole), None
 
@@ -237,13 +235,13 @@ class Replaying:
         assert self._watch is not None
         by_place: dict[tuple[object, ...], list[str]] = {}
         for name, value in flat.items():
-            if isinstance(value, torch.Tensor) and _local(value).numel():
+            if isinstance(value, torch.Tensor) and local(value).numel():
                 by_place.setdefault(_place(value), []).append(name)
         # Of what a rank has nothing of, it saves nothing.
-        light = {n: v for n, v in flat.items() if not isinstance(v, torch.Tensor) or _local(v).numel()}
+        light = {n: v for n, v in flat.items() if not isinstance(v, torch.Tensor) or local(v).numel()}
         units = []
         for number, parameter in self._watch.parameters():
-            if parameter.grad is None or not _local(parameter).numel():
+            if parameter.grad is None or not local(parameter).numel():
                 continue
             unit = _Unit.of(number, parameter, self._watch.optimizer.state.get(parameter, {}), by_place)
             if unit is None:
@@ -255,16 +253,23 @@ class Replaying:
             light[GRADIENT + unit.name] = parameter.grad
         return light, units
 
-    def _told(self, files: list[ToSave], units: list[_Unit], generation: int) -> Told:
-        """Of the parameters whose gradients this rank saves."""
+    def _told(self, files: list[ToSave], units: list[_Unit]) -> Told:
+        """Of the parameters whose gradients this rank saves; their marks are taken later."""
         assert self._watch is not None
         mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
         some = [unit for unit in units if GRADIENT + unit.name in mine]
-        device = _local(units[0].parameter).device.type if units else "cpu"
-        told: Told = {unit.name: unit.told(generation) for unit in some}
+        device = local(units[0].parameter).device.type if units else "cpu"
+        told: Told = {unit.name: unit.told() for unit in some}
+        self.marks = self._watch.marks = Marks([one for unit in some for one in unit.marked()])
         return {"optimizer": "AdamW", "by": made_by(device), "groups": self._watch.groups, "units": told}
 
+    def drop(self) -> None:
+        """Nothing of the last save is kept: no step waits for its marks."""
+        if self.marks is not None:
+            self.marks.drop()
+
     def close(self) -> None:
+        self.drop()
         if self._watch is not None:
             self._watch.end()
             self._watch = None
@@ -280,6 +285,7 @@ class _Unit:
     weights: list[str]  # one, and its second names
     moments: dict[str, str]
     tensors: list[torch.Tensor]  # the parameter and its moments, as they are after the step
+    marks: list[str] = field(factory=list)  # of these
 
     @classmethod
     def of(
@@ -295,7 +301,7 @@ class _Unit:
         tensors = [parameter, *(t for t in moments.values() if isinstance(t, torch.Tensor))]
         if len(tensors) != len(moments) + 1 or state.keys() != {"step", *moments}:
             return None
-        if not all(_local(t).is_contiguous() and _local(t).shape == _local(parameter).shape for t in (*tensors, grad)):
+        if not all(local(t).is_contiguous() and local(t).shape == local(parameter).shape for t in (*tensors, grad)):
             return None
         weights = by_place.get(_place(parameter), [])
         names = [by_place.get(_place(t), []) for t in tensors[1:]]
@@ -305,14 +311,17 @@ class _Unit:
             weights[0], group, parameter, weights, {n: some[0] for n, some in zip(moments, names, strict=True)}, tensors
         )
 
-    def told(self, generation: int) -> Told:
+    def told(self) -> Told:
         step = next(iter(self.moments.values())).rpartition(".")[0] + ".step"
-        marks = [_mark(t, generation) for t in self.tensors]
-        return {"group": self.group, "weights": self.weights, "moments": self.moments, "step": step, "marks": marks}
+        return {
+            "group": self.group,
+            "weights": self.weights,
+            "moments": self.moments,
+            "step": step,
+            "marks": self.marks,
+        }
 
-
-def _mark(tensor: torch.Tensor, generation: int) -> str:
-    """Of a few bytes of a tensor."""
-    flat = _local(tensor).detach().reshape(-1).view(torch.uint8)
-    low = window_of(flat.numel(), generation)
-    return xxhash.xxh3_64_hexdigest(flat[low : low + WINDOW].cpu().numpy().data)
+    def marked(self) -> Iterator[tuple[str, torch.Tensor, list[str]]]:
+        """What is digested, by name, in the order of its marks, and where they go."""
+        names = (self.name, *self.moments.values())
+        return ((name, tensor, self.marks) for name, tensor in zip(names, self.tensors, strict=True))

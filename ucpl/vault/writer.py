@@ -182,7 +182,9 @@ class Writer:
         what:  tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
         state: small JSON of the caller's (where its data are, random numbers): it comes back as it is.
 
-        Returns when all is copied: from then on everything may change. Raises: where `strict`, UcplError E693, E695.
+        Returns when all is copied: from then on everything may change, but for weights and moments behind gradients alone
+        (`Saved.replays`) that are digested beside: the optimizer's next step waits for that, and whatever else writes to them
+        before takes the save back. Raises: where `strict`, UcplError E693, E695.
         """
         begin = time.perf_counter()
         generation, self._next = self._next, self._next + 1
@@ -191,8 +193,12 @@ class Writer:
             waited = self._settle()  # what was copied before is digested by then
             files, replay = self._told(step, what)
             size, depth = self._save(generation, step, files, (dict(state or {}), replay))
-        except (OSError, UcplError) as error:
-            told = self._not_kept(step, error)
+        except BaseException as error:
+            if self._replaying is not None:
+                self._replaying.drop()
+            if not isinstance(error, OSError | UcplError):
+                raise
+            told = self._not_kept(step, error, raises=self.strict)
             if self.strict:
                 raise told from error
             return Saved(generation, step, 0, time.perf_counter() - begin, waited, error=told)
@@ -201,9 +207,9 @@ class Writer:
             self._replaying.saved(generation)
         return Saved(generation, step, size, time.perf_counter() - begin, waited, depth)
 
-    def _not_kept(self, step: int, error: OSError | UcplError) -> UcplError:
+    def _not_kept(self, step: int, error: OSError | UcplError, *, raises: bool = False) -> UcplError:
         told = self.error = error if isinstance(error, UcplError) else _failed(self, error)
-        if not self.strict:
+        if not raises:
             _log.warning("step %d is not kept: %s", step, told.diagnostics[0].message)
         return told
 
@@ -301,6 +307,8 @@ class Writer:
         failpoint("vault-begun")
         arena = self.here.arena(self.rank, slot)
 
+        marks = self._replaying.marks if replay is not None and self._replaying is not None else None
+
         def seal(written: Written) -> None:
             job, rank = self.job, self.rank
             shard = Shard(
@@ -313,6 +321,8 @@ class Writer:
 
         if not self.beside:
             written = self._arenas.write(arena, files)
+            if marks is not None:
+                marks.take()
             seal(written)
             return written.size, depth
         begin = time.perf_counter()
@@ -322,15 +332,25 @@ class Writer:
         def finish() -> None:
             with suppress(OSError):  # whoever trains comes first
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
-            time.sleep(took)  # other ranks of this host still copy
+            # Other ranks of this host still copy.
+            if marks is not None:
+                marks.pause(took)
+            else:
+                time.sleep(took)
             try:
+                if marks is not None:
+                    marks.take()
                 seal(told())
-            except OSError as error:
+            except (OSError, UcplError) as error:  # which nobody can be told by raising it
                 self._unsaid = generation
                 self._not_kept(step, error)
 
         self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # which the process waits for where it ends
-        self._sealing.start()
+        try:
+            self._sealing.start()
+        except RuntimeError:  # there are too many
+            self._sealing = None
+            finish()
         return size, depth
 
     def _join(self) -> None:

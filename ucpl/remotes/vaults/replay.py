@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NoReturn, TypeGuard
 
-import xxhash
 from attrs import field
 
 from ucpl.digests import crc32
@@ -21,16 +20,10 @@ from ucpl.records import define, frozen
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.records import File, Named, Shard
 
-__all__ = ["GRADIENT", "WINDOW", "Over", "Replay", "window_of"]
+__all__ = ["GRADIENT", "Over", "Replay"]
 
 GRADIENT = "grad."  # before the name of a parameter, in what was saved
-WINDOW = 4096  # bytes of each tensor that are held against what was trained
 KEPT = 256 << 20  # bytes of tensors that were made last
-
-
-def window_of(size: int, generation: int) -> int:
-    """Where the bytes begin that are looked at: each time others."""
-    return generation % max(1, -(-size // WINDOW)) * WINDOW
 
 
 class _Wrong(ValueError):
@@ -237,6 +230,7 @@ class Replay:
     def _stepped(self, unit: _Unit, number: int) -> dict[str, memoryview]:
         """What a step made, by name. Raises: UcplError E691, E698."""
         from ucpl.remotes.vaults.adamw import Raw, made_by, stepped  # torch, which most that is read needs not
+        from ucpl.remotes.vaults.marks import mark_of
 
         step = self._steps[number]
         here = made_by(unit.device)
@@ -266,10 +260,9 @@ class Replay:
             raise
         except Exception as error:  # whatever torch says of what it is given
             self._refuse(f"{unit.gradient}: {type(error).__name__}: {str(error)[:200]}")
-        for mark, what in zip(unit.marks, ("weight", *unit.moments), strict=True):
-            data, generation = found[what], step.memory.commit.generation
-            low = window_of(len(data), generation)
-            if xxhash.xxh3_64_hexdigest(data[low : low + WINDOW]) != mark:
+        is_last = number == len(self._steps) - 1  # what is wrong before that is wrong in what comes out of it
+        for mark, what in zip(unit.marks, ("weight", *unit.moments), strict=True) if is_last else ():
+            if mark_of(found[what], mark) != mark:
                 self._refuse(
                     f"{names[what]}: what comes out of its step is not what was trained: it was written to by something else"
                 )

@@ -1,0 +1,209 @@
+"""Marks of what a step made: of every byte, taken before anything writes to it, or the save does not count."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+
+import ucpl
+from tests.vault.trained import Training, code_of, training
+from ucpl.errors import UcplError
+from ucpl.remotes.vaults import marks as told
+from ucpl.remotes.vaults.marks import mark_of, of_sum, weighed
+from ucpl.vault import marking
+from ucpl.vault.arenas import Arenas
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Tensors are taken for those of another device."""
+    monkeypatch.setattr(marking, "is_far", lambda _: True)
+
+
+def beside(here: Training) -> None:
+    """Digests are taken by a thread, while training goes on."""
+    here.writer.beside = True
+
+
+def save_gradients(here: Training) -> None:
+    """Behind a save of all: what was copied of a second step, which nobody has said yet."""
+    here.step()
+    here.save()
+    here.step()
+    here.done += 1
+    assert here.writer.save(here.done, (here.model, here.optimizer), {"at": here.done}).replays == 1
+
+
+def say(here: Training) -> None:
+    here.writer._join()
+    for server in here.servers:
+        server.turn()
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("at", [0, 961, -1])
+@pytest.mark.parametrize("what", ["weight", "exp_avg_sq"])
+def test_one_element_that_was_written_past_autograd_is_found_wherever_it_is(tmp_path, request, what, at, far):
+    if far:
+        request.getfixturevalue("apart")
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        here.step()
+        parameter = here.model.first.weight
+        written = parameter if what == "weight" else here.optimizer.state[parameter][what]
+        written.data.view(-1)[at] += 1
+        assert here.save().replays == 1
+        with pytest.raises(UcplError) as refused:
+            here.demand_same()
+        assert code_of(refused) == "E698" and "first.weight" in refused.value.diagnostics[0].message
+
+
+def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
+    """Of the step before: what is read is what was saved, whatever the next step made meanwhile."""
+    goes_on, waits = threading.Event(), threading.Event()
+
+    def slowly(data: memoryview) -> str:
+        assert waits.wait(30)
+        return mark_of(data)
+
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        beside(here)
+        monkeypatch.setattr(marking, "mark_of", slowly)
+        here.step()
+        here.done += 1
+        assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
+        was = copy.deepcopy(here.model)
+        here.backward()
+
+        def step() -> None:
+            here.optimizer.step()
+            goes_on.set()
+
+        trained = threading.Thread(target=step)
+        trained.start()
+        assert not goes_on.wait(0.2)
+        waits.set()
+        assert goes_on.wait(30)
+        trained.join()
+        say(here)
+        assert here.writer.committed() == (2, 2)
+        model = copy.deepcopy(was)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        ucpl.load_into(model, None, f"vault:{here.vault.home}")
+        for one, other in zip(model.parameters(), was.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_what_is_written_to_before_it_is_digested_does_not_count(tmp_path, monkeypatch, caplog):
+    """Training goes on, the log says so, and the next save is one of all."""
+    waits = threading.Event()
+
+    def slowly(data: memoryview) -> str:
+        assert waits.wait(30)
+        return mark_of(data)
+
+    with training(tmp_path / "job") as here:
+        beside(here)
+        here.step()
+        here.done += 1
+        assert here.writer.save(here.done, (here.model, here.optimizer))
+        say(here)
+        monkeypatch.setattr(marking, "mark_of", slowly)
+        here.step()
+        here.done += 1
+        assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
+        with torch.no_grad():
+            here.model.last.weight.mul_(2)
+        waits.set()
+        say(here)
+        assert here.writer.committed() == (1, 1)
+        assert here.writer.error is not None and "model.last.weight was written to before" in caplog.text
+        here.step()
+        here.done += 1
+        saved = here.writer.save(here.done, (here.model, here.optimizer))
+        assert saved and saved.replays == 0
+        say(here)
+        here.demand_same()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "no room"), KeyboardInterrupt()], ids=["no room", "interrupted"])
+def test_no_step_waits_for_marks_of_a_save_that_failed(tmp_path, monkeypatch, error):
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(marking, "_PATIENCE", 30.0)
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        here.step()
+        monkeypatch.setattr(Arenas, "write", fails)
+        with pytest.raises((UcplError, KeyboardInterrupt)):
+            here.writer.save(2, (here.model, here.optimizer))
+        watch = here.writer._replaying
+        assert watch is not None and watch.marks is not None and watch.marks._is_done.is_set()
+
+
+def test_what_lies_elsewhere_may_be_written_to_once_it_is_saved(tmp_path, apart):
+    """A device weighs it before it does what it is asked later."""
+    with training(tmp_path / "job") as here:
+        beside(here)
+        here.step()
+        here.done += 1
+        assert here.writer.save(here.done, (here.model, here.optimizer))
+        say(here)
+        here.step()
+        here.done += 1
+        was = copy.deepcopy(here.model.state_dict())
+        assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
+        with torch.no_grad():
+            here.model.last.weight.mul_(2)
+        say(here)
+        assert here.writer.committed() == (2, 2)
+        with torch.no_grad():
+            here.model.last.weight.copy_(was["last.weight"])
+        here.demand_same()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 8191, 8192, 8193, 100_003])
+def test_a_sum_is_that_of_the_bytes_wherever_they_lie(monkeypatch, size):
+    monkeypatch.setattr(told, "TILE", 1024)
+    data = torch.randint(0, 256, (size + 3,), dtype=torch.uint8)
+    wanted = of_sum(weighed(data[:size].clone()))
+    for begin in range(4):
+        moved = torch.cat((torch.zeros(begin, dtype=torch.uint8), data[:size]))[begin:]
+        assert of_sum(weighed(moved)) == wanted
+    assert mark_of(data[:size].numpy().data, wanted) == wanted
+    seen = {wanted}
+    for at in {0, size // 2, size - 1} if size else ():
+        other = data[:size].clone()
+        other[at] ^= 128
+        seen.add(of_sum(weighed(other)))
+    assert len(seen) == 1 + len({0, size // 2, size - 1} if size else ())
+
+
+def test_two_words_that_are_exchanged_have_another_sum():
+    words = torch.arange(64, dtype=torch.int64)
+    other = words.clone()
+    other[3], other[40] = words[40], words[3]
+    assert of_sum(weighed(words)) != of_sum(weighed(other)) != of_sum(weighed(words.flip(0)))
+
+
+def test_a_save_that_gets_no_thread_digests_by_itself(tmp_path, monkeypatch):
+    def none(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with training(tmp_path / "job") as here:
+        beside(here)
+        monkeypatch.setattr(threading.Thread, "start", none)
+        for count in (0, 1):
+            here.step()
+            assert here.save().replays == count
+            here.demand_same()

@@ -1,0 +1,77 @@
+"""Marks of what a step made, taken beside the trainer: of all bytes, before the next step begins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import torch
+from attrs import field
+from torch.distributed.tensor import DTensor
+
+from ucpl.errors import Label, fail
+from ucpl.records import define
+from ucpl.remotes.vaults.marks import mark_of, of_sum, weighed
+
+__all__ = ["Marks", "Stamp", "is_far", "local", "stamp_of"]
+
+_PATIENCE = 600.0  # seconds that a step waits for marks
+Stamp = tuple[int, ...]  # of a tensor: what changes where it is written, or another takes its place
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def stamp_of(tensor: torch.Tensor) -> Stamp:
+    mine = local(tensor)
+    return id(tensor), tensor._version, id(mine), mine._version, mine.data_ptr()
+
+
+def is_far(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+@define(eq=False)
+class Marks:
+    """Of the tensors of one save, which are contiguous. `take` is called once, by whoever says what was saved, or `drop`."""
+
+    tensors: Iterable[tuple[str, torch.Tensor, list[str]]]  # name, and where the mark goes
+    _left: list[tuple[str, torch.Tensor, list[str], torch.Tensor | Stamp]] = field(factory=list)
+    _is_wanted: threading.Event = field(factory=threading.Event)
+    _is_done: threading.Event = field(factory=threading.Event)
+
+    def __attrs_post_init__(self) -> None:
+        """What lies on a device is weighed there before anything that the trainer asks of it from now on."""
+        for name, tensor, to in self.tensors:
+            mine = local(tensor)
+            self._left.append((name, tensor, to, weighed(mine) if is_far(mine) else stamp_of(tensor)))
+        self.tensors = ()
+
+    def pause(self, seconds: float) -> None:
+        """Let others work first, unless somebody waits."""
+        self._is_wanted.wait(seconds)
+
+    def take(self) -> None:
+        """Raises: UcplError E693 where a tensor was written to before its mark was taken: it is that of no step, then."""
+        try:
+            for name, tensor, to, known in self._left:
+                if isinstance(known, torch.Tensor):
+                    to.append(of_sum(known))
+                    continue
+                to.append(mark_of(local(tensor).detach().reshape(-1).view(torch.uint8).numpy().data))
+                if stamp_of(tensor) != known:
+                    what = f"{name} was written to before what its step made of it was digested"
+                    remedy = "let nothing but the next step write to it, or have saves digest it (beside=False)"
+                    fail("E693", what, Label(name), remedy=remedy)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        self._left = []
+        self._is_done.set()
+
+    def settled(self) -> None:
+        """Wait until all are taken: whoever is called by this writes to tensors next."""
+        self._is_wanted.set()
+        self._is_done.wait(_PATIENCE)
