@@ -83,6 +83,8 @@ def test_servers_keep_what_ranks_save_and_write_every_second_of_it(tmp_path, tru
     assert truth.step_of(into / "step-2") == 2
     assert json.loads((into / "step-2/ucpl/state.json").read_text()) == {
         "step": 2,
+        "generation": 2,
+        "vault": vault.job.ident,
         "ranks": {"0": {"at": 2}, "1": {"at": 2}},
     }
     assert told(capsys, "restore", home, tmp_path / "out", "--to", call("dp=3"))[0] == 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ucpl.cli.console import Console
-    from ucpl.remotes.vaults.records import Job
+    from ucpl.remotes.vaults.records import Commit, Job
     from ucpl.texts import Json
     from ucpl.vault.looking import Damage
     from ucpl.vault.making import ToMake
@@ -173,6 +173,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 def _serve(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.remotes.vaults.counted import committed
     from ucpl.remotes.vaults.hosts import addresses_of
+    from ucpl.vault.leftovers import WORKS, sweep
     from ucpl.vault.making import Vault
     from ucpl.vault.server import Server
 
@@ -200,6 +201,10 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         console.flush()
         last = newest.generation if (newest := vault.committed()) is not None else 0
         told = ""
+        if every:
+            sweep(Path(options.into), WORKS)
+            if newest is not None and not _is_kept(Path(options.into), newest, vault.job):
+                last -= 1  # whoever served before ended before it was written
         while True:
             if not server.here.is_there():
                 _gone(server.here.folder)
@@ -217,7 +222,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
                 if one.generation > last:
                     last = one.generation
                     if every and last % every == 0 and server.number == min(server.alive(), default=0):
-                        _kept(home, Path(options.into) / f"step-{one.step}", last, console)
+                        _kept(home, _place_of(Path(options.into), one), last, console)
             console.flush()
             time.sleep(POLL)
 
@@ -242,6 +247,20 @@ def _gone(folder: Path) -> None:
         "E695", f"{folder} is gone, while it was served", Label(str(folder)),
         remedy="start the server once more: it makes the domain anew, of what the others hold",
     )  # fmt: skip
+
+
+def _place_of(into: Path, one: Commit) -> Path:
+    """Where a generation is written: what a run had written of the same step before it went back stays."""
+    plain = into / f"step-{one.step}"
+    return into / f"step-{one.step}.generation-{one.generation}" if os.path.lexists(plain) else plain
+
+
+def _is_kept(into: Path, one: Commit, job: Job) -> bool:
+    """Whether a generation was written there."""
+    from ucpl.vault.persisting import told_in
+
+    some = (told_in(path) for path in into.glob(f"step-{one.step}*"))
+    return any((told.get("vault"), told.get("generation")) == (job.ident, one.generation) for told in some)
 
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
@@ -340,9 +359,11 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.looking import scrub
+    from ucpl.vault.looking import mend_texts, scrub
     from ucpl.vault.making import Vault
 
+    if texts := mend_texts(home):
+        console.say(f"mended     {texts} texts, as those of other domains say")
     count, found = scrub(home)
     newest = Vault.at(home).committed()
     return _told(newest.generation if newest is not None else 0, count, found, console)
@@ -351,7 +372,7 @@ def _scrub(home: Path, options: Namespace, console: Console) -> int:
 def _told(generation: int, count: int, found: Sequence[Damage], console: Console) -> int:
     for one in found:
         fate = "can be rebuilt" if one.can_be_rebuilt else "is gone"
-        console.say(f"damaged    {one.what}: {one.chunks} chunks of 1 MiB, {fate}")
+        console.say(f"damaged    {one.what}: {f'{one.chunks} chunks of 1 MiB, ' if one.chunks else ''}{fate}")
     if count:
         console.say(f"rebuilt    {count} chunks")
     if not found:
@@ -368,7 +389,7 @@ def _told(generation: int, count: int, found: Sequence[Damage], console: Console
 
 def _restore(home: Path, options: Namespace, console: Console) -> int:
     from ucpl import api
-    from ucpl.vault.restoring import restored
+    from ucpl.vault.restoring import keep_state, restored
 
     if not options.to:
         _wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
@@ -385,10 +406,13 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
         console.say(f"passed     {source}: {why}")
     if rebuilt:
         console.say(f"rebuilt    {bytes_text(rebuilt)}, of what other domains hold")
+    kept = keep_state(made.source, Path(options.target))
+    if kept is not None:
+        console.say(f"state      {kept}: what ranks gave beside it")
     console.say(f"done       {options.target}: step {made.step} of {made.source}")
     passed: list[Json] = [{"source": source, "why": why} for source, why in made.passed]
     answer: dict[str, Json] = {"target": str(options.target), "source": made.source, "step": made.step}
-    console.answer({**answer, "rebuilt": rebuilt, "passed": passed})
+    console.answer({**answer, "rebuilt": rebuilt, "passed": passed, "state": None if kept is None else str(kept)})
     return Exit.DONE
 
 

@@ -26,10 +26,16 @@ MEMORY = Path("/dev/shm")
 def run_drill(options: Namespace, domains: int | list[list[int]] | None, console: Console) -> int:
     """Raises: UcplError E690, E693, and what planning raises."""
     from ucpl.vault.drilling import drill
+    from ucpl.vault.leftovers import DRILLS, sweep, worked_in
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 2
     where = MEMORY if os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ucpl-drill-", dir=where, ignore_cleanup_errors=True) as top:
+    sweep(where or Path(tempfile.gettempdir()), DRILLS)  # of drills that were killed
+    prefix = DRILLS.rstrip("*")
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=where, ignore_cleanup_errors=True) as top,
+        worked_in(Path(top)),
+    ):
         root = Path(top) / "drill"
         plan, cases = drill(options.path, root, domains, options.protect, lose=lose, given=given_of(options))
         console.say(f"drilled    {options.path}: {len(plan.domains)} domains, {plan.scheme.protection}, in {top}")

@@ -69,12 +69,18 @@ class Keyed:
         """Raises: UcplError E640, E693."""
         if not isinstance(what, Mapping):
             fail("E693", f"{self.call} is a layout: what is saved is a dict by its keys", Label(self.call))
+        strange = next((key for key in what if not isinstance(key, str)), None)
+        if strange is not None:
+            fail("E693", f"{strange!a} is no key: keys are texts", Label(self.call))
         for text in sorted(self.wanted.keys() ^ what.keys()):
             said = "it is not given" if text in self.wanted else "the layout has no such tensor on this rank"
             fail("E640", f"{text} of {self.call}: {said}", Label(self.call, where=text))
         by_file: dict[str, dict[Key, torch.Tensor]] = {}
         for text, stored in self.wanted.items():
             given = what[text]
+            if not isinstance(given, torch.Tensor) or given.is_meta:
+                said = "lies nowhere (meta)" if isinstance(given, torch.Tensor) else f"is a {type(given).__name__}"
+                fail("E693", f"{text} {said}, and no tensor with bytes", Label(stored.file, where=text))
             local = given.to_local() if isinstance(given, DTensor) else given
             found = f"{list(local.shape)} of {dtype_name(local, text)}"
             if found != (said := f"{list(stored.shape)} of {stored.dtype}"):

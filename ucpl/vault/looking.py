@@ -17,12 +17,13 @@ from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import FILE
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
-from ucpl.remotes.vaults.places import Domain, Holder, held
+from ucpl.remotes.vaults.places import Domain, Holder, is_held
 from ucpl.remotes.vaults.records import CHUNK, Job
+from ucpl.remotes.vaults.sealed import read_sealed
 from ucpl.remotes.vaults.view import generation_at
-from ucpl.vault.server import heal
+from ucpl.vault.server import has_commit, heal, mend_commit, mend_job
 
-__all__ = ["Damage", "Found", "Generation", "Place", "damage", "is_alive", "look", "scrub", "vaults_in"]
+__all__ = ["Damage", "Found", "Generation", "Place", "damage", "is_alive", "look", "mend_texts", "scrub", "vaults_in"]
 
 
 @frozen
@@ -67,29 +68,18 @@ class Damage:
     """What is not as it was written."""
 
     what: str
-    chunks: int  # that are lost or damaged
+    chunks: int  # that are lost or damaged; 0: it is a text
     can_be_rebuilt: bool
     files: tuple[str, ...] = field(default=())
-
-
-def _is_held(path: Path) -> bool:
-    """Whether a living process has a lock. Nothing is made where there is none."""
-    if not path.exists():
-        return False
-    try:
-        with held(path, wait=0) as mine:
-            return not mine
-    except OSError:
-        return False
 
 
 def is_alive(home: Path) -> bool:
     """Whether any server or writer of a vault lives."""
     for number in domains_of(home):
         here = Domain(home, number)
-        if _is_held(here.lock("server")):
+        if is_held(here.lock("server")):
             return True
-        if any(_is_held(path) for path in here.folder.glob("r*.lock")):
+        if any(is_held(path) for path in here.folder.glob("r*.lock")):
             return True
     return False
 
@@ -141,14 +131,14 @@ def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
     size = 0
     with suppress(OSError):
         size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
-    alive = tuple(rank for rank in ranks if _is_held(here.lock(f"r{rank}")))
-    return Place(number, ranks, here.is_there(), _is_held(here.lock("server")), alive, size)
+    alive = tuple(rank for rank in ranks if is_held(here.lock(f"r{rank}")))
+    return Place(number, ranks, here.is_there(), is_held(here.lock("server")), alive, size)
 
 
 def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
     """What is lost or damaged of a generation, chunk by chunk. Raises: UcplError E692."""
     memory = generation_at(home, generation)
-    found: list[Damage] = []
+    found: list[Damage] = [Damage(what, 0, True) for what in _bad_texts(home, memory)]
     for one in (*memory.before, memory):
         of = f" in generation {one.commit.generation}" if memory.before else ""
         for number, ranks in enumerate(memory.job.domains):
@@ -164,6 +154,35 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
                 again = _can_be_made(kept.size, partial(one.parity_made, number), bad)
                 found.append(Damage(f"d{number}: what it keeps for others{of}", len(bad), again))
     return memory, found
+
+
+def _bad_texts(home: Path, memory: Memory) -> list[str]:
+    """Of domains that are here: what says which vault it is, and that the generation counts."""
+    found = []
+    for here in (Domain(home, number) for number in range(len(memory.job.domains))):
+        if not here.is_there():
+            continue
+        data = None
+        with suppress(OSError):
+            data = read_sealed(here.job())
+        if data != memory.job.sealed():
+            found.append(f"d{here.number}: job.json, which says which vault it is")
+        for one in (*memory.before, memory):
+            if not has_commit(here, one.commit, memory.job):
+                found.append(f"d{here.number}: its word that generation {one.commit.generation} counts")
+    return found
+
+
+def mend_texts(home: Path) -> int:
+    """Write texts that are damaged or lacking once more, as whole ones say: how many. Raises: UcplError E692, OSError."""
+    memory = generation_at(home)
+    memory.close()
+    count = 0
+    for here in (Domain(home, number) for number in range(len(memory.job.domains))):
+        if here.is_there():
+            count += mend_job(here, memory.job)
+            count += sum(mend_commit(here, one.commit, memory.job) for one in (*memory.before, memory))
+    return count
 
 
 def _bad(piece: Piece) -> list[int]:
@@ -185,6 +204,7 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
 
     Raises: UcplError E692, OSError.
     """
+    mend_texts(home)
     memory = generation_at(home)
     count = 0
     try:
@@ -194,10 +214,6 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
                 continue
             for one in (*memory.before, memory):
                 count += heal(one, number)
-                if not here.commit(one.commit.generation).exists():
-                    from ucpl.remotes.vaults.sealed import write_whole
-
-                    write_whole(here.commit(one.commit.generation), one.commit.sealed())
     finally:
         memory.close()
     return count, damage(home)[1]

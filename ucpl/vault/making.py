@@ -115,10 +115,14 @@ class Vault:
         """The newest generation that counts."""
         return next(iter(committed(self.home, self.job)), None)
 
-    def state(self, rank: int = 0) -> Told:
-        """The JSON that a rank gave beside the newest generation that counts; empty where there is none."""
-        newest = self.committed()
-        return dict(newest.shards[rank].state) if newest is not None else {}
+    def state(self, rank: int = 0, generation: int | None = None) -> Told:
+        """The JSON that a rank gave beside the newest generation that counts, or this one; empty where there is none.
+
+        Whoever reads tensors, too, names the generation that they are of: servers may commit another one meanwhile.
+        """
+        some = (one for one in committed(self.home, self.job) if generation in (None, one.generation))
+        found = next(some, None)
+        return dict(found.shards[rank].state) if found is not None else {}
 
     def writer(self, rank: int, **said: Unpack[ToWrite]) -> Writer:
         """What a rank of the job saves by. Raises: UcplError E690, E694."""

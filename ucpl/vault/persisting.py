@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.view import generation_at, lay
 from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
+from ucpl.vault.leftovers import worked_in
 
-__all__ = ["STATE", "persist"]
+__all__ = ["STATE", "persist", "state_text", "state_told", "told_in"]
 
-STATE = "ucpl/state.json"  # what a rank gave beside its tensors
+STATE = "ucpl/state.json"  # which generation it is, and what each rank gave beside its tensors
+STATE_MAX = 1 << 30
 
 
 def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
@@ -31,25 +34,11 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
         shutil.rmtree(work, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         disk().make_folder(work, fresh=True)
-        view = lay(memory, f"vault:{home}@{memory.commit.generation}")
-        for name, stored in view.files.items():
-            path = work / name
-            make_folders(work, path.parent)
-            fd = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            try:
-                disk().allocate(fd, stored.size)
-                for low in range(0, stored.size, CHUNK):
-                    room = bytearray(min(CHUNK, stored.size - low))
-                    stored.fill(memoryview(room), low)
-                    write_all(fd, memoryview(room), low)
-                failpoint("vault-persist")
-                disk().sync(fd)
-            finally:
-                disk().close(fd)
-        _write_states(memory, work)
-        sync_folders(work)
-        disk().rename_new(work, target)
-        sync_folder(target.parent)
+        with worked_in(work):
+            _write(memory, home, work)
+            sync_folders(work)
+            disk().rename_new(work, target)
+            sync_folder(target.parent)
     except FileExistsError:
         shutil.rmtree(work, ignore_errors=True)
         fail("E500", f"{target} exists: it was made while this one was written", Label(str(target)))
@@ -65,15 +54,48 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     return memory
 
 
-def _write_states(memory: Memory, work: Path) -> None:
-    told = {str(shard.rank): shard.state for shard in memory.commit.shards if shard.state}
-    if told:
-        path = work / STATE
+def _write(memory: Memory, home: Path, work: Path) -> None:
+    """Raises: OSError, UcplError E691, E698."""
+    view = lay(memory, f"vault:{home}@{memory.commit.generation}")
+    for name, stored in view.files.items():
+        path = work / name
         make_folders(work, path.parent)
-        text = json.dumps({"step": memory.commit.step, "ranks": told}, sort_keys=True, indent=1)
         fd = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            write_all(fd, memoryview(text.encode()), 0)
+            disk().allocate(fd, stored.size)
+            for low in range(0, stored.size, CHUNK):
+                room = bytearray(min(CHUNK, stored.size - low))
+                stored.fill(memoryview(room), low)
+                write_all(fd, memoryview(room), low)
+            failpoint("vault-persist")
             disk().sync(fd)
         finally:
             disk().close(fd)
+    make_folders(work, (work / STATE).parent)
+    fd = disk().open(work / STATE, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        write_all(fd, memoryview(state_text(state_told(memory))), 0)
+        disk().sync(fd)
+    finally:
+        disk().close(fd)
+
+
+def state_told(memory: Memory) -> dict[str, object]:
+    """Which generation it is, and what each rank gave beside its tensors."""
+    commit = memory.commit
+    ranks = {str(shard.rank): shard.state for shard in commit.shards if shard.state}
+    return {"step": commit.step, "generation": commit.generation, "vault": memory.job.ident, "ranks": ranks}
+
+
+def state_text(told: Mapping[str, object]) -> bytes:
+    return json.dumps(told, sort_keys=True, indent=1).encode()
+
+
+def told_in(folder: Path) -> dict[str, object]:
+    """What stands beside a persisted generation; empty where it is none, or damaged."""
+    try:
+        data = (folder / STATE).read_bytes()[:STATE_MAX]
+        told = json.loads(data)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}

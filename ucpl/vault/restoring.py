@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.records import Job
+from ucpl.remotes.vaults.sealed import write_whole
+from ucpl.remotes.vaults.view import generation_at
+from ucpl.vault.persisting import STATE, state_text, state_told, told_in
 
-__all__ = ["TRIES", "Restored", "restored"]
+__all__ = ["TRIES", "Restored", "keep_state", "restored"]
 
 TRIES = 3  # of one generation, that came to no end
 GONE = ("E691", "E692", "E698")  # what cannot be rebuilt or replayed, or is there no more
-_STEP = re.compile(r"step-(\d{1,18})")
+_STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16})?")
 
 
 @frozen
@@ -41,7 +45,8 @@ class _Choice:
 def restored(
     home: Path, read: Callable[[str], None], *, generation: int | None = None, persisted: Path | None = None
 ) -> Restored:
-    """Read the newest source that can be: `read` is called with one after the other until it raises no E691, E692 or E698.
+    """Read the newest source that can be: `read` is called with one after the other until it raises no E691, E692 or E698,
+    nor what says that a persisted one is damaged.
 
     generation: this one and no other.
     persisted:  a folder of `step-N` folders, as a server writes with --into, for what memory does not suffice for.
@@ -59,7 +64,8 @@ def restored(
         try:
             read(one.source)
         except UcplError as error:
-            if error.diagnostics[0].code not in GONE:
+            is_damaged = one.tries is None and error.exit_status == Exit.SOURCE_DAMAGED  # on a disk
+            if error.diagnostics[0].code not in GONE and not is_damaged:
                 raise
             passed.append((one.source, error.diagnostics[0].message))
             last = error
@@ -78,23 +84,70 @@ def restored(
 
 
 def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iterator[_Choice]:
-    """Newest step first; of one step, memory first."""
+    """What was saved last first, whatever step it was: a run may have gone back to an older one."""
     job = job_at(home)
+    commits = committed(home, job) if job is not None else []
     found = [
         _Choice(f"vault:{home.absolute()}@{one.generation}", one.step, home / f"tries.{one.generation}")
-        for one in (committed(home, job) if job is not None else [])
+        for one in commits
         if generation in (None, one.generation)
     ]
-    if persisted is not None and generation is None:
-        with suppress(OSError):
-            found += [
-                _Choice(str(path), int(told[1]), None)
-                for path in persisted.iterdir()
-                if (told := _STEP.fullmatch(path.name)) and path.is_dir()
-            ]
-    if generation is not None and not found:
-        fail("E692", f"{home}: generation {generation} is not committed", Label(str(home)))
-    return iter(sorted(found, key=lambda one: (-one.step, one.tries is None)))
+    if generation is not None:
+        if not found:
+            fail("E692", f"{home}: generation {generation} is not committed", Label(str(home)))
+        return iter(found)
+    places = [(-one.generation, 0) for one in commits]
+    for path, step in _persisted(persisted) if persisted is not None else ():
+        of = _generation_of(path, job)
+        if of is None:  # of another vault, or nobody knows: behind what was saved here of that step or a later one
+            behind = [one.generation for one in commits if one.step >= step]
+            of = min(behind) if behind else commits[0].generation if commits else 0
+        found.append(_Choice(str(path), step, None))
+        places.append((-of, 1))
+    order = sorted(range(len(found)), key=lambda i: (places[i], -found[i].step))
+    return (found[i] for i in order)
+
+
+def _persisted(folder: Path) -> list[tuple[Path, int]]:
+    """Folders of a step, as a server writes them, and which step."""
+    try:
+        some = [(path, told) for path in folder.iterdir() if (told := _STEP.fullmatch(path.name)) and path.is_dir()]
+    except OSError:
+        return []
+    return [(path, int(told[1])) for path, told in some]
+
+
+def _generation_of(folder: Path, job: Job | None) -> int | None:
+    """Which generation of this vault was written there; None: nothing says so."""
+    told = told_in(folder)
+    number = told.get("generation")
+    return number if job is not None and told.get("vault") == job.ident and type(number) is int else None
+
+
+def keep_state(source: str, target: Path) -> Path | None:
+    """Put what ranks gave beside what was read, as JSON, into the folder that was made of it, or beside a file.
+
+    source: as `Restored` says. Returns where; None: they gave nothing, or the target is nowhere here. Raises: UcplError E503.
+    """
+    if source.startswith("vault:"):
+        home, _, number = source.removeprefix("vault:").rpartition("@")
+        memory = generation_at(Path(home), int(number))
+        memory.close()
+        told = state_told(memory)
+    else:
+        told = told_in(Path(source))
+    if not told.get("ranks") or not target.exists():
+        return None
+    where = target / STATE if target.is_dir() else target.with_name(f"{target.name}.{Path(STATE).name}")
+    try:
+        where.parent.mkdir(exist_ok=True)
+        write_whole(where, state_text(told))
+    except OSError as error:
+        what = f"{where} cannot be written: {error.strerror or error}"
+        fail(
+            "E503", what, Label(str(where)), remedy="the tensors are restored: `ucpl vault persist` gives the JSON, too"
+        )
+    return where
 
 
 def _count(tries: Path | None) -> int:

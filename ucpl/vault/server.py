@@ -23,16 +23,16 @@ from ucpl.remotes.vaults.codes import block_size, sets_of
 from ucpl.remotes.vaults.counted import committed, committed_in, holder_of, holders_of, job_at, made_of, saved_in
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.remotes.vaults.places import Domain, Holder, held
+from ucpl.remotes.vaults.places import LOOKED_AT, Domain, Holder, held
 from ucpl.remotes.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
-from ucpl.remotes.vaults.sealed import write_whole
+from ucpl.remotes.vaults.sealed import read_sealed, write_whole
 from ucpl.remotes.wire import Address
 from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import make_room
 from ucpl.vault.others import Others
 
-__all__ = ["Server", "heal"]
+__all__ = ["Server", "has_commit", "heal", "mend_commit", "mend_job"]
 
 LOCKED = 30.0  # seconds for which the locks of all domains are waited for
 Say: TypeAlias = Callable[[str], None]
@@ -72,11 +72,10 @@ class Server:
         self.job, self.here = job, Domain(self.home, self.number)
         try:
             self.here.folder.mkdir(exist_ok=True, mode=0o700)
-            if not self._ends.enter_context(held(self.here.lock("server"), wait=0)):
+            if not self._ends.enter_context(held(self.here.lock("server"), wait=LOOKED_AT)):
                 self._ends.close()
                 fail("E694", f"d{self.number} of {self.home} has a server already", Label(str(self.here.folder)))
-            if not self.here.job().exists():
-                write_whole(self.here.job(), job.sealed())
+            mend_job(self.here, job)
             if hosts_at(self.home) is not None:
                 self._others = Others(self.here, job, self.say)
                 self._ends.callback(self._others.close)
@@ -101,8 +100,7 @@ class Server:
         """
         found = committed_in(self._holders(), self.job, sure=True)
         for commit in found[: self.job.kept]:
-            if commit.generation not in self.here.commits():
-                write_whole(self.here.commit(commit.generation), commit.sealed())
+            mend_commit(self.here, commit, self.job)
         if not found:
             return
         for commit in made_of(found[0], found):
@@ -134,7 +132,7 @@ class Server:
 
     def _told(self, newest: Commit) -> None:
         """What another host was told counts here, too. Raises: OSError."""
-        if newest.generation not in self.here.commits():
+        if not has_commit(self.here, newest, self.job):
             with self.here.locked(LOCKED) as mine:
                 if mine:
                     self.here.tell(newest.generation, newest.sealed(), self.job)
@@ -310,6 +308,30 @@ class Server:
                 failpoint("vault-committed")
         self.say(f"generation {commit.generation}, step {commit.step}, is committed")
         return commit.generation
+
+
+def has_commit(here: Domain, commit: Commit, job: Job) -> bool:
+    """Whether a domain says that a generation counts, in a text that is whole."""
+    with suppress(OSError):
+        return here.commit_in(commit.generation, job) is not None
+    return False
+
+
+def mend_commit(here: Domain, commit: Commit, job: Job) -> bool:
+    """Have a domain say that a generation counts. Returns whether it did not, or in a damaged text. Raises: OSError."""
+    if has_commit(here, commit, job):
+        return False
+    write_whole(here.commit(commit.generation), commit.sealed())
+    return True
+
+
+def mend_job(here: Domain, job: Job) -> bool:
+    """The same of the text that says which vault this is. Raises: OSError."""
+    with suppress(OSError):
+        if read_sealed(here.job()) == job.sealed():
+            return False
+    write_whole(here.job(), job.sealed())
+    return True
 
 
 def _follows(shards: Sequence[Shard], newest: Commit | None) -> bool:

@@ -142,8 +142,8 @@ class Stages:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes where it lies; one with gaps is copied there."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """A tensor's bytes where it lies; one with gaps, or that stands for the conjugate of what lies there, is copied there."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _near(data: bytes | torch.Tensor) -> memoryview:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import operator
 import os
 import threading
 import time
@@ -24,13 +25,14 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, committed_in, holders_of, saved_in, silent
 from ucpl.remotes.vaults.hosts import hosts_at
-from ucpl.remotes.vaults.places import Domain, Holder, held
+from ucpl.remotes.vaults.places import LOOKED_AT, Domain, Holder, held
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard, slot_of
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import Arenas, Written
+from ucpl.vault.lateness import late
 
 if TYPE_CHECKING:
     from ucpl.texts import Json
@@ -46,6 +48,8 @@ POLL = 0.002  # seconds between two looks whether a generation counts
 STATE_MAX = 64 << 20
 GIVES_WAY = 10  # the niceness of what runs beside
 PAUSE_MAX = 0.5  # seconds for which it lets others copy first
+STEP_MAX = 10**15  # a float still tells each of them from the next
+HOPELESS = 1.0  # seconds for which a save waits for one of which it is known that it will not count
 
 
 class ToWrite(TypedDict, total=False):
@@ -96,10 +100,12 @@ class Writer:
         self._unsaid: int | None = None  # a generation that will never count: what was copied could not be said
         self._ends = ExitStack()
         self._pending: int | None = None
+        self._is_closed = False
+        self._is_hopeless = False  # the last generation that did not count had a reason that no waiting mends
         self._shares: Shares | None = None
         self._replaying: Replaying | None = None
         self.here.folder.mkdir(exist_ok=True, mode=0o700)
-        if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=0)):
+        if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=LOOKED_AT)):
             self._ends.close()
             fail("E694", f"rank {rank} of {home} is written by another process", Label(str(self.here.folder)))
         try:
@@ -132,7 +138,11 @@ class Writer:
         except UcplError as found:
             error = found
         mine = run, first, None if error is None else (error.diagnostics[0].code, error.diagnostics[0].message)
-        told: list[tuple[str, int, tuple[str, str] | None]] = [mine] * dist.get_world_size()
+        if (world := dist.get_world_size()) != self.job.ranks:
+            what = f"{self.home} is the vault of a job of {self.job.ranks} ranks, and {world} save"
+            remedy = "name another folder: what others than all ranks save never counts"
+            fail("E694", what, Label(f"rank {self.rank}"), remedy=remedy)
+        told: list[tuple[str, int, tuple[str, str] | None]] = [mine] * world
         dist.all_gather_object(told, mine)
         if error is not None:
             raise error
@@ -190,13 +200,21 @@ class Writer:
         generation, self._next = self._next, self._next + 1
         waited = 0.0
         try:
+            if self._is_closed:
+                fail(
+                    "E693",
+                    f"the writer of rank {self.rank} was closed",
+                    Label(str(self.here.folder)),
+                    remedy="make another",
+                )
             waited = self._settle()  # what was copied before is digested by then
-            files, replay = self._told(step, what)
-            size, depth = self._save(generation, step, files, (dict(state or {}), replay))
+            number = _step(step)
+            files, replay = self._told(number, what)
+            size, depth = self._save(generation, number, files, (_json(state), replay))
         except BaseException as error:
             if self._replaying is not None:
                 self._replaying.drop()
-            if not isinstance(error, OSError | UcplError):
+            if not isinstance(error, Exception):
                 raise
             told = self._not_kept(step, error, raises=self.strict)
             if self.strict:
@@ -205,12 +223,12 @@ class Writer:
         self._pending = generation
         if self._replaying is not None and self._replaying.asked == generation:
             self._replaying.saved(generation)
-        return Saved(generation, step, size, time.perf_counter() - begin, waited, depth)
+        return Saved(generation, number, size, time.perf_counter() - begin, waited, depth)
 
-    def _not_kept(self, step: int, error: OSError | UcplError, *, raises: bool = False) -> UcplError:
+    def _not_kept(self, step: object, error: Exception, *, raises: bool = False) -> UcplError:
         told = self.error = error if isinstance(error, UcplError) else _failed(self, error)
         if not raises:
-            _log.warning("step %d is not kept: %s", step, told.diagnostics[0].message)
+            _log.warning("step %s is not kept: %s", step, told.diagnostics[0].message)
         return told
 
     def _told(self, step: int, what: object) -> tuple[list[ToSave], Told | None]:
@@ -271,9 +289,27 @@ class Writer:
         self._join()
         if pending is None or pending == self._unsaid:
             return time.perf_counter() - begin
-        while pending not in self.here.commits() and time.perf_counter() - begin < self.wait:
+        patience = min(self.wait, HOPELESS) if self._is_hopeless else self.wait
+        while pending not in self.here.commits() and time.perf_counter() - begin < patience:
             time.sleep(POLL)
+        if pending in self.here.commits():
+            self._is_hopeless = False
+        elif self.wait:
+            self._tell_late(pending, time.perf_counter() - begin)
         return time.perf_counter() - begin
+
+    def _tell_late(self, generation: int, seconds: float) -> None:
+        """What was saved last is taken back, since it does not count: say so, and why."""
+        try:
+            why, self._is_hopeless = late(self.home, self.job, self.run, generation)
+        except OSError as error:  # of a host that does not answer
+            why = error.strerror or str(error)
+        told = f"generation {generation} does not count after {seconds:.0f} s, and is taken back: {why}"
+        try:
+            fail("E699", f"{self.home}: {told}", Label(str(self.here.folder), f"rank {self.rank}"))
+        except UcplError as error:
+            self.error = error
+        _log.warning("%s", told)
 
     def _save(self, generation: int, step: int, files: list[ToSave], said: tuple[Told, Told | None]) -> tuple[int, int]:
         """(bytes, steps of which gradients are kept). said: the caller's JSON, and what is said of a step.
@@ -281,13 +317,6 @@ class Writer:
         Raises: OSError, UcplError E693.
         """
         state, replay = said
-        try:
-            text = json.dumps(state)
-            if len(text) > STATE_MAX:
-                raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
-            state = json.loads(text)  # the caller's lists may change once this returns
-        except (TypeError, ValueError) as error:
-            fail("E693", f"the state beside is no small JSON: {error}", Label("state"))
         # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
         with ExitStack() as locks:
             self._lock(locks, [self.here])
@@ -341,7 +370,7 @@ class Writer:
                 if marks is not None:
                     marks.take()
                 seal(told())
-            except (OSError, UcplError) as error:  # which nobody can be told by raising it
+            except Exception as error:  # which nobody can be told by raising it
                 self._unsaid = generation
                 self._not_kept(step, error)
 
@@ -391,6 +420,7 @@ class Writer:
         return found[0] if found else None
 
     def close(self) -> None:
+        self._is_closed = True
         self._join()
         self._arenas.close()
         if self._replaying is not None:
@@ -408,8 +438,38 @@ class Writer:
             self.close()
 
 
-def _failed(writer: Writer, error: OSError) -> UcplError:
+def _step(step: object) -> int:
+    """Raises: UcplError E693."""
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        number = -1
+    if not 0 <= number < STEP_MAX:
+        fail("E693", f"{str(step)[:40]!a} is no step", Label("step"), remedy="give a whole number, from 0 on")
+    return number
+
+
+def _json(state: object) -> Told:
+    """As it will come back. Raises: UcplError E693."""
+    try:
+        text = json.dumps({} if state is None else state)
+        if len(text) > STATE_MAX:
+            raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
+        told = json.loads(text)  # the caller's lists may change once this returns
+        if not isinstance(told, dict):
+            raise TypeError(f"it is a {type(state).__name__}, and no dict")
+    except (TypeError, ValueError, RecursionError) as error:
+        fail("E693", f"the state beside is no small JSON: {error}", Label("state"))
+    return told
+
+
+def _failed(writer: Writer, error: Exception) -> UcplError:
     where = str(writer.here.folder)
+    if not isinstance(error, OSError):  # whatever is said of what was given: training goes on
+        try:
+            fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
+        except UcplError as told:
+            return told
     free = ""
     with suppress(OSError):
         state = os.statvfs(where)

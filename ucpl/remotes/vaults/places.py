@@ -25,9 +25,10 @@ from typing import TypeVar, cast
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import read_sealed, write_whole
 
-__all__ = ["COMMIT", "Domain", "Holder", "held"]
+__all__ = ["COMMIT", "LOOKED_AT", "Domain", "Holder", "held", "is_held"]
 
 POLL = 0.002  # seconds between two looks whether a lock is free
+LOOKED_AT = 0.5  # seconds that who takes a lock for good waits: another may only look whether somebody has it
 COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
 
 
@@ -193,3 +194,14 @@ def _locked(fd: int, end: float) -> bool:
             time.sleep(POLL)
         else:
             return True
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process has a lock. Nothing is made where there is none."""
+    if not path.exists():
+        return False
+    try:
+        with held(path, wait=0) as mine:
+            return not mine
+    except OSError:
+        return False

@@ -1,0 +1,179 @@
+"""A save that fails ends nothing, whatever it is given; and one that does not count is said."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from tests.vault.held import Truth
+from ucpl.errors import UcplError
+from ucpl.remotes.vaults.places import Domain, held
+from ucpl.vault import Vault
+from ucpl.vault.persisting import persist
+from ucpl.vault.server import Server
+
+
+def deep(levels: int) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for _ in range(levels):
+        found = {"in": found}
+    return found
+
+
+class Gone(nn.Module):
+    """With a parameter that lies nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, device="meta"))
+
+
+@pytest.fixture
+def vault(tmp_path):
+    return Vault.make(tmp_path / "job")
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    return Truth(tmp_path_factory.mktemp("truth"), "dp=1", (1,))
+
+
+@pytest.mark.parametrize(
+    ("step", "what", "state"),
+    [
+        ("7", nn.Linear(2, 2), None),
+        (7.5, nn.Linear(2, 2), None),
+        (None, nn.Linear(2, 2), None),
+        (-1, nn.Linear(2, 2), None),
+        (10**30, nn.Linear(2, 2), None),
+        (torch.ones(2), nn.Linear(2, 2), None),
+        (1, nn.Linear(2, 2), [1, 2]),
+        (1, nn.Linear(2, 2), "abc"),
+        (1, nn.Linear(2, 2), deep(5000)),
+        (1, nn.Linear(2, 2), {"at": object()}),
+        (1, Gone(), None),
+        (1, 5, None),
+    ],
+    ids=[
+        "text",
+        "fraction",
+        "none",
+        "negative",
+        "huge",
+        "two",
+        "list",
+        "string",
+        "deep",
+        "object",
+        "meta",
+        "number",
+    ],
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_cannot_be_kept_is_said_and_training_goes_on(vault, caplog, step, what, state, beside):
+    with vault.writer(0, beside=beside) as writer, Server(vault.home, 0) as server:
+        saved = writer.save(step, what, state)
+        assert not saved and saved.error is not None and saved.error.diagnostics[0].code == "E693"
+        assert "is not kept" in caplog.text and writer.error is saved.error
+        assert writer.save(2, nn.Linear(2, 2), {"at": 2})
+        writer._join()
+        server.turn()
+        assert writer.committed() == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"k": None}, {"k": np.zeros(3)}, {"k": 5}, {3: torch.zeros(3)}, {"k": torch.empty(3, device="meta")}],
+    ids=["none", "numpy", "number", "key", "meta"],
+)
+def test_what_is_no_tensor_of_a_layout_is_said(vault, truth, wrong):
+    tensors = truth.cut[1][0]
+    key = next(iter(tensors))
+    given = {**tensors, **{key if k == "k" else k: v for k, v in wrong.items()}}
+    with vault.writer(0, layout=truth.layout) as writer:
+        saved = writer.save(1, given)
+        assert not saved and saved.error is not None and saved.error.diagnostics[0].code == "E693"
+        assert writer.save(2, tensors)
+
+
+@pytest.mark.parametrize("step", [np.int64(7), torch.tensor(7), True])
+def test_whatever_is_a_whole_number_is_a_step(vault, step):
+    with vault.writer(0, strict=True) as writer, Server(vault.home, 0) as server:
+        assert writer.save(step, nn.Linear(2, 2)).step == int(step)
+        server.turn()
+        assert writer.committed() == (1, int(step))
+
+
+def test_a_conjugate_is_saved_as_what_it_is(tmp_path, vault):
+    held = torch.randn(3, 4, dtype=torch.complex64)
+    with vault.writer(0, strict=True) as writer, Server(vault.home, 0) as server:
+        writer.save(1, {"z": held.conj(), "n": held.conj().imag})
+        server.turn()
+        found = {"z": torch.zeros(3, 4, dtype=torch.complex64), "n": torch.zeros(3, 4)}
+        persist(vault.home, tmp_path / "there")
+        load(found, checkpoint_id=tmp_path / "there", no_dist=True)
+        assert torch.equal(found["z"], held.conj().resolve_conj()) and torch.equal(found["n"], -held.imag)
+
+
+def test_a_closed_writer_saves_nothing(vault):
+    writer = vault.writer(0)
+    writer.close()
+    with vault.writer(0):
+        saved = writer.save(1, nn.Linear(2, 2))
+        assert not saved and "was closed" in str(saved.error)
+
+
+def test_a_save_that_does_not_count_is_said_with_why(tmp_path, caplog):
+    """No server; ranks at other steps; a rank that did not save. Only the first is waited for as long as was said."""
+    vault = Vault.make(tmp_path / "job", ranks=2, domains=2, protect="none")
+    model = nn.Linear(2, 2)
+    with (
+        vault.writer(0, run="a", wait=0.3, strict=True) as one,
+        vault.writer(1, run="a", wait=0.3, strict=True) as other,
+    ):
+        for writer in (one, other):
+            writer.save(1, model)
+        assert one.save(2, model).waited >= 0.3
+        assert "generation 1 does not count after 0 s" in caplog.text and "no server lives of d0, d1" in caplog.text
+        assert one.error is not None and one.error.diagnostics[0].code == "E699"
+        caplog.clear()
+        with Server(vault.home, 0), Server(vault.home, 1):
+            other.save(5, model)
+            one.save(6, model)
+            assert "rank 0 step 2, rank 1 step 5" in caplog.text
+            caplog.clear()
+            one.save(7, model)
+            assert "rank 1 did not save it" in caplog.text
+
+
+def test_a_server_that_lives_is_waited_for(tmp_path, caplog):
+    vault = Vault.make(tmp_path / "job")
+    with vault.writer(0, wait=0.2, strict=True) as writer, Server(vault.home, 0) as server:
+        writer.save(1, nn.Linear(2, 2))
+        writer.save(2, nn.Linear(2, 2))
+        assert "d0 has not voted" in caplog.text and not writer._is_hopeless
+        server.turn()
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            assert writer.save(3, nn.Linear(2, 2)).waited < 0.2
+            assert not caplog.text
+
+
+def test_who_looks_keeps_nobody_out(vault):
+    """A lock that somebody looks at is taken by who asks for it, a moment later."""
+    here = Domain(vault.home, 0)
+    looking = held(here.lock("r0"), wait=0)
+    looking.__enter__()
+    timer = threading.Timer(0.1, lambda: looking.__exit__(None, None, None))
+    timer.start()
+    with vault.writer(0):
+        pass
+    timer.join()
+    with held(here.lock("r0"), wait=0), pytest.raises(UcplError, match="E694"):
+        vault.writer(0)

@@ -1,0 +1,55 @@
+"""Why a generation that a rank saved does not count: what the others have said of it, as far as it can be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.remotes.vaults.counted import holders_of, saved_in
+from ucpl.remotes.vaults.places import Domain, Holder, is_held
+from ucpl.remotes.vaults.records import Job
+
+__all__ = ["late"]
+
+
+def late(home: Path, job: Job, run: str, generation: int) -> tuple[str, bool]:
+    """(why, whether no waiting mends it).
+
+    A server that lives and is slow may be waited for; one that is not there, and ranks that do not go together, may not.
+    Raises: OSError, of a domain on another host.
+    """
+    holders = holders_of(home, job)
+    saved = saved_in(holders, job)
+    steps: dict[int, list[int]] = {}  # by the step that they called it
+    lacking = []
+    for rank in range(job.ranks):
+        mine = [shard for shard, _ in saved.get(rank, []) if (shard.generation, shard.run) == (generation, run)]
+        if mine:
+            steps.setdefault(mine[0].step, []).append(rank)
+        else:
+            lacking.append(rank)
+    if len(steps) > 1:
+        told = ", ".join(f"{_ranks(ranks)} step {step}" for step, ranks in sorted(steps.items()))
+        return f"all ranks save the same step at once, and {told} was saved", True
+    if lacking:
+        return f"{_ranks(lacking)} did not save it: all ranks save as often as each other", True
+    away = [where.number for where in holders if isinstance(where, Domain) and not is_held(where.lock("server"))]
+    if away:
+        return f"no server lives of {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True
+    silent = [where.number for where in holders if not any(_votes(where, job, generation))]
+    told = f"{_domains(silent)} has not voted" if silent else "it was voted for, and not committed"
+    return f"{told}: its server says why", False
+
+
+def _votes(where: Holder, job: Job, generation: int) -> list[bool]:
+    votes = [where.vote_in(slot) for slot in range(job.slots)]
+    return [vote is not None and vote.generation == generation for vote in votes]
+
+
+def _ranks(some: list[int]) -> str:
+    return (
+        ("rank " if len(some) == 1 else "ranks ") + ", ".join(map(str, some[:8])) + (", ..." if len(some) > 8 else "")
+    )
+
+
+def _domains(some: list[int]) -> str:
+    return ", ".join(f"d{number}" for number in some)
