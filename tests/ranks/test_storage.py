@@ -15,12 +15,15 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.extents import Extent
+from ucpl.ranks.storage import _lying
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KINDS = {
@@ -222,6 +225,59 @@ def test_of_copies_that_may_differ_the_first_is_read(tmp_path):
     load(state, storage_reader=reader, no_dist=True)
     assert state["model.b"].tolist() == [0, 1, 2, 3]
     assert reader.bytes_read == 16
+
+
+def views() -> dict[str, torch.Tensor]:
+    """Tensors that do not lie row by row, each under a name that says how."""
+    draw = torch.Generator().manual_seed(1)
+    big = torch.randn(7, 6, 5, 4, generator=draw)
+    return {
+        "turned": torch.randn(3, 5, generator=draw).t(),
+        "permuted": big.permute(2, 0, 3, 1),
+        "a slice": big[1:5, ::2, :, 1],
+        "rows of one": torch.randn(1, 6, generator=draw).expand(5, 6),
+        "channels last": torch.randn(2, 3, 4, 4, generator=draw).to(memory_format=torch.channels_last),
+    }
+
+
+@pytest.mark.parametrize("name", views())
+def test_tensors_that_were_saved_as_they_lay_are_read(tmp_path, name):
+    """Whole, and the second of two parts by each dim."""
+    tensor = views()[name]
+    assert not tensor.is_contiguous()
+    save({"model": {"w": tensor}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    params = {"params": {"w": {"weight": tensor}}, "buffers": {}, "aliases": {}, "groups": [], "scalars": {}}
+    torch.save(params, tmp_path / "plain.pt")
+    for source in (tmp_path / "dcp", tmp_path / "plain.pt"):
+        state = {"model.w": torch.zeros(tensor.shape)}
+        load(state, storage_reader=ucpl.StorageReader(source), no_dist=True)
+        assert torch.equal(state["model.w"], tensor)
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        for dim in range(tensor.dim()):
+            part = tensor.chunk(2, dim)[1]
+            whole = {"shape": tensor.shape, "stride": tensor.contiguous().stride()}
+            mesh = DeviceMesh("cpu", [0, 1])
+            local = DTensor.from_local(torch.zeros(part.shape), mesh, [Shard(dim)], run_check=False, **whole)
+            load({"model.w": local}, storage_reader=ucpl.StorageReader(tmp_path / "dcp"), no_dist=True)
+            assert torch.equal(local.to_local(), part)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", views())
+def test_a_part_of_a_tensor_that_was_saved_as_it_lay_is_found(name):
+    tensor = views()[name]
+    extent = Extent("f", ("k",), "f32", tuple(tensor.shape), tensor.stride(), 0, "0", 0, 0)
+    rows = tensor.contiguous().stride()
+    low = [n // 2 for n in tensor.shape]
+    shape = tuple(n - a for n, a in zip(tensor.shape, low, strict=True))
+    chunk = _lying(extent, (*shape, 1), sum(a * r for a, r in zip(low, rows, strict=True)), (*rows, 0))
+    assert chunk is not None
+    there = tensor.as_strided(shape, chunk.stride[:-1], tensor.storage_offset() + chunk.offset)
+    assert torch.equal(there, tensor[tuple(slice(a, None) for a in low)])
+    assert _lying(extent, (tensor.numel(),), 0, (1,)) is None  # one dim of all elements
+    assert _lying(extent, shape, 0, tuple(2 * r for r in rows)) is None
 
 
 def module_of(shapes: dict[str, torch.Size], dtype: torch.dtype) -> nn.Module:

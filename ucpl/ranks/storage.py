@@ -338,16 +338,12 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
         home = part.homes.each[int(pieces.home[row])]
         extent = checkpoint.extents[home.file, home.key]
         place = Label(home.file, where=key_text(home.key))
-        if (
-            part.value != (1.0, 0.0)
-            or part.values
-            or part.scaled
-            or not extent.is_contiguous
-            or extent.dtype not in DTYPES
-        ):
+        low, high = (tuple(a[row].tolist()) for a in (pieces.low, pieces.high))
+        shape = tuple(b - a for a, b in zip(low, high, strict=True))
+        chunk = _lying(extent, shape, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
+        if part.value != (1.0, 0.0) or part.values or part.scaled or chunk is None or extent.dtype not in DTYPES:
             what = "is stored by a value of its own, by scales, or in an order that is not its own"
             fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
-        low, high = (tuple(a[row].tolist()) for a in (pieces.low, pieces.high))
         policy = _policy((part, row))
         others = [one for one in firm if _meet((low, high), one[1:])] if policy != FIRM[0] else []
         if policy in REDUCED and others:
@@ -359,8 +355,6 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
             what = "is a copy that may differ of what others have a part of"
             fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
         firm.append((policy, low, high))
-        shape = tuple(b - a for a, b in zip(low, high, strict=True))
-        chunk = _Chunk(extent, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
         known = out[low][0] if low in out else None
         if known is None or all(a <= b for a, b in zip(known, shape, strict=True)):
             if known != shape:
@@ -369,6 +363,21 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
             what = "are cut so that two parts begin together and neither has the other"
             fail("E642", f"copies of {key_text(home.key)} of {home.file} {what}", place)
     return [(low, shape, chunk) for low, (shape, chunk) in out.items()]
+
+
+def _lying(extent: Extent, shape: Ints, offset: int, stride: Ints) -> _Chunk | None:
+    """A box by what is told of the file's tensor, row-major; None where that lies in an order that no box of it has.
+
+    A tensor that was transposed when it was saved lies as it did: its own strides are taken, if dims of the box are its dims.
+    """
+    if extent.is_contiguous:
+        return _Chunk(extent, offset, stride)
+    rows, more = packed(extent.shape, 1), len(shape) - len(extent.shape)
+    own = zip(shape, stride, (*rows, *(0,) * more), strict=True) if more >= 0 else ()
+    if more < 0 or any(n != 1 and step != row for n, step, row in own):
+        return None
+    begin = sum(offset // row % n * step for row, n, step in zip(rows, extent.shape, extent.stride, strict=True))
+    return _Chunk(extent, begin, (*extent.stride, *(0,) * more))
 
 
 def _policy(one: tuple[Part, int]) -> Policy:
