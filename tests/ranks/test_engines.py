@@ -51,9 +51,11 @@ class Small(nn.Module):
         self.register_buffer("passing", torch.full((2,), float(seed)), persistent=False)
 
 
-def saved(top: Any, steps: tuple[float, float] = (3.0, 3.0)) -> tuple[Small, torch.optim.Optimizer]:
+def saved(
+    top: Any, steps: tuple[float, float] = (3.0, 3.0), kind: type[Small] = Small
+) -> tuple[Small, torch.optim.Optimizer]:
     """A model and its optimizer as a folder of DCP: moments are random, and numbers are what is given."""
-    model = Small(1)
+    model = kind(1)
     optimizer = torch.optim.AdamW([model.up.weight, model.up.bias], lr=0.05)
     for param, step in zip((model.up.weight, model.up.bias), steps, strict=True):
         state: dict[str, Any] = optimizer.state[param]
@@ -78,8 +80,8 @@ class StandIn:
         self.updated += 1
 
 
-def engine(optimizer: Any = None, stage: int = 1, **more: Any) -> Any:
-    module = Small(2)
+def engine(optimizer: Any = None, stage: int = 1, module: Small | None = None, **more: Any) -> Any:
+    module = Small(2) if module is None else module
     made = StandIn(module) if optimizer is None else optimizer
     zero = {"module": module, "optimizer": made, "lr_scheduler": None, "zero_optimization_stage": lambda: stage}
     return SimpleNamespace(**zero, **more)
@@ -121,6 +123,29 @@ def test_without_an_optimizer_weights_alone_are_filled(tmp_path, second):
     assert torch.equal(made.optimizer.single_partition_of_fp32_groups[0][-7:], model.up.bias)
     assert not made.optimizer.optimizer.state
     assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.3
+
+
+class Void(Small):
+    """With a trained parameter without elements, and a buffer without."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.void = nn.Parameter(torch.empty(0, 3))
+        self.register_buffer("cache", torch.empty(0, 4))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_has_no_elements_keeps_no_engine_from_being_filled(tmp_path, second, known):
+    """The checkpoint has it, or has not."""
+    model, _ = saved(tmp_path, kind=Void if known else Small)
+    made = engine(module=Void(2))
+    made.optimizer.round_robin_bit16_groups[0].insert(0, made.module.void)
+    made.optimizer.round_robin_bit16_offsets[0].insert(0, 0)
+    ucpl.load_into(made, made.optimizer, tmp_path)
+    flat = made.optimizer.single_partition_of_fp32_groups[0]
+    assert torch.equal(flat[-7:], model.up.bias)
+    assert {"exp_avg", "exp_avg_sq", "step"} == made.optimizer.optimizer.state[flat].keys()
+    assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.05
 
 
 def test_a_flat_buffer_has_one_number(tmp_path, second):

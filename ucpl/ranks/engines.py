@@ -160,6 +160,8 @@ class _Filling:
         return next((name for name in names if name in self.known.metadata), names[0])
 
     def ask(self, name: str, shape: Ints, start: int, flat: torch.Tensor) -> None:
+        if 0 in shape and name not in self.known.metadata:
+            return  # there is nothing to fill
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
 
     def master(self, param: nn.Parameter) -> str:
@@ -169,10 +171,10 @@ class _Filling:
 
     def states(self, params: Sequence[nn.Parameter]) -> tuple[str, ...]:
         """Moments of these parameters: those of one flat buffer. Raises: UcplError E645 where some have none."""
-        found = []
+        found, full = [], [p for p in params if 0 not in shape_of(p)]
         for state, having in self._having.items():
-            lacking = [p for p in params if not having & {*self.names[p]}]
-            if state == "fp32" or len(lacking) == len(params):
+            lacking = [p for p in full if not having & {*self.names[p]}]
+            if state == "fp32" or len(lacking) == len(full):
                 continue
             if lacking:
                 first = self.names[lacking[0]][0]

@@ -17,7 +17,7 @@ from ucpl.errors import Label, fail
 from ucpl.layout.near import nearest
 from ucpl.records import frozen
 
-__all__ = ["Asked", "demand_fit", "demand_one", "tied"]
+__all__ = ["Asked", "demand_fit", "demand_one", "is_empty", "tied"]
 
 MODEL, STATE = "model.", "optim.state."
 _MASTER = ".fp32"  # a job without masters of its own takes the weights
@@ -27,12 +27,21 @@ Index = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
 @frozen
 class Asked:
-    """What this rank asks for. `trained`: parameters, as the checkpoint calls them, that its optimizer holds."""
+    """What this rank asks for.
+
+    trained: parameters, as the checkpoint calls them, that its optimizer holds.
+    empty:  those without elements. No checkpoint need have them, nor states of them: there is nothing to fill.
+    """
 
     wanted: Mapping[str, object]
     trained: tuple[str, ...] = ()
     optimizer: str = ""  # its class; empty: weights are asked for
     src: str = ""
+    empty: frozenset[str] = frozenset()
+
+    def needs(self, name: str) -> bool:
+        value, owner = self.wanted[name], name.removeprefix(STATE).rpartition(".")[0]
+        return not is_empty(value) and owner not in self.empty
 
 
 def demand_fit(asked: Asked, index: Index, strict: bool, group: dist.ProcessGroup | None) -> dict[str, object]:
@@ -43,7 +52,8 @@ def demand_fit(asked: Asked, index: Index, strict: bool, group: dist.ProcessGrou
     """
     found = {name: value for name, value in asked.wanted.items() if name in index}
     said = [_shape(name, value, index[name]) for name, value in found.items()]
-    mine = ([name for name in asked.wanted if name not in index], list(asked.wanted), list(asked.trained), said)
+    without = [name for name in asked.wanted if name not in index and asked.needs(name)]
+    mine = (without, list(asked.wanted), list(asked.trained), said)
     every = [mine]
     if dist.is_initialized() and dist.get_world_size(group) > 1:
         every = [mine] * dist.get_world_size(group)
@@ -55,7 +65,7 @@ def demand_fit(asked: Asked, index: Index, strict: bool, group: dist.ProcessGrou
     lacking, names, trained = (dict.fromkeys(x for one in every for x in one[i]) for i in range(3))
     if lacking:
         _lacking(asked, list(lacking), index)
-    _left(asked, [name for name in index if name not in names and _is_kind(name, asked, trained)])
+    _left(asked, [name for name in index if name not in names and _is_kind(name, asked, trained, index[name])])
     return found
 
 
@@ -66,8 +76,10 @@ def _shape(name: str, value: object, entry: TensorStorageMetadata | BytesStorage
     return "" if here == there else f"{_called(name)} is {list(here)} in the job, and {list(there)} in the checkpoint"
 
 
-def _is_kind(name: str, asked: Asked, trained: Iterable[str]) -> bool:
-    """Whether a name of the checkpoint should have been asked for here."""
+def _is_kind(name: str, asked: Asked, trained: Iterable[str], entry: object) -> bool:
+    """Whether a name of the checkpoint should have been asked for here: what has no elements may be left out."""
+    if isinstance(entry, TensorStorageMetadata) and 0 in entry.size:
+        return False
     if not asked.optimizer:
         return name.startswith(MODEL)
     owner = name.removeprefix(STATE).rpartition(".")[0]
@@ -113,6 +125,11 @@ def _refuse(asked: Asked, what: str, remedy: str, more: Sequence[str] = ()) -> N
     also = ", ".join(_called(name) for name in more[:_SHOWN])
     rest = f" and {len(more) - _SHOWN} more" if len(more) > _SHOWN else ""
     fail("E646", what + (f"; so {also}{rest}" if more else ""), Label(asked.src), remedy=remedy)
+
+
+def is_empty(value: object) -> bool:
+    """A tensor without elements in the whole job: what a rank has of it says nothing."""
+    return isinstance(value, torch.Tensor) and 0 in value.shape
 
 
 def tied(weights: Mapping[str, object]) -> dict[str, str]:

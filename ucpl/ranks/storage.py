@@ -46,7 +46,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Extent, Scalar, key_text
 from ucpl.layout.layout import Policy
 from ucpl.ranks.engines import Engine, Known, fill, is_engine
-from ucpl.ranks.fitting import Asked, demand_fit, demand_one, tied
+from ucpl.ranks.fitting import Asked, demand_fit, demand_one, is_empty, tied
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import define, frozen
 from ucpl.regions.placement import LOOSE
@@ -55,6 +55,7 @@ from ucpl.remotes.urls import is_url
 from ucpl.remotes.vaults.view import SCHEME, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
+from ucpl.stores.plain import empty_tensors
 
 if TYPE_CHECKING:
     from ucpl.regions import Part, Placement
@@ -318,6 +319,7 @@ def told(
             counts = placement.layout.tensors[owner].counts
             state = origin if owner in of_master else "weight"
             _tell(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
+    _tell_empty(found, checkpoint, model)
     _tell_values(found, checkpoint, states, groups)
     return found
 
@@ -404,6 +406,14 @@ def _tell(found: _Told, name: str, counts: Ints, boxes: Boxes) -> None:
         found.chunks[MetadataIndex(name, torch.Size(low[:width]), i)] = own
 
 
+def _tell_empty(found: _Told, checkpoint: Checkpoint, model: str) -> None:
+    """Tensors without elements, which no placement has: a dtype and a shape, and no boxes, so that nothing is read."""
+    for path, one in empty_tensors(checkpoint.envelope, checkpoint.root).items():
+        properties = TensorProperties(dtype=dtype_of(one.dtype))
+        known = TensorStorageMetadata(properties, torch.Size(one.shape), [])
+        found.metadata.setdefault(model.format(name=path), known)
+
+
 def _tell_values(found: _Told, checkpoint: Checkpoint, states: str, groups: str) -> None:
     """Steps, and hyper-parameters of groups."""
     for state, each in checkpoint.envelope.scalars.items():
@@ -471,12 +481,15 @@ def load_into(
     weights = get_model_state_dict(model)
     names = {name: rename(name) if rename is not None else name for name in weights}
     asked = {f"model.{names[name]}": value for name, value in weights.items()}
+    empty = frozenset(name for name, value in weights.items() if is_empty(value))
     twice = {f"model.{names[a]}": f"model.{names[b]}" for a, b in tied(weights).items() if names[a] != names[b]}
     asked |= {name: torch.empty_like(cast("torch.Tensor", asked[name])) for name in twice}  # read apart, to be compared
     reader.take_masters(asked)
     where, index = os.fspath(src), reader._told.metadata
     there = demand_fit(Asked(asked, src=where), index, strict, group)
-    own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names) if optimizer is not None else None
+    own: _Optimizer | None = None
+    if optimizer is not None:
+        own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty)
     states = demand_fit(own.asked(where), index, strict, group) if own is not None else {}
     for some in (there, states):
         _load(some, reader, group)
@@ -510,15 +523,18 @@ class _Optimizer:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     names: Mapping[str, str]  # the checkpoint's, of the model's parameters
+    empty: frozenset[str]  # parameters without elements
     told: dict[str, object]
     flat: dict[str, object]  # by the checkpoint's names
 
     @classmethod
-    def of(cls, model: torch.nn.Module, optimizer: torch.optim.Optimizer, names: Mapping[str, str]) -> _Optimizer:
+    def of(
+        cls, model: torch.nn.Module, optimizer: torch.optim.Optimizer, names: Mapping[str, str], empty: frozenset[str]
+    ) -> _Optimizer:
         told = get_optimizer_state_dict(model, optimizer)
         states = cast("dict[str, dict[str, object]]", told["state"])
         flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
-        return cls(model, optimizer, names, cast("dict[str, object]", told), flat)
+        return cls(model, optimizer, names, empty, cast("dict[str, object]", told), flat)
 
     @property
     def groups(self) -> list[dict[str, object]]:
@@ -526,22 +542,25 @@ class _Optimizer:
 
     def asked(self, src: str) -> Asked:
         trained = tuple(self.names[p] for one in self.groups for p in cast("list[str]", one["params"]))
-        return Asked(self.flat, trained, type(self.optimizer).__name__, src)
+        empty = frozenset(self.names[p] for p in self.empty)
+        return Asked(self.flat, trained, type(self.optimizer).__name__, src, empty)
 
     def put(self, found: Mapping[str, object], reader: StorageReader) -> None:
         for p, each in cast("dict[str, dict[str, object]]", self.told["state"]).items():
             for s in each:
                 each[s] = found.get(f"optim.state.{self.names[p]}.{s}", each[s])
-        _take_groups(self.groups, self.names, reader)
+        _take_groups(self.groups, self.names, self.empty, reader)
         set_optimizer_state_dict(self.model, self.optimizer, self.told)  # type: ignore[arg-type]
 
 
-def _take_groups(groups: Sequence[dict[str, object]], names: Mapping[str, str], reader: StorageReader) -> None:
-    """Hyper-parameters of the source's group that a group's first parameter is in."""
+def _take_groups(
+    groups: Sequence[dict[str, object]], names: Mapping[str, str], empty: frozenset[str], reader: StorageReader
+) -> None:
+    """Hyper-parameters of the source's group that a group's first parameter is in; those without elements are in none."""
     of = {path: group.hyper for group in reader._checkpoint.envelope.groups for path in group.members}
     for group in groups:
-        params = group["params"]
-        hyper = of.get(names.get(params[0], params[0])) if isinstance(params, list) and params else None
+        params = [p for p in cast("list[str]", group["params"]) if p not in empty]
+        hyper = of.get(names.get(params[0], params[0])) if params else None
         for key in group:
             if hyper is not None and key != "params" and key in hyper:
                 group[key] = hyper[key]
