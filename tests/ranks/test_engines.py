@@ -125,6 +125,26 @@ def test_without_an_optimizer_weights_alone_are_filled(tmp_path, second):
     assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.3
 
 
+class Turned(Small):
+    """With a buffer and a frozen parameter whose elements do not lie end to end."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.register_buffer("turned", torch.randn(3, 5).t())
+        self.stepping = nn.Parameter(torch.randn(4, 6)[:, :3], requires_grad=False)
+
+
+def test_what_does_not_lie_end_to_end_is_filled(tmp_path, second):
+    model, made = Turned(1), engine(module=Turned(2))
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    save({"model": weights}, checkpoint_id=tmp_path, no_dist=True)
+    ucpl.load_into(made, None, tmp_path)
+    assert torch.equal(made.module.turned, model.turned)
+    assert made.module.turned.stride() == (1, 5)
+    assert torch.equal(made.module.stepping, model.stepping)
+    assert torch.equal(made.module.fixed, model.fixed)
+
+
 class Void(Small):
     """With a trained parameter without elements, and a buffer without."""
 

@@ -148,6 +148,7 @@ class _Filling:
     def __init__(self, engine: Engine, known: Known, names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
         self.engine, self.known, self.names = engine, known, names
         self.wanted: dict[str, _Parts] = {}
+        self.beside: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and the elements of each, end to end
         self._having: dict[str, set[str]] = {}  # state: parameters that have it element by element
         for name, told in known.metadata.items():
             if name.startswith(STATES) and isinstance(told, TensorStorageMetadata) and name not in known.values:
@@ -163,6 +164,17 @@ class _Filling:
         if 0 in shape and name not in self.known.metadata:
             return  # there is nothing to fill
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
+
+    def ask_whole(self, name: str, tensor: torch.Tensor) -> None:
+        """One whose elements do not lie end to end is read beside, and has them once `put` was called."""
+        flat = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(tensor.numel())
+        if not tensor.is_contiguous():
+            self.beside.append((tensor, flat))
+        self.ask(name, tuple(tensor.shape), 0, flat)
+
+    def put(self) -> None:
+        for tensor, flat in self.beside:
+            tensor.copy_(flat.view(tensor.shape))
 
     def master(self, param: nn.Parameter) -> str:
         """Of a checkpoint without masters the weights are."""
@@ -351,9 +363,10 @@ def fill(
     made = [_ask(filling, flat, states=states) for flat in flats]
     _ask_others(filling, {p for flat in flats for p in flat.params}, is_cut=is_cut)
     for name, buffer in _buffers(module):
-        filling.ask(f"model.{rename(name)}", tuple(buffer.shape), 0, buffer.view(-1))
+        filling.ask_whole(f"model.{rename(name)}", buffer)
     wanted = cast("dict[str, object]", filling.wanted)
     load(wanted, storage_reader=reader, planner=_Planner(), process_group=group)
+    filling.put()
     if is_cut:
         for flat in flats:
             for share in flat.shares:
@@ -394,9 +407,9 @@ def _ask_others(filling: _Filling, trained: set[nn.Parameter], *, is_cut: bool) 
         if is_cut:
             start, stop, _ = cut_of(param, cast("_Zero3", filling.engine.optimizer).dp_process_group)
             flat = cast("_Cut", param).ds_tensor[: stop - start]
+            filling.ask(filling.name(param), shape_of(param), start, flat)
         else:
-            start, flat = 0, param.data.view(-1)
-        filling.ask(filling.name(param), shape_of(param), start, flat)
+            filling.ask_whole(filling.name(param), param.data)
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
