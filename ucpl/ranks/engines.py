@@ -29,7 +29,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Envelope, Scalar
 from ucpl.records import frozen
 
-__all__ = ["Engine", "Known", "fill", "is_engine"]
+__all__ = ["Engine", "Known", "as_kept", "fill", "is_engine"]
 
 STATES = "optim.state."
 LINKED = "_hp_optimizer_states_linked"
@@ -425,6 +425,13 @@ def inner_of(optimizer: object) -> torch.optim.Optimizer:
     return inner
 
 
+def as_kept(value: object, here: object) -> object:
+    """A hyper-parameter as the job keeps it: as a tensor where it has one, on its device, or as a number."""
+    if isinstance(here, torch.Tensor) and isinstance(value, torch.Tensor | int | float):
+        return torch.as_tensor(value).to(here.device, here.dtype).reshape(here.shape).clone()
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
 def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tensor], Numbers]]) -> None:
     """Put states and numbers where the optimizer looks for them, and take over what its groups say."""
     inner = inner_of(filling.engine.optimizer)
@@ -437,7 +444,7 @@ def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tenso
                 state[name] = _counted(inner, state.get(name, kept), value)
         group = inner.param_groups[flat.group]
         told = next((hyper[n] for p in flat.params for n in filling.names[p] if n in hyper), {})
-        group.update({key: value for key, value in told.items() if key in group and key != "params"})
+        group.update({k: as_kept(value, group[k]) for k, value in told.items() if k in group and k != "params"})
     optimizer = filling.engine.optimizer
     if hasattr(
         optimizer, LINKED

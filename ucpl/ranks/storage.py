@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from attrs import field
+from attrs import evolve, field
 from numpy.typing import NDArray
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
@@ -43,9 +43,10 @@ from ucpl.conversion.given import Given, called
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import DTYPES, Extent, Scalar, key_text
+from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
 from ucpl.layout.layout import Policy
-from ucpl.ranks.engines import Engine, Known, fill, is_engine
+from ucpl.proofs.values import Beside
+from ucpl.ranks.engines import Engine, Known, as_kept, fill, is_engine
 from ucpl.ranks.fitting import Asked, demand_fit, demand_one, is_empty, tied
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import define, frozen
@@ -126,14 +127,18 @@ class StorageReader(Base):
         if checkpoint_id is None:
             return
         source = os.fspath(checkpoint_id)
+        self.generation: int | None = None  # of a vault
         self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
         if source.startswith(f"{SCHEME}:") and (newest := pinned(source)) != source:
             source, self._newest = newest, source
             self._generation = int(newest.rpartition("@")[2])
+        if source.startswith(f"{SCHEME}:"):
+            self.generation = int(source.rpartition("@")[2])
         asked = called(self._layout) if self._layout is not None else None
         self._checkpoint: Checkpoint = open_checkpoint(source_at(source), asked)
         side = source_side(self._checkpoint, asked, Given())
         self._placement = side.placement
+        self._checkpoint = _with_tensors(self._checkpoint)
         self._told = told(self._checkpoint, self._placement, self._names)
 
     def take_masters(self, wanted: Mapping[str, object]) -> None:
@@ -429,8 +434,26 @@ def _tell_values(found: _Told, checkpoint: Checkpoint, states: str, groups: str)
     for number, group in enumerate(checkpoint.envelope.groups):
         for key, hyper in {**group.hyper, "params": list(group.members)}.items():
             name = groups.format(group=number, key=key)
-            found.metadata[name] = BytesStorageMetadata()
             found.values[name] = hyper
+            found.metadata[name] = BytesStorageMetadata()
+            if isinstance(hyper, torch.Tensor):
+                box = ChunkStorageMetadata(torch.Size([0] * hyper.dim()), hyper.shape)
+                found.metadata[name] = TensorStorageMetadata(TensorProperties(dtype=hyper.dtype), hyper.shape, [box])
+
+
+def _with_tensors(checkpoint: Checkpoint) -> Checkpoint:
+    """With the tensors that hyper-parameters are (a rate, say), which stand there by name. Raises: UcplError E610, E611."""
+    beside = Beside.of(checkpoint)
+
+    def held(value: object) -> object:
+        extent = beside.extent(value) if isinstance(value, TensorRef) else None
+        if extent is None:
+            return value
+        data = bytearray(b"".join(beside.chunks(extent)))
+        return torch.frombuffer(data, dtype=dtype_of(extent.dtype)).reshape(extent.shape)
+
+    groups = (evolve(g, hyper={key: held(value) for key, value in g.hyper.items()}) for g in checkpoint.envelope.groups)
+    return evolve(checkpoint, envelope=evolve(checkpoint.envelope, groups=tuple(groups)))
 
 
 def _as_tensor(value: object) -> torch.Tensor | None:
@@ -470,7 +493,8 @@ def load_into(
     strict: the job has what the checkpoint has, no more and no less; False leaves the rest of both as it is. Of an engine
             all that it has is filled, in any case.
 
-    Returns the reader, whose `bytes_read` are this rank's. Raises: UcplError, E646 where that does not fit.
+    Returns the reader, whose `bytes_read` are this rank's; of a vault, `generation` is what was read.
+    Raises: UcplError, E646 where that does not fit.
     """
     src = _one_of_all(os.fspath(src), group)
     reader = StorageReader(src, layout)
@@ -563,4 +587,4 @@ def _take_groups(
         hyper = of.get(names.get(params[0], params[0])) if params else None
         for key in group:
             if hyper is not None and key != "params" and key in hyper:
-                group[key] = hyper[key]
+                group[key] = as_kept(hyper[key], group[key])
