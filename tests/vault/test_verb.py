@@ -211,6 +211,21 @@ def test_what_is_said_wrong_is_said(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["serve", "J", "--domain", "0", "--ranks", "0"], "as in --ranks 2"),
+        (["serve", "J", "--domain", "0", "--domains", "0"], "as in --domains 2"),
+        (["plan", "J.ucpl:j()", "--lose", "0"], "as in --lose 2"),
+        (["verify", "J", "--generation", "x"], "as in --generation 2"),
+    ],
+)
+def test_what_to_write_for_a_number_is_of_the_option_at_hand(words, remedy, capsys):
+    assert main(["vault", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"help: write a whole number from 1 on, {remedy}\n" in said and "--memory" not in said
+
+
 @pytest.mark.parametrize(("option", "other"), [("--protect", "mirror"), ("--replays", "3")])
 def test_a_vault_is_served_as_it_was_made(tmp_path, capsys, option, other):
     Vault.make(tmp_path / "job", ranks=3, domains=3, protect="raim5", replays=2)

@@ -124,13 +124,13 @@ def run_options(options: Namespace) -> How:
 
 
 def whole_number(name: str, text: str, most: int, remedy: str = "") -> int:
-    """A number from 1. Raises: UcplError E173."""
+    """A number from 1. remedy: what to write, where it is more than a number. Raises: UcplError E173."""
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and 1 <= int(text) <= most):
         fail(
             "E173",
             f"{name} {text[:SHOWN]}: a number from 1 to {most} is needed",
             Label("<command line>", where=f"{name} {text[:SHOWN]}"),
-            remedy=remedy,
+            remedy=remedy or f"write a whole number from 1 on, as in {name} {min(2, most)}",
         )
     return int(text)
 
