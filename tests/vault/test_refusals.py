@@ -32,8 +32,13 @@ def truth(tmp_path_factory):
         ({"ranks": 2, "domains": 2, "protect": "raim5(1)"}, "no protection"),
         ({"ranks": 2, "domains": 2, "protect": "mirror(2)"}, r"mirror\(2\) is for 3 domains or more, there are 2"),
         ({"ranks": 1, "domains": 1, "protect": "raim5"}, "raim5 is for 2 domains or more, there are 1"),
-        ({"domains": [[0], [0, 1]]}, "each rank lies in one domain"),
-        ({"domains": [[0], [2]]}, "each rank lies in one domain"),
+        ({"domains": [[0], [0, 1]]}, "each rank lies in one domain: rank 0 lies in d0 and d1$"),
+        ({"domains": [[0], [2]]}, "each rank lies in one domain: rank 1 in none$"),
+        ({"domains": [[0, 1, 1], [2, 3], [4, 5]]}, "rank 1 lies in d0 and d0$"),
+        ({"domains": [[0, -1], []]}, "there is no rank -1$"),
+        ({"domains": [[1 << 60]]}, "rank 0 in none, rank 1 in none, rank 2 in none, rank 3 in none$"),
+        ({"domains": [[r, r] for r in range(6)]}, "rank 3 lies in d3 and d3, and 2 more$"),
+        ({"domains": []}, "rank 0 in none$"),
     ],
 )
 def test_a_vault_that_cannot_be_is_not_made(tmp_path, made, said):
@@ -72,8 +77,13 @@ def test_a_vault_is_one_job_s_and_a_domain_one_server_s(tmp_path, truth):
             here.vault.writer(2, run="second")
         with refused("E694", "d0 of .* has a server already"), Server(here.vault.home, 0):
             pass
-        with refused("E694", "has no domain d5"), Server(here.vault.home, 5):
+        with pytest.raises(ucpl.UcplError, match="E694: .* has no domain d5") as raised, Server(here.vault.home, 5):
             pass
+        assert raised.value.diagnostics[0].remedy == "it has d0 to d1: write --domain 0 to --domain 1"
+    Vault.make(tmp_path / "one", ranks=1, domains=1)
+    with pytest.raises(ucpl.UcplError, match="has no domain d1") as raised, Server(tmp_path / "one", 1):
+        pass
+    assert raised.value.diagnostics[0].remedy == "it has d0 alone: write --domain 0"
 
 
 def test_what_cannot_be_kept_is_refused_by_name(tmp_path, truth):

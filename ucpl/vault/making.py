@@ -14,7 +14,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import Protection, even_domains, sets_of
+from ucpl.remotes.vaults.codes import Protection, demand_each, even_domains, sets_of
 from ucpl.remotes.vaults.counted import committed, job_at
 from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.remotes.vaults.places import Domain, held
@@ -83,8 +83,7 @@ class Vault:
             said = {**said, "domains": shape_of(said["layout"])}
         told = said.get("domains", 1)
         domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
-        if sorted(r for some in domains for r in some) != list(range(sum(map(len, domains)))) or not domains:
-            fail("E690", "each rank lies in one domain", Label("--domains"))
+        demand_each(domains)
         protection = Protection.parse(said.get("protect", default_protection(len(domains))))
         sets_of(len(domains), protection)
         replays = said.get("replays", 0)

@@ -11,7 +11,7 @@ from ucpl.extents import key_text
 from ucpl.layout import Layout
 from ucpl.layout.domains import domains_of
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import even_domains
+from ucpl.remotes.vaults.codes import demand_each, even_domains
 from ucpl.remotes.vaults.memory import Stretch
 from ucpl.remotes.vaults.records import WHOLE
 from ucpl.vault.foreseeing import Foreseen, Kept, foresee
@@ -153,8 +153,7 @@ def plan_vault(
     elif isinstance(domains, int):
         domains = even_domains(ranks, domains)
     told = tuple(tuple(some) for some in domains)
-    if sorted(r for some in told for r in some) != list(range(ranks)):
-        fail("E690", f"each rank of {call}, which has {ranks}, lies in one domain", Label("--domains"))
+    demand_each(told, ranks, f" of {call}, which has {ranks},")
     stretches = [foreseen.stretch(some) for some in told]
     ranked = schemes(stretches, safe, max(2, safe), protect)
     return VaultPlan(foreseen, told, ranked[0], tuple(ranked), replays)

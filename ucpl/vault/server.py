@@ -68,7 +68,13 @@ class Server:
         if job is None:
             fail("E692", f"{self.home} is no vault", Label(str(self.home)))
         if not 0 <= self.number < len(job.domains):
-            fail("E694", f"{self.home} has no domain d{self.number}", Label(str(self.home)))
+            last = len(job.domains) - 1
+            remedy = (
+                f"it has d0 to d{last}: write --domain 0 to --domain {last}"
+                if last
+                else "it has d0 alone: write --domain 0"
+            )
+            fail("E694", f"{self.home} has no domain d{self.number}", Label(str(self.home)), remedy=remedy)
         self.job, self.here = job, Domain(self.home, self.number)
         try:
             self.here.folder.mkdir(exist_ok=True, mode=0o700)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "even_domains", "sets_of"]
+__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "demand_each", "even_domains", "sets_of"]
 
 BLOCK = 4096  # bytes that blocks are multiples of
+SHOWN = 4  # ranks that a message names
 CODED_MAX = 32  # domains of a set under rs: what pyeclib takes
 _CALL = re.compile(r"\s*([a-z][a-z0-9]*)\s*(?:\(\s*(\d{1,4})\s*(?:,\s*(\d{1,4})\s*)?\))?\s*")
 _FORMS = "none, mirror, mirror(2), raim5, raim5(4) for sets of four domains, or rs(6, 2) for sets of eight, of which two may go"
@@ -99,6 +101,33 @@ def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
         fail("E690", what, Label("--domains", where=str(domains)), remedy="say which ranks lie in which domain")
     each = ranks // domains
     return tuple(tuple(range(d * each, (d + 1) * each)) for d in range(domains))
+
+
+def demand_each(domains: Sequence[Sequence[int]], ranks: int | None = None, of: str = "") -> None:
+    """Each rank lies in one domain.
+
+    ranks: how many there are; None: those up to the greatest that is named. of: what has so many.
+
+    Raises: UcplError E690.
+    """
+    places: dict[int, list[int]] = {}
+    for number, some in enumerate(domains):
+        for rank in some:
+            places.setdefault(rank, []).append(number)
+    count = ranks if ranks is not None else max((*places, 0)) + 1
+    lines = [f"rank {r} lies in {' and '.join(f'd{n}' for n in at)}" for r, at in sorted(places.items()) if len(at) > 1]
+    lines += islice((f"rank {r} in none" for r in range(count) if r not in places), SHOWN)
+    lines += [f"there is no rank {r}" for r in sorted(places) if not 0 <= r < count]
+    if lines:
+        more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        what = f"each rank{of} lies in one domain: {', '.join(lines[:SHOWN])}{more}"
+        remedy = "name each rank from 0 on once, as in --domains 0,1/2,3"
+        fail(
+            "E690",
+            what,
+            Label("--domains", where="/".join(",".join(map(str, some)) for some in domains)[:60]),
+            remedy=remedy,
+        )
 
 
 def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]:
