@@ -185,6 +185,24 @@ def test_the_verb_ends_with_no_where_what_is_asked_is_not_survived(tmp_path, cap
     assert told(capsys, layout)[0] == 2  # nothing says the domains
 
 
+def test_what_no_domains_are_there_for_is_refused_and_what_nothing_survives_is_said(capsys):
+    layout = call("dp=3")
+    for lose, more in (("4", ["--domains", "3"]), ("2", ["--domains", "1", "--protect", "none"])):
+        count = more[1]
+        assert main(["vault", "plan", layout, "--lose", lose, *more]) == 2
+        said = capsys.readouterr().err
+        assert f"E690]: {lose} domains cannot be lost of {count}" in said and f"write --lose {count} or less" in said
+    assert main(["vault", "plan", layout, "--lose", "3", "--domains", "3"]) == 1
+    assert ": no protection brings all back, whichever 3 of 3 domains are lost; " in capsys.readouterr().out
+    assert main(["vault", "plan", layout, "--domains", "1"]) == 0
+    capsys.readouterr()
+    assert main(["vault", "plan", layout, "--domains", "0/1,3"]) == 2
+    assert (
+        f"each rank of {layout}, which has 3, lies in one domain: rank 2 in none, there is no rank 3\n"
+        in capsys.readouterr().err
+    )
+
+
 def test_the_ranks_of_domains_are_taken_from_the_layout(tmp_path, capsys):
     text = JOB.read_text().replace("  mesh pp dp tp\n", '  mesh pp dp tp\n  domain node = "{pp}.{dp - dp % 2}"\n')
     file = tmp_path / "job.ucpl"

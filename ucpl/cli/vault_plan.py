@@ -42,7 +42,7 @@ def run_plan(options: Namespace, domains: int | list[list[int]] | None, console:
     console.say(*(f"survives   {line}" for line in _survived(made)))
     console.say(f"serve      ucpl vault serve ROOT/JOB {_how(made, options)} --domain 0")
     console.answer(_told(made, lose, known))
-    is_good = made.scheme.safe >= min(lose, len(made.domains)) or not options.lose
+    is_good = made.scheme.safe >= lose or not options.lose
     return Exit.DONE if is_good else Exit.ANSWER_IS_NO
 
 
@@ -184,7 +184,7 @@ def _reason(made: VaultPlan, lose: int, is_asked: bool) -> str:
         also = f"; {better.protection} takes less and survives any {better.safe} lost" if better is not None else ""
         return f"as asked; {scheme.why}{also}"
     if scheme.safe < lose:
-        return f"none survives any {lose} of {len(made.domains)} lost; {scheme.why}"
+        return f"no protection brings all back, whichever {lose} of {len(made.domains)} domains are lost; {scheme.why}"
     return f"the least memory under which any {lose} may be lost; {scheme.why}"
 
 

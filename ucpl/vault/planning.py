@@ -154,6 +154,14 @@ def plan_vault(
         domains = even_domains(ranks, domains)
     told = tuple(tuple(some) for some in domains)
     demand_each(told, ranks, f" of {call}, which has {ranks},")
+    if safe > len(told):
+        what = f"{safe} domains cannot be lost of {len(told)}"
+        fail(
+            "E690",
+            what,
+            Label("--lose", where=str(safe)),
+            remedy=f"write --lose {len(told)} or less, or make more domains",
+        )
     stretches = [foreseen.stretch(some) for some in told]
     ranked = schemes(stretches, safe, max(2, safe), protect)
     return VaultPlan(foreseen, told, ranked[0], tuple(ranked), replays)
