@@ -142,7 +142,8 @@ class Patterns(Numbers):
                 "E020",
                 f"the clause `{name}` stands before the {where}",
                 self.source.label(self.source.span(start, start + len(name)), f"the {where} should stand here"),
-                remedy=f"finish the {where} first; the clauses come after it. As a name it stands in quotes: {quote(name)}",
+                remedy=f"finish the {where} first, () where there are none; the clauses come after it."
+                f" As a name it stands in quotes: {quote(name)}",
             )
 
     def shape(self, children: Children) -> Part:
