@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import BLOCK, Group, sets_of
-from ucpl.remotes.vaults.counted import holder_of
+from ucpl.remotes.vaults.counted import committed, holder_of
 from ucpl.remotes.vaults.erasure import codes_of
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.places import Domain, Holder
@@ -489,6 +489,18 @@ class Memory:
             f"{self.home}: generation {self.commit.generation} cannot be rebuilt: {names} {'is' if len(gone) == 1 else 'are'}"
             f" lost or damaged, {self.job.protection} does not bring back what rank {rank} saved",
             Label(str(self.home), f"rank {rank} saved {shown}", where=names),
+            remedy=self._instead(),
+        )
+
+    def _instead(self) -> str:
+        """What can be read where this generation cannot."""
+        older = [one.generation for one in committed(self.home, self.job) if one.generation < self.commit.generation]
+        before = (
+            f"vault:{self.home}@{older[0]} is the generation before it" if older else "no generation before it counts"
+        )
+        return (
+            f"{before}; `ucpl vault restore` takes the newest that can be had,"
+            " and with --else FOLDER the newest checkpoint that `serve --into FOLDER` wrote, where memory does not suffice"
         )
 
     def close(self) -> None:
