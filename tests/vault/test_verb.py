@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -151,6 +152,38 @@ def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["counts", "no vault", "strange"]
     _, found = told(capsys, "gc", tmp_path, "--with-state")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["no vault", "strange"]
+
+
+def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, monkeypatch):
+    home = Vault.make(tmp_path / "job", ranks=1).home
+    (tmp_path / "bare").mkdir()
+    last = ["out", "--to", "zero1(dp=2)"]
+    for verb, more in (
+        ("restore", last),
+        ("restore", [*last, "--generation", "3"]),
+        ("persist", ["out"]),
+        ("status", []),
+    ):
+        for name, why in (("gone", "it does not exist"), ("bare", "no folder d0, d1, ... in it")):
+            assert main(["vault", verb, str(tmp_path / name), *more]) == 3
+            assert f"error[E692]: {tmp_path / name} is no vault: {why}" in capsys.readouterr().err
+        for name, remedy in (
+            (f"vault:{home}", f"write the folder alone: {home}\n"),
+            (f"{home}@3", f"where there is one: {home} --generation 3\n"),
+            (f"vault:{home}@3", f"where there is one: {home} --generation 3\n"),
+        ):
+            assert main(["vault", verb, name, *more]) == 3
+            said = capsys.readouterr().err
+            assert f"error[E692]: {name} is no vault: it does not exist" in said and remedy in said
+    assert main(["vault", "restore", str(tmp_path / "gone"), *last, "--else", str(tmp_path)]) == 3
+    assert f"{tmp_path / 'gone'}: there is no vault, and {tmp_path} has no folder step-N" in capsys.readouterr().err
+    assert main(["vault", "restore", str(home), *last]) == 3
+    assert "nothing is committed" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for name, code in (("vault:job", "E692"), ("s3://bucket/job", "E680")):  # and none is made of that name
+        assert main(["vault", "serve", name, "--domain", "0", "--ranks", "1"]) == {"E692": 3, "E680": 2}[code]
+        assert code in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "job"]
 
 
 def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):

@@ -44,6 +44,7 @@ _CHECKPOINTS = (
     "path",
 )  # arguments that may be a URL
 _MADE = (("apply", "target"), ("convert", "target"))  # and what is made there
+_NO_CHECKPOINT = (("vault", "path"),)  # the folder itself, whatever may be read of it
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
 
@@ -239,7 +240,7 @@ def _with_urls(name: str, options: argparse.Namespace) -> None:
     """Of a verb, checkpoints at URLs as the paths that stand for them. Raises: UcplError E680 where a file must be local."""
     for place, given in vars(options).items():
         for one in given if isinstance(given, list) else [given]:
-            if isinstance(one, str | Path) and (name, place) not in _MADE and is_url(one):
+            if isinstance(one, str | Path) and (name, place) not in _MADE + _NO_CHECKPOINT and is_url(one):
                 if place not in _CHECKPOINTS or one is not given:
                     what = (
                         f"{one} is a URL, and only checkpoints have some: plans, layouts, configs and reports are local"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ucpl.cli.console import bytes_text
 from ucpl.cli.costs import add_bandwidths
 from ucpl.cli.options import SHOWN, add_data_plane, add_json, add_model, add_sizes, data_plane, whole_number
-from ucpl.errors import Exit, Label, fail
+from ucpl.errors import Exit, Label, UcplError, fail
+from ucpl.remotes.urls import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,6 +236,8 @@ def run(options: Namespace, console: Console) -> int:
         "restore": _restore, "persist": _persist, "gc": _gc,
     }  # fmt: skip
     return actions[options.action](home, options, console)
+    if options.action not in ("plan", "drill") and (is_url(options.path) or options.path.startswith("vault:")):
+        _demand_folder(home, options.path)
 
 
 def _demand_used(options: Namespace) -> None:
@@ -257,6 +260,16 @@ def _wrong(where: str, what: str, remedy: str) -> None:
 
 
 def _generation(options: Namespace) -> int | None:
+def _demand_folder(home: Path, path: str) -> None:
+    """A vault is named by its folder; `vault:` before it is for who reads it as a checkpoint. Raises: UcplError E680, E692."""
+    from ucpl.remotes.vaults.counted import no_vault
+
+    if path.startswith("vault:"):
+        no_vault(home)
+    what = f"{path} is a URL, and a vault is a folder of this machine"
+    fail("E680", what, Label("<command line>", where=path), remedy="name its folder in memory, as in /dev/shm/ucpl/job")
+
+
     return whole_number("--generation", options.generation, 1 << 50) if options.generation else None
 
 

@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, demand_each, even_domains, sets_of
-from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.counted import committed, job_at, no_vault
 from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
@@ -60,8 +60,7 @@ class Vault:
         path = Path(home)
         job = job_at(path)
         if job is None:
-            what = f"{path} is no vault: no folder d0, d1, ... in it says which job it is of"
-            fail("E692", what, Label(str(path)), remedy="make one with `ucpl vault serve`, or Vault.make")
+            no_vault(path)
         return cls(path, job)
 
     @classmethod

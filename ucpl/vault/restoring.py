@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.counted import committed, job_at, no_vault
 from ucpl.remotes.vaults.records import Job
 from ucpl.remotes.vaults.sealed import write_whole
 from ucpl.remotes.vaults.view import generation_at
@@ -80,12 +80,15 @@ def restored(
         remedy = f"name one: --generation {passed[0][0].rpartition('@')[2]}"
         fail("E692", what, Label(str(home), "; ".join(f"{source}: {why}" for source, why in passed)), remedy=remedy)
     beside = f", and {persisted} has no folder step-N" if persisted is not None else ""
-    fail("E692", f"{home}: nothing is committed{beside}", Label(str(home)))
+    nothing = "nothing is committed" if job_at(home) is not None else "there is no vault"
+    fail("E692", f"{home}: {nothing}{beside}", Label(str(home)))
 
 
 def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iterator[_Choice]:
     """What was saved last first, whatever step it was: a run may have gone back to an older one."""
     job = job_at(home)
+    if job is None and (persisted is None or generation is not None):
+        no_vault(home)
     commits = committed(home, job) if job is not None else []
     found = [
         _Choice(f"vault:{home.absolute()}@{one.generation}", one.step, home / f"tries.{one.generation}")

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
+from typing import NoReturn
 
+from ucpl.errors import Label, fail
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.places import Domain, Holder
@@ -16,7 +18,7 @@ from ucpl.remotes.vaults.records import Commit, Job, Shard, mark_of
 from ucpl.remotes.vaults.sealed import read_sealed
 
 __all__ = [
-    "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of", "saved_in", "silent",
+    "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of", "no_vault", "saved_in", "silent",
 ]  # fmt: skip
 
 _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
@@ -61,6 +63,21 @@ def job_at(home: Path) -> Job | None:
         if hosts is not None and Job.of(hosts.job) is not None:
             said[hosts.job] = said.get(hosts.job, 0) + 1
     return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
+
+
+def no_vault(home: Path) -> NoReturn:
+    """Say so, and what was probably meant. Raises: UcplError E692, always."""
+    why = "no folder d0, d1, ... in it says which job it is of"
+    if not home.is_dir():
+        why = "it is no folder" if os.path.lexists(home) else "it does not exist"
+    text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
+    alone = text.removeprefix("vault:")
+    folder, at, number = alone.rpartition("@")
+    if at and number.isascii() and number.isdigit():
+        remedy = f"write the folder alone, and the generation as an option where there is one: {folder} --generation {number}"
+    elif alone != text:
+        remedy = f"write the folder alone: {alone}"
+    fail("E692", f"{home} is no vault: {why}", Label(text), remedy=remedy)
 
 
 def holders_of(home: Path, job: Job) -> list[Holder]:

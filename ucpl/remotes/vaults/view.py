@@ -16,7 +16,7 @@ from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.reading import Range, register, remote_of
-from ucpl.remotes.vaults.counted import committed, job_at, made_of
+from ucpl.remotes.vaults.counted import committed, job_at, made_of, no_vault
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.records import CHUNK, File
 from ucpl.remotes.vaults.replay import Over, Replay
@@ -187,7 +187,7 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
     """A generation of a vault, the newest that counts if none is named. Raises: UcplError E692."""
     job = job_at(home)
     if job is None:
-        fail("E692", f"{home} is no vault: no folder d0, d1, ... in it says which job it is of", Label(str(home)))
+        no_vault(home)
     found = committed(home, job)
     chosen = next((one for one in found if generation in (None, one.generation)), None)
     if chosen is None:
