@@ -154,6 +154,26 @@ def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["no vault", "strange"]
 
 
+def test_one_vault_alone_is_removed_by_its_folder(tmp_path, truth, capsys, monkeypatch):
+    for name in ("one", "two", "d0"):  # a job may be called as domains are
+        with memory(tmp_path / name, truth, domains=2, protect="mirror") as here:
+            here.save(truth, 1)
+            here.turn()
+    status, found = told(capsys, "gc", tmp_path / "one")
+    assert status == 0 and [(one["home"], one["what"]) for one in found["vaults"]] == [(str(tmp_path / "one"), "kept")]
+    monkeypatch.chdir(tmp_path / "one")
+    status, found = told(capsys, "gc", ".", "--with-state")
+    assert [(one["home"], one["what"]) for one in found["vaults"]] == [(str(tmp_path / "one"), "removed")]
+    monkeypatch.chdir(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d0", "two"]
+    _, found = told(capsys, "gc", tmp_path)
+    assert [Path(one["home"]).name for one in found["vaults"]] == ["d0", "two"]
+    (tmp_path / "file").touch()
+    for name, said in (("one", "it does not exist"), ("file", "it is no folder")):
+        assert main(["vault", "gc", str(tmp_path / name)]) == 3
+        assert f"error[E692]: {tmp_path / name} is no vault: {said}" in capsys.readouterr().err
+
+
 def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, monkeypatch):
     home = Vault.make(tmp_path / "job", ranks=1).home
     (tmp_path / "bare").mkdir()

@@ -7,10 +7,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of
+from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
 from ucpl.remotes.vaults.hosts import FILE, LOCK
 from ucpl.remotes.vaults.places import Domain, held
-from ucpl.vault.looking import is_alive, vaults_in
+from ucpl.vault.looking import is_alive, is_vault, vaults_in
 
 __all__ = ["Left", "clear"]
 
@@ -25,11 +25,15 @@ class Left:
 
 
 def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> list[Left]:
-    """Remove vaults below a root that no process holds. One in which a generation counts may be all that is left of a job: it
-    goes where `with_state` is said. only: the name of one. Raises: OSError.
+    """Remove vaults below a root that no process holds; of a root that is a vault itself, that one. One in which a generation
+    counts may be all that is left of a job: it goes where `with_state` is said. only: the name of one.
+
+    Raises: UcplError E692, where there is no such folder; OSError.
     """
+    if not root.is_dir():
+        no_vault(root)
     found = []
-    for home, job in vaults_in(root):
+    for home, job in vaults_in(root) or [(one, job_at(one)) for one in [root.resolve()] if is_vault(one)]:
         if only is not None and home.name != only:
             continue
         if is_alive(home):

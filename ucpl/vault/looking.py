@@ -23,7 +23,9 @@ from ucpl.remotes.vaults.sealed import read_sealed
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault.server import has_commit, heal, mend_commit, mend_job
 
-__all__ = ["Damage", "Found", "Generation", "Place", "damage", "is_alive", "look", "mend_texts", "scrub", "vaults_in"]
+__all__ = [
+    "Damage", "Found", "Generation", "Place", "damage", "is_alive", "is_vault", "look", "mend_texts", "scrub", "vaults_in",
+]  # fmt: skip
 
 
 @frozen
@@ -219,14 +221,15 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
     return count, damage(home)[1]
 
 
-def _is_vault(path: Path) -> bool:
+def is_vault(path: Path) -> bool:
+    """Whether it is one, or is left of one."""
     return bool(domains_of(path)) or (path / FILE).is_file()
 
 
 def vaults_in(root: Path) -> list[tuple[Path, Job | None]]:
     """Folders below a root that are vaults, or are left of one."""
     try:
-        homes = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and _is_vault(path))
+        homes = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and is_vault(path))
     except OSError:
         return []
     return [(home, job_at(home)) for home in homes]
