@@ -206,6 +206,35 @@ def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, m
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bare", "job"]
 
 
+def test_a_target_that_cannot_be_says_what_holds_for_vaults(tmp_path, truth, capsys):
+    with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
+        here.save(truth, 1)
+        here.turn()
+    (tmp_path / "file").touch()
+    (tmp_path / ".new.ucpl-vault").touch()
+    home = str(here.vault.home)
+    cases = {
+        "file": (f"error[E500]: {tmp_path}/file exists\n", "choose another DST"),
+        "file/y": (
+            f"error[E503]: {tmp_path}/file/y cannot be written: {tmp_path}/file is no folder\n",
+            "remove the cause",
+        ),
+        "file/y/z": (
+            f"error[E503]: {tmp_path}/file/y/z cannot be written: {tmp_path}/file is no folder\n",
+            "choose another",
+        ),
+        "new": (f"cannot be written: {tmp_path}/.new.ucpl-vault is in the way\n", "remove the cause"),
+    }
+    for name, (what, remedy) in cases.items():
+        assert main(["vault", "persist", home, str(tmp_path / name)]) == 4
+        said = capsys.readouterr().err
+        assert what in said and remedy in said and "--resume" not in said and "--force" not in said
+    for name in ("file", "file/y"):
+        assert main(["vault", "restore", home, str(tmp_path / name), "--to", call("tp=2")]) == 4
+        said = capsys.readouterr().err
+        assert "another DST" in said and "--resume" not in said and "--force" not in said
+
+
 def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
     """Memory that is full, or a folder where it writes: nothing counts meanwhile, and no server ends of it."""
     home = tmp_path / "job"

@@ -95,6 +95,11 @@ _TAKES = {
     "persist": ("generation",),
     "gc": ("with_state",),
 }
+# Of a target that `restore` cannot write: it has none of the options that `convert` has for that.
+_REMEDIES = {
+    "E500": "choose another DST: what is there is not written over",
+    "E503": "remove the cause (space, permission, quota), or choose another DST, and write the same line again",
+}
 POLL = 0.02  # seconds between two looks of a server
 PAUSE = 0.5  # the same, where something is in its way
 NUMBER_MAX = 1 << 20
@@ -231,13 +236,13 @@ def run(options: Namespace, console: Console) -> int:
     if options.action not in _MAKES and options.target:
         _wrong(options.target, "is one argument too many", _usage(options.action))
     _demand_used(options)
+    if options.action not in ("plan", "drill") and (is_url(options.path) or options.path.startswith("vault:")):
+        _demand_folder(home, options.path)
     actions = {
         "plan": _plan, "drill": _drill, "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub,
         "restore": _restore, "persist": _persist, "gc": _gc,
     }  # fmt: skip
     return actions[options.action](home, options, console)
-    if options.action not in ("plan", "drill") and (is_url(options.path) or options.path.startswith("vault:")):
-        _demand_folder(home, options.path)
 
 
 def _demand_used(options: Namespace) -> None:
@@ -255,11 +260,6 @@ def _demand_used(options: Namespace) -> None:
                 )  # fmt: skip
 
 
-def _wrong(where: str, what: str, remedy: str) -> None:
-    fail("E171", f"`{where}` {what}", Label("<command line>", where=where), remedy=f"write {remedy}")
-
-
-def _generation(options: Namespace) -> int | None:
 def _demand_folder(home: Path, path: str) -> None:
     """A vault is named by its folder; `vault:` before it is for who reads it as a checkpoint. Raises: UcplError E680, E692."""
     from ucpl.remotes.vaults.counted import no_vault
@@ -270,6 +270,11 @@ def _demand_folder(home: Path, path: str) -> None:
     fail("E680", what, Label("<command line>", where=path), remedy="name its folder in memory, as in /dev/shm/ucpl/job")
 
 
+def _wrong(where: str, what: str, remedy: str) -> None:
+    fail("E171", f"`{where}` {what}", Label("<command line>", where=where), remedy=f"write {remedy}")
+
+
+def _generation(options: Namespace) -> int | None:
     return whole_number("--generation", options.generation, 1 << 50) if options.generation else None
 
 
@@ -380,7 +385,6 @@ def _is_kept(into: Path, one: Commit, job: Job) -> bool:
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
     """What cannot be written ends no server."""
-    from ucpl.errors import UcplError
     from ucpl.vault.persisting import persist
 
     try:
@@ -503,6 +507,8 @@ def _told(generation: int, count: int, found: Sequence[Damage], console: Console
 
 
 def _restore(home: Path, options: Namespace, console: Console) -> int:
+    from attrs import evolve
+
     from ucpl import api
     from ucpl.vault.restoring import keep_state, restored
 
@@ -512,7 +518,13 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
     def read(source: str) -> None:
         nonlocal rebuilt
-        done = api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
+        try:
+            done = api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
+        except UcplError as error:
+            first, *others = error.diagnostics
+            if first.code not in _REMEDIES:
+                raise
+            raise UcplError(evolve(first, remedy=_REMEDIES[first.code]), *others) from error
         rebuilt = done.report.bytes_rebuilt
 
     persisted = Path(options.otherwise) if options.otherwise else None

@@ -16,9 +16,12 @@ from ucpl.remotes.vaults.view import generation_at, lay
 from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.leftovers import worked_in
+from ucpl.vault.obstacles import why_not_made
 
 __all__ = ["STATE", "persist", "state_text", "state_told", "told_in"]
 
+ANOTHER = "choose another DST: what is there is not written over"
+AGAIN = "remove the cause (space, permission, what is in the way), or choose another DST; nothing was left of this one"
 STATE = "ucpl/state.json"  # which generation it is, and what each rank gave beside its tensors
 STATE_MAX = 1 << 30
 
@@ -28,7 +31,7 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     memory = generation_at(home, generation)
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
-        fail("E500", f"{target} exists", Label(str(target)))
+        fail("E500", f"{target} exists", Label(str(target)), remedy=ANOTHER)
     work = target.with_name(f".{target.name}.ucpl-vault")
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -39,12 +42,13 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
             sync_folders(work)
             disk().rename_new(work, target)
             sync_folder(target.parent)
-    except FileExistsError:
-        shutil.rmtree(work, ignore_errors=True)
-        fail("E500", f"{target} exists: it was made while this one was written", Label(str(target)))
     except OSError as error:
         shutil.rmtree(work, ignore_errors=True)
-        fail("E503", f"{target} cannot be written: {error.strerror or error}", Label(str(target)))
+        if isinstance(error, FileExistsError) and os.path.lexists(target):
+            what = f"{target} exists: it was made while this one was written"
+            fail("E500", what, Label(str(target)), remedy=ANOTHER)
+        why = f"{work} is in the way" if os.path.lexists(work) else why_not_made(target.parent, error)
+        fail("E503", f"{target} cannot be written: {why}", Label(str(target)), remedy=AGAIN)
     except UcplError:
         with suppress(OSError):
             shutil.rmtree(work)
