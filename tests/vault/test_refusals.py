@@ -77,7 +77,7 @@ def test_a_vault_is_one_job_s_and_a_domain_one_server_s(tmp_path, truth):
             here.vault.writer(2, run="second")
         with refused("E694", "d0 of .* has a server already"), Server(here.vault.home, 0):
             pass
-        with pytest.raises(ucpl.UcplError, match="E694: .* has no domain d5") as raised, Server(here.vault.home, 5):
+        with pytest.raises(ucpl.UcplError, match=r"E694: .* has no domain d5") as raised, Server(here.vault.home, 5):
             pass
         assert raised.value.diagnostics[0].remedy == "it has d0 to d1: write --domain 0 to --domain 1"
     Vault.make(tmp_path / "one", ranks=1, domains=1)

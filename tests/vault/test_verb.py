@@ -174,6 +174,52 @@ def test_one_vault_alone_is_removed_by_its_folder(tmp_path, truth, capsys, monke
         assert f"error[E692]: {tmp_path / name} is no vault: {said}" in capsys.readouterr().err
 
 
+def test_the_vault_of_another_job_says_how_it_is_removed(tmp_path, truth, capsys):
+    home = tmp_path / "it's"
+    serve = ["vault", "serve", str(home), "--ranks", "4", "--domains", "2", "--domain", "0"]
+    with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
+        os.rename(Vault.make(tmp_path / "its", ranks=2, domains=2).home, home)
+        assert main(serve[:2] + [str(here.vault.home)] + serve[3:]) == 4
+        assert f"`ucpl vault gc {here.vault.home}`" in capsys.readouterr().err
+        here.save(truth, 1)
+        here.turn()
+    assert main(serve[:2] + [str(here.vault.home)] + serve[3:]) == 4
+    remedy = f"remove this one with `ucpl vault gc {here.vault.home} --with-state`"
+    assert remedy in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--hosts", "127.0.0.1:1,127.0.0.1:2", "--secret", "secret"]])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("/proc/x", "No such file or directory"),
+        ("file/y", "{}/file is no folder"),
+        ("file/y/z", "{}/file is no folder"),
+        ("file", "{}/file is no folder"),
+        ("locked", "Is a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_no_internal_error(tmp_path, capsys, monkeypatch, name, why, more):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("secret").write_text(SECRET)
+    Path("locked/make.lock").mkdir(parents=True)
+    assert main(["vault", "serve", name, "--ranks", "2", "--domains", "2", "--domain", "0", *more]) == 4
+    said = capsys.readouterr().err
+    assert f"error[E695]: {tmp_path / name} cannot be written: {why.format(tmp_path)}\n" in said
+    assert "name a folder in memory that can be written, as in /dev/shm/ucpl/job" in said
+
+
+def test_memory_that_is_full_is_told_to_be_made_room_in(tmp_path, capsys, monkeypatch):
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("ucpl.vault.making.write_whole", full)
+    assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", "--ranks", "1"]) == 4
+    said = capsys.readouterr().err
+    assert "cannot be written: No space left on device" in said and "Make room: " in said
+
+
 def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, monkeypatch):
     home = Vault.make(tmp_path / "job", ranks=1).home
     (tmp_path / "bare").mkdir()

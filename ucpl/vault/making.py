@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
+from shlex import quote
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from attrs import evolve
@@ -21,6 +23,7 @@ from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.texts import read_text
+from ucpl.vault.obstacles import why_not_made
 from ucpl.vault.schemes import default_protection
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["ToMake", "Vault"]
 
 SECRET_MIN = 16
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+SAFE = "/dev/shm/ucpl/job"  # that can be written, nearly everywhere
 
 
 class ToMake(TypedDict, total=False):
@@ -67,7 +72,7 @@ class Vault:
     def make(cls, home: str | os.PathLike[str], **said: Unpack[ToMake]) -> Vault:
         """A new vault, or the one that is there if it is of the same ranks, domains and protection.
 
-        Raises: UcplError E690, E694.
+        Raises: UcplError E690, E694, E695.
         """
         path = Path(os.path.abspath(home))
         if not NAME.fullmatch(path.name):
@@ -88,23 +93,11 @@ class Vault:
         replays = said.get("replays", 0)
         if not 0 <= replays <= REPLAYS_MAX:
             fail("E690", f"{replays} steps cannot be replayed: 0 to {REPLAYS_MAX} can", Label("--replays"))
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with held(path / "make.lock", wait=60):
-            there = job_at(path)
-            asked = Job(path.name, "", domains, protection, replays)
-            if there is not None and evolve(there, name=path.name, ident="") != asked:
-                what = f"{path} is the vault of another job: {_said(there)}"
-                label = Label(str(path), f"asked for: {_said(asked)}")
-                fail("E694", what, label, remedy="name another folder, or remove this one with `ucpl vault gc`")
-            if "hosts" in said or "secret" in said:
-                return cls(path, _listed(path, asked, said))
-            job = there or evolve(asked, ident=token_hex(8))
-            for number in range(len(domains)):
-                here = Domain(path, number)
-                here.folder.mkdir(exist_ok=True, mode=0o700)
-                if not here.job().exists():
-                    write_whole(here.job(), job.sealed())
-        return cls(path, job)
+        try:
+            return cls(path, _made(path, Job(path.name, "", domains, protection, replays), said))
+        except OSError as error:
+            remedy = "" if error.errno in NO_ROOM else f"name a folder in memory that can be written, as in {SAFE}"
+            fail("E695", f"{path} cannot be written: {why_not_made(path, error)}", Label(str(path)), remedy=remedy)
 
     def domain(self, number: int) -> Domain:
         return Domain(self.home, number)
@@ -129,6 +122,31 @@ class Vault:
         return Writer(self.home, self.job, rank, **said)
 
 
+def _made(path: Path, asked: Job, said: ToMake) -> Job:
+    """Folders, and which vault it is in each of them. Raises: UcplError E170, E690, E694, OSError."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with held(path / "make.lock", wait=60):
+        there = job_at(path)
+        if there is not None and evolve(there, name=path.name, ident="") != asked:
+            what = f"{path} is the vault of another job: {_said(there)}"
+            fail("E694", what, Label(str(path), f"asked for: {_said(asked)}"), remedy=_instead(path, there))
+        if "hosts" in said or "secret" in said:
+            return _listed(path, asked, said)
+        job = there or evolve(asked, ident=token_hex(8))
+        for number in range(len(job.domains)):
+            here = Domain(path, number)
+            here.folder.mkdir(exist_ok=True, mode=0o700)
+            if not here.job().exists():
+                write_whole(here.job(), job.sealed())
+    return job
+
+
+def _instead(home: Path, job: Job) -> str:
+    """Of a folder that is another's vault."""
+    state = " --with-state" if committed(home, job) else ""
+    return f"name another folder, or remove this one with `ucpl vault gc {quote(str(home))}{state}`"
+
+
 def _listed(home: Path, job: Job, said: ToMake) -> Job:
     """The vault of several hosts, which each of them calls by one name. Raises: UcplError E170, E690, E694, OSError."""
     if "hosts" not in said or "secret" not in said:
@@ -147,7 +165,7 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
     there = job_at(home)
     if there is not None and there != job:
         what = f"{home} is the vault of another job, or has another secret"
-        fail("E694", what, Label(str(home)), remedy="name another folder, or remove this one with `ucpl vault gc`")
+        fail("E694", what, Label(str(home)), remedy=_instead(home, there))
     hosts = Hosts(secret, at, tuple(0 for _ in at), job.sealed())
     with held(home / LOCK, wait=60):
         known = None
