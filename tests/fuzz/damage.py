@@ -159,7 +159,7 @@ def _near(rng: Random, value: Any) -> Any:
                     value * 10**9,
                     value << 62,
                     hex(value),
-                    float(min(value, 1 << 60)),
+                    float(max(-1 << 60, min(value, 1 << 60))),
                 )
             )
         case float():

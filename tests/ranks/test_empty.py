@@ -97,8 +97,9 @@ def test_they_are_in_the_index_and_nothing_is_read_for_them(tmp_path, to):
         mesh = DeviceMesh("cpu", [0, 1])
         for dim in (0, 1):
             part = torch.empty((0, 4)).chunk(2, dim)[-1]
-            whole = {"shape": torch.Size((0, 4)), "stride": (4, 1)}
-            local = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False, **whole)
+            local = DTensor.from_local(
+                part, mesh, [Shard(dim)], run_check=False, shape=torch.Size((0, 4)), stride=(4, 1)
+            )
             load({"model.cache": local}, storage_reader=reader, no_dist=True)
     finally:
         dist.destroy_process_group()

@@ -256,9 +256,11 @@ def test_tensors_that_were_saved_as_they_lay_are_read(tmp_path, name):
     try:
         for dim in range(tensor.dim()):
             part = tensor.chunk(2, dim)[1]
-            whole = {"shape": tensor.shape, "stride": tensor.contiguous().stride()}
             mesh = DeviceMesh("cpu", [0, 1])
-            local = DTensor.from_local(torch.zeros(part.shape), mesh, [Shard(dim)], run_check=False, **whole)
+            local = DTensor.from_local(
+                torch.zeros(part.shape), mesh, [Shard(dim)], run_check=False, shape=tensor.shape,
+                stride=tensor.contiguous().stride(),
+            )  # fmt: skip
             load({"model.w": local}, storage_reader=ucpl.StorageReader(tmp_path / "dcp"), no_dist=True)
             assert torch.equal(local.to_local(), part)
     finally:

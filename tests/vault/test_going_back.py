@@ -194,3 +194,53 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path, t
         finally:
             living.terminate()
             living.wait(60)
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+
+
+@pytest.mark.parametrize("damaged", ["job.json", "commit.1.json", "job.json is gone"])
+def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged, capsys):
+    home = tmp_path / "root/job"
+    with job(home, 2, "mirror") as here:
+        here.start("first")
+        for number in range(2):
+            here.serve(number)
+        here.save(1)
+        here.turn()
+    for number in range(2):
+        path = here.path(number, damaged.split()[0])
+        if damaged.endswith("gone"):
+            path.unlink()
+        else:
+            flip(path)
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert main(["vault", "gc", str(tmp_path / "root")]) == 0
+    assert "kept" in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert main(["vault", "gc", str(tmp_path / "root"), "--with-state"]) == 0
+    assert "removed" in capsys.readouterr().out and not home.exists()
+
+
+def test_gc_leaves_what_is_no_vaults(tmp_path, capsys):
+    """A folder d0 alone makes none, nor does a name that begins as ours do."""
+    for name, file in (("data", "r_results.csv"), ("more", "commit.message"), ("empty", "")):
+        (tmp_path / name / "d0").mkdir(parents=True)
+        if file:
+            (tmp_path / name / "d0" / file).write_text("mine")
+    Vault.make(tmp_path / "mixed")
+    (tmp_path / "mixed/d0/r_results.csv").write_text("mine")
+    assert main(["vault", "gc", str(tmp_path), "--with-state"]) == 0
+    out = capsys.readouterr().out
+    assert "kept       " in out and "mixed" in out and "data" not in out and "empty" not in out
+    assert (tmp_path / "data/d0/r_results.csv").exists() and (tmp_path / "mixed/d0/r_results.csv").exists()
+    assert (tmp_path / "more/d0/commit.message").exists() and (tmp_path / "empty/d0").exists()
+
+
+def test_a_vault_of_which_no_text_says_what_it_is_is_called_damaged(tmp_path):
+    vault = Vault.make(tmp_path / "job")
+    flip(vault.domain(0).job())
+    with pytest.raises(ucpl.UcplError, match=r"E692: .*job\.json, which says which job it is of, is damaged"):
+        Vault.at(vault.home)

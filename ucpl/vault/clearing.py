@@ -9,7 +9,8 @@ from pathlib import Path
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
 from ucpl.remotes.vaults.hosts import FILE, LOCK
-from ucpl.remotes.vaults.places import Domain, held
+from ucpl.remotes.vaults.places import COMMIT, OURS, Domain, held
+from ucpl.remotes.vaults.records import Job
 from ucpl.vault.looking import is_alive, is_vault, vaults_in
 
 __all__ = ["Left", "clear"]
@@ -39,22 +40,32 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
         if is_alive(home):
             found.append(Left(home, "living", "a server or a writer holds it"))
             continue
-        commits = committed(home, job) if job is not None else []
-        if commits and not with_state:
-            found.append(
-                Left(home, "kept", f"generation {commits[0].generation}, step {commits[0].step}, counts in it")
-            )
+        if not with_state and (why := _state_in(home, job)):
+            found.append(Left(home, "kept", why))
             continue
         found.append(_removed(home) if _is_ours(home) else Left(home, "kept", "it holds files that are not of a vault"))
     return found
 
 
+def _state_in(home: Path, job: Job | None) -> str:
+    """What may be all that is left of a job; empty where nothing is. What is damaged may be mended, and is not nothing."""
+    commits = committed(home, job) if job is not None else []
+    if commits:
+        return f"generation {commits[0].generation}, step {commits[0].step}, counts in it"
+    names = {name for number in domains_of(home) for name in Domain(home, number).names()}
+    said = sorted(name for name in names if COMMIT.fullmatch(name))
+    if said:
+        return f"what says that something counts in it, {said[-1]}, is damaged"
+    if job is None and names:
+        return "what says which vault it is, job.json, is damaged or gone"
+    return ""
+
+
 def _is_ours(home: Path) -> bool:
     """Whether nothing but what vaults are made of lies there."""
-    known = ("job.json", "commit.", "p.s", "r", "server.lock", "commit.lock")
     for number in domains_of(home):
         for path in Domain(home, number).folder.iterdir():
-            if path.is_dir() or path.is_symlink() or not path.name.startswith(known):
+            if path.is_dir() or path.is_symlink() or not OURS.fullmatch(path.name):
                 return False
     names = {f"d{number}" for number in domains_of(home)} | {"make.lock", FILE, LOCK}
     return all(path.name in names or path.name.startswith("tries.") for path in home.iterdir())

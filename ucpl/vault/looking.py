@@ -17,7 +17,7 @@ from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import FILE
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
-from ucpl.remotes.vaults.places import Domain, Holder, is_held
+from ucpl.remotes.vaults.places import OURS, Domain, Holder, is_held
 from ucpl.remotes.vaults.records import CHUNK, Job
 from ucpl.remotes.vaults.sealed import read_sealed
 from ucpl.remotes.vaults.view import generation_at
@@ -223,7 +223,8 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
 
 def is_vault(path: Path) -> bool:
     """Whether it is one, or is left of one."""
-    return bool(domains_of(path)) or (path / FILE).is_file()
+    names = (name for number in domains_of(path) for name in Domain(path, number).names())
+    return (path / FILE).is_file() or any(map(OURS.fullmatch, names))
 
 
 def vaults_in(root: Path) -> list[tuple[Path, Job | None]]:

@@ -68,6 +68,8 @@ def job_at(home: Path) -> Job | None:
 def no_vault(home: Path) -> NoReturn:
     """Say so, and what was probably meant. Raises: UcplError E692, always."""
     why = "no folder d0, d1, ... in it says which job it is of"
+    if any(os.path.lexists(Domain(home, number).job()) for number in domains_of(home)):
+        why = "job.json, which says which job it is of, is damaged in each domain that is here"
     if not home.is_dir():
         why = "it is no folder" if os.path.lexists(home) else "it does not exist"
     text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"

@@ -25,11 +25,16 @@ from typing import TypeVar, cast
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import read_sealed, write_whole
 
-__all__ = ["COMMIT", "LOOKED_AT", "Domain", "Holder", "held", "is_held"]
+__all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "Holder", "held", "is_held"]
 
 POLL = 0.002  # seconds between two looks whether a lock is free
 LOOKED_AT = 0.5  # seconds that who takes a lock for good waits: another may only look whether somebody has it
 COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
+# Of a domain's folder; what ends with .new was being written.
+OURS = re.compile(
+    r"(?:job\.json|commit\.\d+\.json|r\d+\.s\d+(?:\.json)?|r\d+\.run\.json|p\.s\d+(?:\.json)?"
+    r"|(?:server|commit|r\d+)\.lock)(?:\.new)?"
+)
 
 
 T = TypeVar("T")
