@@ -34,6 +34,16 @@ def test_the_help_of_an_action_is_of_it_alone(action, capsys):
     assert examples and all(line.startswith(f"  ucpl vault {action} ") for line in ("  " + examples[0], *examples[1:]))
 
 
+@pytest.mark.parametrize(
+    "line", ["restore J out --to x", "restore J --to x out", "restore --to x J out", "--to x restore J out"]
+)
+def test_options_stand_wherever_one_likes(line):
+    parser = ArgumentParser()
+    vault.arguments(parser)
+    options = parser.parse_args(line.split())
+    assert (options.action, options.path, options.target, options.to) == ("restore", "J", "out", "x")
+
+
 @pytest.mark.parametrize("action", vault.ACTIONS)
 def test_what_is_shown_can_be_typed(action):
     for line in vault.EXAMPLES[action].strip().splitlines():

@@ -170,7 +170,10 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="ROOT/JOB",
         help=f"{_PATH[1]} (gc: the folder above, or the vault's; plan, drill: the layout, {_PATHS['plan'][1]})",
     )
-    parser.add_argument("target", nargs="?", metavar="DST", help=f"{', '.join(_MAKES)}: a new folder")
+    target = parser.add_argument("target", metavar="[DST]", help=f"{', '.join(_MAKES)}: a new folder")
+    target.required = (
+        False  # argparse would take "?" for none, and DST for one too many, where an option stands before it
+    )
     _options(parser)
 
 
