@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
 
     Raises: UcplError E692, where there is no such folder; OSError.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         no_vault(root)
     found = []
     for home, job in vaults_in(root) or [(one, job_at(one)) for one in [root.resolve()] if is_vault(one)]:

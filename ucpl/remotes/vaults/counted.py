@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
@@ -18,9 +19,11 @@ from ucpl.remotes.vaults.records import Commit, Job, Shard, mark_of
 from ucpl.remotes.vaults.sealed import read_sealed
 
 __all__ = [
-    "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of", "no_vault", "saved_in", "silent",
+    "DIGITS_MAX", "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of", "no_vault",
+    "saved_in", "silent",
 ]  # fmt: skip
 
+DIGITS_MAX = 16  # of a generation
 _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
 
 
@@ -70,12 +73,17 @@ def no_vault(home: Path) -> NoReturn:
     why = "no folder d0, d1, ... in it says which job it is of"
     if any(os.path.lexists(Domain(home, number).job()) for number in domains_of(home)):
         why = "job.json, which says which job it is of, is damaged in each domain that is here"
-    if not home.is_dir():
-        why = "it is no folder" if os.path.lexists(home) else "it does not exist"
+    try:
+        if not stat.S_ISDIR(os.stat(home).st_mode):
+            why = "it is no folder"
+    except FileNotFoundError:
+        why = "it does not exist"
+    except OSError as error:
+        why = error.strerror or str(error)
     text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
     alone = text.removeprefix("vault:")
     folder, at, number = alone.rpartition("@")
-    if at and number.isascii() and number.isdigit():
+    if at and number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX:
         remedy = f"write the folder alone, and the generation as an option where there is one: {folder} --generation {number}"
     elif alone != text:
         remedy = f"write the folder alone: {alone}"

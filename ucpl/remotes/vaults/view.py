@@ -16,7 +16,7 @@ from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.reading import Range, register, remote_of
-from ucpl.remotes.vaults.counted import committed, job_at, made_of, no_vault
+from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, job_at, made_of, no_vault
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.records import CHUNK, File
 from ucpl.remotes.vaults.replay import Over, Replay
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["SCHEME", "Stored", "View", "generation_at", "pinned", "stored_at", "view"]
 
 SCHEME = "vault"
-_DIGITS_MAX = 16  # of a generation
 Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
 
 
@@ -227,7 +226,7 @@ def _parted(url: str) -> tuple[Path, int | None]:
     text = url.removeprefix(f"{SCHEME}:")
     path, at, number = text.rpartition("@")
     named = (
-        bool(at) and number.isascii() and number.isdigit() and len(number) <= _DIGITS_MAX and not os.path.lexists(text)
+        bool(at) and number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX and not os.path.lexists(text)
     )
     return (Path(path), int(number)) if named else (Path(text), None)
 
