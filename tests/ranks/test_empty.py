@@ -19,6 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.vault import Vault
+from ucpl.vault.server import Server
 
 
 class Cached(nn.Module):
@@ -103,6 +105,23 @@ def test_they_are_in_the_index_and_nothing_is_read_for_them(tmp_path, to):
             load({"model.cache": local}, storage_reader=reader, no_dist=True)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_model_that_is_kept_in_a_vault_goes_on(tmp_path):
+    model = Cached(1)
+    optimizer = adam(model, 0.05)
+    trained(model, optimizer, 0)
+    vault = Vault.make(tmp_path / "job", ranks=1, domains=1, protect="none")
+    with Server(tmp_path / "job", 0) as server, vault.writer(0, run="first", wait=0.0, strict=True) as writer:
+        writer.save(1, (model, optimizer))
+        server.turn()
+        server.turn()
+        assert writer.committed() == (1, 1)
+    after = trained(model, optimizer, 3)
+    other = Cached(2)
+    again = adam(other)
+    ucpl.load_into(other, again, f"vault:{tmp_path / 'job'}")
+    assert trained(other, again, 3) == after
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 4), (0,)])
