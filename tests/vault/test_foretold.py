@@ -225,3 +225,16 @@ def test_a_framework_s_own_layout_is_reckoned_by_its_tensors(tmp_path, capsys):
     least = 64 * 32 * (2 + 3 * 4)
     assert least <= found["saved"] <= least * 1.2
     assert [d["ranks"] for d in found["domains"]] == [[0], [1], [2], [3]]
+
+
+def test_the_manual_shows_what_is_foretold(capsys, monkeypatch):
+    """Its example, number for number."""
+    root = Path(__file__).parents[2]
+    shown = (root / "docs/VAULT.md").read_text().split("```text\nlayout ")[1].split("```")[0].splitlines()
+    monkeypatch.chdir(root / "examples/ranks")
+    assert main(["vault", "plan", "job.ucpl:job(dp=4, tp=2)", "--domains", "4"]) == 0
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    wanted = ["layout " + shown[0], *shown[1:]]
+    assert len(wanted) > 10
+    for line in wanted:
+        assert line == "..." or line.strip() in said, line

@@ -201,7 +201,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
 
 
-@pytest.mark.parametrize("damaged", ["job.json", "commit.1.json", "job.json is gone"])
+@pytest.mark.parametrize("damaged", ["job.json", "commit.1.json", "job.json is gone", "job.json alone"])
 def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged, capsys):
     home = tmp_path / "root/job"
     with job(home, 2, "mirror") as here:
@@ -216,6 +216,8 @@ def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged,
             path.unlink()
         else:
             flip(path)
+        if damaged.endswith("alone"):
+            here.path(number, "commit.1.json").unlink()
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     assert main(["vault", "gc", str(tmp_path / "root")]) == 0
     assert "kept" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import re
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.costs import add_bandwidths
@@ -120,8 +120,8 @@ class _Action(argparse.Action):
 class _Help(argparse.Action):
     """Of the action that was named before it; of all of them where none was."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, **more)
+    def __init__(self, option_strings: Sequence[str], dest: str, default: str | None, help: str | None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=default, help=help)
 
     def __call__(self, parser: ArgumentParser, options: Namespace, value: object, option: str | None = None) -> None:
         action = getattr(options, "action", None)
@@ -183,11 +183,16 @@ def _options(parser: ArgumentParser, action: str | None = None) -> None:
     def is_taken(name: str) -> bool:
         return action is None or name in _TAKES[action]
 
-    def add(option: str, told: str, name: str = "", **how: Any) -> None:
+    def add(option: str, told: str, name: str = "", metavar: str = "") -> None:
+        """metavar: of its value; it has none without."""
         name = name or option[2:].replace("-", "_")
         if is_taken(name):
             whose = ", ".join(one for one, takes in _TAKES.items() if name in takes)
-            parser.add_argument(option, dest=name, help=told if action is not None else f"{whose}: {told}", **how)
+            told = told if action is not None else f"{whose}: {told}"
+            if metavar:
+                parser.add_argument(option, dest=name, help=told, metavar=metavar)
+            else:
+                parser.add_argument(option, dest=name, help=told, action="store_true")
 
     add("--domain", "which domain, from 0", metavar="K")
     shape = "how many, of as many ranks each; or the ranks of each: 0,1/2,3"
@@ -220,7 +225,7 @@ def _options(parser: ArgumentParser, action: str | None = None) -> None:
     written = "what `serve --into FOLDER` wrote is taken where memory does not suffice"
     add("--else", written, "otherwise", metavar="FOLDER")
     add("--from", "what the ranks saved, where it must be said", "source", metavar="LAYOUT")
-    add("--with-state", "those, too, in which a generation counts", action="store_true")
+    add("--with-state", "those, too, in which a generation counts")
     if is_taken("model"):
         add_model(parser, "where the layout of plan is of any" if action is None else "where the layout is of any")
     if is_taken("sizes"):

@@ -158,7 +158,7 @@ class Writer:
         takes from the others what they would find it by. Raises: UcplError E695, E697.
         """
         try:
-            if self._has_hosts() and (none := silent(self.home, self.job)):
+            if hosts_at(self.home) is not None and (none := silent(self.home, self.job)):
                 self._unheard(", ".join(f"d{number}" for number in none))
             holders = holders_of(self.home, self.job)
             last = next((one.generation for one in committed_in(holders, self.job, sure=True)), 0)
@@ -319,12 +319,12 @@ class Writer:
         state, replay = said
         # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
         with ExitStack() as locks:
-            self._lock(locks, [self.here])
+            _lock(locks, [self.here], self.wait)
             newest = self._newest()
             if self._is_open(newest):
                 locks.close()
                 holders = holders_of(self.home, self.job)
-                self._lock(locks, holders)
+                _lock(locks, holders, self.wait)
                 newest = self._newest(holders)
             kept = newest.shards[self.rank].base if newest is not None else 1
             if replay is not None and (newest is None or not self._follows(newest)):
@@ -388,22 +388,13 @@ class Writer:
             self._sealing.join()
             self._sealing = None
 
-    def _lock(self, locks: ExitStack, holders: Sequence[Holder]) -> None:
-        """Raises: OSError."""
-        for one in holders:
-            if not locks.enter_context(one.locked(max(1.0, self.wait))):
-                raise OSError(errno.EAGAIN, "whoever commits stands still")
-
-    def _has_hosts(self) -> bool:
-        return hosts_at(self.home) is not None
-
     def _is_open(self, newest: Commit | None) -> bool:
         """Whether this domain has voted for what may count on another host by now, of which nobody here was told.
 
         A lock that is held over a network may be lost while who holds it goes on. So what was voted for is not written over
         before every domain has said, under the locks of all, that it does not count.
         """
-        if not self._has_hosts():
+        if not hosts_at(self.home) is not None:
             return False
         last = newest.generation if newest is not None else 0
         votes = [self.here.vote_in(slot) for slot in range(self.job.slots)]
@@ -436,6 +427,13 @@ class Writer:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _lock(locks: ExitStack, holders: Sequence[Holder], wait: float) -> None:
+    """Raises: OSError."""
+    for one in holders:
+        if not locks.enter_context(one.locked(max(1.0, wait))):
+            raise OSError(errno.EAGAIN, "whoever commits stands still")
 
 
 def _step(step: object) -> int:
