@@ -246,3 +246,16 @@ def test_a_vault_of_which_no_text_says_what_it_is_is_called_damaged(tmp_path):
     flip(vault.domain(0).job())
     with pytest.raises(ucpl.UcplError, match=r"E692: .*job\.json, which says which job it is of, is damaged"):
         Vault.at(vault.home)
+
+
+def test_who_finds_what_counts_damaged_everywhere_says_so(tmp_path):
+    with job(tmp_path / "job", 2, "mirror") as here:
+        here.start("first")
+        for number in range(2):
+            here.serve(number)
+        here.save(1)
+        here.turn()
+        for number in range(2):
+            flip(here.path(number, "commit.1.json"))
+    with pytest.raises(ucpl.UcplError, match=r"E692: .* is damaged in each domain: commit\.1\.json"):
+        ucpl.verify(f"vault:{tmp_path / 'job'}")

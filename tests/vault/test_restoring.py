@@ -66,6 +66,7 @@ def test_the_newest_that_can_be_had_is_restored(tmp_path, home, truth, capsys):
     assert found["source"] == str(tmp_path / "runs/step-1")
     status, _, said = restore(home, tmp_path / "d", capsys=capsys)
     assert status == 3 and "E691" in said and not (tmp_path / "d").exists()
+    assert f"vault:{home}@3 was passed over: " in said
     assert "help: no generation before it counts; `ucpl vault restore` takes the newest" in said
     status, _, said = restore(home, tmp_path / "d", "--generation", 3, *runs, capsys=capsys)
     assert status == 3 and "E691" in said  # one that is named is that one

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at
+from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at, made_of
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import FILE
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
@@ -95,7 +95,10 @@ def look(home: Path) -> Found:
     for number, ranks in enumerate(job.domains):
         places.append(_place(home, number, ranks))
     found = []
-    for commit in committed(home, job):
+    every = committed(home, job)
+    for commit in every:
+        if len(made_of(commit, every)) != commit.depth + 1:  # what it is made of is not there any more
+            continue
         among = [n for n in range(len(job.domains)) if _has(holder_of(home, n), commit.generation)]
         ages = []
         for here in (Domain(home, n) for n in among):

@@ -7,9 +7,11 @@ one before it is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from attrs import evolve
 
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
@@ -74,7 +76,7 @@ def restored(
             _forget(one.tries)
         return Restored(one.source, one.step, tuple(passed))
     if last is not None:
-        raise last
+        raise _told(last, passed)
     if passed:
         what = f"{home}: no generation is left that was not tried {TRIES} times in vain"
         remedy = f"name one: --generation {passed[0][0].rpartition('@')[2]}"
@@ -82,6 +84,13 @@ def restored(
     beside = f", and {persisted} has no folder step-N" if persisted is not None else ""
     nothing = "nothing is committed" if job_at(home) is not None else "there is no vault"
     fail("E692", f"{home}: {nothing}{beside}", Label(str(home)))
+
+
+def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
+    """With what was passed over before."""
+    notes = (f"{source} was passed over: {why}" for source, why in passed[:-1])
+    first, *rest = last.diagnostics
+    return UcplError(evolve(first, notes=(*first.notes, *notes)), *rest)
 
 
 def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iterator[_Choice]:

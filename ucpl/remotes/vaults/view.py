@@ -16,8 +16,9 @@ from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.reading import Range, register, remote_of
-from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, job_at, made_of, no_vault
+from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, no_vault
 from ucpl.remotes.vaults.memory import Memory
+from ucpl.remotes.vaults.places import COMMIT, Domain
 from ucpl.remotes.vaults.records import CHUNK, File
 from ucpl.remotes.vaults.replay import Over, Replay
 
@@ -192,6 +193,10 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
     if chosen is None:
         there = ", ".join(str(one.generation) for one in found) or "none"
         what = "nothing is committed" if generation is None else f"generation {generation} is not committed"
+        names = {name for where in holders_of(home, job) if isinstance(where, Domain) for name in where.names()}
+        damaged = sorted(name for name in names if COMMIT.fullmatch(name))
+        if damaged and not found:
+            what = f"what says that something is committed is damaged in each domain: {', '.join(damaged[:3])}"
         fail("E692", f"{home}: {what}", Label(str(home), f"committed: {there}"))
     some = made_of(chosen, found)
     if len(some) != chosen.depth + 1:
