@@ -43,6 +43,21 @@ def test_a_rate_is_filled_as_the_job_keeps_it(tmp_path, saved, here):
         assert torch.equal(mine, theirs)
 
 
+def test_what_tensors_lie_in_is_filled(tmp_path):
+    model, optimizer = trained(0.25)
+    kept = {"lr": 0.25, "betas": (torch.tensor(0.8), torch.tensor(0.9))}
+    optimizer.param_groups[0].update(kept)
+    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+    save(state, checkpoint_id=tmp_path / "there", no_dist=True)
+    for here in ((0.1, 0.2), (torch.tensor(0.1), torch.tensor(0.2))):
+        other, its = trained(0.5)
+        its.param_groups[0]["betas"] = here
+        ucpl.load_into(other, its, tmp_path / "there")
+        found = its.param_groups[0]["betas"]
+        assert [type(one) for one in found] == [type(one) for one in here]
+        assert [round(float(one), 6) for one in found] == [0.8, 0.9]
+
+
 def test_dcp_loads_a_rate_that_is_a_tensor(tmp_path):
     model, optimizer = trained(torch.tensor(0.25))
     state = {"optim": get_optimizer_state_dict(model, optimizer)}

@@ -19,10 +19,10 @@ from tests.vault.small import job
 from ucpl.cli import main
 from ucpl.remotes.vaults.counted import committed
 from ucpl.vault import Vault
-from ucpl.vault.leftovers import DRILLS, WORKS, sweep, worked_in
+from ucpl.vault.leftovers import DRILLS, WORKS, sweep, work_beside, worked_in
 from ucpl.vault.looking import damage, mend_texts
 from ucpl.vault.persisting import persist
-from ucpl.vault.restoring import keep_state, restored
+from ucpl.vault.restoring import keep_state, restored, state_of
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ def test_the_json_is_that_of_what_was_restored(tmp_path, truth, capsys):
         assert truth.step_of(out) == 1
         file = tmp_path / "one.pt"
         file.touch()
-        assert keep_state(str(runs / "step-2"), file) == tmp_path / "one.pt.state.json"
+        assert keep_state(state_of(str(runs / "step-2")), file) == tmp_path / "one.pt.state.json"
         assert json.loads((tmp_path / "one.pt.state.json").read_text())["ranks"]["1"] == {"at": [2, 1]}
-        assert keep_state(str(tmp_path), file) is None
+        assert keep_state(state_of(str(tmp_path)), file) is None
 
 
 @pytest.mark.parametrize("damaged", ["flipped", "empty", "gone"])
@@ -149,13 +149,30 @@ def test_a_server_that_starts_mends_what_is_damaged(tmp_path, truth):
 
 
 def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path):
-    for name in (".step-2.ucpl-vault", ".step-3.ucpl-vault", "ucpl-drill-a", "other"):
-        (tmp_path / name / "in").mkdir(parents=True)
-    (tmp_path / ".step-4.ucpl-vault").write_text("no folder")
-    with worked_in(tmp_path / ".step-3.ucpl-vault"):
-        assert sweep(tmp_path, WORKS) == [tmp_path / ".step-2.ucpl-vault"]
+    left, living, file = (work_beside(tmp_path / f"step-{n}") for n in (2, 3, 4))
+    elsewhere = tmp_path / ".step-5.another host.0123.ucpl-vault"
+    for path in (left, living, elsewhere, tmp_path / "ucpl-drill-a", tmp_path / "other"):
+        (path / "in").mkdir(parents=True)
+    file.write_text("no folder")
+    with worked_in(living):
+        assert sweep(tmp_path, WORKS) == [left]
     assert sweep(tmp_path, DRILLS) == [tmp_path / "ucpl-drill-a"]
-    assert {path.name for path in tmp_path.iterdir()} == {".step-3.ucpl-vault", ".step-4.ucpl-vault", "other"}
+    assert {path.name for path in tmp_path.iterdir()} == {living.name, file.name, elsewhere.name, "other"}
+
+
+def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, truth):
+    """A vault of several hosts is called by one ident each time it is made; once memory is lost, generations tell the order."""
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    with memory(home, truth, domains=2, protect="none") as here:
+        for step in (1, 3, 2):
+            save(here, truth, step)
+            persist(home, runs / f"step-{step}")
+        told = json.loads((runs / "step-3/ucpl/state.json").read_text())
+        (runs / "step-3/ucpl/state.json").write_text(json.dumps({**told, "generation": 50}))
+        assert sources(home, runs) == ["job@3", "step-2", "job@2", "step-3", "step-1"]
+        (runs / "step-3/ucpl/state.json").write_text(json.dumps(told))
+    shutil.rmtree(home)
+    assert sources(home, runs) == ["step-2", "step-3", "step-1"]  # as they were saved, not by step
 
 
 def serving(home: Path, runs: Path, *traps: str) -> subprocess.Popen[str]:
@@ -177,12 +194,12 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path, t
     """What it left is removed; and a step that was written before a run went back stays beside the new one."""
     home, runs = tmp_path / "job", tmp_path / "runs"
     vault = Vault.make(home, ranks=1)
-    (runs / ".step-9.ucpl-vault").mkdir(parents=True)
+    work_beside(runs / "step-9").mkdir(parents=True)
     one = Truth(tmp_path / "one", "dp=1", (1, 2))
     with vault.writer(0, layout=one.layout, strict=True, wait=60) as writer:
         killed = serving(home, runs, "vault-persist:1:kill")
         writer.save(1, one.cut[1][0])
-        assert killed.wait(60) == -signal.SIGKILL and (runs / ".step-1.ucpl-vault").exists()
+        assert killed.wait(60) == -signal.SIGKILL and any(p.name.startswith(".step-1.") for p in runs.glob(WORKS))
         living = serving(home, runs)
         try:
             wait_for(runs / "step-1")

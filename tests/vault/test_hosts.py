@@ -22,13 +22,15 @@ from tests.vault.small import content, read
 from ucpl.errors import UcplError
 from ucpl.remotes import wire
 from ucpl.remotes.vaults import counted, far
-from ucpl.remotes.vaults.counted import committed
+from ucpl.remotes.vaults.counted import committed, holders_of
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import Hosts, hosts_at
+from ucpl.remotes.vaults.places import Holder
 from ucpl.remotes.vaults.records import Job
 from ucpl.remotes.wire import Silence
 from ucpl.vault import Vault, Writer, arenas, others
 from ucpl.vault import server as server_module
+from ucpl.vault import writer as writer_module
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.looking import damage
 from ucpl.vault.server import Server
@@ -612,3 +614,36 @@ def test_hosts_of_one_secret_are_one_vault_and_of_another_another(tmp_path):
         made.secret.write_text("what no other job has known before")
         with pytest.raises(UcplError, match="is the vault of another job, or has another secret"):
             made.made(0)
+
+
+def test_a_server_that_is_begun_anew_is_known_at_once(tmp_path):
+    """What others ask of each other with the list of before is refused: a save between would not be kept."""
+    with cluster(tmp_path) as here:
+        here.serve()
+        here.write("first")
+        here.step(1)
+        here.servers.pop(0)._ends.close()
+        here.serve(0)
+        seats = [listed(home).seats[0] for home in here.homes]
+        assert seats[0] and len(set(seats)) == 1
+
+
+def test_who_asks_with_an_older_list_asks_once_more(tmp_path, monkeypatch):
+    """A rank votes may be open for; it reads the list again, which its own server has brought up to date."""
+    with cluster(tmp_path) as here:
+        here.serve()
+        here.write("first")
+        here.step(1)
+        here.voted_for(2, (0,))
+        old, tried = listed(here.homes[0]), []
+
+        def stale(home: Path, job: Job) -> list[Holder]:
+            tried.append(home)
+            found = holders_of(home, job)
+            for one in found if len(tried) < 3 else ():
+                if isinstance(one, Far):
+                    one.hosts = Hosts(old.secret, old.at, tuple(0 for _ in old.seats), old.job)
+            return found
+
+        monkeypatch.setattr(writer_module, "holders_of", stale)
+        assert here.writers[0].save(3, None) and len(tried) >= 3

@@ -207,3 +207,51 @@ def test_a_save_that_gets_no_thread_digests_by_itself(tmp_path, monkeypatch):
             here.step()
             assert here.save().replays == count
             here.demand_same()
+
+
+def test_a_save_that_was_given_up_is_not_said(tmp_path):
+    """A save that was interrupted drops the marks of the one before, whose thread had not taken them yet."""
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        here.step()
+        replaying = here.writer._replaying
+        assert replaying is not None
+        _, told = replaying.files((here.model, here.optimizer), 2, may=True)
+        assert told is not None and replaying.marks is not None
+        replaying.marks.drop()
+        with pytest.raises(UcplError, match="given up"):
+            replaying.marks.take()
+
+
+def test_a_child_that_was_forked_waits_for_nobody(tmp_path, monkeypatch):
+    """It has no thread that digests."""
+    with training(tmp_path / "job") as here:
+        save_gradients(here)
+        replaying = here.writer._replaying
+        assert replaying is not None and replaying.marks is not None
+        here.writer._join()
+        replaying.marks._process = -1
+
+        def wait(_: float) -> bool:
+            raise AssertionError("a step waits for marks")
+
+        monkeypatch.setattr(replaying.marks._is_done, "wait", wait)
+        here.step()
+
+
+def test_marks_are_in_the_order_of_their_tensors(apart, monkeypatch):
+    """Whether they are weighed by a device or digested here."""
+    monkeypatch.setattr(marking, "is_far", lambda t: t.dtype == torch.float64)
+    some = [
+        torch.arange(9.0),
+        torch.arange(9.0, dtype=torch.float64),
+        torch.ones(3),
+        torch.ones(3, dtype=torch.float64),
+    ]
+    found: list[str] = []
+    taken = marking.Marks([(str(n), t, found) for n, t in enumerate(some)])
+    taken.fetch()
+    taken.take()
+    assert found == [mark_of(t.numpy().view("u1").data, mark) for t, mark in zip(some, found, strict=True)]
+    assert [mark.split()[0] for mark in found] == ["xxh3", "sum", "xxh3", "sum"]

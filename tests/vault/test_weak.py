@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -152,17 +154,69 @@ def test_a_save_that_does_not_count_is_said_with_why(tmp_path, caplog):
             assert "rank 1 did not save it" in caplog.text
 
 
+def test_what_does_not_come_back_is_waited_for_longer_each_time(vault):
+    """And as long as was said, once a save counted again."""
+    with vault.writer(0, wait=0.02, strict=True) as writer:
+        found = []
+        for step in range(5):
+            writer.save(step, nn.Linear(2, 2))
+            found.append(writer._patience)
+        assert found == [math.inf, 1.0, 2.0, 4.0, 8.0]
+        with Server(vault.home, 0) as server:
+            writer._join()
+            server.turn()
+            writer.save(5, nn.Linear(2, 2))
+            assert writer._patience == math.inf
+
+
 def test_a_server_that_lives_is_waited_for(tmp_path, caplog):
     vault = Vault.make(tmp_path / "job")
     with vault.writer(0, wait=0.2, strict=True) as writer, Server(vault.home, 0) as server:
         writer.save(1, nn.Linear(2, 2))
         writer.save(2, nn.Linear(2, 2))
-        assert "d0 has not voted" in caplog.text and not writer._is_hopeless
+        assert "d0 has not voted" in caplog.text and writer._patience == math.inf
         server.turn()
         with caplog.at_level(logging.WARNING):
             caplog.clear()
             assert writer.save(3, nn.Linear(2, 2)).waited < 0.2
             assert not caplog.text
+
+
+def test_who_saves_late_is_waited_for_in_the_end(tmp_path):
+    """A rank that took its save back twice, and digests longer than others wait for what does not count: it counts again."""
+    vault, done = Vault.make(tmp_path / "job", ranks=2), []
+    truth = Truth(tmp_path / "truth", "dp=2", (1,))
+    with (
+        vault.writer(0, run="a", wait=3.0, strict=True, layout=truth.layout) as one,
+        vault.writer(1, run="a", wait=3.0, strict=True, layout=truth.layout) as other,
+        Server(vault.home, 0) as server,
+    ):
+        ends = threading.Event()
+
+        def serve() -> None:
+            while not ends.is_set():
+                server.turn()
+                ends.wait(0.01)
+
+        def train(writer, slow: float) -> None:
+            for step in range(1, 9):
+                if not (slow and step in (2, 3)):
+                    writer.save(step, truth.cut[1][writer.rank])
+                else:  # it fails, and counts as a save
+                    writer._next += 1
+                time.sleep(slow)
+            done.append(writer)
+
+        threads = [threading.Thread(target=serve)]
+        threads += [threading.Thread(target=train, args=two) for two in ((one, 0.0), (other, 1.3))]
+        for thread in threads:
+            thread.start()
+        for thread in threads[1:]:
+            thread.join()
+        ends.set()
+        threads[0].join()
+        found = vault.committed()
+        assert len(done) == 2 and found is not None and found.generation >= 7
 
 
 def test_who_looks_keeps_nobody_out(vault):

@@ -329,10 +329,11 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
         console.flush()
         last = newest.generation if (newest := vault.committed()) is not None else 0
         told = ""
+        late = set[int]()  # whoever served before ended before they were written
         if every:
             sweep(Path(options.into), WORKS)
-            if newest is not None and not _is_kept(Path(options.into), newest, vault.job):
-                last -= 1  # whoever served before ended before it was written
+            some = (one for one in committed(vault.home, vault.job) if one.generation % every == 0)
+            late |= {one.generation for one in some if not _is_kept(Path(options.into), one, vault.job)}
         while True:
             if not server.here.is_there():
                 _gone(server.here.folder)
@@ -347,10 +348,11 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
                 told = waits_for
                 time.sleep(PAUSE)
             for one in reversed(committed(vault.home, vault.job)):  # one after the other may count between two looks
-                if one.generation > last:
-                    last = one.generation
-                    if every and last % every == 0 and server.number == min(server.alive(), default=0):
-                        _kept(home, _place_of(Path(options.into), one), last, console)
+                if one.generation > last or one.generation in late:
+                    last = max(last, one.generation)
+                    late.discard(one.generation)
+                    if every and one.generation % every == 0 and server.number == min(server.alive(), default=0):
+                        _kept(home, _place_of(Path(options.into), one), one.generation, console)
             console.flush()
             time.sleep(POLL)
 
@@ -518,14 +520,15 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     from attrs import evolve
 
     from ucpl import api
-    from ucpl.vault.restoring import keep_state, restored
+    from ucpl.vault.restoring import keep_state, restored, state_of
 
     if not options.to:
         _wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
-    bounds, rebuilt = data_plane(options), 0
+    bounds, rebuilt, told = data_plane(options), 0, dict[str, object]()
 
     def read(source: str) -> None:
-        nonlocal rebuilt
+        nonlocal rebuilt, told
+        told = state_of(source)
         try:
             done = api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
         except UcplError as error:
@@ -541,7 +544,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
         console.say(f"passed     {source}: {why}")
     if rebuilt:
         console.say(f"rebuilt    {bytes_text(rebuilt)}, of what other domains hold")
-    kept = keep_state(made.source, Path(options.target))
+    kept = keep_state(told, Path(options.target))
     if kept is not None:
         console.say(f"state      {kept}: what ranks gave beside it")
     console.say(f"done       {options.target}: step {made.step} of {made.source}")

@@ -427,6 +427,8 @@ def inner_of(optimizer: object) -> torch.optim.Optimizer:
 
 def as_kept(value: object, here: object) -> object:
     """A hyper-parameter as the job keeps it: as a tensor where it has one, on its device, or as a number."""
+    if isinstance(here, list | tuple) and isinstance(value, list | tuple) and len(here) == len(value):
+        return type(here)(map(as_kept, value, here))
     if isinstance(here, torch.Tensor) and isinstance(value, torch.Tensor | int | float):
         return torch.as_tensor(value).to(here.device, here.dtype).reshape(here.shape).clone()
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -446,6 +446,8 @@ def _with_tensors(checkpoint: Checkpoint) -> Checkpoint:
     beside = Beside.of(checkpoint)
 
     def held(value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [*map(held, value)] if isinstance(value, list) else tuple(map(held, value))
         extent = beside.extent(value) if isinstance(value, TensorRef) else None
         if extent is None:
             return value

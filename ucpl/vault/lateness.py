@@ -11,10 +11,11 @@ from ucpl.remotes.vaults.records import Job
 __all__ = ["late"]
 
 
-def late(home: Path, job: Job, run: str, generation: int) -> tuple[str, bool]:
+def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> tuple[str, bool]:
     """(why, whether no waiting mends it).
 
     A server that lives and is slow may be waited for; one that is not there, and ranks that do not go together, may not.
+    is_first: the one before counted: a rank that has not saved may be slow.
     Raises: OSError, of a domain on another host.
     """
     holders = holders_of(home, job)
@@ -31,7 +32,11 @@ def late(home: Path, job: Job, run: str, generation: int) -> tuple[str, bool]:
         told = ", ".join(f"{_ranks(ranks)} step {step}" for step, ranks in sorted(steps.items()))
         return f"all ranks save the same step at once, and {told} was saved", True
     if lacking:
-        return f"{_ranks(lacking)} did not save it: all ranks save as often as each other", True
+        newer = [r for r in lacking if any(s.run == run and s.generation > generation for s, _ in saved.get(r, []))]
+        if newer:
+            return f"{_ranks(newer)} saved more often: all ranks save as often as each other", True
+        told = f"{_ranks(lacking)} did not save it, took it back or still digests it"
+        return f"{told}: all ranks save as often as each other", not is_first
     away = [where.number for where in holders if isinstance(where, Domain) and not is_held(where.lock("server"))]
     if away:
         return f"no server lives of {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True

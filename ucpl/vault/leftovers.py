@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
 
-__all__ = ["DRILLS", "WORKS", "sweep", "worked_in"]
+__all__ = ["DRILLS", "WORKS", "sweep", "work_beside", "worked_in", "works_of"]
 
-WORKS = ".*.ucpl-vault"  # a generation while it is written to a disk
+# A generation while it is written to a disk: of this host, since another's locks may not be seen where the disk is shared.
+_HOST = re.sub("[^A-Za-z0-9-]", "-", platform.node()) or "host"
+WORKS = f".*.{_HOST}.*.ucpl-vault"
 DRILLS = "ucpl-drill-*"
+
+
+def work_beside(target: Path) -> Path:
+    """A name that nobody else takes for what will be `target`."""
+    return target.with_name(f".{target.name}.{_HOST}.{token_hex(4)}.ucpl-vault")
+
+
+def works_of(target: Path) -> str:
+    """The pattern of such names."""
+    return f".{escape(target.name)}.{_HOST}.*.ucpl-vault"
 
 
 @contextmanager

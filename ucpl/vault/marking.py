@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 
@@ -37,7 +38,11 @@ class Marks:
     """Of the tensors of one save, which are contiguous. `take` is called once, by whoever says what was saved, or `drop`."""
 
     tensors: Iterable[tuple[str, torch.Tensor, list[str]]]  # name, and where the mark goes
-    _left: list[tuple[str, torch.Tensor, list[str], torch.Tensor | Stamp]] = field(factory=list)
+    _left: list[tuple[str, torch.Tensor, list[str], Stamp]] = field(factory=list)
+    _far: list[tuple[torch.Tensor, list[str], int]] = field(
+        factory=list
+    )  # sums, and at which place of its list each goes
+    _process: int = field(factory=os.getpid)
     _is_wanted: threading.Event = field(factory=threading.Event)
     _is_done: threading.Event = field(factory=threading.Event)
 
@@ -45,8 +50,20 @@ class Marks:
         """What lies on a device is weighed there before anything that the trainer asks of it from now on."""
         for name, tensor, to in self.tensors:
             mine = local(tensor)
-            self._left.append((name, tensor, to, weighed(mine) if is_far(mine) else stamp_of(tensor)))
+            to.append("")
+            if is_far(mine):
+                self._far.append((weighed(mine), to, len(to) - 1))
+            else:
+                self._left.append((name, tensor, to, stamp_of(tensor)))
         self.tensors = ()
+
+    def fetch(self) -> None:
+        """Bring what devices weighed, at once: a step would wait later for all that they are asked meanwhile."""
+        for device in {found.device for found, _, _ in self._far}:
+            some = [one for one in self._far if one[0].device == device]
+            for value, (_, to, at) in zip(torch.stack([one[0] for one in some]).cpu(), some, strict=True):
+                to[at] = of_sum(value)
+        self._far = []
 
     def pause(self, seconds: float) -> None:
         """Let others work first, unless somebody waits."""
@@ -55,11 +72,13 @@ class Marks:
     def take(self) -> None:
         """Raises: UcplError E693 where a tensor was written to before its mark was taken: it is that of no step, then."""
         try:
-            for name, tensor, to, known in self._left:
-                if isinstance(known, torch.Tensor):
-                    to.append(of_sum(known))
-                    continue
-                to.append(mark_of(local(tensor).detach().reshape(-1).view(torch.uint8).numpy().data))
+            if self._is_done.is_set():
+                fail("E693", "the save was given up before it was digested", Label("what is saved"))
+            self.fetch()
+            for _, tensor, to, _ in self._left:
+                at = to.index("")
+                to[at] = mark_of(local(tensor).detach().reshape(-1).view(torch.uint8).numpy().data)
+            for name, tensor, _, known in self._left:
                 if stamp_of(tensor) != known:
                     what = f"{name} was written to before what its step made of it was digested"
                     remedy = "let nothing but the next step write to it, or have saves digest it (beside=False)"
@@ -68,10 +87,14 @@ class Marks:
             self.drop()
 
     def drop(self) -> None:
-        self._left = []
+        self._left, self._far = [], []
         self._is_done.set()
 
     def settled(self) -> None:
-        """Wait until all are taken: whoever is called by this writes to tensors next."""
-        self._is_wanted.set()
-        self._is_done.wait(_PATIENCE)
+        """Wait until all are taken: whoever is called by this writes to tensors next.
+
+        A child that was forked has no thread that takes them, and no part in the save.
+        """
+        if os.getpid() == self._process:
+            self._is_wanted.set()
+            self._is_done.wait(_PATIENCE)

@@ -79,6 +79,11 @@ class Others:
             fail("E694", f"d{number} of {self.home} has a server already, at {where}", Label(str(self.here.folder)))
         self.seat = max(time.time_ns(), before[1] + 1)
         self._giving.hear((*hosts.at[:number], self._at), (*([0] * number), self.seat))
+        for other in range(
+            len(hosts.at)
+        ):  # or what they ask of each other with the old list is refused until they hear
+            if other not in unheard:
+                self._hear(other)
 
     def are_heard(self, then: Callable[[], None]) -> bool:
         """Whether all others have answered, at once, and `then` came to its end after that, as it does once.

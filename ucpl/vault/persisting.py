@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.view import generation_at, lay
 from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
-from ucpl.vault.leftovers import worked_in
+from ucpl.vault.leftovers import sweep, work_beside, worked_in, works_of
 from ucpl.vault.obstacles import why_not_made
 
 __all__ = ["STATE", "persist", "state_text", "state_told", "told_in"]
@@ -32,10 +33,10 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
         fail("E500", f"{target} exists", Label(str(target)), remedy=ANOTHER)
-    work = target.with_name(f".{target.name}.ucpl-vault")
+    work = work_beside(target)
     try:
-        shutil.rmtree(work, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent, works_of(target))  # of who began it and was killed
         disk().make_folder(work, fresh=True)
         with worked_in(work):
             _write(memory, home, work)
@@ -75,6 +76,9 @@ def _write(memory: Memory, home: Path, work: Path) -> None:
             disk().sync(fd)
         finally:
             disk().close(fd)
+    for name, stored in view.files.items():  # somebody may have taken it for work that was left
+        if (work / name).stat().st_size != stored.size:
+            raise OSError(errno.EIO, f"{name} was changed by another while it was written")
     make_folders(work, (work / STATE).parent)
     fd = disk().open(work / STATE, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

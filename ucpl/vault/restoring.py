@@ -7,8 +7,9 @@ one before it is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 
 from attrs import evolve
@@ -16,12 +17,11 @@ from attrs import evolve
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, job_at, no_vault
-from ucpl.remotes.vaults.records import Job
 from ucpl.remotes.vaults.sealed import write_whole
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault.persisting import STATE, state_text, state_told, told_in
 
-__all__ = ["TRIES", "Restored", "keep_state", "restored"]
+__all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]
 
 TRIES = 3  # of one generation, that came to no end
 GONE = ("E691", "E692", "E698")  # what cannot be rebuilt or replayed, or is there no more
@@ -108,16 +108,23 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iter
         if not found:
             fail("E692", f"{home}: generation {generation} is not committed", Label(str(home)))
         return iter(found)
-    places = [(-one.generation, 0) for one in commits]
-    for path, step in _persisted(persisted) if persisted is not None else ():
-        of = _generation_of(path, job)
-        if of is None:  # of another vault, or nobody knows: behind what was saved here of that step or a later one
-            behind = [one.generation for one in commits if one.step >= step]
-            of = min(behind) if behind else commits[0].generation if commits else 0
+    places = [(-one.generation, 0, 0, 0) for one in commits]
+    folders = _persisted(persisted) if persisted is not None else []
+    told = [told_in(path) for path, _ in folders]
+    numbers = [number if type(number := one.get("generation")) is int else -1 for one in told]
+    of_one = (
+        len({one.get("vault") for one in told}) == 1 and -1 not in numbers
+    )  # generations of each vault begin at one
+    for (path, step), one, number in zip(folders, told, numbers, strict=True):
+        is_ours = job is not None and one.get("vault") == job.ident and bool(commits)
+        # Of another vault, of this one before it was made anew, or nobody knows: behind what was saved of that step or later.
+        behind = [c.generation for c in commits if c.step >= step]
+        of = min(behind) if behind else commits[0].generation if commits else 0
+        if is_ours and 0 <= number <= commits[0].generation:
+            of = number
         found.append(_Choice(str(path), step, None))
-        places.append((-of, 1))
-    order = sorted(range(len(found)), key=lambda i: (places[i], -found[i].step))
-    return (found[i] for i in order)
+        places.append((-of, 1, -number if of_one else 0, -step))
+    return iter([choice for _, choice in sorted(zip(places, found, strict=True), key=itemgetter(0))])
 
 
 def _persisted(folder: Path) -> list[tuple[Path, int]]:
@@ -129,25 +136,24 @@ def _persisted(folder: Path) -> list[tuple[Path, int]]:
     return [(path, int(told[1])) for path, told in some]
 
 
-def _generation_of(folder: Path, job: Job | None) -> int | None:
-    """Which generation of this vault was written there; None: nothing says so."""
-    told = told_in(folder)
-    number = told.get("generation")
-    return number if job is not None and told.get("vault") == job.ident and type(number) is int else None
+def state_of(source: str) -> dict[str, object]:
+    """What ranks gave beside a source that `restored` reads: before it is read, since it may be gone thereafter.
 
-
-def keep_state(source: str, target: Path) -> Path | None:
-    """Put what ranks gave beside what was read, as JSON, into the folder that was made of it, or beside a file.
-
-    source: as `Restored` says. Returns where; None: they gave nothing, or the target is nowhere here. Raises: UcplError E503.
+    Raises: UcplError E692.
     """
-    if source.startswith("vault:"):
-        home, _, number = source.removeprefix("vault:").rpartition("@")
-        memory = generation_at(Path(home), int(number))
-        memory.close()
-        told = state_told(memory)
-    else:
-        told = told_in(Path(source))
+    if not source.startswith("vault:"):
+        return told_in(Path(source))
+    home, _, number = source.removeprefix("vault:").rpartition("@")
+    memory = generation_at(Path(home), int(number))
+    memory.close()
+    return state_told(memory)
+
+
+def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
+    """Put that, as JSON, into the folder that was made of the source, or beside a file.
+
+    Returns where; None: ranks gave nothing, or the target is nowhere here. Raises: UcplError E503.
+    """
     if not told.get("ranks") or not target.exists():
         return None
     where = target / STATE if target.is_dir() else target.with_name(f"{target.name}.{Path(STATE).name}")

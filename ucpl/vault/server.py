@@ -327,8 +327,10 @@ def mend_commit(here: Domain, commit: Commit, job: Job) -> bool:
     """Have a domain say that a generation counts. Returns whether it did not, or in a damaged text. Raises: OSError."""
     if has_commit(here, commit, job):
         return False
-    write_whole(here.commit(commit.generation), commit.sealed())
-    return True
+    with here.locked(LOCKED) as mine:  # who commits writes the same text
+        if mine:
+            write_whole(here.commit(commit.generation), commit.sealed())
+    return mine
 
 
 def mend_job(here: Domain, job: Job) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import operator
 import os
 import threading
@@ -49,6 +50,7 @@ STATE_MAX = 64 << 20
 GIVES_WAY = 10  # the niceness of what runs beside
 PAUSE_MAX = 0.5  # seconds for which it lets others copy first
 STEP_MAX = 10**15  # a float still tells each of them from the next
+SEATS, SEATED = 20, 0.15  # how often a lock is asked for where another server is known, and seconds between
 HOPELESS = 1.0  # seconds for which a save waits for one of which it is known that it will not count
 
 
@@ -101,7 +103,8 @@ class Writer:
         self._ends = ExitStack()
         self._pending: int | None = None
         self._is_closed = False
-        self._is_hopeless = False  # the last generation that did not count had a reason that no waiting mends
+        self._late = 0  # saves one after the other that did not count
+        self._patience = math.inf  # less, where the last one did not count for a reason that no waiting mends
         self._shares: Shares | None = None
         self._replaying: Replaying | None = None
         self.here.folder.mkdir(exist_ok=True, mode=0o700)
@@ -159,7 +162,7 @@ class Writer:
         """
         try:
             if hosts_at(self.home) is not None and (none := silent(self.home, self.job)):
-                self._unheard(", ".join(f"d{number}" for number in none))
+                _unheard(self.home, ", ".join(f"d{number}" for number in none))
             holders = holders_of(self.home, self.job)
             last = next((one.generation for one in committed_in(holders, self.job, sure=True)), 0)
             saved = [one for some in saved_in(holders, self.job).values() for one, _ in some]
@@ -174,12 +177,9 @@ class Writer:
             write_whole(self.here.begun(self.rank), Begun(self.job.ident, run, first).sealed())
         except OSError as error:
             if isinstance(error, Silence):
-                self._unheard(str(error.strerror))
+                _unheard(self.home, str(error.strerror))
             raise _failed(self, error) from error
         return first
-
-    def _unheard(self, who: str) -> NoReturn:
-        fail("E697", f"{who} of {self.home}: no answer, so that nobody knows what counts", Label(str(self.home)))
 
     def committed(self) -> tuple[int, int] | None:
         """(generation, step) of what would be restored."""
@@ -194,7 +194,8 @@ class Writer:
 
         Returns when all is copied: from then on everything may change, but for weights and moments behind gradients alone
         (`Saved.replays`) that are digested beside: the optimizer's next step waits for that, and whatever else writes to them
-        before takes the save back. Raises: where `strict`, UcplError E693, E695.
+        before takes the save back; past autograd (`tensor.data`) that is not seen, and what is read is refused (E698).
+        Raises: where `strict`, UcplError E693, E695.
         """
         begin = time.perf_counter()
         generation, self._next = self._next, self._next + 1
@@ -208,9 +209,11 @@ class Writer:
                     remedy="make another",
                 )
             waited = self._settle()  # what was copied before is digested by then
-            number = _step(step)
-            files, replay = self._told(number, what)
-            size, depth = self._save(generation, number, files, (_json(state), replay))
+            number, said, refused = _said(step, state)
+            files, replay = self._told(number, what)  # with the other ranks, which wait for this one
+            if refused is not None:
+                raise refused
+            size, depth = self._save(generation, number, files, (said, replay))
         except BaseException as error:
             if self._replaying is not None:
                 self._replaying.drop()
@@ -289,21 +292,27 @@ class Writer:
         self._join()
         if pending is None or pending == self._unsaid:
             return time.perf_counter() - begin
-        patience = min(self.wait, HOPELESS) if self._is_hopeless else self.wait
-        while pending not in self.here.commits() and time.perf_counter() - begin < patience:
+        patience, digested = min(self.wait, self._patience), time.perf_counter()
+        while pending not in self.here.commits() and time.perf_counter() - digested < patience:
             time.sleep(POLL)
         if pending in self.here.commits():
-            self._is_hopeless = False
+            self._patience, self._late = math.inf, 0
         elif self.wait:
             self._tell_late(pending, time.perf_counter() - begin)
         return time.perf_counter() - begin
 
     def _tell_late(self, generation: int, seconds: float) -> None:
         """What was saved last is taken back, since it does not count: say so, and why."""
+        self._late += 1
+        is_hopeless = False
         try:
-            why, self._is_hopeless = late(self.home, self.job, self.run, generation)
+            why, is_hopeless = late(self.home, self.job, self.run, generation, is_first=self._late == 1)
         except OSError as error:  # of a host that does not answer
             why = error.strerror or str(error)
+        if not is_hopeless:
+            self._patience = math.inf
+        else:  # longer each time: what is waited for may come back
+            self._patience = HOPELESS if self._patience == math.inf else 2 * self._patience
         told = f"generation {generation} does not count after {seconds:.0f} s, and is taken back: {why}"
         try:
             fail("E699", f"{self.home}: {told}", Label(str(self.here.folder), f"rank {self.rank}"))
@@ -323,8 +332,7 @@ class Writer:
             newest = self._newest()
             if self._is_open(newest):
                 locks.close()
-                holders = holders_of(self.home, self.job)
-                _lock(locks, holders, self.wait)
+                holders = _lock_all(self, locks)
                 newest = self._newest(holders)
             kept = newest.shards[self.rank].base if newest is not None else 1
             if replay is not None and (newest is None or not self._follows(newest)):
@@ -356,19 +364,19 @@ class Writer:
             return written.size, depth
         begin = time.perf_counter()
         size, told = self._arenas.copy(arena, files)
+        if marks is not None:
+            marks.fetch()  # what is on a device has come to all that was asked of it, as what was copied has
         took = min(time.perf_counter() - begin, PAUSE_MAX)
 
         def finish() -> None:
-            with suppress(OSError):  # whoever trains comes first
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
-            # Other ranks of this host still copy.
-            if marks is not None:
-                marks.pause(took)
-            else:
-                time.sleep(took)
             try:
                 if marks is not None:
-                    marks.take()
+                    marks.pause(took)
+                    marks.take()  # for which the next step may wait
+                with suppress(OSError):  # whoever trains comes first
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
+                if marks is None:
+                    time.sleep(took)  # other ranks of this host still copy
                 seal(told())
             except Exception as error:  # which nobody can be told by raising it
                 self._unsaid = generation
@@ -429,11 +437,39 @@ class Writer:
             self.close()
 
 
+def _unheard(home: Path, who: str) -> NoReturn:
+    fail("E697", f"{who} of {home}: no answer, so that nobody knows what counts", Label(str(home)))
+
+
+def _lock_all(writer: Writer, locks: ExitStack) -> list[Holder]:
+    """Those of all domains. One whose server was begun anew may be known elsewhere first. Raises: OSError."""
+    for left in reversed(range(SEATS)):
+        holders = holders_of(writer.home, writer.job)
+        try:
+            _lock(locks, holders, writer.wait)
+        except OSError as error:
+            locks.close()
+            if isinstance(error, Silence) or error.errno != errno.EIO or not left:
+                raise
+            time.sleep(SEATED)
+        else:
+            break
+    return holders
+
+
 def _lock(locks: ExitStack, holders: Sequence[Holder], wait: float) -> None:
     """Raises: OSError."""
     for one in holders:
         if not locks.enter_context(one.locked(max(1.0, wait))):
             raise OSError(errno.EAGAIN, "whoever commits stands still")
+
+
+def _said(step: object, state: object) -> tuple[int, Told, UcplError | None]:
+    """A step and the JSON beside, or why they are none: others wait for this rank, which asks first what is saved."""
+    try:
+        return _step(step), _json(state), None
+    except UcplError as error:
+        return 0, {}, error
 
 
 def _step(step: object) -> int:

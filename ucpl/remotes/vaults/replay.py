@@ -262,6 +262,8 @@ class Replay:
             self._refuse(f"{unit.gradient}: {type(error).__name__}: {str(error)[:200]}")
         is_last = number == len(self._steps) - 1  # what is wrong before that is wrong in what comes out of it
         for mark, what in zip(unit.marks, ("weight", *unit.moments), strict=True) if is_last else ():
+            if " " not in mark:
+                self._refuse(f"{names[what]}: it was saved by another version of ucpl")
             if mark_of(found[what], mark) != mark:
                 self._refuse(
                     f"{names[what]}: what comes out of its step is not what was trained: it was written to by something else"
