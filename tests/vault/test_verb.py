@@ -257,7 +257,6 @@ def test_a_target_that_cannot_be_says_what_holds_for_vaults(tmp_path, truth, cap
         here.save(truth, 1)
         here.turn()
     (tmp_path / "file").touch()
-    (tmp_path / ".new.ucpl-vault").touch()
     home = str(here.vault.home)
     cases = {
         "file": (f"error[E500]: {tmp_path}/file exists\n", "choose another DST"),
@@ -269,7 +268,6 @@ def test_a_target_that_cannot_be_says_what_holds_for_vaults(tmp_path, truth, cap
             f"error[E503]: {tmp_path}/file/y/z cannot be written: {tmp_path}/file is no folder\n",
             "choose another",
         ),
-        "new": (f"cannot be written: {tmp_path}/.new.ucpl-vault is in the way\n", "remove the cause"),
     }
     for name, (what, remedy) in cases.items():
         assert main(["vault", "persist", home, str(tmp_path / name)]) == 4

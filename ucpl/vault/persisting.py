@@ -48,7 +48,7 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
         if isinstance(error, FileExistsError) and os.path.lexists(target):
             what = f"{target} exists: it was made while this one was written"
             fail("E500", what, Label(str(target)), remedy=ANOTHER)
-        why = f"{work} is in the way" if os.path.lexists(work) else why_not_made(target.parent, error)
+        why = why_not_made(target.parent, error)
         fail("E503", f"{target} cannot be written: {why}", Label(str(target)), remedy=AGAIN)
     except UcplError:
         with suppress(OSError):

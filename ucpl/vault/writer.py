@@ -321,10 +321,7 @@ class Writer:
         _log.warning("%s", told)
 
     def _save(self, generation: int, step: int, files: list[ToSave], said: tuple[Told, Told | None]) -> tuple[int, int]:
-        """(bytes, steps of which gradients are kept). said: the caller's JSON, and what is said of a step.
-
-        Raises: OSError, UcplError E693.
-        """
+        """(bytes, steps of which gradients are kept). said: the caller's JSON, and what is said of a step. Raises: OSError."""
         state, replay = said
         # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
         with ExitStack() as locks:
