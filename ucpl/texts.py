@@ -14,7 +14,7 @@ from typing import Union
 from ucpl.errors import Label, fail
 from ucpl.remotes.reading import fetch_all
 
-__all__ = ["Json", "TEXT_MAX", "is_endless", "json_object", "read_text", "text_at"]
+__all__ = ["TEXT_MAX", "Json", "is_endless", "json_object", "read_text", "text_at"]
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]  # noqa: UP007 (it names itself)
 TEXT_MAX = 64 << 20  # bytes

@@ -82,3 +82,19 @@ def test_who_fills_from_a_vault_is_told_of_which_generation(tmp_path):
         assert reader.generation == 1 and vault.state(0, reader.generation) == {"at": 7}
     save({"model": get_model_state_dict(model)}, checkpoint_id=tmp_path / "there", no_dist=True)
     assert ucpl.load_into(model, None, tmp_path / "there").generation is None
+
+
+def test_a_rate_of_another_shape_is_filled_as_it_was_saved(tmp_path):
+    """And torch says what it makes of that; one without elements is refused where it is read."""
+    for saved, code in ((torch.ones(2), ""), (torch.zeros(0), "E460")):
+        model, optimizer = trained(0.25)
+        optimizer.param_groups[0]["lr"] = saved
+        state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+        save(state, checkpoint_id=tmp_path / f"there{code}", no_dist=True)
+        other, its = trained(torch.tensor(0.5))
+        if code:
+            with pytest.raises(ucpl.UcplError, match=f"{code}: .*lr"):
+                ucpl.load_into(other, its, tmp_path / f"there{code}")
+        else:
+            ucpl.load_into(other, its, tmp_path / "there")
+            assert torch.equal(torch.as_tensor(its.param_groups[0]["lr"]), saved)

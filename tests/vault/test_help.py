@@ -8,7 +8,8 @@ from argparse import ArgumentParser
 
 import pytest
 
-from ucpl.cli import main, vault
+from ucpl.cli import main
+from ucpl.cli import vault_options as vault
 
 
 def helped(capsys, *words: str) -> str:
@@ -51,7 +52,7 @@ def test_what_is_shown_can_be_typed(action):
         vault.arguments(parser)
         options = parser.parse_args(shlex.split(line)[2:])
         assert options.action == action
-        vault._demand_used(options)
+        vault.demand_used(options)
 
 
 def test_the_help_of_all_says_whose_each_option_is(capsys):

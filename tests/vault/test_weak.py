@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -90,17 +89,23 @@ def test_what_cannot_be_kept_is_said_and_training_goes_on(vault, caplog, step, w
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"k": None}, {"k": np.zeros(3)}, {"k": 5}, {3: torch.zeros(3)}, {"k": torch.empty(3, device="meta")}],
+    ("wrong", "said"),
+    [
+        ({"k": None}, "is no tensor with bytes: NoneType"),
+        ({"k": np.zeros(3)}, "is no tensor with bytes: ndarray"),
+        ({"k": 5}, "is no tensor with bytes: int"),
+        ({3: torch.zeros(3)}, "3 is no key: keys are texts"),
+        ({"k": torch.empty(3, device="meta")}, "is no tensor with bytes: a tensor that lies nowhere (meta)"),
+    ],
     ids=["none", "numpy", "number", "key", "meta"],
 )
-def test_what_is_no_tensor_of_a_layout_is_said(vault, truth, wrong):
+def test_what_is_no_tensor_of_a_layout_is_said(vault, truth, wrong, said):
     tensors = truth.cut[1][0]
     key = next(iter(tensors))
     given = {**tensors, **{key if k == "k" else k: v for k, v in wrong.items()}}
     with vault.writer(0, layout=truth.layout) as writer:
         saved = writer.save(1, given)
-        assert not saved and saved.error is not None and saved.error.diagnostics[0].code == "E693"
+        assert not saved and f"E693: {key if 'k' in wrong else ''}" in str(saved.error) and said in str(saved.error)
         assert writer.save(2, tensors)
 
 
@@ -180,43 +185,6 @@ def test_a_server_that_lives_is_waited_for(tmp_path, caplog):
             caplog.clear()
             assert writer.save(3, nn.Linear(2, 2)).waited < 0.2
             assert not caplog.text
-
-
-def test_who_saves_late_is_waited_for_in_the_end(tmp_path):
-    """A rank that took its save back twice, and digests longer than others wait for what does not count: it counts again."""
-    vault, done = Vault.make(tmp_path / "job", ranks=2), []
-    truth = Truth(tmp_path / "truth", "dp=2", (1,))
-    with (
-        vault.writer(0, run="a", wait=3.0, strict=True, layout=truth.layout) as one,
-        vault.writer(1, run="a", wait=3.0, strict=True, layout=truth.layout) as other,
-        Server(vault.home, 0) as server,
-    ):
-        ends = threading.Event()
-
-        def serve() -> None:
-            while not ends.is_set():
-                server.turn()
-                ends.wait(0.01)
-
-        def train(writer, slow: float) -> None:
-            for step in range(1, 9):
-                if not (slow and step in (2, 3)):
-                    writer.save(step, truth.cut[1][writer.rank])
-                else:  # it fails, and counts as a save
-                    writer._next += 1
-                time.sleep(slow)
-            done.append(writer)
-
-        threads = [threading.Thread(target=serve)]
-        threads += [threading.Thread(target=train, args=two) for two in ((one, 0.0), (other, 1.3))]
-        for thread in threads:
-            thread.start()
-        for thread in threads[1:]:
-            thread.join()
-        ends.set()
-        threads[0].join()
-        found = vault.committed()
-        assert len(done) == 2 and found is not None and found.generation >= 7
 
 
 def test_who_looks_keeps_nobody_out(vault):

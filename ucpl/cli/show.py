@@ -128,7 +128,7 @@ def drawn_plan(plan: Plan, options: Namespace, console: Console) -> int:
 
 def drawn_vault(options: Namespace, console: Console) -> int:
     """The picture of what a vault of a layout holds where. Raises: UcplError E171, E179, E690."""
-    from ucpl.cli.vault import domains_said
+    from ucpl.cli.vault_options import domains_said
     from ucpl.cli.vault_plan import picture_of
     from ucpl.pictures.html_vaults import vault_html
     from ucpl.pictures.svg_vaults import vault_svg

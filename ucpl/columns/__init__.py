@@ -9,13 +9,13 @@ from ucpl.columns.strided import Moves, Side, clip, expanded, join_runs, split_r
 from ucpl.columns.table import I64, Bools, Table, block, column, each, once, widened
 
 __all__ = [
-    "Block",
-    "Name",
-    "Slot",
-    "Bools",
     "I64",
+    "Block",
+    "Bools",
     "Moves",
+    "Name",
     "Side",
+    "Slot",
     "Space",
     "Table",
     "block",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ucpl.records import frozen
 
-__all__ = ["Bools", "I64", "Table", "block", "column", "each", "once", "widened"]
+__all__ = ["I64", "Bools", "Table", "block", "column", "each", "once", "widened"]
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -33,7 +33,7 @@ from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
 from ucpl.syntax.walk import walk
 
-__all__ = ["Given", "Inherited", "Note", "Opened", "open_layout", "items_of"]
+__all__ = ["Given", "Inherited", "Note", "Opened", "items_of", "open_layout"]
 
 Inherited = dict[str, tuple[Value, str]]  # name -> (value, where it is from)
 Note = tuple[str, object, str]  # (name, value, where it is from)

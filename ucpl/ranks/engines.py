@@ -429,8 +429,12 @@ def as_kept(value: object, here: object) -> object:
     """A hyper-parameter as the job keeps it: as a tensor where it has one, on its device, or as a number."""
     if isinstance(here, list | tuple) and isinstance(value, list | tuple) and len(here) == len(value):
         return type(here)(map(as_kept, value, here))
-    if isinstance(here, torch.Tensor) and isinstance(value, torch.Tensor | int | float):
-        return torch.as_tensor(value).to(here.device, here.dtype).reshape(here.shape).clone()
+    if isinstance(here, torch.Tensor):
+        if isinstance(value, int | float):
+            return torch.full_like(here, value)
+        if isinstance(value, torch.Tensor) and value.numel() == here.numel():
+            return value.to(here.device, here.dtype).reshape(here.shape).clone()
+        return value
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 

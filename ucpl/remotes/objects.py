@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 __all__ = [
+    "PART_MIN",
     "Counted",
     "Entry",
     "Objects",
-    "PART_MIN",
     "TagDiffers",
     "objects_at",
     "part_size",

@@ -17,7 +17,7 @@ from ucpl.runtime.manifest import read_manifest
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import TargetPlan, cannot_write
 
-__all__ = ["is_finished", "is_other_run", "is_published", "journal_of", "cut_of", "was_published"]
+__all__ = ["cut_of", "is_finished", "is_other_run", "is_published", "journal_of", "was_published"]
 
 
 def journal_of(work: Workplace) -> Past | None:

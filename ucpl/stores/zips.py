@@ -22,7 +22,7 @@ from ucpl.records import frozen
 from ucpl.remotes.reading import hint, is_within, made_in, pread
 from ucpl.stores.watching import saw
 
-__all__ = ["Member", "crc_of_member", "ZipDirectory", "ends_of", "open_file", "read_member", "read_zip_directory"]
+__all__ = ["Member", "ZipDirectory", "crc_of_member", "ends_of", "open_file", "read_member", "read_zip_directory"]
 
 DIRECTORY_BYTES_MAX = 1 << 30
 MEMBER_READ_MAX = 1 << 30  # of a member that is read whole

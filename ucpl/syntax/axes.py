@@ -9,6 +9,7 @@ from attrs import AttrsInstance, field
 from ucpl.records import frozen
 
 __all__ = [
+    "NOWHERE",
     "Among",
     "Any_",
     "Axis",
@@ -20,7 +21,6 @@ __all__ = [
     "Flat",
     "Function",
     "List",
-    "NOWHERE",
     "Name",
     "Number",
     "Pad",

@@ -41,6 +41,7 @@ from ucpl.syntax.axes import (
 )
 
 __all__ = [
+    "NOWHERE",
     "Alias",
     "Among",
     "Any_",
@@ -80,7 +81,6 @@ __all__ = [
     "Mesh",
     "Model",
     "ModelItem",
-    "NOWHERE",
     "Name",
     "Number",
     "Pad",

@@ -79,8 +79,8 @@ class Keyed:
         for text, stored in self.wanted.items():
             given = what[text]
             if not isinstance(given, torch.Tensor) or given.is_meta:
-                said = "lies nowhere (meta)" if isinstance(given, torch.Tensor) else f"is a {type(given).__name__}"
-                fail("E693", f"{text} {said}, and no tensor with bytes", Label(stored.file, where=text))
+                said = "a tensor that lies nowhere (meta)" if isinstance(given, torch.Tensor) else type(given).__name__
+                fail("E693", f"{text} is no tensor with bytes: {said}", Label(stored.file, where=text))
             local = given.to_local() if isinstance(given, DTensor) else given
             found = f"{list(local.shape)} of {dtype_name(local, text)}"
             if found != (said := f"{list(stored.shape)} of {stored.dtype}"):

@@ -51,10 +51,12 @@ def sweep(folder: Path, pattern: str) -> list[Path]:
         except OSError:  # it is no folder, or gone
             continue
         try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                continue
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path)
             found.append(path)
-        except OSError:  # somebody works there, or it is another's
+        except OSError:  # somebody works there
             pass
         finally:
             os.close(fd)

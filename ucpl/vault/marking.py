@@ -39,9 +39,8 @@ class Marks:
 
     tensors: Iterable[tuple[str, torch.Tensor, list[str]]]  # name, and where the mark goes
     _left: list[tuple[str, torch.Tensor, list[str], Stamp]] = field(factory=list)
-    _far: list[tuple[torch.Tensor, list[str], int]] = field(
-        factory=list
-    )  # sums, and at which place of its list each goes
+    # Sums, and at which place of its list each goes.
+    _far: list[tuple[torch.Tensor, list[str], int]] = field(factory=list)
     _process: int = field(factory=os.getpid)
     _is_wanted: threading.Event = field(factory=threading.Event)
     _is_done: threading.Event = field(factory=threading.Event)

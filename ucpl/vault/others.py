@@ -79,9 +79,8 @@ class Others:
             fail("E694", f"d{number} of {self.home} has a server already, at {where}", Label(str(self.here.folder)))
         self.seat = max(time.time_ns(), before[1] + 1)
         self._giving.hear((*hosts.at[:number], self._at), (*([0] * number), self.seat))
-        for other in range(
-            len(hosts.at)
-        ):  # or what they ask of each other with the old list is refused until they hear
+        # Or what they ask of each other with the old list is refused until they hear.
+        for other in range(len(hosts.at)):
             if other not in unheard:
                 self._hear(other)
 

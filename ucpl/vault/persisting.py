@@ -102,8 +102,8 @@ def state_text(told: Mapping[str, object]) -> bytes:
 def told_in(folder: Path) -> dict[str, object]:
     """What stands beside a persisted generation; empty where it is none, or damaged."""
     try:
-        data = (folder / STATE).read_bytes()[:STATE_MAX]
-        told = json.loads(data)
+        with open(folder / STATE, "rb") as file:
+            told = json.loads(file.read(STATE_MAX))
     except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}

@@ -112,9 +112,8 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iter
     folders = _persisted(persisted) if persisted is not None else []
     told = [told_in(path) for path, _ in folders]
     numbers = [number if type(number := one.get("generation")) is int else -1 for one in told]
-    of_one = (
-        len({one.get("vault") for one in told}) == 1 and -1 not in numbers
-    )  # generations of each vault begin at one
+    # Generations of each vault begin at one: between several they say nothing.
+    of_one = len({one.get("vault") for one in told}) == 1 and -1 not in numbers
     for (path, step), one, number in zip(folders, told, numbers, strict=True):
         is_ours = job is not None and one.get("vault") == job.ident and bool(commits)
         # Of another vault, of this one before it was made anew, or nobody knows: behind what was saved of that step or later.
@@ -162,9 +161,8 @@ def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
         write_whole(where, state_text(told))
     except OSError as error:
         what = f"{where} cannot be written: {error.strerror or error}"
-        fail(
-            "E503", what, Label(str(where)), remedy="the tensors are restored: `ucpl vault persist` gives the JSON, too"
-        )
+        remedy = "the tensors are restored: `ucpl vault persist` gives the JSON, too"
+        fail("E503", what, Label(str(where)), remedy=remedy)
     return where
 
 

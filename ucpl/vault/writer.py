@@ -190,7 +190,7 @@ class Writer:
         """Keep what this rank has. All ranks call it, as often as each other, with the same step.
 
         what:  tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
-        state: small JSON of the caller's (where its data are, random numbers): it comes back as it is.
+        state: small JSON of the caller's (where its data are, random numbers): it comes back as JSON has it.
 
         Returns when all is copied: from then on everything may change, but for weights and moments behind gradients alone
         (`Saved.replays`) that are digested beside: the optimizer's next step waits for that, and whatever else writes to them
@@ -202,12 +202,8 @@ class Writer:
         waited = 0.0
         try:
             if self._is_closed:
-                fail(
-                    "E693",
-                    f"the writer of rank {self.rank} was closed",
-                    Label(str(self.here.folder)),
-                    remedy="make another",
-                )
+                what = f"the writer of rank {self.rank} was closed"
+                fail("E693", what, Label(str(self.here.folder)), remedy="make another")
             waited = self._settle()  # what was copied before is digested by then
             number, said, refused = _said(step, state)
             files, replay = self._told(number, what)  # with the other ranks, which wait for this one
@@ -340,7 +336,6 @@ class Writer:
             self.here.shard(self.rank, slot).unlink(missing_ok=True)
         failpoint("vault-begun")
         arena = self.here.arena(self.rank, slot)
-
         marks = self._replaying.marks if replay is not None and self._replaying is not None else None
 
         def seal(written: Written) -> None:
@@ -399,7 +394,7 @@ class Writer:
         A lock that is held over a network may be lost while who holds it goes on. So what was voted for is not written over
         before every domain has said, under the locks of all, that it does not count.
         """
-        if not hosts_at(self.home) is not None:
+        if hosts_at(self.home) is None:
             return False
         last = newest.generation if newest is not None else 0
         votes = [self.here.vote_in(slot) for slot in range(self.job.slots)]

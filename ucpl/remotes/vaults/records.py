@@ -20,8 +20,22 @@ from ucpl.remotes.vaults.codes import BLOCK, Protection, block_size, sets_of
 from ucpl.remotes.vaults.sealed import Told, opened, seal
 
 __all__ = [
-    "CHUNK", "FORM", "NAME", "REPLAYS_MAX", "Begun", "Commit", "File", "Job", "Late", "Named", "Parity", "Segment", "Shard",
-    "WHOLE", "mark_of", "slot_of",
+    "CHUNK",
+    "FORM",
+    "NAME",
+    "REPLAYS_MAX",
+    "WHOLE",
+    "Begun",
+    "Commit",
+    "File",
+    "Job",
+    "Late",
+    "Named",
+    "Parity",
+    "Segment",
+    "Shard",
+    "mark_of",
+    "slot_of",
 ]  # fmt: skip
 
 FORM = 1

@@ -18,6 +18,7 @@ __all__ = [
     "EMBEDDING",
     "OUTPUT",
     "Dialect",
+    "expert_of",
     "is_ahead",
     "is_buffer",
     "is_expert",
@@ -25,7 +26,6 @@ __all__ = [
     "layer_of",
     "with_expert",
     "with_layer",
-    "expert_of",
 ]
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"

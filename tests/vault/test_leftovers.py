@@ -1,0 +1,83 @@
+"""What killed servers, persists and drills left, and what is none of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.vault.held import ROOT, Truth
+from ucpl.cli import main
+from ucpl.vault import Vault
+from ucpl.vault.leftovers import DRILLS, WORKS, sweep, work_beside, worked_in
+
+
+def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path, monkeypatch):
+    left, living, file = (work_beside(tmp_path / f"step-{n}") for n in (2, 3, 4))
+    elsewhere = tmp_path / ".step-5.another host.0123.ucpl-vault"
+    for path in (left, living, elsewhere, tmp_path / "ucpl-drill-a", tmp_path / "other"):
+        (path / "in").mkdir(parents=True)
+    file.write_text("no folder")
+    with monkeypatch.context() as another:
+        another.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert sweep(tmp_path, WORKS) == []
+    with worked_in(living):
+        assert sweep(tmp_path, WORKS) == [left]
+    assert sweep(tmp_path, DRILLS) == [tmp_path / "ucpl-drill-a"]
+    assert {path.name for path in tmp_path.iterdir()} == {living.name, file.name, elsewhere.name, "other"}
+
+
+def serving(home: Path, runs: Path, *traps: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **({"UCPL_FAIL_AT": traps[0]} if traps else {})}
+    return subprocess.Popen(
+        [*command, "--every", "1", "--into", str(runs)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.02)
+
+
+def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
+    """What it left is removed; and a step that was written before a run went back stays beside the new one."""
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    vault = Vault.make(home, ranks=1)
+    work_beside(runs / "step-9").mkdir(parents=True)
+    one = Truth(tmp_path / "one", "dp=1", (1, 2))
+    with vault.writer(0, layout=one.layout, strict=True, wait=60) as writer:
+        killed = serving(home, runs, "vault-persist:1:kill")
+        writer.save(1, one.cut[1][0])
+        assert killed.wait(60) == -signal.SIGKILL and any(p.name.startswith(".step-1.") for p in runs.glob(WORKS))
+        living = serving(home, runs)
+        try:
+            wait_for(runs / "step-1")
+            assert not list(runs.glob(WORKS))
+            writer.save(2, one.cut[2][0])
+            writer.save(1, one.cut[1][0])
+            wait_for(runs / "step-1.generation-3")
+            assert one.step_of(runs / "step-1.generation-3") == 1 and one.step_of(runs / "step-2") == 2
+        finally:
+            living.terminate()
+            living.wait(60)
+
+
+def test_gc_leaves_what_is_no_vaults(tmp_path, capsys):
+    """A folder d0 alone makes none, nor does a name that begins as ours do."""
+    for name, file in (("data", "r_results.csv"), ("more", "commit.message"), ("empty", "")):
+        (tmp_path / name / "d0").mkdir(parents=True)
+        if file:
+            (tmp_path / name / "d0" / file).write_text("mine")
+    Vault.make(tmp_path / "mixed")
+    (tmp_path / "mixed/d0/r_results.csv").write_text("mine")
+    assert main(["vault", "gc", str(tmp_path), "--with-state"]) == 0
+    out = capsys.readouterr().out
+    assert "kept       " in out and "mixed" in out and "data" not in out and "empty" not in out
+    assert (tmp_path / "data/d0/r_results.csv").exists() and (tmp_path / "mixed/d0/r_results.csv").exists()
+    assert (tmp_path / "more/d0/commit.message").exists() and (tmp_path / "empty/d0").exists()

@@ -1,0 +1,149 @@
+"""`ucpl vault serve`: the server of a domain, and what it writes to a disk now and then."""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.cli.options import SHOWN, whole_number
+from ucpl.cli.vault_options import NUMBER_MAX, domains_said, wrong
+from ucpl.errors import Label, UcplError, fail
+
+if TYPE_CHECKING:
+    from ucpl.cli.console import Console
+    from ucpl.remotes.vaults.records import Commit, Job
+    from ucpl.vault.making import ToMake
+
+__all__ = ["run_serve"]
+
+POLL = 0.02  # seconds between two looks of a server
+PAUSE = 0.5  # the same, where something is in its way
+
+
+def run_serve(home: Path, options: Namespace, console: Console) -> int:
+    """Until it is told to end. Raises: UcplError."""
+    from ucpl.remotes.vaults.counted import committed
+    from ucpl.remotes.vaults.hosts import addresses_of
+    from ucpl.vault.leftovers import WORKS, sweep
+    from ucpl.vault.making import Vault
+    from ucpl.vault.server import Server
+
+    text = options.domain or ""
+    if not (text.isascii() and text.isdigit() and len(text) < len(str(NUMBER_MAX))):
+        what = f"--domain {text[:SHOWN]}" if text else "serve"
+        said = "names no domain" if text else "needs --domain"
+        wrong(what, said, "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
+    if bool(options.hosts) != bool(options.secret):
+        wrong("--hosts", "and --secret go together", "--hosts node0:7070,node1:7070 --secret FILE")
+    if options.hosts and not (options.ranks or options.domains or options.layout):
+        wrong("--hosts", "needs the shape of the vault, too", "--ranks 8 --domains 2, or --layout")
+    if bool(options.every) != bool(options.into):
+        wrong("--every", "and --into go together", "--every 10 --into runs")
+    every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
+    if options.ranks or options.domains or options.layout:
+        vault = Vault.make(home, **_said(options))
+    else:
+        vault = Vault.at(home)
+        _demand_kept(vault.job, options)
+    at = addresses_of(options.hosts)[int(text)] if options.hosts and int(text) < len(vault.job.domains) else None
+    with Server(vault.home, int(text), console.say, at=at) as server:
+        ranks = ", ".join(map(str, vault.job.domains[server.number]))
+        console.say(f"serving    {vault.home}/d{server.number}: ranks {ranks}, {vault.job.protection}")
+        console.flush()
+        last = newest.generation if (newest := vault.committed()) is not None else 0
+        told = ""
+        late = set[int]()  # whoever served before ended before they were written
+        if every:
+            sweep(Path(options.into), WORKS)
+            some = (one for one in committed(vault.home, vault.job) if one.generation % every == 0)
+            late |= {one.generation for one in some if not _is_kept(Path(options.into), one, vault.job)}
+        while True:
+            if not server.here.is_there():
+                _gone(server.here.folder)
+            try:
+                server.turn()
+                told = ""
+            except OSError as error:  # memory that is full, or what stands where a file should
+                waits_for = f"{os.fsdecode(error.filename or server.here.folder)}: {error.strerror or error}"
+                if waits_for != told:
+                    console.say(f"waits      {waits_for}; nothing counts until that is mended")
+                    console.flush()
+                told = waits_for
+                time.sleep(PAUSE)
+            for one in reversed(committed(vault.home, vault.job)):  # one after the other may count between two looks
+                if one.generation > last or one.generation in late:
+                    last = max(last, one.generation)
+                    late.discard(one.generation)
+                    if every and one.generation % every == 0 and server.number == min(server.alive(), default=0):
+                        _kept(home, _place_of(Path(options.into), one), one.generation, console)
+            console.flush()
+            time.sleep(POLL)
+
+
+def _demand_kept(job: Job, options: Namespace) -> None:
+    """What is said of a vault that is there is what it was made with. Raises: UcplError E694."""
+    from ucpl.remotes.vaults.codes import Protection
+
+    other = ""
+    if options.protect and Protection.parse(options.protect) != job.protection:
+        other = f"--protect {options.protect}"
+    if options.replays and whole_number("--replays", options.replays, NUMBER_MAX) != job.replays:
+        other = f"--replays {options.replays}"
+    if other:
+        what = f"{options.path} was made with --protect '{job.protection}' and --replays {job.replays}"
+        remedy = "leave it out, or name another folder with --ranks and --domains"
+        fail("E694", what, Label("<command line>", where=other), remedy=remedy)
+
+
+def _gone(folder: Path) -> None:
+    fail(
+        "E695", f"{folder} is gone, while it was served", Label(str(folder)),
+        remedy="start the server once more: it makes the domain anew, of what the others hold",
+    )  # fmt: skip
+
+
+def _place_of(into: Path, one: Commit) -> Path:
+    """Where a generation is written: what a run had written of the same step before it went back stays."""
+    plain = into / f"step-{one.step}"
+    return into / f"step-{one.step}.generation-{one.generation}" if os.path.lexists(plain) else plain
+
+
+def _is_kept(into: Path, one: Commit, job: Job) -> bool:
+    """Whether a generation was written there."""
+    from ucpl.vault.persisting import told_in
+
+    some = (told_in(path) for path in into.glob(f"step-{one.step}*"))
+    return any((told.get("vault"), told.get("generation")) == (job.ident, one.generation) for told in some)
+
+
+def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
+    """What cannot be written ends no server."""
+    from ucpl.vault.persisting import persist
+
+    try:
+        persist(home, target, generation)
+        console.say(f"written    {target}: generation {generation}")
+    except UcplError as error:
+        console.diagnostics(error.diagnostics)
+
+
+def _said(options: Namespace) -> ToMake:
+    said: ToMake = {}
+    if options.hosts:
+        said["hosts"], said["secret"] = options.hosts, options.secret
+    if options.protect:
+        said["protect"] = options.protect
+    if options.replays:
+        said["replays"] = whole_number("--replays", options.replays, NUMBER_MAX)
+    if options.layout and (options.domains or options.ranks):
+        wrong("--layout", "says ranks and domains by itself", "--layout alone, or --ranks and --domains")
+    if options.layout:
+        return {**said, "layout": options.layout}
+    domains = options.domains or "1"
+    said["domains"] = found = domains_said(domains)
+    if isinstance(found, int):
+        said["ranks"] = whole_number("--ranks", options.ranks or domains, NUMBER_MAX)
+    return said

@@ -1,0 +1,234 @@
+"""What a checkpoint has, by the names that a job asks for: each tensor as boxes that lie somewhere in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from attrs import evolve, field
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
+from ucpl.layout.layout import Policy
+from ucpl.proofs.values import Beside
+from ucpl.ranks.messages import dtype_of
+from ucpl.records import frozen
+from ucpl.regions.placement import LOOSE
+from ucpl.runtime.reading import packed
+from ucpl.stores.plain import empty_tensors
+
+if TYPE_CHECKING:
+    from ucpl.regions import Part, Placement
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "Index", "lying", "told", "with_tensors"]
+
+Ints = tuple[int, ...]
+REDUCED = (Policy.MEAN, Policy.SUM, Policy.MAX)
+FIRM = (Policy.SAME, *REDUCED, Policy.LEAD, Policy.ANY)  # whose copy is taken first
+MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
+MASTER = "fp32"  # where no line says what weights derive from
+
+
+@frozen(eq=False)
+class Chunk:
+    """A box of a tensor and where it lies: its first element, and how far each dim steps, in elements of the file's tensor."""
+
+    extent: Extent
+    offset: int
+    stride: Ints
+
+
+@frozen(eq=False)
+class Index:
+    """What a checkpoint has, by the names that a job asks for."""
+
+    metadata: dict[str, TensorStorageMetadata | BytesStorageMetadata] = field(factory=dict)
+    chunks: dict[MetadataIndex, Chunk] = field(factory=dict)
+    values: dict[str, object] = field(factory=dict)  # what is no tensor, or one without dims
+
+
+def told(
+    checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str], wide: frozenset[str] = frozenset()
+) -> Index:
+    """Everything that a checkpoint has, under a job's names. Raises: UcplError E642 for what is no copy of a box.
+
+    wide: names of weights that are their masters, where these are stored.
+    """
+    model, states, groups = names
+    found = Index()
+    held: dict[tuple[str, str], list[tuple[Part, int]]] = {}
+    for part in placement.parts:
+        if not part.is_alias:
+            for row, tensor in enumerate(part.pieces.tensor.tolist()):
+                held.setdefault((part.state, placement.tensors[tensor]), []).append((part, row))
+    derived = {d.state: d.source for d in placement.layout.derived}
+    origin = derived.get("weight", MASTER)
+    # ZeRO-3 stores masters alone: what is asked for is rounded from them.
+    of_master = {
+        path
+        for state, path in held
+        if (state == derived.get("weight") and ("weight", path) not in held)
+        or (state == origin and model.format(name=path) in wide)
+    }
+    for (state, path), rows in held.items():
+        name = model.format(name=path) if state == "weight" else states.format(name=path, state=state)
+        if state != "weight" or path not in of_master:
+            _tell(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
+        if state == origin and path in of_master:
+            counts = placement.layout.tensors[path].counts
+            _tell(found, model.format(name=path), counts, _boxes(checkpoint, rows))
+    for alias, owner in checkpoint.aliases.items():
+        if model.format(name=owner) in found.metadata:
+            counts = placement.layout.tensors[owner].counts
+            state = origin if owner in of_master else "weight"
+            _tell(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
+    _tell_empty(found, checkpoint, model)
+    _tell_values(found, checkpoint, states, groups)
+    return found
+
+
+Boxes = list[tuple[Ints, Ints, Chunk]]
+
+
+def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
+    """Boxes of one tensor: where each begins, its shape, where it lies. DCP knows a box by where it begins.
+
+    Copies may be cut at other places: of boxes that begin together the one that has all of the others. A copy that may
+    differ is left out where one that may not has its elements. Raises: UcplError E642.
+    """
+    out: dict[Ints, tuple[Ints, Chunk]] = {}
+    firm: list[tuple[Policy, Ints, Ints]] = []  # the policy, low and high of what was taken
+    for part, row in sorted(rows, key=lambda one: FIRM.index(_policy(one))):
+        pieces = part.pieces
+        home = part.homes.each[int(pieces.home[row])]
+        extent = checkpoint.extents[home.file, home.key]
+        place = Label(home.file, where=key_text(home.key))
+        low, high = (tuple(a[row].tolist()) for a in (pieces.low, pieces.high))
+        shape = tuple(b - a for a, b in zip(low, high, strict=True))
+        chunk = lying(extent, shape, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
+        if part.value != (1.0, 0.0) or part.values or part.scaled or chunk is None or extent.dtype not in DTYPES:
+            what = "is stored by a value of its own, by scales, or in an order that is not its own"
+            fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
+        policy = _policy((part, row))
+        others = [one for one in firm if _meet((low, high), one[1:])] if policy != FIRM[0] else []
+        if policy in REDUCED and others:
+            fail("E642", f"{key_text(home.key)} of {home.file} is a {policy.word} of copies", place)
+        tighter = [one for one in others if one[0] != policy]
+        if policy in LOOSE and tighter:
+            if any(_has(one[1:], (low, high)) for one in tighter):
+                continue
+            what = "is a copy that may differ of what others have a part of"
+            fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
+        firm.append((policy, low, high))
+        known = out[low][0] if low in out else None
+        if known is None or all(a <= b for a, b in zip(known, shape, strict=True)):
+            if known != shape:
+                out[low] = shape, chunk
+        elif not all(b <= a for a, b in zip(known, shape, strict=True)):
+            what = "are cut so that two parts begin together and neither has the other"
+            fail("E642", f"copies of {key_text(home.key)} of {home.file} {what}", place)
+    return [(low, shape, chunk) for low, (shape, chunk) in out.items()]
+
+
+def lying(extent: Extent, shape: Ints, offset: int, stride: Ints) -> Chunk | None:
+    """A box by what is told of the file's tensor, row-major; None where that lies in an order that no box of it has.
+
+    A tensor that was transposed when it was saved lies as it did: its own strides are taken, if dims of the box are its dims.
+    """
+    if extent.is_contiguous:
+        return Chunk(extent, offset, stride)
+    rows, more = packed(extent.shape, 1), len(shape) - len(extent.shape)
+    own = zip(shape, stride, (*rows, *(0,) * more), strict=True) if more >= 0 else ()
+    if more < 0 or any(n != 1 and step != row for n, step, row in own):
+        return None
+    begin = sum(offset // row % n * step for row, n, step in zip(rows, extent.shape, extent.stride, strict=True))
+    return Chunk(extent, begin, (*extent.stride, *(0,) * more))
+
+
+def _policy(one: tuple[Part, int]) -> Policy:
+    part, row = one
+    return Policy(int(part.pieces.policy[row]))
+
+
+def _meet(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+    return all(max(a, c) < min(b, d) for a, b, c, d in zip(*one, *other, strict=True))
+
+
+def _has(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+    return all(a <= c and d <= b for a, b, c, d in zip(*one, *other, strict=True))
+
+
+def _tell(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
+    """A tensor under its name; behind its own dims, boxes have dims of 1."""
+    width = len(counts)
+    chunks = [ChunkStorageMetadata(torch.Size(low[:width]), torch.Size(shape[:width])) for low, shape, _ in boxes]
+    dtype = dtype_of(boxes[0][2].extent.dtype)
+    found.metadata[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(counts), chunks)
+    for i, (low, _, chunk) in enumerate(boxes):
+        own = Chunk(chunk.extent, chunk.offset, chunk.stride[:width])
+        found.chunks[MetadataIndex(name, torch.Size(low[:width]), i)] = own
+
+
+def _tell_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
+    """Tensors without elements, which no placement has: a dtype and a shape, and no boxes, so that nothing is read."""
+    for path, one in empty_tensors(checkpoint.envelope, checkpoint.root).items():
+        properties = TensorProperties(dtype=dtype_of(one.dtype))
+        known = TensorStorageMetadata(properties, torch.Size(one.shape), [])
+        found.metadata.setdefault(model.format(name=path), known)
+
+
+def _tell_values(found: Index, checkpoint: Checkpoint, states: str, groups: str) -> None:
+    """Steps, and hyper-parameters of groups."""
+    for state, each in checkpoint.envelope.scalars.items():
+        for path, value in each.items():
+            tensor = _as_tensor(value)
+            if tensor is not None:
+                name = states.format(name=path, state=state)
+                chunk = ChunkStorageMetadata(torch.Size(()), torch.Size(()))
+                found.metadata[name] = TensorStorageMetadata(
+                    TensorProperties(dtype=tensor.dtype), torch.Size(()), [chunk]
+                )
+                found.values[name] = tensor
+    for number, group in enumerate(checkpoint.envelope.groups):
+        for key, hyper in {**group.hyper, "params": list(group.members)}.items():
+            name = groups.format(group=number, key=key)
+            found.values[name] = hyper
+            found.metadata[name] = BytesStorageMetadata()
+            if isinstance(hyper, torch.Tensor):
+                box = ChunkStorageMetadata(torch.Size([0] * hyper.dim()), hyper.shape)
+                found.metadata[name] = TensorStorageMetadata(TensorProperties(dtype=hyper.dtype), hyper.shape, [box])
+
+
+def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
+    """With the tensors that hyper-parameters are (a rate, say), which stand there by name. Raises: UcplError E610, E611."""
+    beside = Beside.of(checkpoint)
+
+    def held(value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [*map(held, value)] if isinstance(value, list) else tuple(map(held, value))
+        extent = beside.extent(value) if isinstance(value, TensorRef) else None
+        if extent is None or extent.dtype not in DTYPES:
+            return value
+        if 0 in extent.shape:
+            return torch.empty(extent.shape, dtype=dtype_of(extent.dtype))
+        data = bytearray(b"".join(beside.chunks(extent)))
+        return torch.frombuffer(data, dtype=dtype_of(extent.dtype)).reshape(extent.shape)
+
+    groups = (evolve(g, hyper={key: held(value) for key, value in g.hyper.items()}) for g in checkpoint.envelope.groups)
+    return evolve(checkpoint, envelope=evolve(checkpoint.envelope, groups=tuple(groups)))
+
+
+def _as_tensor(value: object) -> torch.Tensor | None:
+    if isinstance(value, Scalar):
+        raw = torch.frombuffer(bytearray(value.data), dtype=torch.uint8)
+        return raw.view(dtype_of(value.dtype)).view(value.shape) if not value.shape else None
+    return torch.tensor(float(value)) if isinstance(value, int | float) else None
