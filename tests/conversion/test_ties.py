@@ -88,3 +88,40 @@ def test_weights_alone_are_written_as_they_were(folder: Path) -> None:
     source = saved(folder, {**TENSORS, HEAD: TENSORS[EMBED] + 1})
     good("convert", source, folder / "t", "--to", "safetensors()")
     assert len(open_checkpoint(folder / "t").tensors) == 3
+
+
+NAMED_TWICE = """ucpl 1
+model m {
+  dim v = 6, h = 4
+  wte : v h
+  alias head = wte
+}
+layout one() of m {
+  framework torch()
+  file weights = torch "one.pt"
+  wte = ... as "wte"
+}
+layout cut(tp) of m {
+  framework torch()
+  mesh tp
+  file weights = torch "rank_{tp}.pt"
+  wte        = v@tp h as "wte"
+  * of alias = CUT as "{alias}"
+}
+"""
+
+
+@pytest.mark.parametrize(("of_alias", "is_shared"), [("v@tp h", True), ("...", False)])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_the_second_name_of_a_layout_that_states_no_dtype(tmp_path: Path, of_alias: str, is_shared: bool, tp: int) -> None:
+    """It is of the owner's, which the source's tells: one storage where both are cut alike, or the numbers once more."""
+    (tmp_path / "m.ucpl").write_text(NAMED_TWICE.replace("CUT", of_alias))
+    held = torch.arange(24.0, dtype=torch.bfloat16).reshape(6, 4)
+    torch.save({"wte": held}, tmp_path / "one.pt")
+    spec = f"{tmp_path}/m.ucpl"
+    api.convert(tmp_path / "one.pt", tmp_path / "there", to=f"{spec}:cut(tp={tp})", layout=f"{spec}:one()")
+    for rank, mine in enumerate(held.chunk(tp)):
+        made = torch.load(tmp_path / "there" / f"rank_{rank}.pt")
+        assert torch.equal(made["wte"], mine) and torch.equal(made["head"], mine if is_shared else held)
+        assert made["wte"].dtype == made["head"].dtype == torch.bfloat16
+        assert (made["wte"].data_ptr() == made["head"].data_ptr()) == is_shared
