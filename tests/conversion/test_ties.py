@@ -113,7 +113,9 @@ layout cut(tp) of m {
 
 @pytest.mark.parametrize(("of_alias", "is_shared"), [("v@tp h", True), ("...", False)])
 @pytest.mark.parametrize("tp", [2, 3])
-def test_the_second_name_of_a_layout_that_states_no_dtype(tmp_path: Path, of_alias: str, is_shared: bool, tp: int) -> None:
+def test_the_second_name_of_a_layout_that_states_no_dtype(
+    tmp_path: Path, of_alias: str, is_shared: bool, tp: int
+) -> None:
     """It is of the owner's, which the source's tells: one storage where both are cut alike, or the numbers once more."""
     (tmp_path / "m.ucpl").write_text(NAMED_TWICE.replace("CUT", of_alias))
     held = torch.arange(24.0, dtype=torch.bfloat16).reshape(6, 4)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from tests.forking import forking, free_port
 from ucpl.cli import main
 from ucpl.ranks import job
 from ucpl.records import frozen
@@ -49,11 +49,8 @@ class Job:
     starts: Sequence[int] | None = None
 
     def run(self, logs: Path) -> list[Ended]:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        context = forking()
+        port = free_port()
         store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=9), False) if self.hosted else None
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(self.size)}
         place |= {"TORCHELASTIC_USE_AGENT_STORE": "True"} if self.hosted else {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ucpl
+from tests.forking import forking, free_port
 from ucpl.errors import UcplError
 
 TEXT = """ucpl 1
@@ -57,11 +56,8 @@ def one(act: Act, rank: int, size: int, port: int, top: Path) -> None:
 def job(size: int, act: Act, top: Path) -> list[Any]:
     """What each rank of a job gave, or the error that it ended with."""
     (top / "m.ucpl").write_text(TEXT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    port = free_port()
+    context = forking()
     ranks = [context.Process(target=one, args=(act, r, size, port, top)) for r in range(size)]
     for rank in ranks:
         rank.start()

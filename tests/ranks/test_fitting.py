@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import socket
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import ucpl
+from tests.forking import forking, free_port
 from ucpl.errors import UcplError
 
 
@@ -201,11 +200,8 @@ def sharded(rank: int, port: int, sources: tuple[Path, Path], out: Path) -> None
 
 def test_ranks_that_shard_a_tied_model_go_on(tmp_path):
     source, after = saved(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    port = free_port()
+    context = forking()
     ranks = [context.Process(target=sharded, args=(r, port, (source, source), tmp_path)) for r in range(2)]
     for process in ranks:
         process.start()

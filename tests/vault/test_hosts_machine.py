@@ -10,6 +10,7 @@ import os
 import shutil
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
@@ -177,8 +178,9 @@ class HostsMachine(Machine):
             Far.ask, Far.locked, far.SILENT, others.EVERY = self._real  # type: ignore[method-assign]
 
 
-def test_whatever_happens_between_hosts_what_counts_is_one_generation() -> None:
+@pytest.mark.parametrize("lives", [5, 15])
+def test_whatever_happens_between_hosts_what_counts_is_one_generation(lives: int) -> None:
     how = settings(
-        max_examples=15, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=lives, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(HostsMachine, settings=how)

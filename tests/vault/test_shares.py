@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 
 import ucpl
+from tests.forking import forking, free_port
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.vaults.memory import Piece
@@ -84,11 +83,8 @@ def saves(rank: int, port: int, home: Path, out: Path) -> None:
 def run_ranks(
     act: Callable[[int, int, Path, Path], None], home: Path, out: Path, meanwhile: Callable[[], None] = lambda: None
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    port = free_port()
+    context = forking()
     ranks = [context.Process(target=act, args=(r, port, home, out)) for r in range(RANKS)]
     for process in ranks:
         process.start()
