@@ -188,6 +188,22 @@ def test_megatrons_buffers_follow_its_modules(there: str, zero: tuple[Path, Para
     assert block[:3] == first or block[-3:] == first[::-1], block
 
 
+def test_modules_beside_megatrons_own_leave_its_buffers_in_their_order(
+    zero: tuple[Path, Params], tmp_path: Path
+) -> None:
+    """A name that Megatron-Core has not is behind those that it registers, which are still as it registers them."""
+    shipped = (Path(ucpl.__file__).parents[1] / "specs/llama.ucpl").read_text(encoding="utf-8")
+    own = 'layout own(tp) of llama extends megatron(tp = tp) {\n  ln2[l] = h  as "decoder.layers.{l.local}.scales"\n}\n'
+    (tmp_path / "own.ucpl").write_text(f"{shipped}\n{own}")
+    plan = ucpl.plan(f"{zero[0]} of {HF}", f"megatron_legacy() of {tmp_path}/own.ucpl:own(tp = 1)", config=CONFIG)
+    (flat,) = plan.target.flats
+    block = [name.split(".", 3)[3] for name, _ in flat.members if name.startswith("decoder.layers.1.")]
+    core = "self_attention.linear_qkv"
+    assert block[::-1][:3] == ["self_attention.linear_proj.weight", f"{core}.layer_norm_weight", f"{core}.weight"], (
+        block
+    )
+
+
 def test_a_plan_that_is_kept_names_what_it_renames(zero: tuple[Path, Params], tmp_path: Path) -> None:
     to = f"megatron_core(tp = 2) of {DIST}"
     ucpl.save_plan(ucpl.plan(f"{zero[0]} of {HF}", to, config=CONFIG), tmp_path / "a.plan")
