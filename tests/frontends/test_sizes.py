@@ -90,6 +90,7 @@ def test_indices_are_counted_by_the_largest_number_of_a_whole_name() -> None:
 def test_a_size_that_is_given_or_an_argument_is_not_looked_for() -> None:
     entries = '  e = v h as "e"'
     assert set(found(entries, {"e": (7, 3)}, v=9)) == {"h"}
+    assert set(found('  w[l] = h d as "w{l}"', {"w0": (3, 5)}, l=4)) == {"h", "d"}  # names do not say it either
     assert set(found(entries, {"e": (7, 3)}, "s(v = 9)", "s(v)")) == {"h"}
     assert found('  e = v@tp h as "e"', {"e": (7, 3)}, "s(3)", "s(tp)")["v"][0] == 21
     assert found('  e = v@tp h as "e"', {"e": (7, 3)}, "s()", "s(tp = 5)")["v"][0] == 35
