@@ -359,6 +359,13 @@ def test_a_vault_is_served_as_it_was_made(tmp_path, capsys, option, other):
     assert "was made with --protect 'raim5' and --replays 2" in capsys.readouterr().err
 
 
+def test_nothing_is_made_for_a_domain_that_there_is_not(tmp_path, capsys):
+    serve = ["vault", "serve", str(tmp_path / "job"), "--ranks", "3", "--domains", "3", "--domain"]
+    assert main([*serve, "3"]) == 4
+    assert "write --domain 0 to --domain 2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @contextmanager
 def served_by_hosts(top: Path, *more: str):
     """Two hosts, each with a folder of its own, as two machines have; how each was started."""

@@ -28,7 +28,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.remotes.vaults.counted import committed
     from ucpl.remotes.vaults.hosts import addresses_of
     from ucpl.vault.leftovers import WORKS, sweep
-    from ucpl.vault.making import Vault
+    from ucpl.vault.making import Vault, asked_for, demand_domain
     from ucpl.vault.server import Server
 
     text = options.domain or ""
@@ -44,11 +44,13 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
         wrong("--every", "and --into go together", "--every 10 --into runs")
     every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
     if options.ranks or options.domains or options.layout:
-        vault = Vault.make(home, **_said(options))
+        said_of_it = _said(options)
+        demand_domain(asked_for(home, said_of_it), int(text), home)  # nothing is made for a server that cannot be
+        vault = Vault.make(home, **said_of_it)
     else:
         vault = Vault.at(home)
         _demand_kept(vault.job, options)
-    at = addresses_of(options.hosts)[int(text)] if options.hosts and int(text) < len(vault.job.domains) else None
+    at = addresses_of(options.hosts)[int(text)] if options.hosts else None
     with Server(vault.home, int(text), console.say, at=at) as server:
         ranks = ", ".join(map(str, vault.job.domains[server.number]))
         console.say(f"serving    {vault.home}/d{server.number}: ranks {ranks}, {vault.job.protection}")

@@ -29,7 +29,7 @@ from ucpl.vault.schemes import default_protection
 if TYPE_CHECKING:
     from ucpl.vault.writer import ToWrite, Writer
 
-__all__ = ["ToMake", "Vault"]
+__all__ = ["ToMake", "Vault", "asked_for", "demand_domain"]
 
 SECRET_MIN = 16
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
@@ -74,27 +74,10 @@ class Vault:
 
         Raises: UcplError E690, E694, E695.
         """
+        asked = asked_for(home, said)
         path = Path(os.path.abspath(home))
-        if not NAME.fullmatch(path.name):
-            fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
-        if "layout" in said:
-            from ucpl.vault.planning import shape_of
-
-            if said.keys() & {"domains", "ranks"}:
-                remedy = "leave them out, or give no layout"
-                fail("E690", "a layout says ranks and domains by itself", Label(said["layout"]), remedy=remedy)
-
-            said = {**said, "domains": shape_of(said["layout"])}
-        told = said.get("domains", 1)
-        domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
-        demand_each(domains)
-        protection = Protection.parse(said.get("protect", default_protection(len(domains))))
-        sets_of(len(domains), protection)
-        replays = said.get("replays", 0)
-        if not 0 <= replays <= REPLAYS_MAX:
-            fail("E690", f"{replays} steps cannot be replayed: 0 to {REPLAYS_MAX} can", Label("--replays"))
         try:
-            return cls(path, _made(path, Job(path.name, "", domains, protection, replays), said))
+            return cls(path, _made(path, asked, said))
         except OSError as error:
             remedy = "" if error.errno in NO_ROOM else f"name a folder in memory that can be written, as in {SAFE}"
             fail("E695", f"{path} cannot be written: {why_not_made(path, error)}", Label(str(path)), remedy=remedy)
@@ -120,6 +103,42 @@ class Vault:
         from ucpl.vault.writer import Writer
 
         return Writer(self.home, self.job, rank, **said)
+
+
+def asked_for(home: str | os.PathLike[str], said: ToMake) -> Job:
+    """The job that a new vault is to be of, which has no mark yet. Nothing is made. Raises: UcplError E690."""
+    path = Path(os.path.abspath(home))
+    if not NAME.fullmatch(path.name):
+        fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
+    if "layout" in said:
+        from ucpl.vault.planning import shape_of
+
+        if said.keys() & {"domains", "ranks"}:
+            remedy = "leave them out, or give no layout"
+            fail("E690", "a layout says ranks and domains by itself", Label(said["layout"]), remedy=remedy)
+
+        said = {**said, "domains": shape_of(said["layout"])}
+    told = said.get("domains", 1)
+    domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
+    demand_each(domains)
+    protection = Protection.parse(said.get("protect", default_protection(len(domains))))
+    sets_of(len(domains), protection)
+    replays = said.get("replays", 0)
+    if not 0 <= replays <= REPLAYS_MAX:
+        fail("E690", f"{replays} steps cannot be replayed: 0 to {REPLAYS_MAX} can", Label("--replays"))
+    return Job(path.name, "", domains, protection, replays)
+
+
+def demand_domain(job: Job, number: int, home: Path) -> None:
+    """Raises: UcplError E694 where a vault has no such domain."""
+    last = len(job.domains) - 1
+    if not 0 <= number <= last:
+        has = (
+            f"it has d0 to d{last}: write --domain 0 to --domain {last}"
+            if last
+            else "it has d0 alone: write --domain 0"
+        )
+        fail("E694", f"{home} has no domain d{number}", Label(str(home)), remedy=has)
 
 
 def _made(path: Path, asked: Job, said: ToMake) -> Job:

@@ -30,6 +30,7 @@ from ucpl.remotes.wire import Address
 from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import make_room
+from ucpl.vault.making import demand_domain
 from ucpl.vault.others import Others
 
 __all__ = ["Server", "has_commit", "heal", "mend_commit", "mend_job"]
@@ -67,14 +68,7 @@ class Server:
         job = job_at(self.home)
         if job is None:
             fail("E692", f"{self.home} is no vault", Label(str(self.home)))
-        if not 0 <= self.number < len(job.domains):
-            last = len(job.domains) - 1
-            remedy = (
-                f"it has d0 to d{last}: write --domain 0 to --domain {last}"
-                if last
-                else "it has d0 alone: write --domain 0"
-            )
-            fail("E694", f"{self.home} has no domain d{self.number}", Label(str(self.home)), remedy=remedy)
+        demand_domain(job, self.number, self.home)
         self.job, self.here = job, Domain(self.home, self.number)
         try:
             self.here.folder.mkdir(exist_ok=True, mode=0o700)
