@@ -168,6 +168,58 @@ def test_what_has_no_elements_keeps_no_engine_from_being_filled(tmp_path, second
     assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.05
 
 
+class Longer(Small):
+    """With a buffer of another length."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.calls = torch.zeros(4)
+
+
+class Wider(Small):
+    """With a trained parameter of another shape."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.up.weight = nn.Parameter(torch.zeros(5, 7))
+
+
+class More(Small):
+    """With a buffer that the checkpoint has not."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.register_buffer("more", torch.full((2,), -1.0))
+
+
+@pytest.mark.parametrize(
+    ("has", "had", "said"),
+    [
+        (Longer, Small, r"calls is \[4\] in the job, and \[2\] in the checkpoint"),
+        (Wider, Small, r"up\.weight is \[5, 7\] in the job, and \[7, 5\] in the checkpoint"),
+        (More, Small, "the model has more, and the checkpoint has not"),
+        (Small, More, "the checkpoint has more, and the model has not"),
+    ],
+)
+def test_an_engine_of_another_model_is_said_by_its_tensor(tmp_path, second, has, had, said):
+    saved(tmp_path, kind=had)
+    made = engine(module=has(2))
+    with pytest.raises(UcplError, match=said) as caught:
+        ucpl.load_into(made, made.optimizer, tmp_path)
+    assert caught.value.diagnostics[0].code == "E646" and str(tmp_path) in str(caught.value.diagnostics[0].labels)
+    assert made.optimizer.single_partition_of_fp32_groups[0].eq(-7).all()
+
+
+@pytest.mark.parametrize(("has", "had"), [(More, Small), (Small, More)])
+def test_an_engine_of_another_model_is_filled_with_what_both_have_where_that_is_asked_for(tmp_path, second, has, had):
+    model, _ = saved(tmp_path, kind=had)
+    made = engine(module=has(2))
+    ucpl.load_into(made, made.optimizer, tmp_path, strict=False)
+    assert torch.equal(made.optimizer.single_partition_of_fp32_groups[0][-7:], model.up.bias)
+    assert made.module.calls.tolist() == [1, 1]
+    assert has is Small or made.module.more.tolist() == [-1, -1]
+
+
 def test_a_flat_buffer_has_one_number(tmp_path, second):
     saved(tmp_path, (3.0, 4.0))
     made = engine()

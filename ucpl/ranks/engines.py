@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Envelope, Scalar
+from ucpl.ranks.fitting import Asked, Index, demand_fit
 from ucpl.records import frozen
 
 __all__ = ["Engine", "Known", "as_kept", "fill", "is_engine"]
@@ -160,9 +161,20 @@ class _Filling:
         names = [of.format(name) for name in self.names[param]]
         return next((name for name in names if name in self.known.metadata), names[0])
 
+    def weights(self, module: nn.Module, rename: Callable[[str], str]) -> dict[str, torch.Tensor]:
+        """All that the engine has, on all ranks, by each name that the checkpoint knows it by: without any bytes."""
+        found: dict[str, torch.Tensor] = {}
+        for param in self.names:
+            names = [f"model.{name}" for name in self.names[param]]
+            known = [name for name in names if name in self.known.metadata] or names[:1]
+            found |= {name: torch.empty(shape_of(param), device="meta") for name in known}
+        for name, buffer in _buffers(module):
+            found[f"model.{rename(name)}"] = torch.empty(buffer.shape, device="meta")
+        return found
+
     def ask(self, name: str, shape: Ints, start: int, flat: torch.Tensor) -> None:
-        if 0 in shape and name not in self.known.metadata:
-            return  # there is nothing to fill
+        if name not in self.known.metadata:
+            return  # there is nothing to fill, or nothing to fill it with: `_demand_fit` asked for all that must be
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
 
     def ask_whole(self, name: str, tensor: torch.Tensor) -> None:
@@ -341,11 +353,12 @@ def shape_of(param: nn.Parameter) -> Ints:
 @torch.no_grad()
 def fill(
     engine: Engine, reader: StorageReader, known: Known, rename: Callable[[str], str], group: dist.ProcessGroup | None,
-    *, states: bool,
+    *, states: bool, strict: bool = True, src: str = "",
 ) -> None:  # fmt: skip
     """Masters, weights and buffers of an engine, and with `states` its optimizer, schedule, loss scale and counters.
 
-    Raises: UcplError E645 for engines that are not filled, and for states that no flat buffer can hold.
+    Raises: UcplError E645 for engines that are not filled, and for states that no flat buffer can hold; E646 for tensors that
+    are not those of the checkpoint.
     """
     if why := refused(engine):
         refuse(f"the engine {why}")
@@ -359,6 +372,8 @@ def fill(
         cast("_Zero3", optimizer).checkpoint_event_prologue()  # parameters that are together are cut
     flats = flats_of_stage_3(cast("_Zero3", optimizer)) if is_cut else flats_of(cast("_Bf16", optimizer))
     filling = _Filling(engine, known, names)
+    weights = filling.weights(module, rename)
+    demand_fit(Asked(weights, src=src), cast("Index", known.metadata), strict, group)
     numbers = [filling.numbers(flat.params) if states else {} for flat in flats]
     made = [_ask(filling, flat, states=states) for flat in flats]
     _ask_others(filling, {p for flat in flats for p in flat.params}, is_cut=is_cut)

@@ -285,8 +285,8 @@ def load_into(
     src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is. Of a vault all ranks read
             the generation that is newest to the first of them.
     rename: the checkpoint's name of a parameter of the model; by default the same.
-    strict: the job has what the checkpoint has, no more and no less; False leaves the rest of both as it is. Of an engine
-            all that it has is filled, in any case.
+    strict: the job has what the checkpoint has, no more and no less; False leaves the rest of both as it is. Of the optimizer
+            of an engine all that it has is filled, in any case.
 
     Returns the reader, whose `bytes_read` are this rank's; of a vault, `generation` is what was read.
     Raises: UcplError, E646 where that does not fit.
@@ -295,7 +295,8 @@ def load_into(
     reader = StorageReader(src, layout)
     if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
         known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.envelope)
-        fill(model, reader, known, rename or str, group, states=optimizer is not None)
+        with_states, where = optimizer is not None, os.fspath(src)
+        fill(model, reader, known, rename or str, group, states=with_states, strict=strict, src=where)
         return reader
     weights = get_model_state_dict(model)
     names = {name: rename(name) if rename is not None else name for name in weights}
