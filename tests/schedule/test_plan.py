@@ -106,7 +106,7 @@ def called_alike(shelf: Any) -> None:
     """Names without what tells choices apart: as many stored tensors as before, and one name for all."""
     assert shelf["choices"] > 1
     shelf["key"] = [
-        ["".join(p if isinstance(p, str) else "x" for p in step), counted] for step, counted in shelf["key"]
+        [["".join(p if isinstance(p, str) else "x" for p in step)], counted] for step, counted in shelf["key"]
     ]
 
 
@@ -116,66 +116,136 @@ def slots_in(shelves: list[Any]) -> list[Any]:
     return [part for name in names for part in name if isinstance(part, list)]
 
 
-HOSTILE: dict[str, Callable[[Any], Any]] = {
-    "another lane's tensors": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 10**6),
-    "a lane before the first tensor": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, -(10**6)),
-    "rows that are not there": lambda r: nodes(r, "extract")[0].__setitem__(3, [0, 10**6, 1]),
-    "rows of another length": lambda r: nodes(r, "split")[0].__setitem__(3, [0, 1, 1]),
-    "a number of another kind": lambda r: nodes(r, "split")[0].__setitem__(4, ["x", 0]),
-    "values times nothing": lambda r: nodes(r, "split")[0].__setitem__(4, [0, 0]),
-    "values without end": lambda r: nodes(r, "split")[0].__setitem__(4, [float("inf"), 0]),
-    "a need that comes later": lambda r: nodes(r, "extract")[0].__setitem__(-1, [len(r["graph"]["nodes"])]),
-    "a need of a number below zero": lambda r: nodes(r, "merge")[0].__setitem__(-1, [-1]),
-    "a need before the first": lambda r: nodes(r, "extract")[0].__setitem__(-1, [-len(r["graph"]["nodes"])]),
-    "a need counted from the end": lambda r: nodes(r, "write")[-1].__setitem__(-1, [-1]),
-    "no such operation": lambda r: nodes(r, "merge")[0].__setitem__(0, "melt"),
-    "a split of nothing": lambda r: nodes(r, "split")[0].__setitem__(-1, []),
-    "no room": lambda r: r["graph"].__setitem__("bits", [0, 5]),
-    "fewer bits": lambda r: r["graph"].__setitem__("bits", [3, 3]),
-    "a column without end": lambda r: r["sources"]["columns"].__setitem__(0, {"count": [10**15, 0, 1]}),
-    "runs without end": lambda r: r["sources"]["columns"].__setitem__(0, {"runs": [0, 10**15]}),
-    "choices without names": lambda r: r["sources"]["shelves"][0].__setitem__("choices", 10**12),
-    "choices that are called alike": lambda r: called_alike(r["sources"]["shelves"][-1]),
-    "a size below zero": lambda r: r["sources"]["columns"].__setitem__(
-        r["sources"]["shelves"][0]["shape"][0], [-5, -5]
+HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "another lane's tensors": (
+        "boxes that are extracted are not those that are stored",
+        lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 10**6),
     ),
-    "more bytes than there are": lambda r: r["targets"]["columns"].__setitem__(
-        r["targets"]["shelves"][0]["shape"][0], [1 << 61] * 2
+    "a lane before the first tensor": (
+        "boxes that are extracted are not those that are stored",
+        lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, -(10**6)),
     ),
-    "a rank below zero": lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["rank"], [-5, -5]),
-    "a list for a dict": lambda r: r.__setitem__("source", []),
-    "a number for a list": lambda r: r.__setitem__("tensors", 3),
-    "no tensors": lambda r: r.__setitem__("tensors", []),
-    "members that are not there": lambda r: r["target"].__setitem__("flats", [[0, "", {}, 9, 9, 9, None]]),
-    "nothing": lambda r: r.clear(),
-    "half of a character": lambda r: r.__setitem__("name", "\ud800"),
-    "half of a character in a name": lambda r: r["target"]["aliases"].__setitem__("\udfff", "w"),
-    "a list for a text": lambda r: r.__setitem__("spec_digest", ["a"]),
-    "a list for a setting": lambda r: r["target"]["settings"].__setitem__("dp", [2]),
-    "a setting without end": lambda r: r["target"]["settings"].__setitem__("dp", float("inf")),
-    "a number for a tensor's name": lambda r: r["target"]["tensors"][0].__setitem__("name", 5),
-    "a text for a size": lambda r: r["target"]["tensors"][0].__setitem__("shape", ["8"]),
-    "an origin without end": lambda r: r.__setitem__("origins", [["dp", float("nan"), "call"]]),
-    "a merge of what nothing extracted": lambda r: nodes(r, "merge")[0].__setitem__(-1, [0]),
-    "half a lane": lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 0.5),
-    "half a position": lambda r: r["sources"]["columns"].__setitem__(0, [0.5, 1]),
-    "a stored tensor without a key": lambda r: r["targets"]["shelves"][0].__setitem__("key", []),
-    "a number format that is none": lambda r: slots_in(r["targets"]["shelves"])[0].__setitem__(2, "r"),
-    "a number of a million digits": lambda r: slots_in(r["targets"]["shelves"])[0].__setitem__(2, "0999999d"),
-    "members without places": lambda r: r["target"].update(
-        flats=[[0, "", {}, 0, 0, 9, None]], members=[[["w"], [[[9]], [0]]]], starts=[[0, 5]]
+    "rows that are not there": ("rows 0 to 1000000 of", lambda r: nodes(r, "extract")[0].__setitem__(3, [0, 10**6, 1])),
+    "rows of another length": (
+        "boxes that are extracted are not those that are stored",
+        lambda r: nodes(r, "split")[0].__setitem__(3, [0, 1, 1]),
     ),
-    "a dtype of no name": lambda r: r["targets"]["shelves"][0].__setitem__("dtypes", ["f31"]),
+    "a number of another kind": ("'x' is no whole number", lambda r: nodes(r, "split")[0].__setitem__(4, ["x", 0])),
+    "values times nothing": ("values are no 0.0 * x + 0.0", lambda r: nodes(r, "split")[0].__setitem__(4, [0, 0])),
+    "values without end": ("Infinity is no number", lambda r: nodes(r, "split")[0].__setitem__(4, [float("inf"), 0])),
+    "a need that comes later": (
+        ", which comes later",
+        lambda r: nodes(r, "extract")[0].__setitem__(-1, [len(r["graph"]["nodes"])]),
+    ),
+    "a need of a number below zero": (
+        "-1 is no whole number from 0",
+        lambda r: nodes(r, "merge")[0].__setitem__(-1, [-1]),
+    ),
+    "a need before the first": (
+        "is no whole number from 0",
+        lambda r: nodes(r, "extract")[0].__setitem__(-1, [-len(r["graph"]["nodes"])]),
+    ),
+    "a need counted from the end": (
+        "-1 is no whole number from 0",
+        lambda r: nodes(r, "write")[-1].__setitem__(-1, [-1]),
+    ),
+    "no such operation": ("no operation is ['melt'", lambda r: nodes(r, "merge")[0].__setitem__(0, "melt")),
+    "a split of nothing": ("boxes are split that nothing merged", lambda r: nodes(r, "split")[0].__setitem__(-1, [])),
+    "no room": ("no room for positions", lambda r: r["graph"].__setitem__("bits", [0, 5])),
+    "fewer bits": ("a move names source 88 of 78", lambda r: r["graph"].__setitem__("bits", [3, 3])),
+    "a column without end": (
+        "a column without end",
+        lambda r: r["sources"]["columns"].__setitem__(0, {"count": [10**15, 0, 1]}),
+    ),
+    "runs without end": (
+        "a column without end",
+        lambda r: r["sources"]["columns"].__setitem__(0, {"runs": [0, 10**15]}),
+    ),
+    "choices without names": (
+        "choices that no name tells apart",
+        lambda r: r["sources"]["shelves"][0].__setitem__("choices", 10**12),
+    ),
+    "choices that are called alike": (
+        "choices that no name tells apart",
+        lambda r: called_alike(r["sources"]["shelves"][-1]),
+    ),
+    "a size below zero": (
+        "a size below zero",
+        lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["shape"][0], [-5, -5]),
+    ),
+    "more bytes than there are": (
+        "a tensor of more bytes than there are",
+        lambda r: r["targets"]["columns"].__setitem__(r["targets"]["shelves"][0]["shape"][0], [1 << 61] * 3),
+    ),
+    "a rank below zero": (
+        "a rank or padding below zero",
+        lambda r: r["sources"]["columns"].__setitem__(r["sources"]["shelves"][0]["rank"], [-5, -5]),
+    ),
+    "a list for a dict": ("list indices must be integers", lambda r: r.__setitem__("source", [])),
+    "a number for a list": ("3 is no list", lambda r: r.__setitem__("tensors", 3)),
+    "no tensors": ("a move names tensor 0 of 0", lambda r: r.__setitem__("tensors", [])),
+    "members that are not there": (
+        "index out of range",
+        lambda r: r["target"].__setitem__("flats", [[0, "", {}, 9, 9, 9, None]]),
+    ),
+    "nothing": ("'graph'", lambda r: r.clear()),
+    "half of a character": ("surrogates not allowed", lambda r: r.__setitem__("name", "\ud800")),
+    "half of a character in a name": (
+        "surrogates not allowed",
+        lambda r: r["target"]["aliases"].__setitem__("\udfff", "w"),
+    ),
+    "a list for a text": ("['a'] is no text", lambda r: r.__setitem__("spec_digest", ["a"])),
+    "a list for a setting": ("[2] is no value of a setting", lambda r: r["target"]["settings"].__setitem__("dp", [2])),
+    "a setting without end": (
+        "Infinity is no number",
+        lambda r: r["target"]["settings"].__setitem__("dp", float("inf")),
+    ),
+    "a number for a tensor's name": ("5 is no text", lambda r: r["target"]["tensors"][0].__setitem__("name", 5)),
+    "a text for a size": (
+        "'8' is no whole number from 0",
+        lambda r: r["target"]["tensors"][0].__setitem__("shape", ["8"]),
+    ),
+    "an origin without end": ("NaN is no number", lambda r: r.__setitem__("origins", [["dp", float("nan"), "call"]])),
+    "a merge of what nothing extracted": (
+        "something is merged that nothing extracted",
+        lambda r: nodes(r, "merge")[0].__setitem__(-1, [0]),
+    ),
+    "half a lane": ("0.5 is no whole number", lambda r: nodes(r, "extract")[0][2][0].__setitem__(2, 0.5)),
+    "half a position": (
+        "a column of something else than numbers",
+        lambda r: r["sources"]["columns"].__setitem__(0, [0.5, 1]),
+    ),
+    "a stored tensor without a key": (
+        "a stored tensor without a key",
+        lambda r: r["targets"]["shelves"][0].__setitem__("key", []),
+    ),
+    "a number format that is none": (
+        "or of no number format",
+        lambda r: slots_in(r["targets"]["shelves"])[0].__setitem__(2, "r"),
+    ),
+    "a number of a million digits": (
+        "or of no number format",
+        lambda r: slots_in(r["targets"]["shelves"])[0].__setitem__(2, "0999999d"),
+    ),
+    "members without places": (
+        "a flat buffer with another number of members than of places",
+        lambda r: r["target"].update(
+            flats=[[0, "", {}, 0, 0, 9, None]], members=[[["w"], [[[9]], [0]]]], starts=[[0, 5]]
+        ),
+    ),
+    "a dtype of no name": ("a dtype of no name", lambda r: r["targets"]["shelves"][0].__setitem__("dtypes", ["f31"])),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_plan_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "hand.plan"
-    path.write_bytes(forged(made(), HOSTILE[name]))
+    said, change = HOSTILE[name]
+    path.write_bytes(forged(made(), change))
     with pytest.raises(UcplError) as caught:
         load_plan(path)
     assert [d.code for d in caught.value.diagnostics] == ["E351"]
+    assert said in caught.value.diagnostics[0].message  # for what was changed, and nothing that another check sees
 
 
 @pytest.mark.parametrize("side", ["source_stride", "target_stride"])

@@ -209,8 +209,8 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
             if not all(isinstance(n, after) for n in net.successors(node)):
                 raise ValueError("what is made anew is not extracted")
         if isinstance(node, Split):
-            (way,) = net.predecessors(node)
-            if not isinstance(way, Merge | Reduce | Derive | Scale):
+            way = next(iter(net.predecessors(node)), None)
+            if net.in_degree(node) != 1 or not isinstance(way, Merge | Reduce | Derive | Scale):
                 raise ValueError("boxes are split that nothing merged")
             sources = (Extract, Merge, Derive, Reduce, Check) if isinstance(way, Scale) else (Extract,)
             if not all(isinstance(box, sources) for box in net.predecessors(way)):

@@ -118,8 +118,10 @@ def _check(shelf: Shelf) -> None:
     """Columns of one length, sizes that are sizes."""
     b = shelf.block
     count = len(b.rank)
-    if b.choices < 1 or len(b.padding) != count or b.shape.shape[0] != count or (b.shape < 0).any():
+    if b.choices < 1 or len(b.padding) != count or b.shape.shape[0] != count:
         raise ValueError("a shelf whose columns are of different length")
+    if (b.shape < 0).any():
+        raise ValueError("a size below zero")
     if (b.shape.astype(float).prod(axis=1) >= NUMBER_MAX / 16).any():  # of an element of 16 bytes
         raise ValueError("a tensor of more bytes than there are")
     if (b.rank < 0).any() or (b.padding < 0).any():
