@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ucpl import compare, convert, verify
+from ucpl import UcplError, compare, convert, verify
 
 
 def file_of(folder: Path) -> Path:
@@ -56,3 +56,22 @@ def test_a_module_has_them(tmp_path: Path) -> None:
         "seen": (0, 3),
         "calls": (2,),
     }
+
+
+@pytest.mark.parametrize("via", ["zero1(dp=2)", "dcp(fsdp=2)", "safetensors()", "plain()"])
+def test_a_second_name_of_one_is_there_by_itself(via: str, tmp_path: Path) -> None:
+    value = torch.load(file_of(tmp_path)) | {"aliases": {"also": "frozen", "tied": "w"}}
+    torch.save(value, tmp_path / "made.pt")
+    convert(tmp_path / "made.pt", tmp_path / "there", via)
+    convert(tmp_path / "there", tmp_path / "back.pt", "plain()")
+    found = torch.load(tmp_path / "back.pt", weights_only=True)
+    # What DCP and safetensors hold says of no tensor without elements whether it is a parameter.
+    also = found["params"]["also"]["weight"] if "also" in found["params"] else found["buffers"]["also"]
+    assert also.shape == (3, 0) and also.dtype == torch.bfloat16
+    assert found["aliases"].keys() <= {"tied"}
+
+
+def test_a_second_name_of_no_tensor_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.load(file_of(tmp_path)) | {"aliases": {"also": "seen"}}, tmp_path / "made.pt")
+    with pytest.raises(UcplError, match="a second name of it"):
+        verify(tmp_path / "made.pt")

@@ -162,12 +162,14 @@ class _Opened:
         is_other = called is not None and any(called.value in t.states for t in made.tensors)
         return renamed(made, str(called.value), called.origin) if called is not None and is_other else made
 
-    def aliases(self, shapes: Mapping[str, object]) -> dict[str, str]:
+    def aliases(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, str]:
+        """Second names, but of what has no elements: that is in no plan, and each name of it is noted by itself."""
         out = {}
         for alias, owner in self.named("aliases").items():
             if owner.text() not in shapes or alias in shapes:
                 owner.wrong("a parameter, and its key a second name of it")
-            out[alias] = owner.text()
+            if prod(shapes[owner.text()][0]):
+                out[alias] = owner.text()
         return out
 
     def parameter(self, name: str, states: Value) -> tuple[tuple[int, ...], str]:
@@ -261,6 +263,8 @@ class _Opened:
         """Tensors that no plan names, as every reader notes them."""
         weights = {name: states.mapping().get("weight") for name, states in self.named("params").items()}
         found = [(name, one, False) for name, one in weights.items() if isinstance(one, TensorRef)]
+        second = {alias: weights.get(owner.text()) for alias, owner in self.named("aliases").items()}
+        found += [(alias, one, False) for alias, one in second.items() if isinstance(one, TensorRef)]
         found += [(name, one, True) for name, one in buffers.items()]
         return {
             name: {"dtype": one.storage.dtype, "shape": list(one.shape), "buffer": is_buffer}
