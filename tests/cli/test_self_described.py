@@ -76,3 +76,54 @@ def test_back_without_a_spec(source: Path, tmp_path: Path, call: str) -> None:
     assert set(back) == set(was) and all(torch.equal(back[name], was[name]) for name in was)
     assert ucpl.verify(tmp_path / "cut")
     assert ucpl.compare(tmp_path / "cut", tmp_path / "back")
+
+
+USED_TWICE = """ucpl 1
+model tower(rows = 4) {
+  dim a = rows
+  dtype bf16
+  w : a
+  state m : f32
+}
+model towers {
+  use tower() as x
+  use tower(rows = 6) as y
+  z : 3 dtype f32
+}
+layout one(tp, rows = 4) of tower(rows = rows) {
+  framework torch()
+  mesh tp
+  mesh other: tp
+  file weights = torch "low.{tp}"
+  w = a@tp  on other as "w"
+  group own = w
+  state m of own = like  on other as "m.w"
+}
+layout all(tp) of towers {
+  framework torch()
+  mesh tp
+  file weights = torch "high"
+  use one(tp = tp) as x key "x.{key}"
+  use one(tp = tp, rows = 6) as y key "y.{key}"
+  z = _  as "z"
+  group own = z
+  state m of own = like  as "z.m"
+}
+"""
+
+
+def test_a_layout_that_uses_another_twice_reads_back(tmp_path: Path) -> None:
+    """What both of them say (the framework, a mesh with a name, a dtype, a state) is said once by the folder's own text."""
+    spec = tmp_path / "towers.ucpl"
+    spec.write_text(USED_TWICE)
+    (tmp_path / "source").mkdir()
+    x, y = torch.arange(4.0), torch.arange(6.0) + 10
+    low = {"x.w": x.bfloat16(), "x.m.w": x + 20, "y.w": y.bfloat16(), "y.m.w": y + 20}
+    torch.save(low, tmp_path / "source" / "low.0")
+    torch.save({"z": torch.ones(3), "z.m": torch.zeros(3)}, tmp_path / "source" / "high")
+    ucpl.convert(tmp_path / "source", tmp_path / "two", to=f"{spec}:all(tp = 2)", layout=f"{spec}:all(tp = 1)")
+    assert ucpl.verify(tmp_path / "two")
+    ucpl.convert(tmp_path / "two", tmp_path / "plain.pt", to="plain()")  # by its own text alone
+    params = torch.load(tmp_path / "plain.pt")["params"]
+    assert torch.equal(params["y.w"]["weight"], y.bfloat16()) and torch.equal(params["y.w"]["m"], y + 20)
+    assert torch.equal(params["x.w"]["weight"], x.bfloat16()) and params["z"]["weight"].dtype == torch.float32

@@ -99,11 +99,39 @@ def test_a_base_of_a_base_is_called_through_both() -> None:
 
 
 def test_a_model_inside_another_has_numbers_of_the_outer_one() -> None:
-    more = "model pair(n = 3) {\n  use gpt(layers = n, width = w) as a\n  dim w = 2 * n\n  use big() as b\n}\n\n"
+    more = "model large() extends big() {\n  state m : f32\n}\n\n"
+    more += "model pair(n = 3) {\n  use gpt(layers = n, width = w) as a\n  dim w = 2 * n\n  use large() as b\n}\n\n"
     found = shapes(laid("pair(n = 4)", more=more))
     assert found["a.attn"] == (4, 8) and found["b.attn"] == (4, 8) and "b.bias" not in found and "a.bias" in found
     deeper = more + "model all {\n  use pair(n = 5) as p\n}\n\n"
     assert shapes(laid("all", more=deeper))["p.a.attn"] == (5, 10)
+
+
+def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None:
+    """A default dtype is of a model's own tensors; a state has one type, and the groups of all who say it."""
+    one = "model one {\n  use bare(size = 2) as a\n  dtype i32\n  v : 3 dtype u8\n  group own = a.w\n  state m : f32 of own\n}\n\n"
+    two = "model two {\n  use one() as x\n  use gpt() as y\n  use bare(size = 3) as z\n  dtype f16\n  use one() as x2\n}\n\n"
+    found = laid("two", more=one + two)
+    dtypes = {path: tensor.dtype for path, tensor in found.tensors.items()}
+    assert dtypes == {
+        "x.a.w": "i32", "x.v": "u8", "y.embed": "f32", "y.attn": "f32", "y.head": "f32", "y.bias": "f32", "z.w": "f16",
+        "x2.a.w": "i32", "x2.v": "u8",
+    }  # fmt: skip
+    assert [(s.name, s.dtype, s.groups) for s in found.states] == [("m", "f32", None), ("fp32", "f32", None)]
+    both = "model both {\n  use one() as x\n  use one() as y\n}\n\n"
+    assert [s.groups for s in laid("both", more=one + both).states] == [("x.own", "y.own")]
+    code, message, remedy = refused("odd", more="model odd {\n  use gpt() as a\n  use big() as b\n}\n\n")
+    assert (code, message) == ("E008", "the state `m` is said twice, as two things") and "one type" in remedy
+
+
+@pytest.mark.parametrize("of", ["one", "two"])
+def test_models_used_twice_written_out_are_the_same_layout(of: str) -> None:
+    more = "model one {\n  use gpt() as a\n  use gpt(layers = 3) as b\n}\n\nmodel two {\n  use one() as x\n  use one() as y\n}\n\n"
+    library = load(("calls.ucpl", f"{MODELS}{more}layout x() of {of}{BODY}"))
+    straight = resolve(library, parse_call("x()"))
+    again = resolve(load(("closed.ucpl", print_file(close(library, parse_call("x()"))))), parse_call("stored()"))
+    assert again.tensors.keys() == straight.tensors.keys() and again.states == straight.states
+    assert [t.dtype for t in again.tensors.values()] == [t.dtype for t in straight.tensors.values()] != []
 
 
 def test_a_layout_written_out_is_the_same_layout() -> None:

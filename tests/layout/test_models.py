@@ -67,10 +67,10 @@ def test_groups_hold_what_is_trained_and_states_are_of_groups() -> None:
     ]
 
 
-def test_an_inner_dtype_wins_over_the_last_that_is_said() -> None:
+def test_a_dtype_is_of_a_model_s_own_tensors() -> None:
     text = "ucpl 1\nmodel m {\n  dtype f16\n  w : 2\n}\nmodel n {\n  use m() as in\n  dtype f32\n  v : 2\n}\n"
     found = resolve(load(("f.ucpl", text + "layout x() of n {\n}\n")), parse_call("x()"))
-    assert {p: t.dtype for p, t in found.tensors.items()} == {"in.w": "f32", "v": "f32"}
+    assert {p: t.dtype for p, t in found.tensors.items()} == {"in.w": "f16", "v": "f32"}
 
 
 def test_the_digit_without_a_size_gets_what_is_left() -> None:

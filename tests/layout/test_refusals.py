@@ -223,6 +223,7 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E169", "no dim is called `bq`: `w` has a b", text(layout=FILE + '  w[a] = ⟦bq as "w.{a}"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {"remedy": "did you mean `b`?"}),
     ("E169", "no dim is called `qqq`: `w` and `v` have a b", text(layout=FILE + '  wv = (w: ⟦qqq + v: b) a as "wv"\n', model=MODEL + "  ⟧w : a b\n  v : a b\n"), "x(2)", {"remedy": "a dim without a name is written `_`"}),
     ("E169", "no dim is called `colls`: `w` has rows cols", text(layout=FILE + '  w[⟦colls] = rows as "w"\n', model="  dim rows = 2, cols = 3\n  ⟧w : rows cols\n"), "x(2)", {"remedy": "did you mean `cols`?"}),
+    ("E169", "no dim is called `zzz`: `w` has a b", text(layout=FILE + '  w[a] = ⟦zzz as "w.{a}"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {"remedy": "did you mean `b`?"}),
     ("E169", "no dim is called `n`: `w` has none", text(layout=FILE + '  w = ⟦n ... as "w"\n', model="  w : 3\n"), "x(2)", {"remedy": "a dim without a name is written `_`"}),
     ("E169", "no dim is called `bb`", text(layout=FILE + '  w = a ⟦bb as "w"\n'), "x(2)", {}),
     ("E169", "no dim is called `qqq`", text(layout=FILE + '  * = ⟦qqq ... as "{name}"\n'), "x(2)", {}),

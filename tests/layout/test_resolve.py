@@ -354,9 +354,15 @@ layout high(dp) of outer {
 """
 
 
-@pytest.mark.parametrize("call", ["high(2)", "low(2)"])
-def test_what_a_used_layout_says_again_is_closed_once(call: str) -> None:
-    library = load(("used.ucpl", USED))
+# Used twice, a mesh that has a name is said by each of them.
+TWICE = USED.replace("  use inner() as in\n", "  use inner() as in\n  use inner() as more\n").replace(
+    "  use low(dp) as in\n", '  use low(dp) as in\n  use low(dp) as more key "more.{key}"\n'
+)
+
+
+@pytest.mark.parametrize(("call", "text"), [("high(2)", USED), ("low(2)", USED), ("high(2)", TWICE)])
+def test_what_a_used_layout_says_again_is_closed_once(call: str, text: str) -> None:
+    library = load(("used.ucpl", text))
     straight = resolve(library, parse_call(call))
     file = parse(print_file(close(library, parse_call(call))), "closed.ucpl")
     again = resolve(load(("closed.ucpl", print_file(file)), shipped=False), parse_call("stored"))

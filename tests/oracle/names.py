@@ -475,6 +475,10 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
             )
             body = [nodes.Let((nodes.Binding(p.name, p.default),)) for p in free if p.default] + items_of
             out += [nodes.Let((nodes.Binding(f"{item.name}.{n}", e),)) for n, e in said.items()]
+            own = [i.name for i in body if isinstance(i, nodes.DefaultDtype)]
+            for dtype in own:  # of its tensors alone
+                body = [evolve(i, dtype=i.dtype or dtype) if isinstance(i, nodes.Tensor) else i for i in body]
+            body = [i for i in body if not isinstance(i, nodes.DefaultDtype)]
             out += under(body, item.name, item.key, set(said))
             continue
         body = within(known, item, numbers)

@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.entries import is_wild, written_entries
 from ucpl.layout.library import Library
-from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
+from ucpl.layout.models import ModelGroups, aliases_of, groups_of, states_once, tensors_of, trained_groups
 from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import Given, Inherited, Opened, items_of, open_layout
@@ -145,7 +145,7 @@ def close(
     lets = [s for f in (opened.model_file, opened.link.file) for s in f.statements if isinstance(s, nodes.Let)]
     opened.scope.bind([*lets, *opened.model_items, *opened.items])
     known = {n for n in opened.scope.given if "#" not in n}
-    model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
+    model_items = _closed(opened.scope, [*lets, *states_once(opened.model_items)], known)
     items = _without_globs(opened, _said_once(opened.items))
     layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))
@@ -174,11 +174,11 @@ def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
 
     A second mesh without a name gets one, which nothing speaks of.
     """
-    last = [i for i in items if isinstance(i, nodes.Framework)][-1:]
+    last = max((n for n, i in enumerate(items) if isinstance(i, nodes.Framework)), default=-1)
     meshes: set[tuple[str, tuple[str, ...]]] = set()
     seen: set[tuple[str, str]] = set()
     out: list[nodes.LayoutItem] = []
-    for item in items:
+    for n, item in enumerate(items):
         match item:
             case nodes.Mesh():
                 if (item.name, item.axes) in meshes:
@@ -187,7 +187,7 @@ def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
                 out.append(evolve(item, name=f"{item.name or 'mesh'}{len(meshes)}") if is_second else item)
                 meshes.add((item.name, item.axes))
             case nodes.Framework():
-                out += [item] if item is last[0] else []
+                out += [item] if n == last else []  # by number: a line of a layout that is used twice is one object
             case nodes.Derive(state=name) | nodes.Group(of_model=True, name=name) | nodes.Domain(kind=name):
                 mark = (type(item).__name__, name)
                 out += [item] if mark not in seen else []

@@ -26,6 +26,7 @@ __all__ = [
     "for_alias",
     "groups_of",
     "states_of",
+    "states_once",
     "tensors_of",
     "trained_groups",
     "unknown_tensor",
@@ -176,12 +177,47 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
 
 
 def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
+    """Raises: UcplError E008."""
     return tuple(
         LogicalState(name, item.dtype, item.scalar, item.groups)
-        for item in items
+        for item in states_once(items)
         if isinstance(item, nodes.State)
         for name in item.names
     )
+
+
+def states_once(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
+    """A state that several models say, where one uses the others, is one: of the groups of them all. Raises: UcplError E008."""
+    items = list(items)
+    lines: dict[str, list[nodes.State]] = {}
+    for item in items:
+        if isinstance(item, nodes.State):
+            for name in item.names:
+                lines.setdefault(name, []).append(item)
+    out: list[nodes.ModelItem] = []
+    for item in items:
+        if not isinstance(item, nodes.State) or all(len(lines.get(name, ())) == 1 for name in item.names):
+            out.append(item)
+            continue
+        for name in item.names:
+            if said := lines.pop(name, None):  # where it stands first
+                out.append(_united(name, said))
+    return out
+
+
+def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
+    first = said[0]
+    for other in said:
+        if (other.dtype, other.scalar) != (first.dtype, first.scalar):
+            told = at(other.span, _of_state(other)), at(first.span, _of_state(first))
+            remedy = "give it one type in all models, or another name in one of them"
+            fail("E008", f"the state `{name}` is said twice, as two things", *told, remedy=remedy)
+    groups = dict.fromkeys(g for s in said for g in s.groups or ())
+    return evolve(first, names=(name,), groups=None if any(s.groups is None for s in said) else tuple(groups))
+
+
+def _of_state(item: nodes.State) -> str:
+    return f"{item.dtype}{' scalar' if item.scalar else ''} here"
 
 
 def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor]) -> ModelGroups:

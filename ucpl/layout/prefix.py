@@ -25,12 +25,20 @@ _OF_A_VALUE = {"x", "scale"}
 
 
 def prefixed(items: Iterable[nodes.Record], prefix: str, key: str | None) -> list[nodes.Record]:
-    """The statements with every name of their own under `prefix.`."""
-    items = list(items)
+    """The statements with every name of their own under `prefix.`. A default dtype is that of these tensors alone."""
+    items = _with_dtypes(items)
     shared = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes) | {"config"}
     files = frozenset(i.name for i in items if isinstance(i, nodes.Files))
     renaming = _Renaming(prefix, shared, key, files)
     return [rewritten(i, renaming.change) for i in items]
+
+
+def _with_dtypes(items: Iterable[nodes.Record]) -> list[nodes.Record]:
+    """What a model says of dtype, on each of its tensors: whoever uses it, and what else is used, may have another."""
+    items = list(items)
+    default = next((i.name for i in items if isinstance(i, nodes.DefaultDtype)), None)
+    rest = [i for i in items if not isinstance(i, nodes.DefaultDtype)]
+    return [evolve(i, dtype=i.dtype or default) if isinstance(i, nodes.Tensor) else i for i in rest]
 
 
 @frozen
