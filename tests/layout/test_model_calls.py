@@ -109,7 +109,8 @@ def test_a_model_inside_another_has_numbers_of_the_outer_one() -> None:
 
 def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None:
     """A default dtype is of a model's own tensors; a state has one type, and the groups of all who say it."""
-    one = "model one {\n  use bare(size = 2) as a\n  dtype i32\n  v : 3 dtype u8\n  group own = a.w\n  state m : f32 of own\n}\n\n"
+    one = "model one {\n  use bare(size = 2) as a\n  dtype i32\n  v : 3 dtype u8\n"
+    one += "  group own = a.w\n  state m : f32 of own\n}\n\n"
     two = "model two {\n  use one() as x\n  use gpt() as y\n  use bare(size = 3) as z\n  dtype f16\n  use one() as x2\n}\n\n"
     found = laid("two", more=one + two)
     dtypes = {path: tensor.dtype for path, tensor in found.tensors.items()}
@@ -126,7 +127,8 @@ def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None
 
 @pytest.mark.parametrize("of", ["one", "two"])
 def test_models_used_twice_written_out_are_the_same_layout(of: str) -> None:
-    more = "model one {\n  use gpt() as a\n  use gpt(layers = 3) as b\n}\n\nmodel two {\n  use one() as x\n  use one() as y\n}\n\n"
+    more = "model one {\n  use gpt() as a\n  use gpt(layers = 3) as b\n}\n\n"
+    more += "model two {\n  use one() as x\n  use one() as y\n}\n\n"
     library = load(("calls.ucpl", f"{MODELS}{more}layout x() of {of}{BODY}"))
     straight = resolve(library, parse_call("x()"))
     again = resolve(load(("closed.ucpl", print_file(close(library, parse_call("x()"))))), parse_call("stored()"))
