@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 
 from tests.fuzz.odd import ODD
-from tests.vault.small import Job, job
+from tests.vault.small import Job, give, job
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.codes import Protection, sets_of
 from ucpl.remotes.vaults.counted import committed
@@ -475,10 +475,10 @@ def test_ranks_of_a_run_begin_with_one_generation_whatever_the_first_of_them_has
         for writer in made.writers:
             writer.close()
         first = made.vault.writer(0, run="third", strict=True)
-        first._files = made._files(first)  # type: ignore[method-assign]
+        give(first, made._files(first))
         first.save(3, None)
         second = made.vault.writer(1, run="third", strict=True)
-        second._files = made._files(second)  # type: ignore[method-assign]
+        give(second, made._files(second))
         second.save(3, None)
         first.close()
         second.close()

@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import ucpl
 from tests.vault.trained import Net, Training, code_of, same, training
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults import adamw
+from ucpl.vault import replaying
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import restored
 
@@ -325,6 +327,51 @@ def test_the_first_step_alone_is_tried_by_one_parameter(tmp_path, monkeypatch):
             here.step()
             here.save()
         assert made == [(37,)]  # the smallest
+
+
+def test_steps_that_count_no_writes_end_nothing_and_are_kept_whole(tmp_path):
+    """torch lets an optimizer step within inference_mode: what it makes there has no version that could be looked at."""
+    with training(tmp_path / "job") as here:
+        for _ in range(3):
+            here.backward()
+            with torch.inference_mode():
+                here.optimizer.step()
+            assert here.save().replays == 0
+            here.demand_same()
+
+
+def test_a_step_that_cannot_be_looked_at_ends_nothing(tmp_path, monkeypatch):
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+
+        def none(*_: object) -> None:
+            raise RuntimeError("no numbers")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(replaying, "_numbers", none)
+            here.step()
+        assert here.save().replays == 0
+        here.demand_same()
+
+
+@pytest.mark.parametrize("default", ["meta", "f16"])
+def test_a_default_device_and_type_of_the_caller_s_change_nothing(tmp_path, default):
+    with training(tmp_path / "job") as here:
+        here.step()
+        here.save()
+        here.backward()
+        model, before = Net(), torch.get_default_dtype()
+        try:
+            torch.set_default_dtype(torch.float16 if default == "f16" else before)
+            with torch.device("meta") if default == "meta" else nullcontext():
+                here.optimizer.step()
+                assert here.save().replays == 1
+                ucpl.load_into(model, None, f"vault:{here.vault.home}")
+        finally:
+            torch.set_default_dtype(before)
+        assert same(model.state_dict(), here.model.state_dict())
+        here.demand_same()
 
 
 def test_gradients_do_not_live_for_the_vault(tmp_path):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vault.small import content, read
+from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
 from ucpl.remotes import wire
 from ucpl.remotes.vaults import counted, far
@@ -84,10 +84,10 @@ class Cluster:
             writer.close()
         for n in range(self.count):
             self.writers[n] = self.vaults[n].writer(n, run=run, wait=0.0, strict=True)
-            self.writers[n]._files = self._files(n)  # type: ignore[method-assign]
+            give(self.writers[n], self._files(n))
 
     def _files(self, n: int):
-        def files(step: int, what: object) -> list[ToSave]:
+        def files(step: int) -> list[ToSave]:
             return [text_file(f"rank-{n}", content(step, n, SIZES))]
 
         return files

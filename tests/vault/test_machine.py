@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
             self.writers.append(made)
 
     def _told(self, rank: int, made: Writer):
-        def told(step: int, what: object) -> tuple[list[ToSave], Told | None]:
+        def told(*_: object) -> tuple[list[ToSave], Told | None]:
             generation = made._next - 1
             newest = made._newest()  # which another rank may not know yet
             follows = newest is not None and made._follows(newest) and generation % 5 != 0
@@ -163,7 +163,10 @@ class Machine(RuleBasedStateMachine):
             return
         self.calls[rank] += 1
         try:
-            self.writers[rank].save(self.calls[rank], None)
+            saved = self.writers[rank].save(self.calls[rank], None)
+            assert saved.error is None or saved.error.diagnostics[0].code != "E693", (
+                saved.error
+            )  # there is what to save
         except Killed:
             self._start_job()
 

@@ -15,6 +15,7 @@ from ucpl.remotes.vaults import marks as told
 from ucpl.remotes.vaults.marks import mark_of, of_sum, weighed
 from ucpl.vault import marking
 from ucpl.vault.arenas import Arenas
+from ucpl.vault.live import ready
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def test_a_save_that_was_given_up_is_not_said(tmp_path):
         here.step()
         replaying = here.writer._replaying
         assert replaying is not None
-        _, told = replaying.files((here.model, here.optimizer), 2, may=True)
+        _, told = replaying.files(ready((here.model, here.optimizer)), 2, may=True)
         assert told is not None and replaying.marks is not None
         replaying.marks.drop()
         with pytest.raises(UcplError, match="given up"):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vault.small import content, read
+from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.vault import Vault, Writer, arenas
@@ -78,10 +78,10 @@ class Processes:
             set_failpoints(traps.get(f"writer {rank}", ""))
             with self.writer(rank, run) as writer:
 
-                def files(step: int, what: object) -> list[ToSave]:
+                def files(step: int) -> list[ToSave]:
                     return [text_file(f"rank-{rank}", content(step, rank, SIZES))]
 
-                writer._files = files  # type: ignore[method-assign]
+                give(writer, files)
                 for step in steps:
                     writer.save(step, None)
                 end = time.monotonic() + PATIENCE

@@ -10,16 +10,18 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import ucpl
 from tests.vault.held import ROOT, Truth, call, memory
+from tests.vault.small import give
 from tests.vault.test_hosts import SECRET, free_ports
 from ucpl.cli import main
 from ucpl.vault import Vault
-from ucpl.vault.files import text_file
+from ucpl.vault.files import ToSave, text_file
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +281,10 @@ def test_a_target_that_cannot_be_says_what_holds_for_vaults(tmp_path, truth, cap
         assert "another DST" in said and "--resume" not in said and "--force" not in said
 
 
+def written_by(rank: int, step: int) -> list[ToSave]:
+    return [text_file(f"rank-{rank}", b"content")]
+
+
 def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
     """Memory that is full, or a folder where it writes: nothing counts meanwhile, and no server ends of it."""
     home = tmp_path / "job"
@@ -286,7 +292,7 @@ def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
         (home / "d0" / "p.s0").mkdir()
         writers = [Vault.at(home).writer(r, run="one", wait=0.0, strict=True) for r in range(2)]
         for writer in writers:
-            writer._files = lambda step, what, r=writer.rank: [text_file(f"rank-{r}", b"content")]  # type: ignore[method-assign,misc]
+            give(writer, partial(written_by, writer.rank))
             writer.save(1, None)
         assert servers[0].stdout is not None
         said = servers[0].stdout.readline()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
+import ucpl
 from tests.vault.held import Truth
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.places import Domain, held
@@ -126,6 +127,34 @@ def test_a_conjugate_is_saved_as_what_it_is(tmp_path, vault):
         persist(vault.home, tmp_path / "there")
         load(found, checkpoint_id=tmp_path / "there", no_dist=True)
         assert torch.equal(found["z"], held.conj().resolve_conj()) and torch.equal(found["n"], -held.imag)
+
+
+def one_of(step: int) -> torch.Tensor:
+    """An element with a stride, which torch calls contiguous all the same."""
+    return torch.arange(1.0, 9.0).reshape(1, 8)[:, step]
+
+
+class One(nn.Module):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.one = nn.Parameter(one_of(step))
+
+
+def test_a_single_element_is_kept_whatever_its_stride(tmp_path):
+    vault = Vault.make(tmp_path / "job", replays=2)
+    module, other = One(2), One(5)
+    optimizer = torch.optim.AdamW(module.parameters())
+    with vault.writer(0, strict=True, wait=0.0) as writer, Server(vault.home, 0) as server:
+        for count in range(3):
+            assert module.one.stride() == (8,)
+            module.one.grad = one_of(count)
+            optimizer.step()
+            assert writer.save(count, (module, optimizer)).replays == count
+            for _ in range(2):
+                writer._join()
+                server.turn()
+        ucpl.load_into(other, torch.optim.AdamW(other.parameters()), f"vault:{vault.home}")
+        assert torch.equal(other.one, module.one)
 
 
 def test_a_closed_writer_saves_nothing(vault):

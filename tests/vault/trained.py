@@ -62,7 +62,7 @@ class Training:
             other._told = partial(self._beside, other)  # type: ignore[method-assign]
         self.done = 0
 
-    def _beside(self, other: Writer, step: int, what: object) -> tuple[list[ToSave], Told | None]:
+    def _beside(self, other: Writer, step: int, *_: object) -> tuple[list[ToSave], Told | None]:
         """What a rank saves that trains nothing: of its own domain, and in step with the one that trains."""
         said: Told = {"optimizer": "AdamW", "by": {"device": "cpu"}, "groups": [], "units": {}}
         return [text_file(f"beside-{other.rank}", f"{step}".encode() * 5000)], said if self.is_light else None

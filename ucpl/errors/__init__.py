@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.records import frozen
 
@@ -107,6 +107,10 @@ class UcplError(Exception):
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__("; ".join(f"{d.code}: {d.message}" for d in diagnostics))
         self.diagnostics = diagnostics
+
+    def __reduce__(self) -> tuple[type[UcplError], tuple[Diagnostic, ...]]:
+        """Ranks of a job tell each other what they met by pickle. What a diagnostic speaks of stays where it was found."""
+        return type(self), tuple(evolve(d, about=None) for d in self.diagnostics)
 
     @property
     def exit_status(self) -> int:

@@ -219,7 +219,7 @@ def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
         if extent is None or extent.dtype not in DTYPES:
             return value
         if 0 in extent.shape:
-            return torch.empty(extent.shape, dtype=dtype_of(extent.dtype))
+            return torch.empty(extent.shape, dtype=dtype_of(extent.dtype), device="cpu")
         data = bytearray(b"".join(beside.chunks(extent)))
         return torch.frombuffer(data, dtype=dtype_of(extent.dtype)).reshape(extent.shape)
 
@@ -231,4 +231,4 @@ def _as_tensor(value: object) -> torch.Tensor | None:
     if isinstance(value, Scalar):
         raw = torch.frombuffer(bytearray(value.data), dtype=torch.uint8)
         return raw.view(dtype_of(value.dtype)).view(value.shape) if not value.shape else None
-    return torch.tensor(float(value)) if isinstance(value, int | float) else None
+    return torch.tensor(float(value), device="cpu") if isinstance(value, int | float) else None

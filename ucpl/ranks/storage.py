@@ -46,6 +46,7 @@ from ucpl.ranks.messages import dtype_of
 from ucpl.records import define
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.urls import is_url
+from ucpl.remotes.vaults.marks import flat_bytes
 from ucpl.remotes.vaults.view import SCHEME, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
@@ -225,7 +226,7 @@ class StorageReader(Base):
             into, dtype = goal[low : low + part[0]] if shape else goal, dtype_of(chunk.extent.dtype)
             is_as_stored = into.dtype == dtype and into.device.type == "cpu" and into.is_contiguous()
             there = (
-                into.reshape(-1).view(torch.uint8).numpy()  # read where it goes
+                flat_bytes(into).numpy()  # read where it goes
                 if is_as_stored
                 else self._values.of(prod(part) * size)
             )

@@ -37,34 +37,59 @@ from ucpl.remotes.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.trees import Held, held_in, one_tensor
 
-__all__ = ["Shares", "all_agree", "files_of", "looked_at", "of_state", "sizes_of", "state_of"]
+__all__ = ["Ready", "Shares", "agree", "all_agree", "files_of", "looked_at", "of_state", "ready", "sizes_of"]
 
+SAID_MAX = 500  # characters of an error that ranks tell each other
 TOP = "/vault"  # where DeepSpeed believes to write
 
 
-def files_of(what: object, step: int, shares: Shares) -> list[ToSave]:
+@frozen(eq=False)
+class Ready:
+    """What a rank is about to save, as far as it looks at that by itself.
+
+    engine: of DeepSpeed, which ranks ask together. Of all else, the state dict, what DCP's planner has of it, and what its
+    plans rest on; None: there is something among it that may tell more of itself.
+    """
+
+    engine: _Engine | None
+    state: dict[str, object]
+    planner: DefaultSavePlanner
+    held: _Held | None
+
+
+def ready(what: object) -> Ready:
+    """Raises: UcplError E693, and whatever a framework says of what it is given."""
+    planner = DefaultSavePlanner()
+    if any(cls.__name__ == "DeepSpeedEngine" for cls in type(what).__mro__):
+        return Ready(cast(_Engine, what), {}, planner, None)
+    state = {
+        key: value.state_dict() if not isinstance(value, torch.Tensor) and isinstance(value, Stateful) else value
+        for key, value in _state_of(what).items()
+    }
+    planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
+    return Ready(None, state, planner, _held(planner))
+
+
+def files_of(one: Ready, step: int, shares: Shares) -> list[ToSave]:
     """The files that this rank would write. All ranks call it together. Raises: UcplError E693.
 
     shares: what DCP dealt out at the save before, of one rank; it is brought up to date.
     """
-    if any(cls.__name__ == "DeepSpeedEngine" for cls in type(what).__mro__):
-        return _of_engine(cast(_Engine, what), step)
+    return _of_engine(one.engine, step) if one.engine is not None else of_state(one, shares)
+
+
+def _state_of(what: object) -> dict[str, object]:
+    """The state dict, as dcp.save takes it. Raises: UcplError E693."""
     if isinstance(what, torch.nn.Module):
         what = (what, None)
     if isinstance(what, tuple) and len(what) == 2 and isinstance(what[0], torch.nn.Module):
-        return of_state(state_of(*what), shares)
+        module, optimizer = what
+        state: dict[str, object] = {"model": get_model_state_dict(module)}
+        return state if optimizer is None else {**state, "optim": get_optimizer_state_dict(module, optimizer)}
     if isinstance(what, Mapping) and all(isinstance(key, str) for key in what):
-        return of_state(dict(what), shares)
+        return dict(what)
     remedy = "give an engine of DeepSpeed, (module, optimizer), a state dict as dcp.save takes it, or a writer a layout"
     fail("E693", f"a {type(what).__name__} is not kept", Label("what is saved"), remedy=remedy)
-
-
-def state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, object]:
-    """The state dict of both, as dcp.save takes it."""
-    state: dict[str, object] = {"model": get_model_state_dict(module)}
-    if optimizer is not None:
-        state["optim"] = get_optimizer_state_dict(module, optimizer)
-    return state
 
 
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------------
@@ -242,12 +267,10 @@ def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
 _Held = tuple[object, ...]  # all that DCP asks about what a rank has, but the values
 
 
-def looked_at(state: dict[str, object], shares: Shares) -> tuple[dict[str, object], bool]:
+def looked_at(one: Ready, shares: Shares) -> tuple[dict[str, object], bool]:
     """Values by the names that DCP has for them, and whether they are those that were saved last, of other values."""
-    planner = DefaultSavePlanner()
-    planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
-    held = _held(planner)
-    return dict(planner.state_dict), held is not None and shares.known is not None and shares.known.held == held
+    is_as_before = one.held is not None and shares.known is not None and shares.known.held == one.held
+    return dict(one.planner.state_dict), is_as_before
 
 
 def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
@@ -261,27 +284,20 @@ def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
     return found
 
 
-def of_state(state: dict[str, object], shares: Shares) -> list[ToSave]:
+def of_state(one: Ready, shares: Shares) -> list[ToSave]:
     """The files that this rank would write of a state dict. All ranks call it together. Raises: UcplError E693."""
-    state = {
-        key: value.state_dict() if not isinstance(value, torch.Tensor) and isinstance(value, Stateful) else value
-        for key, value in state.items()
-    }
-    planner = DefaultSavePlanner()
-    planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
-    held = _held(planner)
-    again = _as_before(held, planner, shares.known)
+    again = _as_before(one.held, one.planner, shares.known)
     shares.is_known = all_agree(again is not None)
     if shares.is_known and again is not None:
         file, shares.known = again
     else:
         shares.known = None  # an error below leaves nothing that others do not have
-        collecting = _dealt(state)
+        collecting = _dealt(one.state)
         file, metadata = collecting.file, collecting.metadata
         text = pickle.dumps(metadata) if metadata is not None else b""
         if file is not None and shares.are_named:
             file = _named(file, collecting.plan, collecting.results)
-        shares.known = _Share(held, collecting.plan, collecting.results, *_apart(file), metadata, text)
+        shares.known = _Share(one.held, collecting.plan, collecting.results, *_apart(file), metadata, text)
     files = [file] if file is not None else []
     if shares.known.text:
         files.append(text_file(".metadata", shares.known.text))
@@ -363,12 +379,33 @@ def all_agree(mine: bool) -> bool:
     if _is_alone() or dist.get_world_size() == 1:
         return mine
     if "gloo" in dist.get_backend():  # which has tensors on the CPU
-        told = torch.tensor(int(mine))
+        told = torch.tensor(int(mine), device="cpu")
         dist.all_reduce(told, dist.ReduceOp.MIN)
         return bool(told)
     each: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(each, mine)
     return all(each)
+
+
+def agree(mine: Exception | None) -> None:
+    """All ranks go on, or none does: who cannot raises why, all others whose fault it is. Raises: `mine`, UcplError E693."""
+    if all_agree(mine is None):
+        return
+    said = (
+        ""
+        if mine is None
+        else mine.diagnostics[0].message
+        if isinstance(mine, UcplError)
+        else f"{type(mine).__name__}: {mine}"
+    )
+    each: list[object] = [said[:SAID_MAX]]
+    if not _is_alone():
+        each = [None] * dist.get_world_size()
+        dist.all_gather_object(each, said[:SAID_MAX])
+    if mine is not None:
+        raise mine
+    rank, why = next((rank, why) for rank, why in enumerate(each) if why)
+    fail("E693", f"rank {rank} cannot save, so that no rank does: {why}", Label(f"rank {rank}"))
 
 
 def _dealt(state: dict[str, object]) -> _Collecting:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ucpl.errors import Label, fail
 from ucpl.records import define
-from ucpl.remotes.vaults.marks import mark_of, of_sum, weighed
+from ucpl.remotes.vaults.marks import flat_bytes, mark_of, of_sum, weighed
 
 __all__ = ["Marks", "Stamp", "is_far", "local", "stamp_of"]
 
@@ -25,6 +25,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stamp_of(tensor: torch.Tensor) -> Stamp:
+    """Raises: RuntimeError for what was made in torch.inference_mode, which counts no writes."""
     mine = local(tensor)
     return id(tensor), tensor._version, id(mine), mine._version, mine.data_ptr()
 
@@ -76,7 +77,7 @@ class Marks:
             self.fetch()
             for _, tensor, to, _ in self._left:
                 at = to.index("")
-                to[at] = mark_of(local(tensor).detach().reshape(-1).view(torch.uint8).numpy().data)
+                to[at] = mark_of(flat_bytes(local(tensor)).numpy().data)
             for name, tensor, _, known in self._left:
                 if stamp_of(tensor) != known:
                     what = f"{name} was written to before what its step made of it was digested"

@@ -7,6 +7,7 @@ what is replayed is held against that.
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ from ucpl.errors import UcplError
 from ucpl.records import define
 from ucpl.remotes.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
 from ucpl.remotes.vaults.replay import GRADIENT, Replay
-from ucpl.vault.live import Shares, all_agree, looked_at, of_state, sizes_of, state_of
+from ucpl.vault.live import Ready, Shares, all_agree, looked_at, of_state, ready, sizes_of
 from ucpl.vault.marking import Marks, Stamp, local, stamp_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Replaying", "is_replayed"]
 
+_log = logging.getLogger("ucpl")
 METADATA = ".metadata"  # of DCP
 Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
 
@@ -69,10 +71,18 @@ class _Watch:
 
     def begin(self) -> None:
         def before(_: object, args: tuple[object, ...], named: dict[str, object]) -> None:
-            self._before(args[1:] or named)  # the first is the optimizer
+            self._look(lambda: self._before(args[1:] or named))  # the first is the optimizer
 
         self.hooks.append(self.optimizer.register_step_pre_hook(before))
-        self.hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._after()))
+        self.hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._look(self._after)))
+
+    def _look(self, act: Callable[[], None]) -> None:
+        """Whatever cannot be looked at ends no step, and no save: what came of it is kept as a whole."""
+        try:
+            act()
+        except Exception as error:
+            self.is_plain = False
+            _log.debug("a step was not looked at: %r", error)
 
     def parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
         """(number of its group, parameter)."""
@@ -89,7 +99,7 @@ class _Watch:
 
     def saved(self) -> None:
         self.steps, self.ended, self.is_plain, self.grads = 0, 0, True, {}
-        self.stamps = self.all_stamps()
+        self._look(lambda: self.stamps.__setitem__(slice(None), self.all_stamps()))
 
     def _before(self, closure: object) -> None:
         """closure: what is called within the step may change anything."""
@@ -181,31 +191,35 @@ class Replaying:
         self._whole, self._light = Shares(are_named=True), Shares(are_named=True)
         self._sizes: dict[str, int] = {}  # of values that are no tensors, of the last save of all
 
-    def files(self, what: Pair, generation: int, *, may: bool) -> tuple[list[ToSave], Told | None]:
-        """What is to be saved; and where that is gradients alone, what is said of the step. All ranks call it together.
-
-        may: whether the generation before counts, and others may be made of it. Raises: UcplError E693.
-        """
-        self.asked, self.marks = generation, None
-        module, optimizer = what
-        state = state_of(module, optimizer)
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """See what it does from here on."""
         if self._watch is None or self._watch.optimizer is not optimizer:
             self.close()
             self._watch, self._tried, self.is_refused = _Watch(optimizer), False, False
             self._watch.begin()
+
+    def files(self, one: Ready, generation: int, *, may: bool) -> tuple[list[ToSave], Told | None]:
+        """What is to be saved; and where that is gradients alone, what is said of the step. All ranks call it together.
+
+        one: with the optimizer that is watched. may: whether the generation before counts, and others may be made of it.
+        Raises: UcplError E693.
+        """
+        assert self._watch is not None
+        self.asked, self.marks = generation, None
         sizes, made = None, None
         with suppress(Exception):  # whatever it is, all ranks hear of it from DCP below
-            flat, is_as_before = looked_at(state, self._whole)
+            flat, is_as_before = looked_at(one, self._whole)
             sizes = sizes_of(flat)
             # Of values that are no tensors the new ones stand where the old ones stood.
             if may and is_as_before and not self.is_refused and sizes == self._sizes and self._last == generation - 1:
-                made = self._gradients(flat) if self._watch.one_step() else None
+                if self._watch.one_step() and (found := self._gradients(flat)) is not None:
+                    made = ready(found[0]), found[1]
         if all_agree(made is not None) and made is not None:
             light, units = made
             files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
             return files, self._told(files, units)
         self._sizes = sizes or {}
-        return of_state(state, self._whole), None
+        return of_state(one, self._whole), None
 
     def attempt(self, newest: Commit, memory: Callable[[], Memory], rank: int) -> None:
         """Of the first gradients that count, make the step of a parameter: where that is not what was trained, none are kept.

@@ -13,6 +13,7 @@ import torch
 from attrs import field
 
 from ucpl.records import define, frozen
+from ucpl.remotes.vaults.marks import flat_bytes
 
 __all__ = ["BUCKET", "Cuda", "Lane", "Stages", "lane_of"]
 
@@ -143,7 +144,7 @@ class Stages:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes where it lies; one with gaps, or that stands for the conjugate of what lies there, is copied there."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return flat_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def _near(data: bytes | torch.Tensor) -> memoryview:

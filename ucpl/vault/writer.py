@@ -199,16 +199,18 @@ class Writer:
         """
         begin = time.perf_counter()
         generation, self._next = self._next, self._next + 1
-        waited = 0.0
+        number, said, waited = 0, Told(), 0.0
         try:
-            if self._is_closed:
-                what = f"the writer of rank {self.rank} was closed"
-                fail("E693", what, Label(str(self.here.folder)), remedy="make another")
-            waited = self._settle()  # what was copied before is digested by then
-            number, said, refused = _said(step, state)
-            files, replay = self._told(number, what)  # with the other ranks, which wait for this one
-            if refused is not None:
-                raise refused
+            met: Exception | None = None
+            try:
+                if self._is_closed:
+                    closed = f"the writer of rank {self.rank} was closed"
+                    fail("E693", closed, Label(str(self.here.folder)), remedy="make another")
+                waited = self._settle()  # what was copied before is digested by then
+                number, said = _step(step), _json(state)
+            except Exception as error:  # which the other ranks are told: they wait for this one
+                met = error
+            files, replay = self._told(number, what, met)
             size, depth = self._save(generation, number, files, (said, replay))
         except BaseException as error:
             if self._replaying is not None:
@@ -227,30 +229,52 @@ class Writer:
     def _not_kept(self, step: object, error: Exception, *, raises: bool = False) -> UcplError:
         told = self.error = error if isinstance(error, UcplError) else _failed(self, error)
         if not raises:
-            _log.warning("step %s is not kept: %s", step, told.diagnostics[0].message)
+            _log.warning("step %s is not kept: %s", _shown(step), told.diagnostics[0].message)
         return told
 
-    def _told(self, step: int, what: object) -> tuple[list[ToSave], Told | None]:
-        """What is saved, and where that is gradients alone, how the rest is made of them."""
-        if not self.job.replays or self.keyed is not None:
-            return self._files(step, what), None
-        from ucpl.vault.live import all_agree
+    def _told(self, step: int, what: object, met: Exception | None) -> tuple[list[ToSave], Told | None]:
+        """What is saved, and where that is gradients alone, how the rest is made of them. met: why there is nothing to save.
+
+        What this rank can do by itself is done first. Then all ranks agree to go on; without that, one that met an error would
+        leave others in the midst of what they do together. Raises: on all ranks, where any met an error.
+        """
+        if self.keyed is not None:
+            if met is not None:
+                raise met
+            return self.keyed.files(what), None
+        from ucpl.vault.live import Shares, agree, all_agree, files_of, ready
+
+        one, replaying, found = None, None, None
+        if met is None:
+            try:
+                one = ready(what)
+                replaying = self._watching(what)
+                found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
+            except Exception as error:
+                met = error
+        agree(met)
+        assert one is not None
+        if replaying is not None:
+            may = found is not None and self._follows(found)
+            if may and found is not None:
+                self._attempt(replaying, found)
+            return replaying.files(one, self._next - 1, may=may)
+        if self.job.replays:
+            all_agree(False)  # with ranks that have an optimizer of another kind, which ask
+        self._shares = self._shares or Shares()
+        return files_of(one, step, self._shares), None
+
+    def _watching(self, what: object) -> Replaying | None:
+        """Who may keep gradients alone of what is saved, if anybody may."""
+        if not self.job.replays:
+            return None
         from ucpl.vault.replaying import Replaying, is_replayed
 
         if not is_replayed(what):
-            all_agree(False)  # with ranks that have an optimizer of another kind, which ask
-            return self._files(step, what), None
+            return None
         self._replaying = self._replaying or Replaying()
-        found = next(iter(committed(self.home, self.job)), None)
-        may = found is not None and self._follows(found)
-        try:
-            if may and found is not None:
-                self._attempt(self._replaying, found)
-            return self._replaying.files(what, self._next - 1, may=may)
-        except UcplError:
-            raise
-        except Exception as error:
-            fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
+        self._replaying.watch(what[1])
+        return self._replaying
 
     def _attempt(self, replaying: Replaying, newest: Commit) -> None:
         try:
@@ -267,19 +291,6 @@ class Writer:
             self._next - 2,
             self.run,
         ) and newest.depth < self.job.replays
-
-    def _files(self, step: int, what: object) -> list[ToSave]:
-        if self.keyed is not None:
-            return self.keyed.files(what)
-        from ucpl.vault.live import Shares, files_of
-
-        self._shares = self._shares or Shares()
-        try:
-            return files_of(what, step, self._shares)
-        except UcplError:
-            raise
-        except Exception as error:  # whatever a framework says of what it is given: training goes on
-            fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
 
     def _settle(self) -> float:
         """Wait until the generation before counts, or take it back. Returns the seconds. Raises: OSError."""
@@ -456,14 +467,6 @@ def _lock(locks: ExitStack, holders: Sequence[Holder], wait: float) -> None:
             raise OSError(errno.EAGAIN, "whoever commits stands still")
 
 
-def _said(step: object, state: object) -> tuple[int, Told, UcplError | None]:
-    """A step and the JSON beside, or why they are none: others wait for this rank, which asks first what is saved."""
-    try:
-        return _step(step), _json(state), None
-    except UcplError as error:
-        return 0, {}, error
-
-
 def _step(step: object) -> int:
     """Raises: UcplError E693."""
     try:
@@ -471,17 +474,32 @@ def _step(step: object) -> int:
     except (TypeError, ValueError, RuntimeError):
         number = -1
     if not 0 <= number < STEP_MAX:
-        fail("E693", f"{str(step)[:40]!a} is no step", Label("step"), remedy="give a whole number, from 0 on")
+        fail("E693", f"{_shown(step)!a} is no step", Label("step"), remedy="give a whole number, from 0 on")
     return number
 
 
+def _shown(step: object) -> str:
+    try:
+        return str(step)[:40]
+    except Exception:  # of whoever made it
+        return type(step).__name__
+
+
+def _once(pairs: list[tuple[str, object]]) -> Told:
+    """Raises: ValueError where two keys, 1 and "1", are one as JSON."""
+    told = dict(pairs)
+    if len(told) < len(pairs):
+        raise ValueError(f"two keys of {len(pairs)} are one as JSON, where all are texts")
+    return told
+
+
 def _json(state: object) -> Told:
-    """As it will come back. Raises: UcplError E693."""
+    """As it will come back. Raises: UcplError E693, and whatever an object of the caller's raises."""
     try:
         text = json.dumps({} if state is None else state)
         if len(text) > STATE_MAX:
             raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
-        told = json.loads(text)  # the caller's lists may change once this returns
+        told = json.loads(text, object_pairs_hook=_once)  # the caller's lists may change once this returns
         if not isinstance(told, dict):
             raise TypeError(f"it is a {type(state).__name__}, and no dict")
     except (TypeError, ValueError, RecursionError) as error:

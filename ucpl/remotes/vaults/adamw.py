@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from ucpl.records import frozen
+from ucpl.remotes.vaults.marks import flat_bytes
 
 __all__ = ["MOMENTS", "NUMBERS", "Raw", "flushes", "made_by", "stepped"]
 
@@ -52,7 +53,7 @@ def made_by(device: str) -> dict[str, str]:
 
 def flushes() -> bool:
     """Whether this thread takes the smallest numbers for zero: which threads of a step do is not said."""
-    return not bool(torch.tensor([1e-40]) * 1.0)
+    return not bool(torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1.0)  # whatever is the caller's default
 
 
 def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
@@ -76,4 +77,4 @@ def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], gr
     with torch.no_grad():
         inspect.unwrap(torch.optim.AdamW.step)(optimizer)
     made = {"weight": weight.detach(), **optimizer.state[weight]}
-    return {name: made[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for name in had}
+    return {name: flat_bytes(made[name].cpu().contiguous()).numpy().data for name in had}

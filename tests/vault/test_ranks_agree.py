@@ -1,0 +1,157 @@
+"""Ranks of which one cannot save: none does, all say why, and what they do together next is still the same on all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ucpl
+from tests.forking import forking, free_port
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.vault import Vault
+from ucpl.vault.server import Server
+
+
+class Odd:
+    """Whose state dict, text and JSON there are none of."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("no state dict")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class OddDict(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("it changed meanwhile")
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(3, 2)
+
+    def hook(*_: object) -> None:
+        raise KeyError("a hook")
+
+    module.register_state_dict_post_hook(hook)
+    return module
+
+
+ONES = torch.ones(3, 4)
+# What a rank gives instead of (module, optimizer), step and state; who does; what is said on that rank.
+CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
+    "sparse": ({"what": {"s": ONES.to_sparse()}}, (0, 1), "s is a tensor of"),
+    "sparse on one": ({"what": {"s": ONES.to_sparse()}}, (1,), "s is a tensor of"),
+    "quantised": ({"what": {"q": torch.quantize_per_tensor(ONES, 0.1, 0, torch.qint8)}}, (0, 1), "q is a tensor of"),
+    "two of one name": ({"what": {"a": {"b": ONES}, "a.b": ONES}}, (0,), "duplicate"),
+    "nothing": ({"what": None}, (0,), "a NoneType is not kept"),
+    "a state dict that raises": ({"what": {"x": Odd()}}, (1,), "no state dict"),
+    "a hook that raises": ({"what": (hooked(), None)}, (0,), "a hook"),
+    "a step that has no text": ({"step": Odd()}, (0,), "is no step"),
+    "JSON that raises": ({"state": OddDict(a=1)}, (1,), "it changed meanwhile"),
+    "JSON of one key twice": ({"state": {1: "a", "1": "b"}}, (0,), "one as JSON"),
+}
+
+
+def rank_of(rank: int, port: int, home: Path, out: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=15))
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    found: dict[str, Any] = {}
+    with Vault.at(home).writer(rank, wait=0.0) as writer:
+
+        def save(**given: Any) -> tuple[str, float]:
+            usual: dict[str, Any] = {"step": 1, "what": (module, optimizer), "state": {}}
+            error = writer.save(**(usual | given)).error
+            both = torch.ones(())
+            dist.all_reduce(both)  # a script's own
+            return "" if error is None else str(error), both.item()
+
+        found["first"] = save()
+        for name, (given, ranks, _) in CASES.items():
+            found[name] = save(**given if rank in ranks else {})
+        found["last"] = save()
+        if rank == 0:
+            writer.close()
+        found["closed"] = save()
+    torch.save(found, out / str(rank))
+    os._exit(0)
+
+
+@pytest.mark.parametrize("replays", [0, 3])
+def test_where_one_rank_cannot_save_none_does_and_training_goes_on(tmp_path, replays):
+    home, port = tmp_path / "job", free_port()
+    Vault.make(home, ranks=2, domains=2, protect="mirror", replays=replays)
+    ranks = [forking().Process(target=rank_of, args=(rank, port, home, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    found = [torch.load(tmp_path / str(rank), weights_only=False) for rank in range(2)]
+    cases = {**CASES, "closed": ({}, (0,), "the writer of rank 0 was closed")}
+    for name, (_, bad, said) in cases.items():
+        for rank in range(2):
+            told, both = found[rank][name]
+            assert both == 2.0, name
+            assert told.startswith("E693: "), (name, told)
+            assert said in told, (name, told)
+            if rank not in bad and "sparse" not in name:  # what values are is told by torch
+                assert told.startswith(f"E693: rank {bad[0]} cannot save, so that no rank does: "), (name, told)
+    assert [one["first"] for one in found] == [one["last"] for one in found] == [("", 2.0)] * 2
+
+
+def test_an_error_is_the_same_in_another_process():
+    one = Diagnostic(
+        "E693", "s is no tensor", (Label("a.pt", "here", where="s"),), ("a note",), "do that", about=object()
+    )
+    again = pickle.loads(pickle.dumps(UcplError(one, one)))
+    assert again.diagnostics == (one, one) and str(again) == str(UcplError(one, one)) and again.exit_status == 2
+
+
+def lost_of(rank: int, port: int, home: Path, out: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=15))
+    said = ""
+    try:
+        ucpl.load_into(nn.Linear(3, 2), None, f"vault:{home}")
+    except BaseException as error:
+        said = str(error)
+    torch.save(said, out / f"{rank}.lost")
+    os._exit(0)
+
+
+def test_what_is_lost_is_said_on_every_rank_that_reads_it(tmp_path):
+    home, port = tmp_path / "job", free_port()
+    with (
+        Vault.make(home, ranks=1, domains=1, protect="none").writer(0, beside=False) as writer,
+        Server(home, 0) as server,
+    ):
+        writer.save(1, (nn.Linear(3, 2), None))
+        for _ in range(2):
+            server.turn()
+    for arena in (home / "d0").glob("r0.s?"):
+        arena.write_bytes(bytes(255 - b for b in arena.read_bytes()))
+    ranks = [forking().Process(target=lost_of, args=(rank, port, home, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    for rank in range(2):
+        assert "E691" in torch.load(tmp_path / f"{rank}.lost")
