@@ -23,6 +23,7 @@ from ucpl.cli import main
 
 HOUSE = str(Path(package.__file__).parent)
 KINDS = tuple(MAKERS)
+Line = tuple[str, int]
 TARGETS = {"huggingface": "plain()", "plain": "safetensors()", "zero1": "zero3(dp=3)", "zero3": "zero1(dp=3)"}
 SIZES = (25, 50, 100)  # tensors: the second step is twice the first, and so is what it adds to what is linear
 GROWTH_MAX = 2.7  # what is quadratic adds four times as much
@@ -104,13 +105,26 @@ def test_no_line_is_run_more_often_than_there_are_tensors_more(tmp_path, kind):
                 run(arguments)
         found.append([lines_run(partial(run, arguments)) for arguments in writing(source, kind)])
     for number, arguments in enumerate(writing(Path("it"), kind)):
-        few, more, many = (each[number] for each in found)
-        steep = {
-            line: (few[line], more[line], many[line])
-            for line in many
-            if many[line] - more[line] > max(LEAST, GROWTH_MAX * (more[line] - few[line]))
-        }
+        steep = steep_of(*(each[number] for each in found))
         assert not steep, (arguments, steep)
+
+
+def steep_of(few: Counter[Line], more: Counter[Line], many: Counter[Line]) -> dict[Line, tuple[int, int, int]]:
+    return {
+        line: (few[line], more[line], many[line])
+        for line in many
+        if many[line] - more[line] > max(LEAST, GROWTH_MAX * (more[line] - few[line]))
+    }
+
+
+def test_verify_of_weights_beside_their_masters_grows_as_they_do(tmp_path):
+    """Each is held against the other, tensor by tensor."""
+    found = []
+    for count in (4, *SIZES):  # the first time is for imports
+        target = tmp_path / f"target-{count}"
+        run(["convert", str(made(tmp_path, "huggingface", count)), str(target), "--to", "zero1(dp=2)"])
+        found.append(lines_run(partial(run, ["verify", str(target)])))
+    assert not (steep := steep_of(*found[1:])), steep
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from ucpl.columns import each
 from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
@@ -27,7 +26,7 @@ from ucpl.layout import load as library_of
 from ucpl.layout.scope import Config
 from ucpl.proofs import fit
 from ucpl.proofs.against import hold_against
-from ucpl.proofs.where import counted, only, pairs_of
+from ucpl.proofs.where import counted, only
 from ucpl.records import frozen
 from ucpl.regions import Placement, locate
 from ucpl.runtime.execute import execute
@@ -138,9 +137,9 @@ def masters_say(verdict: Says, detail: str) -> Witness:
 
 def laid_otherwise(placement: Placement) -> set[str]:
     """Tensors whose weight and master are stored in different ways: a mistake in one of the lines shows in the other."""
-    pairs = pairs_of(placement)
-    both = {path for path, state in pairs if state == "weight" and (path, "fp32") in pairs}
-    return {path for path in both if _lies(placement, path, "weight") != _lies(placement, path, "fp32")}
+    lying = {state: _lying(placement, state) for state in ("weight", "fp32")}
+    both = lying["weight"].keys() & lying["fp32"].keys()
+    return {placement.tensors[n] for n in both if lying["weight"][n] != lying["fp32"][n]}
 
 
 def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
@@ -160,15 +159,16 @@ def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 <
     return says("agrees", f"{differing.elements:,} weights of {len(both)} tensors are their masters, rounded")
 
 
-def _lies(placement: Placement, path: str, state: str) -> list[tuple[bool, tuple[int, ...]]]:
-    """How a tensor's state is stored: whether by itself or in a group's flat, and in which shapes."""
-    number = placement.tensors.index(path)
-    found = []
+def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple[int, ...]]]]:
+    """How a state of each tensor, by its number, is stored: whether by itself or in a group's flat, and in which shapes."""
+    names = frozenset(placement.tensors)
+    found: dict[int, list[tuple[bool, tuple[int, ...]]]] = {}
     for part in placement.parts:
         if part.state == state:
-            homes = each(part.pieces.home[part.pieces.tensor == number])
-            found += [(part.label in placement.tensors, part.homes[h].shape) for h in homes]
-    return sorted(found)
+            by_itself = part.label in names
+            for number, home in sorted({*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)}):
+                found.setdefault(number, []).append((by_itself, part.homes[home].shape))
+    return {number: sorted(some) for number, some in found.items()}
 
 
 # ---- a framework's class -----------------------------------------------------------------------------------------------
