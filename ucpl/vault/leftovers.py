@@ -13,6 +13,8 @@ from glob import escape
 from pathlib import Path
 from secrets import token_hex
 
+from ucpl.remotes.vaults.unshared import unshared
+
 __all__ = ["DRILLS", "WORKS", "sweep", "work_beside", "worked_in", "works_of"]
 
 # A generation while it is written to a disk: of this host, since another's locks may not be seen where the disk is shared.
@@ -34,12 +36,9 @@ def works_of(target: Path) -> str:
 @contextmanager
 def worked_in(folder: Path) -> Iterator[None]:
     """Raises: OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with unshared(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 def sweep(folder: Path, pattern: str) -> list[Path]:

@@ -24,6 +24,7 @@ from typing import TypeVar, cast
 
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import read_sealed, write_whole
+from ucpl.remotes.vaults.unshared import unshared
 
 __all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "Holder", "held", "is_held"]
 
@@ -180,11 +181,8 @@ def held(path: Path, *, wait: float) -> Iterator[bool]:
 
     Raises: OSError.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with unshared(path, os.O_RDWR | os.O_CREAT) as fd:
         yield _locked(fd, time.monotonic() + wait)
-    finally:
-        os.close(fd)
 
 
 def _locked(fd: int, end: float) -> bool:

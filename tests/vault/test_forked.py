@@ -1,0 +1,88 @@
+"""Locks of a process that forks, as a trainer does whose data are loaded by workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ucpl.remotes.vaults.places import held, is_held
+from ucpl.vault import Vault
+from ucpl.vault.leftovers import sweep, worked_in
+
+
+def forked(act: Callable[[], int | None]) -> int:
+    """A child that does something and ends with what it says, 1 where that failed."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            status = act() or 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def ends(pid: int) -> int:
+    return os.waitpid(pid, 0)[1]
+
+
+@contextmanager
+def worker_of(said: Path, trainer: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """What a process forked that is killed, while it holds what `trainer` makes."""
+
+    def dies() -> None:
+        with trainer():
+            said.write_text(str(forked(lambda: time.sleep(120))))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert os.WTERMSIG(ends(forked(dies))) == signal.SIGKILL
+    try:
+        yield
+    finally:
+        os.kill(int(said.read_text()), signal.SIGKILL)
+
+
+def test_a_worker_that_outlives_its_trainer_holds_none_of_its_locks(tmp_path):
+    vault = Vault.make(tmp_path / "job")
+    with worker_of(tmp_path / "pid", lambda: vault.writer(0)), vault.writer(0) as writer:
+        assert writer.rank == 0
+
+
+def test_work_of_a_dead_process_is_swept_while_what_it_forked_lives(tmp_path):
+    left = tmp_path / "left"
+    left.mkdir()
+    with worker_of(tmp_path / "pid", lambda: worked_in(left)):
+        assert sweep(tmp_path, "left") == [left]
+
+
+@pytest.mark.parametrize("ended", ["with", "without"])
+def test_a_child_that_ends_takes_no_lock_of_its_parent_with_it(tmp_path, ended):
+    path = tmp_path / "lock"
+    with ExitStack() as locks:
+        assert locks.enter_context(held(path, wait=0))
+        assert ends(forked(locks.close if ended == "with" else lambda: 0)) == 0
+        assert is_held(path)
+    assert not is_held(path)
+
+
+def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_path):
+    with ExitStack() as locks:
+        locks.enter_context(held(tmp_path / "lock", wait=0))
+        before = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+        os.close(before)
+
+        def child() -> int:
+            numbers = [os.open(tmp_path / "other", os.O_RDWR) for _ in range(3)]  # the first has the number of the lock
+            locks.close()
+            for number in numbers:
+                os.fstat(number)
+            with held(tmp_path / "another", wait=0) as mine, held(tmp_path / "lock", wait=0) as of_parent:
+                return 0 if mine and not of_parent and min(numbers) < before else 1
+
+        assert ends(forked(child)) == 0

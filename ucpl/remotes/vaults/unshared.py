@@ -1,0 +1,49 @@
+"""Descriptors of locks, which a process that is forked does not keep.
+
+A lock of flock's is the open file's, and a fork has the same one: workers that load data would hold what their trainer held,
+long after it died.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["unshared"]
+
+
+class _Opened:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+
+_opened: set[_Opened] = set()
+_changing = threading.RLock()  # no fork sees a descriptor that is open and not listed, or listed and not open
+
+
+@contextmanager
+def unshared(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor, until the end of this or a fork, of this process alone. Raises: OSError."""
+    with _changing:
+        mine = _Opened(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        _opened.add(mine)
+    try:
+        yield mine.fd
+    finally:
+        with _changing:
+            if mine in _opened:  # in a child its number may be another file's by now
+                _opened.remove(mine)
+                os.close(mine.fd)
+
+
+def _in_child() -> None:
+    for one in _opened:
+        os.close(one.fd)  # which lets go of nothing as long as the parent has it, too
+    _opened.clear()
+    _changing.release()
+
+
+os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_in_child)
