@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.vault.held import ROOT, Truth
 from ucpl.cli import main
 from ucpl.vault import Vault
@@ -81,3 +83,65 @@ def test_gc_leaves_what_is_no_vaults(tmp_path, capsys):
     assert "kept       " in out and "mixed" in out and "data" not in out and "empty" not in out
     assert (tmp_path / "data/d0/r_results.csv").exists() and (tmp_path / "mixed/d0/r_results.csv").exists()
     assert (tmp_path / "more/d0/commit.message").exists() and (tmp_path / "empty/d0").exists()
+
+
+def files_in(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("state", [[], ["--with-state"]])
+def test_gc_removes_nothing_of_a_stranger_whatever_it_is_called(tmp_path, capsys, state):
+    """Names of ours are not ours alone: what has none of our seals is not removed."""
+    strange = {
+        "app1/hosts.json": '{"web": []}', "app2/hosts.json": "", "app3/d0/job.json": '{"queue": "gpu"}',
+        "app4/d0/server.lock": "17", "app5/d0/r0.s0": "mine", "app6/d0/commit.1.json": '{"message": "first"}\n',
+        "app7/d0/job.json": "d41d8cd98f00b204e9800998ecf8427e\n", "app7/d0/server.lock": "", "app8/d0/r0.lock": "",
+    }  # fmt: skip
+    for name, text in strange.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = files_in(tmp_path)
+    for place in (tmp_path, tmp_path / "app1", tmp_path / "app5"):
+        assert main(["vault", "gc", str(place), *state]) == 0
+    out = capsys.readouterr().out
+    assert files_in(tmp_path) == before
+    assert "removed" not in out and "app1: " not in out and "app3" not in out
+    assert f"kept       {tmp_path / 'app5'}: files in it are called as a vault's, and none says that it is one" in out
+
+
+def flipped(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+
+
+@pytest.mark.parametrize("damaged", ["hosts.json", "d0/job.json"])
+def test_a_damaged_text_of_ours_is_known_by_its_seal(tmp_path, capsys, damaged):
+    """Nothing else of the vault is there: it is kept until it is said that it may go."""
+    home, secret = tmp_path / "root/job", tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    if damaged == "hosts.json":
+        Vault.make(home, ranks=2, domains=2, hosts="127.0.0.1:1,127.0.0.1:2", secret=secret)
+    else:
+        Vault.make(home)
+    flipped(home / damaged)
+    assert main(["vault", "gc", str(home.parent)]) == 0
+    assert f"{damaged.split('/')[-1]}, is damaged" in capsys.readouterr().out and (home / damaged).exists()
+    assert main(["vault", "gc", str(home.parent), "--with-state"]) == 0
+    assert not home.exists()
+
+
+def test_gc_follows_no_link_that_stands_for_a_domain(tmp_path, capsys):
+    Vault.make(tmp_path / "root/job", ranks=2, domains=2)
+    os.rename(tmp_path / "root/job/d1", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", tmp_path / "root/job/d1")
+    before = files_in(tmp_path)
+    assert main(["vault", "gc", str(tmp_path / "root"), "--with-state"]) == 0
+    assert "kept" in capsys.readouterr().out and files_in(tmp_path) == before
+
+
+def test_vaults_below_a_vault_go_before_it(tmp_path):
+    outer, inner = Vault.make(tmp_path / "job").home, Vault.make(tmp_path / "job/inner").home
+    assert main(["vault", "gc", str(outer)]) == 0
+    assert outer.exists() and not inner.exists()
+    assert main(["vault", "gc", str(outer)]) == 0
+    assert not outer.exists()

@@ -216,7 +216,7 @@ def _gc(home: Path, options: Namespace, console: Console) -> int:
     found = clear(home, with_state=options.with_state)
     for one in found:
         console.say(f"{one.what:<10} {one.home}: {one.why}")
-    if not found:
-        console.say(f"nothing    {home} has no vaults")
+    if all(one.what == "passed" for one in found):
+        console.say(f"nothing    {home} has no {'other ' if found else ''}vaults")
     console.answer({"vaults": [{"home": str(one.home), "what": one.what, "why": one.why} for one in found]})
     return Exit.DONE

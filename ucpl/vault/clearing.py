@@ -8,11 +8,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
+from ucpl.remotes.vaults.counted import committed, domains_of, no_vault
 from ucpl.remotes.vaults.hosts import FILE, LOCK
 from ucpl.remotes.vaults.places import COMMIT, OURS, Domain, held
 from ucpl.remotes.vaults.records import Job
-from ucpl.vault.looking import is_alive, is_vault, vaults_in
+from ucpl.vault.looking import Seen, is_alive, seen, vaults_in
 
 __all__ = ["Left", "clear"]
 
@@ -22,7 +22,7 @@ class Left:
     """A vault that was found, and what became of it."""
 
     home: Path
-    what: str  # living, kept, removed
+    what: str  # living, kept, removed; passed: nobody may look whether it is one
     why: str
 
 
@@ -30,22 +30,34 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
     """Remove vaults below a root that no process holds; of a root that is a vault itself, that one. One in which a generation
     counts may be all that is left of a job: it goes where `with_state` is said. only: the name of one.
 
-    Raises: UcplError E692, where there is no such folder; OSError.
+    Raises: UcplError E692, where there is no such folder, or none that may be looked into.
     """
-    if not os.path.isdir(root):
+    try:
+        below = vaults_in(root)
+    except OSError:
         no_vault(root)
-    found = []
-    for home, job in vaults_in(root) or [(one, job_at(one)) for one in [root.resolve()] if is_vault(one)]:
-        if only is not None and home.name != only:
-            continue
-        if is_alive(home):
-            found.append(Left(home, "living", "a server or a writer holds it"))
-            continue
-        if not with_state and (why := _state_in(home, job)):
-            found.append(Left(home, "kept", why))
-            continue
-        found.append(_removed(home) if _is_ours(home) else Left(home, "kept", "it holds files that are not of a vault"))
-    return found
+    alone = seen(root.resolve()) if all(one.barred for one in below) else None
+    some = below if alone is None or alone.barred else [alone]
+    return [_cleared(one, with_state) for one in some if only is None or one.home.name == only]
+
+
+def _cleared(one: Seen, with_state: bool) -> Left:
+    if one.barred:
+        return Left(one.home, "passed", one.barred)
+    try:
+        if is_alive(one.home):
+            return Left(one.home, "living", "a server or a writer holds it")
+        if not one.is_sure:
+            why = "files in it are called as a vault's, and none says that it is one: remove it by hand if it was"
+            return Left(one.home, "kept", why)
+        if not with_state and (why := _state_in(one.home, one.job)):
+            return Left(one.home, "kept", why)
+        if not _is_ours(one.home):
+            return Left(one.home, "kept", "it holds files that are not of a vault")
+        return _removed(one.home)
+    except OSError as error:  # it is another user's, say
+        why = f"{os.fsdecode(error.filename or one.home)}: {(error.strerror or str(error)).lower()}"
+        return Left(one.home, "kept", f"it cannot be removed: {why}")
 
 
 def _state_in(home: Path, job: Job | None) -> str:
@@ -57,15 +69,18 @@ def _state_in(home: Path, job: Job | None) -> str:
     said = sorted(name for name in names if COMMIT.fullmatch(name))
     if said:
         return f"what says that something counts in it, {said[-1]}, is damaged"
-    if job is None and names:
-        return "what says which vault it is, job.json, is damaged or gone"
+    if job is None:
+        return f"what says which vault it is, {'job.json' if names else FILE}, is damaged or gone"
     return ""
 
 
 def _is_ours(home: Path) -> bool:
     """Whether nothing but what vaults are made of lies there."""
     for number in domains_of(home):
-        for path in Domain(home, number).folder.iterdir():
+        folder = Domain(home, number).folder
+        if folder.is_symlink():
+            return False
+        for path in folder.iterdir():
             if path.is_dir() or path.is_symlink() or not OURS.fullmatch(path.name):
                 return False
     names = {f"d{number}" for number in domains_of(home)} | {"make.lock", FILE, LOCK}

@@ -13,18 +13,18 @@ import numpy as np
 from attrs import field
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, holder_of, job_at, made_of
+from ucpl.remotes.vaults.counted import barred, committed, domains_of, holder_of, job_at, made_of
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import FILE
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
 from ucpl.remotes.vaults.places import OURS, Domain, Holder, is_held
 from ucpl.remotes.vaults.records import CHUNK, Job
-from ucpl.remotes.vaults.sealed import read_sealed
+from ucpl.remotes.vaults.sealed import read_sealed, was_sealed
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault.server import has_commit, heal, mend_commit, mend_job
 
 __all__ = [
-    "Damage", "Found", "Generation", "Place", "damage", "is_alive", "is_vault", "look", "mend_texts", "scrub", "vaults_in",
+    "Damage", "Found", "Generation", "Place", "Seen", "damage", "is_alive", "look", "mend_texts", "scrub", "seen", "vaults_in",
 ]  # fmt: skip
 
 
@@ -224,16 +224,37 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
     return count, damage(home)[1]
 
 
-def is_vault(path: Path) -> bool:
-    """Whether it is one, or is left of one."""
-    names = (name for number in domains_of(path) for name in Domain(path, number).names())
-    return (path / FILE).is_file() or any(map(OURS.fullmatch, names))
+@frozen
+class Seen:
+    """A folder that is a vault, is left of one, or may not be looked into."""
+
+    home: Path
+    job: Job | None = None
+    barred: str = ""  # why nobody can tell what it is
+    is_sure: bool = True  # False: files are called as a vault's, which anybody's may be
 
 
-def vaults_in(root: Path) -> list[tuple[Path, Job | None]]:
-    """Folders below a root that are vaults, or are left of one."""
-    try:
-        homes = sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and is_vault(path))
-    except OSError:
-        return []
-    return [(home, job_at(home)) for home in homes]
+def seen(path: Path) -> Seen | None:
+    """What a folder is; None: no vault. A name alone makes none: who else has a hosts.json loses it to nobody."""
+    if why := barred(path):
+        return Seen(path, barred=why)
+    if (job := job_at(path)) is not None:
+        return Seen(path, job)
+    names = [f"d{n}/{name}" for n in domains_of(path) for name in Domain(path, n).names() if OURS.fullmatch(name)]
+    if any(_was_sealed(path / name) for name in (FILE, *names) if ".json" in name):
+        return Seen(path)
+    is_likely = any(not name.endswith("/job.json") for name in names)
+    return Seen(path, is_sure=False) if is_likely else None
+
+
+def _was_sealed(path: Path) -> bool:
+    with suppress(OSError):
+        return was_sealed(path)
+    return False
+
+
+def vaults_in(root: Path) -> list[Seen]:
+    """What is below a root. Raises: OSError, of the root itself."""
+    with os.scandir(root) as entries:
+        homes = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    return [one for one in map(seen, homes) if one is not None]

@@ -20,7 +20,16 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.codes import block_size, sets_of
-from ucpl.remotes.vaults.counted import committed, committed_in, holder_of, holders_of, job_at, made_of, saved_in
+from ucpl.remotes.vaults.counted import (
+    committed,
+    committed_in,
+    holder_of,
+    holders_of,
+    job_at,
+    made_of,
+    no_vault,
+    saved_in,
+)
 from ucpl.remotes.vaults.hosts import hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
 from ucpl.remotes.vaults.places import LOOKED_AT, Domain, Holder, held
@@ -67,7 +76,7 @@ class Server:
         """Raises: UcplError E692, E694, E695."""
         job = job_at(self.home)
         if job is None:
-            fail("E692", f"{self.home} is no vault", Label(str(self.home)))
+            no_vault(self.home)
         demand_domain(job, self.number, self.home)
         self.job, self.here = job, Domain(self.home, self.number)
         try:

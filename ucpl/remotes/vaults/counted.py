@@ -19,8 +19,8 @@ from ucpl.remotes.vaults.records import Commit, Job, Shard, mark_of
 from ucpl.remotes.vaults.sealed import read_sealed
 
 __all__ = [
-    "DIGITS_MAX", "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of", "no_vault",
-    "saved_in", "silent",
+    "DIGITS_MAX", "barred", "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of",
+    "no_vault", "saved_in", "silent",
 ]  # fmt: skip
 
 DIGITS_MAX = 16  # of a generation
@@ -33,7 +33,21 @@ def domains_of(home: Path) -> list[int]:
         names = os.listdir(home)
     except OSError:
         return []
-    return sorted(int(found[1]) for name in names if (found := _DOMAIN.fullmatch(name)) and (home / name).is_dir())
+    return sorted(int(found[1]) for name in names if (found := _DOMAIN.fullmatch(name)) and os.path.isdir(home / name))
+
+
+def barred(home: Path) -> str:
+    """What keeps who asks from looking into a folder, or into what may be a domain in it; empty: nothing does."""
+    try:
+        for name in os.listdir(home):
+            if _DOMAIN.fullmatch(name) and stat.S_ISDIR(os.lstat(home / name).st_mode):
+                os.listdir(home / name)
+                read_sealed(home / name / "job.json")
+    except PermissionError as error:
+        return f"permission denied: {os.fsdecode(error.filename or home)}"
+    except OSError:  # it went meanwhile, or cannot be read by anybody
+        return ""
+    return ""
 
 
 def holder_of(home: Path, number: int) -> Holder:
@@ -81,6 +95,9 @@ def no_vault(home: Path) -> NoReturn:
     except OSError as error:
         why = error.strerror or str(error)
     text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
+    if locked := barred(home):
+        why = locked
+        remedy = "a vault's folders are its owner's alone: do this as the user whose job it is"
     alone = text.removeprefix("vault:")
     folder, at, number = alone.rpartition("@")
     if at and number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX:
