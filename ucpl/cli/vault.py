@@ -134,10 +134,14 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.vault.looking import mend_texts, scrub
     from ucpl.vault.making import Vault
+    from ucpl.vault.obstacles import not_written
 
-    if texts := mend_texts(home):
-        console.say(f"mended     {texts} texts, as those of other domains say")
-    count, found = scrub(home)
+    try:
+        if texts := mend_texts(home):
+            console.say(f"mended     {texts} texts, as those of other domains say")
+        count, found = scrub(home)
+    except OSError as error:
+        not_written(home, error)
     newest = Vault.at(home).committed()
     return _told(newest.generation if newest is not None else 0, count, found, console)
 

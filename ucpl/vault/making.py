@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
 from ucpl.texts import read_text
-from ucpl.vault.obstacles import why_not_made
+from ucpl.vault.obstacles import NO_ROOM, why_not_made
 from ucpl.vault.schemes import default_protection
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["ToMake", "Vault", "asked_for", "demand_domain"]
 
 SECRET_MIN = 16
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 SAFE = "/dev/shm/ucpl/job"  # that can be written, nearly everywhere
 
 

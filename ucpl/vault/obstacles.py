@@ -1,10 +1,21 @@
-"""What is in the way of a folder that is to be made."""
+"""What is in the way of a folder that is to be made, or of a file that is to be written."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
+from typing import NoReturn
 
-__all__ = ["why_not_made"]
+from ucpl.errors import Label, fail
+
+__all__ = ["NO_ROOM", "not_written", "why_not_made"]
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+_KINDS = {
+    stat.S_IFDIR: "folder", stat.S_IFREG: "file", stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket",
+}  # fmt: skip
 
 
 def why_not_made(folder: Path, error: OSError) -> str:
@@ -16,3 +27,24 @@ def why_not_made(folder: Path, error: OSError) -> str:
         except OSError:  # nobody may look
             continue
     return error.strerror or str(error)
+
+
+def not_written(folder: Path, error: OSError) -> NoReturn:
+    """A file of a domain's folder, or the folder, could not be written. Raises: UcplError E695, always."""
+    path = Path(os.fsdecode(error.filename2 or error.filename or folder))  # of two, the one that the other was to be
+    why, remedy = error.strerror or str(error), "remove the cause, and write the same line again"
+    if (kind := _kind(path, folder)) not in ("", "folder" if path == folder else "file"):
+        why, remedy = f"a {kind} stands there", f"move {path} away, and write the same line again"
+    elif error.errno in NO_ROOM:
+        remedy = ""
+    elif isinstance(error, PermissionError):
+        remedy = "a vault's folders are its owner's alone: do this as the user whose job it is"
+    fail("E695", f"{path} cannot be written: {why}", Label(str(path)), remedy=remedy)
+
+
+def _kind(path: Path, folder: Path) -> str:
+    """What stands there; empty where nothing does, or nobody may look."""
+    try:
+        return _KINDS.get(stat.S_IFMT(os.stat(path, follow_symlinks=path == folder).st_mode), "device")
+    except OSError:
+        return ""

@@ -40,6 +40,7 @@ from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import make_room
 from ucpl.vault.making import demand_domain
+from ucpl.vault.obstacles import not_written
 from ucpl.vault.others import Others
 
 __all__ = ["Server", "has_commit", "heal", "mend_commit", "mend_job"]
@@ -96,7 +97,7 @@ class Server:
             raise
         except OSError as error:
             self._ends.close()
-            fail("E695", f"{self.here.folder} cannot be written: {error.strerror}", Label(str(self.here.folder)))
+            not_written(self.here.folder, error)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -416,6 +417,9 @@ def _put(piece: Piece, low: int, data: Bytes) -> None:
     try:
         make_room(fd, piece.size)
         write_all(fd, data.data, low)
+    except OSError as error:  # of a file that is open, nothing says which one it is
+        error.filename = error.filename or str(piece.path)
+        raise
     finally:
         os.close(fd)
     piece.mended(low // CHUNK)
