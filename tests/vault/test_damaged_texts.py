@@ -112,3 +112,25 @@ def test_who_finds_what_counts_damaged_everywhere_says_so(tmp_path):
             flip(here.path(number, "commit.1.json"))
     with pytest.raises(ucpl.UcplError, match=r"E692: .* is damaged in each domain: commit\.1\.json"):
         ucpl.verify(f"vault:{tmp_path / 'job'}")
+
+
+@pytest.mark.parametrize("kept", ["saved", "empty"])
+def test_no_vault_is_made_where_the_one_that_is_there_is_damaged(tmp_path, kept, capsys):
+    """The server said that there was none, and what made it a new mark; a writer would have saved over what was left."""
+    home = tmp_path / "it's/job"
+    with job(home, 1, "none") as here:
+        if kept == "saved":
+            here.save(1)
+            here.turn()
+    flip(home / "d0/job.json")
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    line = ["vault", "serve", str(home), "--ranks", "1", "--domains", "1", "--domain", "0"]
+    assert main(line) == 3
+    err = capsys.readouterr().err
+    assert f"error[E692]: {home} is no vault: job.json, which says which job it is of, is damaged" in err
+    assert f"`ucpl vault gc '{tmp_path}/it'\"'\"'s/job' --with-state` makes way" in err
+    assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    with pytest.raises(ucpl.UcplError, match="E692"):
+        Vault.make(home)
+    assert main(["vault", "gc", str(home), "--with-state"]) == 0 and not home.exists()
+    assert Vault.make(home).committed() is None

@@ -9,6 +9,8 @@ import torch
 
 import ucpl
 from tests.vault.held import JOB, Truth, memory
+from ucpl.cli import main
+from ucpl.remotes.vaults.view import _parted
 from ucpl.vault import Vault
 from ucpl.vault.server import Server
 
@@ -65,6 +67,41 @@ def test_what_is_no_vault_and_what_does_not_count_is_said(tmp_path, truth):
         with refused("E692", "generation 7 is not committed"):
             ucpl.verify(f"{here.url}@7")
         assert truth.step_of(f"{here.url}@1") == 1
+
+
+def test_the_json_of_a_rank_that_there_is_not_is_refused(tmp_path, truth):
+    """-1 gave that of the last one."""
+    with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
+        for rank in (2, 99, -1):
+            with refused("E694", f"has no rank {rank}") as raised:
+                here.vault.state(rank)
+            assert raised.value.diagnostics[0].remedy == "it has rank 0 to rank 1"
+        here.save(truth, 1)
+        here.turn()
+        with refused("E694", "has no rank -1"):
+            here.vault.state(-1)
+        assert here.vault.state(1) == {"at": 1}
+
+
+def test_a_vault_is_named_as_it_lies_from_where_one_stands(tmp_path, truth, monkeypatch, capsys):
+    with memory(tmp_path / "a/job", truth, domains=2, protect="mirror") as here:
+        here.save(truth, 1)
+        here.turn()
+        (tmp_path / "a/b").mkdir()
+        for folder, url in (("a", "vault:job"), ("", "vault:a/job@1"), ("a/b", "vault:../job"), ("a", "vault:./job")):
+            monkeypatch.chdir(tmp_path / folder)
+            assert truth.step_of(url) == 1
+            assert main(["inspect", url]) == 0
+            assert ucpl.StorageReader(url).generation == 1
+        monkeypatch.chdir(tmp_path / "a")
+        assert _parted("vault:job@1") == (tmp_path / "a/job", 1)  # who reads it later may stand elsewhere
+        capsys.readouterr()
+        assert main(["inspect", "vault:none"]) == 3
+        assert f"error[E692]: {tmp_path}/a/none is no vault: it does not exist" in capsys.readouterr().err
+        assert main(["convert", "vault:job", "vault:out", "--to", "zero1(dp=2)"]) == 2
+        assert "error[E680]: vault:out cannot be a target" in capsys.readouterr().err
+        (tmp_path / "a/vault:file").touch()  # a file that has this name
+        assert main(["inspect", "vault:file"]) != 0 and "E692" not in capsys.readouterr().err
 
 
 def test_a_vault_is_one_job_s_and_a_domain_one_server_s(tmp_path, truth):

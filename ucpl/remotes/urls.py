@@ -19,6 +19,8 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # pathlib makes one
 def is_url(text: str | Path) -> bool:
     """Whether a path names something elsewhere (or `file://` here). What lies here under such a name is a path."""
     found = str(text)
+    if found.startswith("vault:"):  # of a folder here, which may be named as it lies from where one stands
+        return found != "vault:" and not os.path.lexists(found)
     return ":/" in found and _URL.fullmatch(found) is not None and not os.path.lexists(found)
 
 

@@ -16,7 +16,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, demand_each, even_domains, sets_of
-from ucpl.remotes.vaults.counted import committed, job_at, no_vault
+from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
 from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
@@ -70,7 +70,7 @@ class Vault:
     def make(cls, home: str | os.PathLike[str], **said: Unpack[ToMake]) -> Vault:
         """A new vault, or the one that is there if it is of the same ranks, domains and protection.
 
-        Raises: UcplError E690, E694, E695.
+        Raises: UcplError E690, E692 of one that is damaged, E694, E695.
         """
         asked = asked_for(home, said)
         path = Path(os.path.abspath(home))
@@ -91,7 +91,13 @@ class Vault:
         """The JSON that a rank gave beside the newest generation that counts, or this one; empty where there is none.
 
         Whoever reads tensors, too, names the generation that they are of: servers may commit another one meanwhile.
+
+        Raises: UcplError E694, of a rank that there is not.
         """
+        if not 0 <= rank < self.job.ranks:
+            last = self.job.ranks - 1
+            remedy = f"it has rank 0 to rank {last}" if last else "it has rank 0 alone"
+            fail("E694", f"{self.home} has no rank {rank}", Label(str(self.home)), remedy=remedy)
         some = (one for one in committed(self.home, self.job) if generation in (None, one.generation))
         found = next(some, None)
         return dict(found.shards[rank].state) if found is not None else {}
@@ -140,7 +146,7 @@ def demand_domain(job: Job, number: int, home: Path) -> None:
 
 
 def _made(path: Path, asked: Job, said: ToMake) -> Job:
-    """Folders, and which vault it is in each of them. Raises: UcplError E170, E690, E694, OSError."""
+    """Folders, and which vault it is in each of them. Raises: UcplError E170, E690, E692, E694, OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with held(path / "make.lock", wait=60):
         there = job_at(path)
@@ -149,6 +155,8 @@ def _made(path: Path, asked: Job, said: ToMake) -> Job:
             fail("E694", what, Label(str(path), f"asked for: {_said(asked)}"), remedy=_instead(path, there))
         if "hosts" in said or "secret" in said:
             return _listed(path, asked, said)
+        if there is None and any(os.path.lexists(Domain(path, number).job()) for number in domains_of(path)):
+            no_vault(path)  # it may be all that is left of a job
         job = there or evolve(asked, ident=token_hex(8))
         for number in range(len(job.domains)):
             here = Domain(path, number)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
@@ -85,8 +86,10 @@ def job_at(home: Path) -> Job | None:
 def no_vault(home: Path) -> NoReturn:
     """Say so, and what was probably meant. Raises: UcplError E692, always."""
     why = "no folder d0, d1, ... in it says which job it is of"
+    text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
     if any(os.path.lexists(Domain(home, number).job()) for number in domains_of(home)):
         why = "job.json, which says which job it is of, is damaged in each domain that is here"
+        remedy = f"if nothing in it is to be kept, `ucpl vault gc {quote(text)} --with-state` makes way for another"
     try:
         if not stat.S_ISDIR(os.stat(home).st_mode):
             why = "it is no folder"
@@ -94,7 +97,6 @@ def no_vault(home: Path) -> NoReturn:
         why = "it does not exist"
     except OSError as error:
         why = error.strerror or str(error)
-    text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
     if locked := barred(home):
         why = locked
         remedy = "a vault's folders are its owner's alone: do this as the user whose job it is"

@@ -233,7 +233,8 @@ def _parted(url: str) -> tuple[Path, int | None]:
     named = (
         bool(at) and number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX and not os.path.lexists(text)
     )
-    return (Path(path), int(number)) if named else (Path(text), None)
+    home = Path(path if named else text).absolute()  # who reads it later may stand elsewhere
+    return home, int(number) if named else None
 
 
 def pinned(url: str) -> str:
