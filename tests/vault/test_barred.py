@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ucpl
+from tests.vault.small import job
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.server import Server
@@ -58,6 +59,28 @@ def test_a_vault_of_another_user_is_not_called_none(root, capsys, line, inner):
     err = capsys.readouterr().err
     assert f"error[E692]: {home} is no vault: permission denied: {home / inner}" in err
     assert "do this as the user whose job it is" in err
+
+
+def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, capsys):
+    with job(root / "job", 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+    for path in ((root / "job"), *(root / "job").rglob("*")):
+        os.chmod(path, 0o755)
+    for action in ("status", "verify", "scrub", "gc"):  # what this needs is imported by who may
+        assert main(["vault", action, str(root / "job")]) == 0
+    assert main(["vault", "status", str(root)]) == 3
+    capsys.readouterr()
+    with shut(root / "job/d1"):
+        assert main(["vault", "status", str(root / "job")]) == 0
+        assert main(["vault", "verify", str(root / "job")]) == 1
+        assert main(["vault", "scrub", str(root / "job")]) == 4
+        told = capsys.readouterr()
+        assert main(["vault", "gc", str(root)]) == 0
+    assert "step 1: " in told.out and "d1: what rank 1 saved: 1 chunks of 1 MiB, can be rebuilt" in told.out
+    assert f"error[E695]: {root / 'job/d1/job.json.new'} cannot be written: Permission denied" in told.err
+    assert "do this as the user whose job it is" in told.err
+    assert f"passed     {root / 'job'}: permission denied: {root / 'job/d1'}" in capsys.readouterr().out
 
 
 def test_gc_passes_over_what_may_not_be_looked_into(root, capsys):

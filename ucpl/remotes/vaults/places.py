@@ -201,7 +201,7 @@ def _locked(fd: int, end: float) -> bool:
 
 def is_held(path: Path) -> bool:
     """Whether a living process has a lock. Nothing is made where there is none."""
-    if not path.exists():
+    if not os.path.exists(path):  # or nobody may look
         return False
     try:
         with held(path, wait=0) as mine:
