@@ -57,10 +57,10 @@ def test_a_run_that_went_back_is_restored_as_it_was_saved_last(tmp_path, truth):
         newest = here.vault.committed()
         assert newest is not None and newest.step == 1
         assert sources(home) == ["job@3", "job@2"]
-        # Generation 1 was step 2, which memory has no more; what nothing is known of comes behind its step.
+        # Generation 1 was step 2, which memory has no more; what nothing is known of comes last.
         assert sources(home, runs) == ["job@3", "job@2", "step-3", "step-2"]
         (runs / "step-3/ucpl/state.json").unlink()
-        assert sources(home, runs) == ["job@3", "job@2", "step-3", "step-2"]
+        assert sources(home, runs) == ["job@3", "job@2", "step-2", "step-3"]
         found: list[str] = []
         assert restored(home, found.append, persisted=runs).step == 1 and found == [f"vault:{home}@3"]
 
@@ -112,3 +112,23 @@ def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, t
         (runs / "step-3/ucpl/state.json").write_text(json.dumps(told))
     shutil.rmtree(home)
     assert sources(home, runs) == ["step-2", "step-3", "step-1"]  # as they were saved, not by step
+
+
+def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_were_saved(tmp_path, truth, capsys):
+    """A stranger's folder, or one text that cannot be read, put all of them into the order of their steps."""
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    with memory(home, truth, domains=2, protect="none") as here:
+        for step in (1, 3, 2):
+            kept(here, truth, step, runs)
+    shutil.rmtree(home)
+    for name in ("step-0", "step-7"):
+        (runs / name).mkdir()
+    shutil.rmtree(runs / "step-1/ucpl")
+    assert sources(home, runs) == ["step-2", "step-3", "step-7", "step-1", "step-0"]
+    asked = ["vault", "restore", str(home), str(tmp_path / "out"), "--to", call("dp=1"), "--else", str(runs)]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "step 2 of" in said and truth.step_of(tmp_path / "out") == 2
+    assert said.count("nobody knows when it was saved") == 3 and f"behind     {runs / 'step-7'}: " in said
+    assert main([*asked[:3], str(tmp_path / "again"), *asked[4:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["silent"] == [str(runs / f"step-{n}") for n in (7, 1, 0)]

@@ -190,6 +190,10 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     made = restored(home, read, generation=_generation(options), persisted=persisted)
     for source, why in made.passed:
         console.say(f"passed     {source}: {why}")
+    for source in made.silent:
+        console.say(
+            f"behind     {source}: its ucpl/state.json is not there or cannot be read: nobody knows when it was saved"
+        )
     if rebuilt:
         console.say(f"rebuilt    {bytes_text(rebuilt)}, of what other domains hold")
     kept = keep_state(told, Path(options.target))
@@ -198,7 +202,8 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     console.say(f"done       {options.target}: step {made.step} of {made.source}")
     passed: list[Json] = [{"source": source, "why": why} for source, why in made.passed]
     answer: dict[str, Json] = {"target": str(options.target), "source": made.source, "step": made.step}
-    console.answer({**answer, "rebuilt": rebuilt, "passed": passed, "state": None if kept is None else str(kept)})
+    answer |= {"passed": passed, "silent": list(made.silent)}
+    console.answer({**answer, "rebuilt": rebuilt, "state": None if kept is None else str(kept)})
     return Exit.DONE
 
 

@@ -7,7 +7,7 @@ one before it is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -35,6 +35,7 @@ class Restored:
     source: str  # vault:ROOT/JOB@G, or a folder
     step: int
     passed: tuple[tuple[str, str], ...]  # newer sources that were passed over, and why
+    silent: tuple[str, ...] = ()  # persisted folders of which nobody knows when they were saved: they come last
 
 
 @frozen
@@ -42,6 +43,7 @@ class _Choice:
     source: str
     step: int
     tries: Path | None  # of a generation, where its tries are counted
+    is_silent: bool = False  # nothing says when it was saved
 
 
 def restored(
@@ -57,7 +59,9 @@ def restored(
     """
     passed: list[tuple[str, str]] = []
     last: UcplError | None = None
-    for one in _choices(home, generation, persisted):
+    choices = _choices(home, generation, persisted)
+    silent = tuple(one.source for one in choices if one.is_silent)
+    for one in choices:
         count = _count(one.tries) if generation is None else 0
         if count >= TRIES:
             passed.append((one.source, f"{count} tries to read it came to no end"))
@@ -74,7 +78,7 @@ def restored(
             continue
         finally:  # however it ended, this process is there
             _forget(one.tries)
-        return Restored(one.source, one.step, tuple(passed))
+        return Restored(one.source, one.step, tuple(passed), silent)
     if last is not None:
         raise _told(last, passed)
     if passed:
@@ -93,7 +97,7 @@ def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
     return UcplError(evolve(first, notes=(*first.notes, *notes)), *rest)
 
 
-def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iterator[_Choice]:
+def _choices(home: Path, generation: int | None, persisted: Path | None) -> list[_Choice]:
     """What was saved last first, whatever step it was: a run may have gone back to an older one."""
     job = job_at(home)
     if job is None and (persisted is None or generation is not None):
@@ -107,23 +111,24 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> Iter
     if generation is not None:
         if not found:
             fail("E692", f"{home}: generation {generation} is not committed", Label(str(home)))
-        return iter(found)
-    places = [(-one.generation, 0, 0, 0) for one in commits]
+        return found
+    places = [(0, -one.generation, 0, 0, 0) for one in commits]
     folders = _persisted(persisted) if persisted is not None else []
     told = [told_in(path) for path, _ in folders]
     numbers = [number if type(number := one.get("generation")) is int else -1 for one in told]
     # Generations of each vault begin at one: between several they say nothing.
-    of_one = len({one.get("vault") for one in told}) == 1 and -1 not in numbers
+    of_one = len({one.get("vault") for one, number in zip(told, numbers, strict=True) if number >= 0}) == 1
     for (path, step), one, number in zip(folders, told, numbers, strict=True):
         is_ours = job is not None and one.get("vault") == job.ident and bool(commits)
-        # Of another vault, of this one before it was made anew, or nobody knows: behind what was saved of that step or later.
+        # Of another vault, or of this one before it was made anew: behind what was saved of that step or later.
         behind = [c.generation for c in commits if c.step >= step]
         of = min(behind) if behind else commits[0].generation if commits else 0
         if is_ours and 0 <= number <= commits[0].generation:
             of = number
-        found.append(_Choice(str(path), step, None))
-        places.append((-of, 1, -number if of_one else 0, -step))
-    return iter([choice for _, choice in sorted(zip(places, found, strict=True), key=itemgetter(0))])
+        found.append(_Choice(str(path), step, None, number < 0))
+        # One that says nothing takes no part in the order of the others.
+        places.append((0, -of, 1, -number if of_one else 0, -step) if number >= 0 else (1, 0, 0, 0, -step))
+    return [choice for _, choice in sorted(zip(places, found, strict=True), key=itemgetter(0))]
 
 
 def _persisted(folder: Path) -> list[tuple[Path, int]]:
