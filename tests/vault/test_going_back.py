@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 import ucpl
 from tests.vault.held import Truth, call, memory
@@ -33,6 +36,16 @@ def kept(here, truth, step: int, runs: Path) -> None:
     """On a disk, too."""
     save(here, truth, step)
     persist(here.vault.home, runs / f"step-{step}")
+
+
+def before_times(runs: Path, name: str, written: float = 0, **more: object) -> None:
+    """A folder as versions wrote it that did not say when it was committed; written: when its text was, in seconds."""
+    path = runs / name / "ucpl/state.json"
+    told = json.loads(path.read_text())
+    told.pop("committed_ms", None)
+    path.write_text(json.dumps({**told, **more}))
+    if written:
+        os.utime(path, (written, written))
 
 
 def sources(home: Path, persisted: Path | None = None) -> list[str]:
@@ -109,6 +122,9 @@ def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, t
         told = json.loads((runs / "step-3/ucpl/state.json").read_text())
         (runs / "step-3/ucpl/state.json").write_text(json.dumps({**told, "generation": 50}))
         assert sources(home, runs) == ["job@3", "step-2", "job@2", "step-3", "step-1"]
+        before_times(runs, "step-3", generation=50)
+        before_times(runs, "step-1")
+        assert sources(home, runs) == ["job@3", "step-2", "job@2", "step-3", "step-1"]
         (runs / "step-3/ucpl/state.json").write_text(json.dumps(told))
     shutil.rmtree(home)
     assert sources(home, runs) == ["step-2", "step-3", "step-1"]  # as they were saved, not by step
@@ -132,3 +148,59 @@ def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_wer
     assert said.count("nobody knows when it was saved") == 3 and f"behind     {runs / 'step-7'}: " in said
     assert main([*asked[:3], str(tmp_path / "again"), *asked[4:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["silent"] == [str(runs / f"step-{n}") for n in (7, 1, 0)]
+
+
+@pytest.mark.parametrize("clock", ["", "is set back"])
+def test_of_two_vaults_what_was_saved_last_comes_first_whatever_its_step(tmp_path, truth, clock, monkeypatch):
+    """The machine was lost, and the run went back in a vault that was made anew, whose generations begin at one."""
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    with memory(home, truth, domains=2, protect="none") as here:
+        for step in (2, 3):
+            kept(here, truth, step, runs)
+    shutil.rmtree(home)
+    with memory(home, truth, domains=2, protect="none") as here:
+        kept(here, truth, 1, runs)
+        if clock:
+            monkeypatch.setattr(time, "time_ns", lambda: 1)
+        save(here, truth, 2)
+        persist(here.vault.home, runs / "step-2.generation-2")
+        assert sources(home, runs) == ["job@2", "step-2.generation-2", "job@1", "step-1", "step-3", "step-2"]
+    shutil.rmtree(home)
+    assert sources(home, runs) == ["step-2.generation-2", "step-1", "step-3", "step-2"]
+
+
+def test_what_older_versions_persisted_comes_by_generation_and_between_vaults_as_it_was_written(tmp_path, truth):
+    """Behind what says when it was committed; in a vault as it was saved, also where one was persisted late."""
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    with memory(home, truth, domains=2, protect="none") as here:
+        for step in (3, 2, 1):
+            kept(here, truth, step, runs)
+        for name, written in (("step-3", 900.0), ("step-2", 100.0), ("step-1", 200.0)):
+            before_times(runs, name, written)
+        assert sources(home, runs) == ["job@3", "step-1", "job@2", "step-2", "step-3"]
+    shutil.rmtree(home)
+    with memory(home, truth, domains=2, protect="none") as here:
+        save(here, truth, 3)
+        persist(here.vault.home, runs / "step-3.generation-1")
+    shutil.rmtree(home)
+    assert sources(home, runs) == ["step-3.generation-1", "step-1", "step-2", "step-3"]
+    before_times(runs, "step-3.generation-1", 150.0)
+    assert sources(home, runs) == ["step-1", "step-3.generation-1", "step-2", "step-3"]
+
+
+def test_generations_that_an_older_version_committed_are_as_old_as_their_texts(tmp_path, truth):
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    with memory(home, truth, domains=2, protect="none") as here:
+        kept(here, truth, 3, runs)
+    shutil.rmtree(home)
+    with memory(home, truth, domains=2, protect="none") as here:
+        for step in (1, 2):
+            save(here, truth, step)
+        for one in committed(home, here.vault.job):
+            for number in range(2):
+                here.vault.domain(number).commit(one.generation).write_bytes(evolve(one, at=0).sealed())
+        assert [one.at for one in committed(home, here.vault.job)] == [0, 0]
+        assert sources(home, runs) == ["job@2", "job@1", "step-3"]
+        for number in range(2):
+            os.utime(here.vault.domain(number).commit(1), (100.0, 100.0))
+        assert sources(home, runs) == ["job@2", "step-3", "job@1"]

@@ -115,10 +115,9 @@ def _place_of(into: Path, one: Commit) -> Path:
 
 def _is_kept(into: Path, one: Commit, job: Job) -> bool:
     """Whether a generation was written there."""
-    from ucpl.vault.persisting import told_in
+    from ucpl.vault.persisted import found_in, is_of
 
-    some = (told_in(path) for path in into.glob(f"step-{one.step}*"))
-    return any((told.get("vault"), told.get("generation")) == (job.ident, one.generation) for told in some)
+    return any(is_of(found_in(path, one.step), one, job) for path in into.glob(f"step-{one.step}*"))
 
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:

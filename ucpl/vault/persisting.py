@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +16,12 @@ from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, wri
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.leftovers import sweep, work_beside, worked_in, works_of
 from ucpl.vault.obstacles import why_not_made
+from ucpl.vault.persisted import STATE, state_text, state_told
 
-__all__ = ["STATE", "persist", "state_text", "state_told", "told_in"]
+__all__ = ["persist"]
 
 ANOTHER = "choose another DST: what is there is not written over"
 AGAIN = "remove the cause (space, permission, what is in the way), or choose another DST; nothing was left of this one"
-STATE = "ucpl/state.json"  # which generation it is, and what each rank gave beside its tensors
-STATE_MAX = 1 << 30
 
 
 def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
@@ -82,28 +79,7 @@ def _write(memory: Memory, home: Path, work: Path) -> None:
     make_folders(work, (work / STATE).parent)
     fd = disk().open(work / STATE, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        write_all(fd, memoryview(state_text(state_told(memory))), 0)
+        write_all(fd, memoryview(state_text(state_told(memory.commit, memory.job))), 0)
         disk().sync(fd)
     finally:
         disk().close(fd)
-
-
-def state_told(memory: Memory) -> dict[str, object]:
-    """Which generation it is, and what each rank gave beside its tensors."""
-    commit = memory.commit
-    ranks = {str(shard.rank): shard.state for shard in commit.shards if shard.state}
-    return {"step": commit.step, "generation": commit.generation, "vault": memory.job.ident, "ranks": ranks}
-
-
-def state_text(told: Mapping[str, object]) -> bytes:
-    return json.dumps(told, sort_keys=True, indent=1).encode()
-
-
-def told_in(folder: Path) -> dict[str, object]:
-    """What stands beside a persisted generation; empty where it is none, or damaged."""
-    try:
-        with open(folder / STATE, "rb") as file:
-            told = json.loads(file.read(STATE_MAX))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}

@@ -6,7 +6,6 @@ one before it is taken.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -16,16 +15,17 @@ from attrs import evolve
 
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, job_at, no_vault
+from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
+from ucpl.remotes.vaults.places import Domain
+from ucpl.remotes.vaults.records import Commit
 from ucpl.remotes.vaults.sealed import write_whole
 from ucpl.remotes.vaults.view import generation_at
-from ucpl.vault.persisting import STATE, state_text, state_told, told_in
+from ucpl.vault.persisted import STATE, Persisted, persisted_in, state_text, state_told, told_in
 
 __all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]
 
 TRIES = 3  # of one generation, that came to no end
 GONE = ("E691", "E692", "E698")  # what cannot be rebuilt or replayed, or is there no more
-_STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16})?")
 
 
 @frozen
@@ -112,32 +112,41 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> list
         if not found:
             fail("E692", f"{home}: generation {generation} is not committed", Label(str(home)))
         return found
-    places = [(0, -one.generation, 0, 0, 0) for one in commits]
-    folders = _persisted(persisted) if persisted is not None else []
-    told = [told_in(path) for path, _ in folders]
-    numbers = [number if type(number := one.get("generation")) is int else -1 for one in told]
-    # Generations of each vault begin at one: between several they say nothing.
-    of_one = len({one.get("vault") for one, number in zip(told, numbers, strict=True) if number >= 0}) == 1
-    for (path, step), one, number in zip(folders, told, numbers, strict=True):
-        is_ours = job is not None and one.get("vault") == job.ident and bool(commits)
-        # Of another vault, or of this one before it was made anew: behind what was saved of that step or later.
-        behind = [c.generation for c in commits if c.step >= step]
-        of = min(behind) if behind else commits[0].generation if commits else 0
-        if is_ours and 0 <= number <= commits[0].generation:
-            of = number
-        found.append(_Choice(str(path), step, None, number < 0))
-        # One that says nothing takes no part in the order of the others.
-        places.append((0, -of, 1, -number if of_one else 0, -step) if number >= 0 else (1, 0, 0, 0, -step))
+    times = _times(home, commits)
+    ours = {one.generation: at for one, at in zip(commits, times, strict=True)}
+    places = [(0, -at, 0, -one.generation, 0) for one, at in zip(commits, times, strict=True)]
+    folders = persisted_in(persisted) if persisted is not None else []
+    for folder in folders:
+        at = folder.at
+        if not at and job is not None and folder.vault == job.ident:
+            at = ours.get(folder.generation, 0)
+        if folder.generation < 0:  # it takes no part in the order of the others
+            place = (2, 0, 1, 0, -folder.step)
+        elif at:
+            place = (0, -at, 1, -folder.generation, -folder.step)
+        else:
+            place = (1, -_since(folder, folders), 1, -folder.generation, -folder.step)
+        found.append(_Choice(str(folder.path), folder.step, None, folder.generation < 0))
+        places.append(place)
     return [choice for _, choice in sorted(zip(places, found, strict=True), key=itemgetter(0))]
 
 
-def _persisted(folder: Path) -> list[tuple[Path, int]]:
-    """Folders of a step, as a server writes them, and which step."""
-    try:
-        some = [(path, told) for path in folder.iterdir() if (told := _STEP.fullmatch(path.name)) and path.is_dir()]
-    except OSError:
-        return []
-    return [(path, int(told[1])) for path, told in some]
+def _times(home: Path, commits: Sequence[Commit]) -> list[int]:
+    """When each of them, newest first, was committed; where an older version did not say, when that was written here."""
+    times: list[int] = []
+    for one in commits:
+        at, written = one.at, list[int]()
+        for number in domains_of(home) if not at else ():
+            with suppress(OSError):
+                written.append(Domain(home, number).commit(one.generation).stat().st_mtime_ns // 1_000_000)
+        at = at or min(written, default=0)
+        times.append(min([at, *times[-1:]]))  # a text that was mended is younger than what it says
+    return times
+
+
+def _since(one: Persisted, some: Sequence[Persisted]) -> int:
+    """When it was written at the latest, of one that does not say: before what its vault committed after it."""
+    return min(other.written for other in some if other.vault == one.vault and other.generation >= one.generation)
 
 
 def state_of(source: str) -> dict[str, object]:
@@ -150,7 +159,7 @@ def state_of(source: str) -> dict[str, object]:
     home, _, number = source.removeprefix("vault:").rpartition("@")
     memory = generation_at(Path(home), int(number))
     memory.close()
-    return state_told(memory)
+    return state_told(memory.commit, memory.job)
 
 
 def keep_state(told: Mapping[str, object], target: Path) -> Path | None:

@@ -7,6 +7,7 @@ the generation is committed in all of them. It can be killed at any point and st
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -289,13 +290,14 @@ class Server:
                 except FileNotFoundError:  # the domain is gone
                     return None
             # Asked of those who hold the locks, over what holds them: a lock that was lost meanwhile gives no answer.
-            again = self._round(holders, next(iter(committed_in(holders, self.job, sure=True)), None))
+            newest = next(iter(committed_in(holders, self.job, sure=True)), None)
+            again = self._round(holders, newest)
             if again is None or dict(again.marks) != dict(found.marks):
                 return None
             sure = [self._vote_on(again, where) for where in holders]
-            commit = Commit(
-                found.generation, found.shards[0].step, found.shards, tuple(v for v in sure if v is not None)
-            )
+            at = max(time.time_ns() // 1_000_000, newest.at + 1 if newest is not None else 1)  # clocks are set back
+            step, parity = found.shards[0].step, tuple(v for v in sure if v is not None)
+            commit = Commit(found.generation, step, found.shards, parity, at)
             if len(commit.parity) != len(sure):
                 return None
             try:

@@ -398,6 +398,7 @@ class Commit:
     step: int
     shards: tuple[Shard, ...]  # by rank
     parity: tuple[Parity, ...]  # by domain
+    at: int = 0  # milliseconds since 1970, when it was committed; 0: older versions did not say
 
     @property
     def depth(self) -> int:
@@ -410,7 +411,8 @@ class Commit:
 
     def sealed(self) -> bytes:
         texts = [[one.sealed().decode() for one in some] for some in (self.shards, self.parity)]
-        return seal({"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]})
+        told: Told = {"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]}
+        return seal({**told, "at": self.at} if self.at else told)
 
     @classmethod
     def of(cls, data: bytes | None, job: Job) -> Commit | None:
@@ -424,6 +426,7 @@ class Commit:
             found = cls(
                 _number(told, "generation"), _number(told, "step"),
                 tuple(s for s in shards if s is not None), tuple(p for p in parity if p is not None),
+                _number(told, "at") if "at" in told else 0,
             )  # fmt: skip
         except ValueError:
             return None
