@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.vault.held import ROOT, Truth
+from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.leftovers import DRILLS, WORKS, sweep, work_beside, worked_in
+from ucpl.vault.restoring import restored
 
 
 def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path, monkeypatch):
@@ -68,6 +71,33 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
         finally:
             living.terminate()
             living.wait(60)
+
+
+def test_a_step_that_several_vaults_made_anew_saved_is_written_each_time(tmp_path):
+    """With the generation that it had before: the third of them found both names taken, and was never written."""
+    home, runs = tmp_path / "job", tmp_path / "runs"
+    one = Truth(tmp_path / "one", "dp=1", (1,))
+    names = ["step-1", "step-1.generation-1", "step-1.generation-1.2", "step-1.generation-1.3"]
+    for name in names:
+        vault = Vault.make(home, ranks=1)
+        with vault.writer(0, layout=one.layout, strict=True, wait=60) as writer:
+            living = serving(home, runs)
+            try:
+                writer.save(1, one.cut[1][0])
+                wait_for(runs / name)
+            finally:
+                living.terminate()
+                living.wait(60)
+        shutil.rmtree(home)
+    tried: list[str] = []
+
+    def read(source: str) -> None:
+        tried.append(Path(source).name)
+        verify("vault:/nowhere")
+
+    with pytest.raises(UcplError):
+        restored(home, read, persisted=runs)
+    assert tried == names[::-1] and sorted(path.name for path in runs.iterdir()) == names
 
 
 def test_gc_leaves_what_is_no_vaults(tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from argparse import Namespace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,8 +110,12 @@ def _gone(folder: Path) -> None:
 
 def _place_of(into: Path, one: Commit) -> Path:
     """Where a generation is written: what a run had written of the same step before it went back stays."""
-    plain = into / f"step-{one.step}"
-    return into / f"step-{one.step}.generation-{one.generation}" if os.path.lexists(plain) else plain
+    plain = f"step-{one.step}"
+    later = f"{plain}.generation-{one.generation}"
+    names = chain(
+        (plain, later), (f"{later}.{number}" for number in count(2))
+    )  # a vault that was made anew counts anew
+    return next(into / name for name in names if not os.path.lexists(into / name))
 
 
 def _is_kept(into: Path, one: Commit, job: Job) -> bool:

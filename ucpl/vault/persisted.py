@@ -15,7 +15,7 @@ __all__ = ["STATE", "Persisted", "found_in", "is_of", "persisted_in", "state_tex
 
 STATE = "ucpl/state.json"  # which generation it is, and what each rank gave beside its tensors
 STATE_MAX = 1 << 30
-_STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16})?")
+_STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16}(?:\.\d{1,9})?)?")
 
 
 @frozen
