@@ -15,6 +15,7 @@ import ucpl
 from tests.vault.held import Truth, call, memory
 from ucpl.cli import main
 from ucpl.remotes.vaults.counted import committed
+from ucpl.vault.persisted import state_text
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import keep_state, restored, state_of
 
@@ -44,6 +45,7 @@ def before_times(runs: Path, name: str, written: float = 0, **more: object) -> N
     told = json.loads(path.read_text())
     told.pop("committed_ms", None)
     path.write_text(json.dumps({**told, **more}))
+    (runs / name / "ucpl/saved.json").unlink(missing_ok=True)
     if written:
         os.utime(path, (written, written))
 
@@ -72,7 +74,7 @@ def test_a_run_that_went_back_is_restored_as_it_was_saved_last(tmp_path, truth):
         assert sources(home) == ["job@3", "job@2"]
         # Generation 1 was step 2, which memory has no more; what nothing is known of comes last.
         assert sources(home, runs) == ["job@3", "job@2", "step-3", "step-2"]
-        (runs / "step-3/ucpl/state.json").unlink()
+        shutil.rmtree(runs / "step-3/ucpl")
         assert sources(home, runs) == ["job@3", "job@2", "step-2", "step-3"]
         found: list[str] = []
         assert restored(home, found.append, persisted=runs).step == 1 and found == [f"vault:{home}@3"]
@@ -119,13 +121,16 @@ def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, t
     with memory(home, truth, domains=2, protect="none") as here:
         for step in (1, 3, 2):
             kept(here, truth, step, runs)
-        told = json.loads((runs / "step-3/ucpl/state.json").read_text())
-        (runs / "step-3/ucpl/state.json").write_text(json.dumps({**told, "generation": 50}))
+        beside = runs / "step-3/ucpl"
+        told, sealed = json.loads((beside / "state.json").read_text()), (beside / "saved.json").read_bytes()
+        (beside / "state.json").write_text(json.dumps({**told, "generation": 50}))
+        (beside / "saved.json").unlink()
         assert sources(home, runs) == ["job@3", "step-2", "job@2", "step-3", "step-1"]
         before_times(runs, "step-3", generation=50)
         before_times(runs, "step-1")
         assert sources(home, runs) == ["job@3", "step-2", "job@2", "step-3", "step-1"]
-        (runs / "step-3/ucpl/state.json").write_text(json.dumps(told))
+        (beside / "state.json").write_bytes(state_text(told))
+        (beside / "saved.json").write_bytes(sealed)
     shutil.rmtree(home)
     assert sources(home, runs) == ["step-2", "step-3", "step-1"]  # as they were saved, not by step
 
@@ -145,7 +150,7 @@ def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_wer
     assert main(asked) == 0
     said = capsys.readouterr().out
     assert "step 2 of" in said and truth.step_of(tmp_path / "out") == 2
-    assert said.count("nobody knows when it was saved") == 3 and f"behind     {runs / 'step-7'}: " in said
+    assert said.count("says when it was saved") == 3 and f"behind     {runs / 'step-7'}: " in said
     assert main([*asked[:3], str(tmp_path / "again"), *asked[4:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["silent"] == [str(runs / f"step-{n}") for n in (7, 1, 0)]
 
@@ -166,6 +171,8 @@ def test_of_two_vaults_what_was_saved_last_comes_first_whatever_its_step(tmp_pat
         persist(here.vault.home, runs / "step-2.generation-2")
         assert sources(home, runs) == ["job@2", "step-2.generation-2", "job@1", "step-1", "step-3", "step-2"]
     shutil.rmtree(home)
+    for name in ("step-2", "step-3"):  # as a copy may have it
+        os.utime(runs / name / "ucpl/state.json", (1e10, 1e10))
     assert sources(home, runs) == ["step-2.generation-2", "step-1", "step-3", "step-2"]
 
 

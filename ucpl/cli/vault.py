@@ -191,18 +191,19 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     for source, why in made.passed:
         console.say(f"passed     {source}: {why}")
     for source in made.silent:
-        console.say(
-            f"behind     {source}: its ucpl/state.json is not there or cannot be read: nobody knows when it was saved"
-        )
+        console.say(f"behind     {source}: nothing in its folder ucpl says when it was saved")
     if rebuilt:
         console.say(f"rebuilt    {bytes_text(rebuilt)}, of what other domains hold")
     kept = keep_state(told, Path(options.target))
     if kept is not None:
         console.say(f"state      {kept}: what ranks gave beside it")
+    if made.damage:  # for who keeps standard output alone, too
+        console.note(f"warning: {made.damage}; all tensors are restored")
+        console.say(f"damaged    {made.damage}")
     console.say(f"done       {options.target}: step {made.step} of {made.source}")
     passed: list[Json] = [{"source": source, "why": why} for source, why in made.passed]
     answer: dict[str, Json] = {"target": str(options.target), "source": made.source, "step": made.step}
-    answer |= {"passed": passed, "silent": list(made.silent)}
+    answer |= {"passed": passed, "silent": list(made.silent), "damage": made.damage}
     console.answer({**answer, "rebuilt": rebuilt, "state": None if kept is None else str(kept)})
     return Exit.DONE
 

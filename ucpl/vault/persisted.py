@@ -1,4 +1,9 @@
-"""What stands beside a persisted generation: which one it is, when it was committed, and what ranks gave as JSON."""
+"""What stands beside a persisted generation, in its folder `ucpl`.
+
+state.json   which one it is, when it was committed, and what ranks gave: JSON for everyone
+saved.json   which one it is once more, sealed, with the digest of state.json: of a text that is damaged it is found, and the
+             place of the generation among others is known all the same
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.records import Commit, Job
+from ucpl.remotes.vaults.records import Commit, Job, mark_of
+from ucpl.remotes.vaults.sealed import Told, opened, seal
 
-__all__ = ["STATE", "Persisted", "found_in", "is_of", "persisted_in", "state_text", "state_told", "told_in"]
+__all__ = [
+    "SAVED", "STATE", "Persisted", "found_in", "is_of", "persisted_in", "saved_text", "state_text", "state_told", "told_in",
+]  # fmt: skip
 
 STATE = "ucpl/state.json"  # which generation it is, and what each rank gave beside its tensors
-STATE_MAX = 1 << 30
+SAVED = "ucpl/saved.json"  # older versions wrote none
+_MAX = 1 << 30
 _STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16}(?:\.\d{1,9})?)?")
 
 
@@ -28,12 +37,13 @@ class Persisted:
     generation: int = -1  # nobody knows
     at: int = 0  # milliseconds since 1970, when it was committed; 0: older versions did not say
     written: int = 0  # the same of its text
+    damage: str = ""  # what is wrong with what ranks gave
 
 
-def state_told(commit: Commit, job: Job) -> dict[str, object]:
+def state_told(commit: Commit, job: Job) -> Told:
     """Which generation it is, and what each rank gave beside its tensors."""
     ranks = {str(shard.rank): shard.state for shard in commit.shards if shard.state}
-    told: dict[str, object] = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
+    told: Told = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
     return {**told, "committed_ms": commit.at} if commit.at else told
 
 
@@ -41,12 +51,43 @@ def state_text(told: Mapping[str, object]) -> bytes:
     return json.dumps(told, sort_keys=True, indent=1).encode()
 
 
-def told_in(folder: Path) -> dict[str, object]:
-    """What stands beside a persisted generation; empty where it is none, or damaged."""
+def saved_text(told: Mapping[str, object], text: bytes) -> bytes:
+    """What stands beside that text of a state."""
+    return seal({**{name: one for name, one in told.items() if name != "ranks"}, "state": mark_of(text)})
+
+
+def told_in(folder: Path) -> Told:
+    """What ranks gave beside a persisted generation; empty where it is none, or damaged."""
+    return _beside(folder)[1]
+
+
+def _beside(folder: Path) -> tuple[Told, Told, str]:
+    """Which generation it is, all that is told of it, and what is wrong with that."""
+    text, sealed = _bytes(folder / STATE), _bytes(folder / SAVED)
+    which = opened(sealed) if sealed is not None else None
+    if which is not None:
+        if text is not None and mark_of(text) == which.get("state"):
+            return which, _object(text), ""
+        why = "is not there or cannot be read" if text is None else "is damaged"
+        return which, {}, f"{folder / STATE} {why}: what ranks gave is lost with it"
+    told = _object(text) if text is not None else {}
+    if text is not None and not told:
+        return {}, {}, f"{folder / STATE} is damaged: what ranks gave is lost with it"
+    if told and sealed is not None:
+        return told, told, f"{folder / SAVED} is damaged, which says whether what ranks gave is what was saved"
+    return told, told, ""
+
+
+def _bytes(path: Path) -> bytes | None:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(_MAX)
+    return None
+
+
+def _object(text: bytes) -> Told:
     try:
-        with open(folder / STATE, "rb") as file:
-            told = json.loads(file.read(STATE_MAX))
-    except (OSError, ValueError, RecursionError):
+        told = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -61,14 +102,14 @@ def persisted_in(folder: Path) -> list[Persisted]:
 
 
 def found_in(path: Path, step: int) -> Persisted:
-    told = told_in(path)
-    vault, generation, at = told.get("vault"), told.get("generation"), told.get("committed_ms")
+    which, _, damage = _beside(path)
+    vault, generation, at = which.get("vault"), which.get("generation"), which.get("committed_ms")
     if not isinstance(vault, str) or type(generation) is not int or generation < 0:
-        return Persisted(path, step)
+        return Persisted(path, step, damage=damage)
     written = 0
     with suppress(OSError):
         written = (path / STATE).stat().st_mtime_ns // 1_000_000
-    return Persisted(path, step, vault, generation, at if type(at) is int and at > 0 else 0, written)
+    return Persisted(path, step, vault, generation, at if type(at) is int and at > 0 else 0, written, damage)
 
 
 def is_of(one: Persisted, commit: Commit, job: Job) -> bool:

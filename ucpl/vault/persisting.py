@@ -16,7 +16,7 @@ from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, wri
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.leftovers import sweep, work_beside, worked_in, works_of
 from ucpl.vault.obstacles import why_not_made
-from ucpl.vault.persisted import STATE, state_text, state_told
+from ucpl.vault.persisted import SAVED, STATE, saved_text, state_text, state_told
 
 __all__ = ["persist"]
 
@@ -77,9 +77,12 @@ def _write(memory: Memory, home: Path, work: Path) -> None:
         if (work / name).stat().st_size != stored.size:
             raise OSError(errno.EIO, f"{name} was changed by another while it was written")
     make_folders(work, (work / STATE).parent)
-    fd = disk().open(work / STATE, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        write_all(fd, memoryview(state_text(state_told(memory.commit, memory.job))), 0)
-        disk().sync(fd)
-    finally:
-        disk().close(fd)
+    told = state_told(memory.commit, memory.job)
+    text = state_text(told)
+    for name, data in ((STATE, text), (SAVED, saved_text(told, text))):
+        fd = disk().open(work / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            write_all(fd, memoryview(data), 0)
+            disk().sync(fd)
+        finally:
+            disk().close(fd)

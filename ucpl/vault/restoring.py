@@ -36,6 +36,7 @@ class Restored:
     step: int
     passed: tuple[tuple[str, str], ...]  # newer sources that were passed over, and why
     silent: tuple[str, ...] = ()  # persisted folders of which nobody knows when they were saved: they come last
+    damage: str = ""  # what is wrong with what ranks gave beside it; the tensors are what was saved
 
 
 @frozen
@@ -44,6 +45,7 @@ class _Choice:
     step: int
     tries: Path | None  # of a generation, where its tries are counted
     is_silent: bool = False  # nothing says when it was saved
+    damage: str = ""  # of what ranks gave
 
 
 def restored(
@@ -78,7 +80,7 @@ def restored(
             continue
         finally:  # however it ended, this process is there
             _forget(one.tries)
-        return Restored(one.source, one.step, tuple(passed), silent)
+        return Restored(one.source, one.step, tuple(passed), silent, one.damage)
     if last is not None:
         raise _told(last, passed)
     if passed:
@@ -126,7 +128,7 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> list
             place = (0, -at, 1, -folder.generation, -folder.step)
         else:
             place = (1, -_since(folder, folders), 1, -folder.generation, -folder.step)
-        found.append(_Choice(str(folder.path), folder.step, None, folder.generation < 0))
+        found.append(_Choice(str(folder.path), folder.step, None, folder.generation < 0, folder.damage))
         places.append(place)
     return [choice for _, choice in sorted(zip(places, found, strict=True), key=itemgetter(0))]
 
