@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import ucpl
+from tests.vault import small
 from tests.vault.held import Truth, memory
 from tests.vault.small import job
 from ucpl.cli import main
 from ucpl.remotes.vaults.counted import committed
+from ucpl.remotes.vaults.sealed import seal
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, mend_texts
+from ucpl.vault.restoring import restored
+from ucpl.vault.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +140,85 @@ def test_no_vault_is_made_where_the_one_that_is_there_is_damaged(tmp_path, kept,
         Vault.make(home)
     assert main(["vault", "gc", str(home), "--with-state"]) == 0 and not home.exists()
     assert Vault.make(home).committed() is None
+
+
+@pytest.fixture
+def older(tmp_path):
+    """A vault of two steps; what says of the newer one that it counts is damaged in all domains."""
+
+    def made(domains: int) -> Path:
+        with job(tmp_path / "job", domains, "none" if domains == 1 else "mirror") as here:
+            for step in (10, 20):
+                here.save(step)
+                here.turn()
+            assert here.read() == 20
+            for number in range(domains):
+                flip(here.path(number, "commit.2.json"))
+        return tmp_path / "job"
+
+    return made
+
+
+@pytest.mark.parametrize("domains", [1, 2])
+def test_an_older_generation_is_not_called_whole_where_the_newer_one_s_word_is_damaged(
+    older, domains, tmp_path, capsys
+):
+    home = older(domains)
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    assert main(["vault", "verify", str(home)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        said.count("its word that generation 2 counts, newer than 1, which was looked at (servers that start")
+        == domains
+        and "whole" not in said
+    )
+    assert main(["vault", "status", str(home)]) == 0
+    assert "damaged    generation 2, newer than what counts: d0/commit.2.json" in capsys.readouterr().out
+    assert main(["vault", "status", str(home), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["damaged"]
+    assert told == [{"number": 2, "texts": [str(home / f"d{n}/commit.2.json") for n in range(domains)]}]
+    assert main(["vault", "persist", str(home), str(tmp_path / "kept"), "--json"]) == 0
+    out = capsys.readouterr()
+    assert json.loads(out.out)["damaged"] == [2] and "warning: generation 2 is newer" in out.err
+    tried: list[str] = []
+    made = restored(home, tried.append)
+    assert made.step == 10 and made.passed[0][0] == f"vault:{home}@2" and "d0/commit.2.json" in made.passed[0][1]
+    assert restored(home, tried.append, generation=1).passed == ()
+    with pytest.raises(ucpl.UcplError, match=r"E692: .*generation 2 is committed is damaged: commit\.2\.json"):
+        ucpl.verify(f"vault:{home}@2")
+    assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("domains", [1, 2])
+@pytest.mark.parametrize("by", ["scrub", "serve"])
+def test_what_all_have_saved_and_voted_for_counts_again(older, domains, by, capsys):
+    home = older(domains)
+    if by == "scrub":
+        assert main(["vault", "scrub", str(home)]) == 0
+        assert "counts     generation 2 again" in capsys.readouterr().out
+    else:
+        with ExitStack() as ends:
+            servers = [ends.enter_context(Server(home, number)) for number in range(domains)]
+            assert [server.turn() for server in servers] == [2, *[None] * (domains - 1)]
+    assert main(["vault", "verify", str(home)]) == 0
+    assert small.read(home, domains, (5000, 70_001, 1)) == 20
+
+
+def test_what_does_not_count_again_is_called_gone_and_scrub_does_not_call_it_whole(older, tmp_path, capsys):
+    home = older(2)
+    for path in home.glob("d0/p.s*.json"):  # its votes
+        path.unlink()
+    assert main(["vault", "scrub", str(home)]) == 1
+    said = capsys.readouterr().out
+    assert "generation 2 counts, newer than 1, which was looked at: is gone" in said and "whole" not in said
+    for path in home.glob("d*/commit.1.json"):
+        path.unlink()
+    with pytest.raises(ucpl.UcplError, match=r"E692: .* is damaged, and .*nothing has no folder step-N"):
+        restored(home, print, persisted=tmp_path / "nothing")
+
+
+def test_a_newer_text_of_another_vault_is_not_damaged(older):
+    """A domain's folder that has an older job's texts: they are none of this one's, and as they were written."""
+    home = older(1)
+    (home / "d0/commit.2.json").write_bytes(seal({"generation": 2}))
+    assert damage(home)[1] == []

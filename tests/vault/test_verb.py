@@ -98,6 +98,7 @@ def test_servers_keep_what_ranks_save_and_write_every_second_of_it(tmp_path, tru
         "target": str(tmp_path / "old"),
         "generation": 2,
         "step": 2,
+        "damaged": [],
     }
     assert truth.step_of(tmp_path / "old") == 2
     assert main(["vault", "persist", str(home), str(tmp_path / "old")]) == 4

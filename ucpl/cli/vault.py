@@ -79,6 +79,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 def _status(home: Path, options: Namespace, console: Console) -> int:
     from attrs import asdict
 
+    from ucpl.remotes.vaults.counted import unsaid_text
     from ucpl.vault.looking import look
 
     found = look(home)
@@ -107,6 +108,8 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
         )
     if not found.generations:
         console.say("committed  nothing")
+    for number, texts in found.unsaid:
+        console.say(f"damaged    generation {number}, newer than what counts: {unsaid_text(texts)}")
     generations: list[Json] = [{**asdict(one), "in_domains": list(one.in_domains)} for one in found.generations]
     domains: list[Json] = [
         {**asdict(one), "ranks": list(one.ranks), "written_by": list(one.written_by)} for one in found.domains
@@ -118,6 +121,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
             "replays": found.job.replays,
             "domains": domains,
             "generations": generations,
+            "damaged": [{"number": number, "texts": list(map(str, texts))} for number, texts in found.unsaid],
         }
     )
     return Exit.DONE
@@ -132,11 +136,13 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.looking import mend_texts, scrub
+    from ucpl.vault.looking import count_again, mend_texts, scrub
     from ucpl.vault.making import Vault
     from ucpl.vault.obstacles import not_written
 
     try:
+        for number in count_again(home):
+            console.say(f"counts     generation {number} again, of what its ranks saved and its domains voted for")
         if texts := mend_texts(home):
             console.say(f"mended     {texts} texts, as those of other domains say")
         count, found = scrub(home)
@@ -209,14 +215,20 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.remotes.vaults.counted import committed, job_at, unsaid, unsaid_text
     from ucpl.vault.persisting import persist
 
+    job = job_at(home) if not options.generation else None
+    newer = unsaid(home, committed(home, job)) if job is not None else {}
     memory = persist(home, Path(options.target), _generation(options))
     rebuilt = f", {bytes_text(memory.all_rebuilt)} rebuilt" if memory.all_rebuilt else ""
     console.say(
         f"written    {options.target}: generation {memory.commit.generation}, step {memory.commit.step}{rebuilt}"
     )
-    console.answer({"target": str(options.target), "generation": memory.commit.generation, "step": memory.commit.step})
+    for number, texts in newer.items():
+        console.note(f"warning: generation {number} is newer, and is not what was written: {unsaid_text(texts)}")
+    answer: dict[str, Json] = {"target": str(options.target), "generation": memory.commit.generation}
+    console.answer({**answer, "step": memory.commit.step, "damaged": list(newer)})
     return Exit.DONE
 
 

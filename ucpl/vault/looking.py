@@ -5,26 +5,39 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from attrs import field
 
+from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import barred, committed, domains_of, holder_of, job_at, made_of
+from ucpl.remotes.vaults.counted import (
+    barred,
+    committed,
+    domains_of,
+    holder_of,
+    holders_of,
+    job_at,
+    made_of,
+    no_vault,
+    saved_in,
+    unsaid,
+)
 from ucpl.remotes.vaults.far import Far
-from ucpl.remotes.vaults.hosts import FILE
+from ucpl.remotes.vaults.hosts import FILE, hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
 from ucpl.remotes.vaults.places import OURS, Domain, Holder, is_held
 from ucpl.remotes.vaults.records import CHUNK, Job
 from ucpl.remotes.vaults.sealed import read_sealed, was_sealed
 from ucpl.remotes.vaults.view import generation_at
-from ucpl.vault.server import has_commit, heal, mend_commit, mend_job
+from ucpl.vault.server import Server, has_commit, heal, mend_commit, mend_job
 
 __all__ = [
-    "Damage", "Found", "Generation", "Place", "Seen", "damage", "is_alive", "look", "mend_texts", "scrub", "seen", "vaults_in",
+    "Damage", "Found", "Generation", "Place", "Seen", "count_again", "damage", "is_alive", "look", "mend_texts", "scrub",
+    "seen", "vaults_in",
 ]  # fmt: skip
 
 
@@ -63,6 +76,8 @@ class Found:
     job: Job
     domains: tuple[Place, ...]
     generations: tuple[Generation, ...]  # newest first
+    # Newer ones, and what would say that they count and is damaged.
+    unsaid: tuple[tuple[int, tuple[Path, ...]], ...] = ()
 
 
 @frozen
@@ -111,7 +126,8 @@ def look(home: Path) -> Found:
                 tuple(among), min(ages, default=None),
             )
         )  # fmt: skip
-    return Found(home, job, tuple(places), tuple(found))
+    newer = tuple((number, tuple(texts)) for number, texts in unsaid(home, every).items())
+    return Found(home, job, tuple(places), tuple(found), newer)
 
 
 def _has(where: Holder, generation: int) -> bool:
@@ -144,6 +160,14 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
     """What is lost or damaged of a generation, chunk by chunk. Raises: UcplError E692."""
     memory = generation_at(home, generation)
     found: list[Damage] = [Damage(what, 0, True) for what in _bad_texts(home, memory)]
+    for number, texts in unsaid(home, committed(home, memory.job)).items():
+        is_there = _is_all_saved(home, memory.job, number)
+        for path in texts:
+            what = (
+                f"{path.parent.name}: its word that generation {number} counts, newer than {memory.commit.generation}"
+            )
+            hint = " (servers that start have it count again)" if is_there else ""
+            found.append(Damage(f"{what}, which was looked at{hint}", 0, is_there))
     for one in (*memory.before, memory):
         of = f" in generation {one.commit.generation}" if memory.before else ""
         for number, ranks in enumerate(memory.job.domains):
@@ -178,6 +202,40 @@ def _bad_texts(home: Path, memory: Memory) -> list[str]:
     return found
 
 
+def _is_all_saved(home: Path, job: Job, generation: int) -> bool:
+    """Whether all ranks have it, and all domains have voted for it: a server that starts has it count again."""
+    holders = holders_of(home, job)
+    with suppress(OSError):
+        saved = saved_in(holders, job)
+        have = (any(shard.generation == generation for shard, _ in saved.get(rank, ())) for rank in range(job.ranks))
+        votes = [[where.vote_in(slot) for slot in range(job.slots)] for where in holders]
+        return all(have) and all(any(v is not None and v.generation == generation for v in some) for some in votes)
+    return False
+
+
+def count_again(home: Path) -> list[int]:
+    """Have what is saved count again, where what said so is damaged in all domains: which. As servers do that start; of a
+    vault of several hosts, these alone may.
+
+    Raises: UcplError E692, OSError.
+    """
+    job = job_at(home)
+    if job is None:
+        no_vault(home)
+    before = committed(home, job)
+    if not unsaid(home, before) or hosts_at(home) is not None:
+        return []
+    with ExitStack() as ends:
+        servers = []
+        for number in domains_of(home):
+            with suppress(UcplError):  # one that is served: its server has tried
+                servers.append(ends.enter_context(Server(home, number)))
+        for server in servers:
+            server.turn()
+    newest = before[0].generation if before else -1
+    return [one.generation for one in committed(home, job) if one.generation > newest]
+
+
 def mend_texts(home: Path) -> int:
     """Write texts that are damaged or lacking once more, as whole ones say: how many. Raises: UcplError E692, OSError."""
     memory = generation_at(home)
@@ -209,6 +267,7 @@ def scrub(home: Path) -> tuple[int, list[Damage]]:
 
     Raises: UcplError E692, OSError.
     """
+    count_again(home)
     mend_texts(home)
     memory = generation_at(home)
     count = 0

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
+from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault, unsaid, unsaid_text
 from ucpl.remotes.vaults.places import Domain
 from ucpl.remotes.vaults.records import Commit
 from ucpl.remotes.vaults.sealed import write_whole
@@ -59,7 +59,8 @@ def restored(
 
     Raises: UcplError E692 where there is nothing, and what `read` raises of the last source that there is, or of any else.
     """
-    passed: list[tuple[str, str]] = []
+    unknown = _unsaid(home) if generation is None else []
+    passed = list(unknown)
     last: UcplError | None = None
     choices = _choices(home, generation, persisted)
     silent = tuple(one.source for one in choices if one.is_silent)
@@ -83,13 +84,28 @@ def restored(
         return Restored(one.source, one.step, tuple(passed), silent, one.damage)
     if last is not None:
         raise _told(last, passed)
-    if passed:
+    if passed != unknown:
         what = f"{home}: no generation is left that was not tried {TRIES} times in vain"
-        remedy = f"name one: --generation {passed[0][0].rpartition('@')[2]}"
+        remedy = f"name one: --generation {passed[len(unknown)][0].rpartition('@')[2]}"
         fail("E692", what, Label(str(home), "; ".join(f"{source}: {why}" for source, why in passed)), remedy=remedy)
     beside = f", and {persisted} has no folder step-N" if persisted is not None else ""
+    if unknown:
+        remedy = "`ucpl vault scrub ROOT/JOB`, or the servers as they start, may have it count again"
+        fail(
+            "E692",
+            f"{home}: what says that something is committed is damaged{beside}",
+            Label(str(home), unknown[0][1]),
+            remedy=remedy,
+        )
     nothing = "nothing is committed" if job_at(home) is not None else "there is no vault"
     fail("E692", f"{home}: {nothing}{beside}", Label(str(home)))
+
+
+def _unsaid(home: Path) -> list[tuple[str, str]]:
+    """Generations that may be newer than any that is tried here, and why they are not."""
+    job = job_at(home)
+    found = unsaid(home, committed(home, job)) if job is not None else {}
+    return [(f"vault:{home.absolute()}@{number}", unsaid_text(texts)) for number, texts in found.items()]
 
 
 def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:

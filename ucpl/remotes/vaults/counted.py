@@ -21,7 +21,7 @@ from ucpl.remotes.vaults.sealed import read_sealed
 
 __all__ = [
     "DIGITS_MAX", "barred", "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of",
-    "no_vault", "saved_in", "silent",
+    "no_vault", "saved_in", "silent", "unsaid", "unsaid_text",
 ]  # fmt: skip
 
 DIGITS_MAX = 16  # of a generation
@@ -130,6 +130,33 @@ def saved_in(
 def committed(home: Path, job: Job) -> list[Commit]:
     """Generations that count, newest first: those of which any domain that is there says so."""
     return committed_in(holders_of(home, job), job)
+
+
+def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
+    """Generations above those that count, newest first, and the texts that are here and damaged by which they would.
+
+    Whoever takes the newest that counts takes an older one than was saved, and says so.
+    """
+    newest = found[0].generation if found else -1
+    texts: dict[int, list[Path]] = {}
+    for number in domains_of(home):
+        here = Domain(home, number)
+        for generation in here.commits():
+            if generation > newest and _is_damaged(here.commit(generation)):
+                texts.setdefault(generation, []).append(here.commit(generation))
+    return dict(sorted(texts.items(), reverse=True))
+
+
+def unsaid_text(texts: Sequence[Path]) -> str:
+    """What is wrong with a generation that nothing whole says to count, and what may mend it."""
+    some = ", ".join(f"{path.parent.name}/{path.name}" for path in texts)
+    return f"{some}, which would say that it counts, is damaged; `ucpl vault scrub`, or its servers as they start, may mend it"
+
+
+def _is_damaged(path: Path) -> bool:
+    with suppress(OSError):
+        return os.path.lexists(path) and read_sealed(path) is None
+    return True
 
 
 def made_of(commit: Commit, found: Sequence[Commit]) -> list[Commit]:

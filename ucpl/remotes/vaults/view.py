@@ -16,7 +16,7 @@ from ucpl.errors import Label, call_it, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.reading import Range, register, remote_of
-from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, no_vault
+from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, no_vault, unsaid
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.places import COMMIT, Domain
 from ucpl.remotes.vaults.records import CHUNK, File
@@ -197,6 +197,8 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
         damaged = sorted(name for name in names if COMMIT.fullmatch(name))
         if damaged and not found:
             what = f"what says that something is committed is damaged in each domain: {', '.join(damaged[:3])}"
+        elif generation in unsaid(home, found):
+            what = f"what says that generation {generation} is committed is damaged: commit.{generation}.json"
         fail("E692", f"{home}: {what}", Label(str(home), f"committed: {there}"))
     some = made_of(chosen, found)
     if len(some) != chosen.depth + 1:
