@@ -15,7 +15,7 @@ import ucpl
 from tests.vault.held import Truth, call, memory
 from ucpl.cli import main
 from ucpl.remotes.vaults.counted import committed
-from ucpl.vault.persisted import state_text
+from ucpl.vault.persisted import Persisted, is_of, state_text
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import keep_state, restored, state_of
 
@@ -211,3 +211,16 @@ def test_generations_that_an_older_version_committed_are_as_old_as_their_texts(t
         for number in range(2):
             os.utime(here.vault.domain(number).commit(1), (100.0, 100.0))
         assert sources(home, runs) == ["job@2", "step-3", "job@1"]
+
+
+def test_a_generation_of_the_same_number_is_written_where_another_vault_of_that_ident_wrote_one(tmp_path, truth):
+    """A vault of several hosts has one ident whenever it is made: a server that starts took that folder for its own."""
+    with memory(tmp_path / "job", truth, domains=2, protect="none") as here:
+        save(here, truth, 1)
+        commit, ours = here.vault.committed(), here.vault.job
+    assert commit is not None and commit.at > 0
+    found = Persisted(tmp_path, 1, ours.ident, 1, commit.at)
+    assert is_of(found, commit, ours) and is_of(evolve(found, at=0), commit, ours)
+    assert not is_of(evolve(found, at=commit.at - 1), commit, ours) and not is_of(
+        evolve(found, vault="x"), commit, ours
+    )
