@@ -203,9 +203,7 @@ class Writer:
         try:
             met: Exception | None = None
             try:
-                if self._is_closed:
-                    closed = f"the writer of rank {self.rank} was closed"
-                    fail("E693", closed, Label(str(self.here.folder)), remedy="make another")
+                _demand_open(self)
                 waited = self._settle()  # what was copied before is digested by then
                 number, said = _step(step), _json(state)
             except Exception as error:  # which the other ranks are told: they wait for this one
@@ -245,13 +243,12 @@ class Writer:
         from ucpl.vault.live import Shares, agree, all_agree, files_of, ready
 
         one, replaying, found = None, None, None
-        if met is None:
-            try:
-                one = ready(what)
-                replaying = self._watching(what)
+        try:
+            if met is None:
+                one, replaying = ready(what), self._watching(what)
                 found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
-            except Exception as error:
-                met = error
+        except Exception as error:
+            met = error
         agree(met)
         assert one is not None
         if replaying is not None:
@@ -476,6 +473,12 @@ def _step(step: object) -> int:
     if not 0 <= number < STEP_MAX:
         fail("E693", f"{_shown(step)!a} is no step", Label("step"), remedy="give a whole number, from 0 on")
     return number
+
+
+def _demand_open(writer: Writer) -> None:
+    if writer._is_closed:
+        closed = f"the writer of rank {writer.rank} was closed"
+        fail("E693", closed, Label(str(writer.here.folder)), remedy="make another")
 
 
 def _shown(step: object) -> str:
