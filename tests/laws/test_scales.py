@@ -16,10 +16,11 @@ from tests.laws.moves import Fill, cells, fills
 from tests.oracle import Meaning, scale_of
 from ucpl.errors import UcplError
 from ucpl.graph import build
-from ucpl.layout import Layout
+from ucpl.layout import Layout, load, resolve
 from ucpl.proofs.coverage import prove
 from ucpl.regions import locate
 from ucpl.schedule import Plan, order
+from ucpl.syntax import parse_call
 from ucpl.testing import numbers
 
 AXES = ("tp", "dp")
@@ -175,5 +176,26 @@ def test_a_scale_of_another_block_is_found_by_the_proof(case: tuple[str, str, st
     at = int(flow.moves.source[row]) & ((1 << bits) - 1)
     flow.extract.boxes.offset[row] += 1 if at + 1 < length else -1
     with pytest.raises(UcplError) as caught:
+        prove(graph)
+    assert caught.value.diagnostics[0].code == "E347"
+
+
+def test_a_scale_of_another_tensor_is_found_by_the_proof() -> None:
+    """Of two tensors of one shape, in the same block: only whose scale it is tells them apart."""
+    model = "  dim r = 4, b = 2\n  dtype f32\n" + "".join(
+        f"  {t} : r\n  {t}.s : b is scale of {t} by 2\n" for t in "uv"
+    )
+    factors = "".join(f'  {t} = r as "{t}"\n  {t}.s = b as "{t}.s"\n' for t in "uv")
+    product = "".join(f'  {t} = r dtype f32 value x * scale as "{t}"\n' for t in "uv")
+    text = f'ucpl 1\nmodel m {{\n{model}}}\nlayout a() of m {{\n  file weights = torch "a"\n{factors}}}\n'
+    text += f'layout z() of m {{\n  file weights = torch "z"\n{product}}}\n'
+    graph = build(*(locate(resolve(load(("two.ucpl", text)), parse_call(call))) for call in ("a()", "z()")))
+    prove(graph)
+    flow = next(f for f in graph.flows if f.kind == "scale")
+    bits, homes = graph.spaces[0].bits, {s.label: n for n, s in enumerate(graph.sources)}
+    at = flow.moves.source.copy()
+    swapped = {homes["u.s"]: homes["v.s"], homes["v.s"]: homes["u.s"]}
+    flow.extract.boxes.offset[:] += np.array([(swapped[int(p) >> bits] - (int(p) >> bits)) << bits for p in at])
+    with pytest.raises(UcplError, match="is not of its block") as caught:
         prove(graph)
     assert caught.value.diagnostics[0].code == "E347"

@@ -199,9 +199,8 @@ class Writer:
         """
         begin = time.perf_counter()
         generation, self._next = self._next, self._next + 1
-        number, said, waited = 0, Told(), 0.0
+        number, said, waited, met = 0, Told(), 0.0, None
         try:
-            met: Exception | None = None
             try:
                 _demand_open(self)
                 waited = self._settle()  # what was copied before is digested by then
@@ -225,10 +224,10 @@ class Writer:
         return Saved(generation, number, size, time.perf_counter() - begin, waited, depth)
 
     def _not_kept(self, step: object, error: Exception, *, raises: bool = False) -> UcplError:
-        told = self.error = error if isinstance(error, UcplError) else _failed(self, error)
+        self.error = error if isinstance(error, UcplError) else _failed(self, error)
         if not raises:
-            _log.warning("step %s is not kept: %s", _shown(step), told.diagnostics[0].message)
-        return told
+            _log.warning("step %s is not kept: %s", _shown(step), self.error.diagnostics[0].message)
+        return self.error
 
     def _told(self, step: int, what: object, met: Exception | None) -> tuple[list[ToSave], Told | None]:
         """What is saved, and where that is gradients alone, how the rest is made of them. met: why there is nothing to save.
