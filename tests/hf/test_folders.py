@@ -1,6 +1,7 @@
 """Hugging Face folders, read and written: shards, index, ties, what is refused."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -12,6 +13,8 @@ import ucpl
 from tests.hf.folders import HERE, WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
+from ucpl.frontends.hf import import_hf
+from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.huggingface_writing import shard_bytes
 
 
@@ -88,6 +91,77 @@ def test_numbered_shards_need_no_index(tensors, tmp_path):
     source = save(tmp_path / "s", tensors, shards=3)
     (source / "model.safetensors.index.json").unlink()
     assert {t.name for t in api.open_checkpoint(source).tensors} == set(tensors)
+
+
+def test_one_shard_of_several_is_no_folder(tensors, tmp_path):
+    """One file alone was taken for the whole model, whatever its name said."""
+    source = save(tmp_path / "s", tensors, shards=3)
+    (source / "model.safetensors.index.json").unlink()
+    for number in (3, 2):
+        (source / f"model-0000{number}-of-00003.safetensors").unlink()
+        with pytest.raises(UcplError, match=r"E380: model-00002-of-00003\.safetensors is missing|E380: .*-00003-of"):
+            ucpl.convert(source, tmp_path / "made", "plain()")
+    assert code_of(ucpl.verify, source) == code_of(import_hf, source) == "E380"
+    assert len(api.open_checkpoint(source / "model-00001-of-00003.safetensors").tensors) == 4, "named by itself"
+    (source / "model-00001-of-00003.safetensors").rename(source / "model-00001-of-00001.safetensors")
+    assert len(api.open_checkpoint(source).tensors) == 4, "all of one"
+
+
+LINK = r"model\.safetensors is a link to \.\./blobs/0f3a, which is not there"
+MADE = {
+    "link": (lambda path: path.symlink_to("../blobs/0f3a"), "E380", LINK),
+    "folder": (lambda path: path.mkdir(), "E400", r"model\.safetensors is no regular file"),
+    "pipe": (os.mkfifo, "E400", r"model\.safetensors is no regular file"),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_name_of_weights_that_is_no_file_is_no_empty_model(kind, tmp_path):
+    """As a hub's cache has links to what was cleared away. A folder of tensors came of it that had none."""
+    make, code, said = MADE[kind]
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "config.json").write_text(json.dumps(llama_config()))
+    make(tmp_path / "s" / "model.safetensors")
+    for call in (
+        lambda: ucpl.convert(tmp_path / "s", tmp_path / "made", "zero1(dp=2)"),
+        lambda: ucpl.verify(tmp_path / "s"),
+        lambda: api.open_checkpoint(tmp_path / "s"),
+        lambda: import_hf(tmp_path / "s"),
+        lambda: HuggingFace().open_named(tmp_path / "s", ["model.safetensors"]),
+    ):
+        with pytest.raises(UcplError, match=f"{code}: {said}"):
+            call()
+    assert not (tmp_path / "made").exists()
+
+
+def test_links_of_shards_say_where_they_lead(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, shards=2)
+    two = source / "model-00002-of-00002.safetensors"
+    two.unlink()
+    two.symlink_to("../blobs/77")
+    (source / "later.safetensors").symlink_to("later.safetensors")
+    with pytest.raises(UcplError, match=r"E380: model-00002-of-00002\.safetensors is a link to \.\./blobs/77"):
+        api.open_checkpoint(source)
+    (source / "later.safetensors").unlink()
+    (source / "model.safetensors.index.json").unlink()
+    with pytest.raises(UcplError, match=r"E380: model-00002-of-00002\.safetensors is a link to \.\./blobs/77"):
+        api.open_checkpoint(source)
+
+
+def test_a_folder_without_weights_has_a_config_and_nothing_to_convert(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(llama_config()))
+    assert code_of(api.open_checkpoint, tmp_path) == "E435"
+    with pytest.raises(UcplError, match=r"E380: .* has no weights"):
+        HuggingFace().open(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(UcplError, match=r"E385: model\.safetensors\.index\.json lists no tensor"):
+        HuggingFace().open(tmp_path)
+
+
+def test_what_lies_beside_the_weights_is_told_whatever_it_is(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors)
+    (source / "old.safetensors").symlink_to("gone")
+    assert api.open_checkpoint(source).remarks == ("old.safetensors: not part of model.safetensors, not read",)
 
 
 def test_an_index_and_shards_that_disagree(tensors, tmp_path):

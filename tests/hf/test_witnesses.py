@@ -5,6 +5,7 @@ The class is a Llama of thirty lines of torch here; tests/interop/test_hf.py has
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 import ucpl
 from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
 from ucpl import api
+from ucpl.errors import UcplError
 from ucpl.frontends.hf import import_hf
 from ucpl.frontends.infer import stated_of
 from ucpl.layout import load, resolve
@@ -24,6 +26,7 @@ from ucpl.proofs.verify import WITNESS
 from ucpl.proofs.witnesses import masters, transformers_class, witnesses
 from ucpl.regions import locate
 from ucpl.resources import spec_text
+from ucpl.stores.huggingface_texts import TEXTS
 from ucpl.syntax import nodes
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +220,24 @@ def test_a_megatron_folder_is_held_against_a_reference_in_another_dialect(mistak
     assert transformers_class(side, checkpoint, forward=forward).verdict == "absent"
     found = transformers_class(side, checkpoint, reference=folder, forward=forward)
     assert found.verdict == ("agrees" if mistake == "none" else "contradicts"), found
+
+
+def test_a_reference_whose_weights_only_the_class_reads(folder, tmp_path):
+    """`pytorch_model.bin` is nobody's here: the folder has a config, and the class takes what it takes."""
+    ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
+    layout = f"{mistaken(tmp_path)}:megatron(tp=2, pp=2)"
+    checkpoint = api.open_checkpoint(tmp_path / "m", layout)
+    side, _ = api.source_side(checkpoint, layout)
+    del checkpoint.envelope.blobs[TEXTS]
+    (tmp_path / "bin").mkdir()
+    shutil.copy(folder / "config.json", tmp_path / "bin")
+    as_bin = {tmp_path / "bin": folder}
+    found = transformers_class(
+        side, checkpoint, reference=tmp_path / "bin", forward=lambda path: forward(as_bin.get(path, path))
+    )
+    assert found.verdict == "agrees", found
+    with pytest.raises(UcplError, match=r"E400: .*gone cannot be read"):
+        transformers_class(side, checkpoint, reference=tmp_path / "gone", forward=forward)
 
 
 class Side:

@@ -33,6 +33,8 @@ from ucpl.runtime.execute import execute
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.huggingface import HuggingFace, config_of
+from ucpl.stores.huggingface_texts import config_at
+from ucpl.stores.watching import reading
 from ucpl.syntax import nodes
 
 __all__ = [
@@ -192,7 +194,7 @@ def transformers_class(
     size = sum(extent.storage_bytes for extent in checkpoint.extents.values())
     if reference is None and size > UNASKED_MAX:
         return says("absent", f"the class would load {size >> 20:,} MiB twice: --reference {folder} asks for it")
-    config = config_of(checkpoint) or config_of(HuggingFace().open(folder))
+    config = config_of(checkpoint) or _config_at(folder)
     if config is None:
         return says("absent", "there is no config.json, so no class is named")
     known_as = _shipped_layout(side.placement) or _written_layout(side, folder, config, asked=reference is not None)
@@ -231,6 +233,13 @@ def transformers_class(
         return says("agrees", f"{wanted.size:,} logits are equal, bit for bit")
     worst = float(np.nanmax(np.abs(wanted - found))) if wanted.shape == found.shape else float("nan")
     return says("contradicts", f"the logits differ, by up to {worst:.3g}")
+
+
+def _config_at(folder: Path) -> Config | None:
+    """Of a folder whose weights may be of a form that the class reads, and nobody here."""
+    with reading(folder):
+        folder.stat()
+    return config_at(folder)
 
 
 def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:

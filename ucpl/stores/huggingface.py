@@ -11,10 +11,12 @@ Not here: what a tensor means, pytorch_model.bin, and how shards are laid out (h
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from attrs import evolve, field
 
@@ -96,7 +98,8 @@ class _Folder:
     def of(cls, path: Path) -> _Folder:
         if path.is_file():
             return cls(path.parent, [path.name], None)
-        here = [name for name in names_like(path, ".safetensors") if (path / name).is_file()]
+        named = names_like(path, ".safetensors")
+        here = [name for name in named if (path / name).is_file()]
         indexes = names_like(path, INDEX)
         if len(indexes) > 1 and "model" + INDEX in indexes:
             indexes = ["model" + INDEX]
@@ -104,11 +107,16 @@ class _Folder:
             fail("E384", f"{path} has {len(indexes)} indexes", Label(str(path), where=", ".join(indexes)))
         if indexes:
             return cls._indexed(path, indexes[0], here)
-        if FILE in here and len(here) > 1:
+        if FILE in here:
             made = cls(path, [FILE], None)
-            made.remarks.append(f"{', '.join(n for n in here if n != FILE)}: not part of {FILE}, not read")
+            if rest := [name for name in named if name != FILE]:
+                made.remarks.append(f"{', '.join(rest)}: not part of {FILE}, not read")
             return made
-        if len(here) > 1:
+        if odd := [name for name in named if name not in here]:
+            _refuse_odd(path / odd[0])
+        if not here:
+            fail("E380", f"{path} has no weights: no .safetensors file is in it", Label(str(path)))
+        if len(here) > 1 or _SHARD.fullmatch(here[0]):
             cls._complete(path, here)
         return cls(path, here, None)
 
@@ -128,6 +136,7 @@ class _Folder:
             cls._complete(path, mine)
             made = cls(path, mine, None)
         else:
+            _demand_plain(path / name)
             there = sorted({_SHARD.sub(r"\g<stem>.safetensors", n) for n in here})
             fail(
                 "E380",
@@ -167,6 +176,8 @@ class _Folder:
             isinstance(name, str) and isinstance(file, str) for name, file in weight_map.items()
         ):
             fail("E385", f"{index} has no weight_map from tensors to files", Label(str(where), where="weight_map"))
+        if not weight_map:
+            fail("E385", f"{index} lists no tensor", Label(str(where), where="weight_map"))
         names = sorted(set(weight_map.values()))
         for name in names:
             if PurePosixPath(name).name != name or not name.endswith(".safetensors"):
@@ -174,6 +185,7 @@ class _Folder:
                     "E385", f"{index} names {name[:200]!a}, which is no .safetensors file beside it", Label(str(where))
                 )
             if name not in here:
+                _demand_plain(path / name)
                 tensor = next(t for t, f in weight_map.items() if f == name)
                 fail(
                     "E380",
@@ -204,11 +216,11 @@ class _Folder:
         for number in range(1, int(count) + 1):
             name = f"{stem}-{number:0{len(count)}d}-of-{count}.safetensors"
             if name not in here:
+                _demand_plain(path / name)
                 fail("E380", f"{name} is missing", Label(str(path / name), "not there"))
 
     def checkpoint(self, top: Path) -> Checkpoint:
-        first = self.names[0] if self.names else "no shard"  # as an index that names none has it
-        ahead(self.root / first, [partial(read_safetensors_file, self.root, name) for name in self.names])
+        ahead(self.root / self.names[0], [partial(read_safetensors_file, self.root, name) for name in self.names])
         parts = [self.read(name) for name in self.names]
         self.gather(parts)
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
@@ -289,6 +301,24 @@ class _Folder:
         self.remarks.append(f"{name} is in {other.file} and in {extent.file}; the index says {stated}")
         if stated == extent.file:
             self.found[name] = extent
+
+
+def _demand_plain(path: Path) -> None:
+    """Nothing, where no such name is there: who asks says what lacks. Raises: UcplError E380, E400."""
+    if os.path.lexists(path) and not path.is_file():
+        _refuse_odd(path)
+
+
+def _refuse_odd(path: Path) -> NoReturn:
+    """A name of weights without a file: a folder, a pipe, or a link to what is gone, as an emptied cache leaves it."""
+    if path.is_symlink() and not os.path.exists(path):
+        fail(
+            "E380",
+            f"{path.name} is a link to {os.readlink(path)}, which is not there",
+            Label(str(path), "leads nowhere"),
+            remedy="download the file again, or copy the folder with what its links lead to (`cp -rL`)",
+        )
+    fail("E400", f"{path.name} is no regular file", Label(str(path)), remedy="put the file there whose name it has")
 
 
 def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
