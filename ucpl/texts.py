@@ -53,7 +53,10 @@ def read_text(path: Path) -> str:
 
 def _in_folder(path: Path) -> str:
     """The text of a folder that is meant, where there is but one."""
-    found = [name for name in sorted(os.listdir(path)) if name.endswith(".ucpl")]
+    try:
+        found = [name for name in sorted(os.listdir(path)) if name.endswith(".ucpl")]
+    except OSError:  # a folder that may not be looked into
+        return ""
     return f", {path / found[0]}" if len(found) == 1 else ""
 
 

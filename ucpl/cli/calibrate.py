@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,19 +33,17 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, console: Console) -> int:
     from attrs import asdict
 
-    from ucpl.conversion.bandwidths import place, text_of
+    from ucpl.conversion.bandwidths import text_of
     from ucpl.conversion.calibrating import measure
 
-    output = Path(options.output) if options.output else place()
-    if options.output and not output.absolute().parent.is_dir():  # before anything is measured
+    output = Path(options.output) if options.output else _own_place()
+    if not os.path.isdir(output.absolute().parent):  # before anything is measured
         fail("E179", f"{output} cannot be written: its folder is not there", Label(str(output)))
     size = memory_of(options.size, "--size")
     workers = whole_number("--workers", options.workers, WORKERS_MAX)
     found = measure(
         Path(options.folder), size=size, workers=workers, say=lambda text: console.say(f"measured   {text}")
     )
-    if not options.output:
-        output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, text_of(found))
     for name, what in (
         ("read", "from the disk"), ("reread", "from memory"), ("write", "into memory"), ("sync", "written until durable"),
@@ -59,3 +58,16 @@ def run(options: Namespace, console: Console) -> int:
     )
     console.answer({"bandwidths": asdict(found), "output": str(output)})
     return Exit.DONE
+
+
+def _own_place() -> Path:
+    """Where this user's figures are kept, with its folder. Raises: UcplError E179."""
+    from ucpl.conversion.bandwidths import place
+
+    made = place()
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a home that is somebody else's, as in a container
+        remedy = "write them elsewhere with -o FILE.json, and name that file to `ucpl plan --bandwidths`"
+        fail("E179", f"{made} cannot be written: {error.strerror}", Label(str(made)), remedy=remedy)
+    return made

@@ -86,7 +86,7 @@ def run(options: Namespace, console: Console) -> int:
         "losses": found,
     }
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
         write_text(folder / "contingency.json", json.dumps(answer, indent=1) + "\n")
         console.say(f"written    {folder}")
     if options.svg is not None or options.html is not None:
@@ -128,12 +128,17 @@ def written(choice: Choice, loss: Loss, folder: Path | None) -> str:
     if folder is not None:
         from ucpl.schedule.files import plan_bytes
 
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            fail("E179", f"{folder} cannot be made: {error.strerror}", Label(str(folder)))
+        make(folder)
         write_text(folder / name, plan_bytes(choice.plan))
     return name
+
+
+def make(folder: Path) -> None:
+    """Raises: UcplError E179."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail("E179", f"{folder} cannot be made: {error.strerror}", Label(str(folder)))
 
 
 def cells(loss: Loss, unit: str, choice: Choice, name: str) -> tuple[str, ...]:

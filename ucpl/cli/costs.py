@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +25,14 @@ def add_bandwidths(parser: ArgumentParser) -> None:
 
 
 def bandwidths_of(given: str | None) -> Bandwidths | None:
-    """What was measured, if anything was. Raises: UcplError E170, E176."""
+    """What was measured, if anything was. A home that may not be looked into, as in a container, has none.
+
+    Raises: UcplError E170, E176.
+    """
     from ucpl.conversion.bandwidths import bandwidths_at, place
 
     path = Path(given) if given else place()
-    return bandwidths_at(path) if given or path.is_file() else None
+    return bandwidths_at(path) if given or os.access(path, os.R_OK) else None
 
 
 def cost_lines(cost: Cost, known: Bandwidths | None) -> list[str]:

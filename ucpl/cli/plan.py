@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from shlex import quote
@@ -187,7 +188,7 @@ def to_write(text: str) -> str:
 
     head, colon, name = text.partition(".ucpl:")
     file = f"{head}.ucpl" if colon else text
-    if not file.endswith(".ucpl") or not Path(file).is_file():
+    if not file.endswith(".ucpl") or not os.path.isfile(file):
         return ""
     if name and "(" not in name:
         return f"write ucpl plan {file} {name}"

@@ -188,8 +188,15 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
 
 
 def demand_texts(arguments: Sequence[str]) -> None:
-    """What is read may be called anything; all else is UTF-8. Raises: UcplError E185."""
+    """What is read may be called anything, without a NUL; all else is UTF-8. Raises: UcplError E185."""
     for text in arguments:
+        if "\0" in text:  # no shell passes one; who calls `main` may
+            fail(
+                "E185",
+                "an argument has a NUL in it",
+                Label("<command line>", where=text),
+                remedy="leave it out: no file can have such a name",
+            )
         if not _is_text(text) and not os.path.lexists(text):
             fail("E185", "an argument is no UTF-8", Label("<command line>", where=text))
 

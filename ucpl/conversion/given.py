@@ -86,7 +86,7 @@ class Given:
 
 def config_at(path: Path) -> Config:
     """The object of a config.json. Raises: UcplError E170, E176, E184."""
-    if path.is_dir() and (path / "config.json").is_file():
+    if os.path.isfile(path / "config.json"):
         remedy = f"it is a folder: write --config {path / 'config.json'}"
         fail("E170", f"{path} cannot be read: Is a directory", Label(str(path)), remedy=remedy)
     found = json_object(read_text(path))

@@ -85,10 +85,15 @@ def load_plan(path: Path) -> Plan:
     """Read a .plan file. Raises E350 (not a plan), E351 (damaged, or of another version), exit 5."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
+    except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
+        gone = isinstance(error, FileNotFoundError | ValueError)
         remedy = "" if gone else "the plan may be whole: see to the disk and to permissions, then run this again"
-        fail("E350", f"{path} cannot be read: {error.strerror}", Label(str(path)), remedy=remedy)
+        fail(
+            "E350",
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            Label(str(path)),
+            remedy=remedy,
+        )
     if not data.startswith(b"ucpl-plan "):
         fail("E350", f"{path} is no plan", Label(str(path)), remedy="make one with `ucpl plan ... -o FILE.plan`")
     if not data.startswith(MAGIC):

@@ -80,7 +80,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         mode = path.stat().st_mode
     except PermissionError as error:
         fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
-    except OSError:
+    except (OSError, ValueError):  # a ValueError: a path that no file can have
         text = str(path)
         remedy = f"a checkpoint is a folder or a file; where {text} describes it, it stands behind --from"
         fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
