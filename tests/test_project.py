@@ -73,6 +73,65 @@ def test_the_order_of_imports_is_a_contract() -> None:
     assert {"stores", "stores-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
 
 
+# All that the proof of a graph takes from the rooms that make graphs: values to look at, and what sorts a column. The contract
+# `proof` knows modules alone, and does not see a join that a package passes on (`from ucpl.columns import clip`).
+OF_MAKERS = {
+    "ucpl.columns": {"each", "once"},
+    "ucpl.columns.operations": {"Fill", "Flow", "Lane"},
+    "ucpl.graph": {"Graph"},
+    "ucpl.regions": {"Part", "Placement", "element_name"},
+    "ucpl.schedule": {"Plan", "Runs"},
+}
+OF_ANYBODY = ("ucpl.errors", "ucpl.extents", "ucpl.layout", "ucpl.records")  # rooms that know nothing of boxes
+
+
+def taken_beside(text: str, proof: set[str]) -> list[str]:
+    """What a module of the proof imports that it may not. proof: its modules, which may take from each other."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):  # a module under a name has all that is in it
+                found += [one.name for one in names if one.name.partition(".")[0] in ("importlib", "sys", "ucpl")]
+            case ast.ImportFrom(module=module, names=names, level=level):
+                name = module or ""
+                is_free = (
+                    name in proof or name.startswith(OF_ANYBODY) or name.partition(".")[0] not in ("importlib", "ucpl")
+                )
+                may = OF_MAKERS.get(name, set())
+                found += [f"{name}.{one.name}" for one in names if level or not (is_free or one.name in may)]
+    return found
+
+
+def test_the_proof_takes_no_joins_from_what_it_proves() -> None:
+    contracts = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
+    proof = set(contracts["proof"]["source_modules"])
+    texts = {name: (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8") for name in sorted(proof)}
+    assert {name: taken for name, text in texts.items() if (taken := taken_beside(text, proof))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from ucpl.columns import clip, once",
+        "from ucpl.columns import clip as once",
+        "from ucpl.columns import *",
+        "from ucpl.columns.gaps import gaps",
+        "from ucpl.columns.operations import Moves",
+        "from ucpl import columns",
+        "from ucpl.regions import locate",
+        "from ucpl.regions.boxes import subtract",
+        "from ucpl.graph import optimise",
+        "from ucpl.proofs.where import element_at",
+        "from . import where",
+        "import ucpl.columns.strided as strided",
+        "from importlib import import_module",
+    ],
+)
+def test_no_way_around_that_is_passed_over(line: str) -> None:
+    assert taken_beside(line, {"ucpl.proofs.coverage"})
+    assert not taken_beside("import numpy as np\nfrom ucpl.columns import once\nfrom ucpl.errors import fail\n", set())
+
+
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [("ucpl", "lark networkx numpy torch"), ("ucpl.errors", "lark networkx numpy torch"), ("ucpl.cli", "torch")],
