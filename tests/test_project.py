@@ -73,6 +73,34 @@ def test_the_order_of_imports_is_a_contract() -> None:
     assert {"stores", "stores-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
 
 
+def test_torch_is_imported_where_it_is_said_to_be(parsed: dict[str, ast.Module]) -> None:
+    """The contract leaves out no room without it, and docs/ARCHITECTURE.md names the same ones."""
+    known = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
+    left_out = {line.removesuffix(" -> torch").removesuffix(".**") for line in known["torch"]["ignore_imports"]}
+    users = {path for path, tree in parsed.items() if has_torch(tree)}
+    rooms = {path.split("/")[1] for path in users if not path.startswith("ucpl/remotes/")}
+    files = {path for path in users if path.startswith("ucpl/remotes/")}
+    assert left_out == {f"ucpl.{room}" for room in rooms} | {
+        file.removesuffix(".py").replace("/", ".") for file in files
+    }
+    text = " ".join((ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8").split())
+    said = re.findall(
+        r"[\w/.]+", text.partition("torch is imported in ")[2].partition(" only (")[0].replace(" and ", ", ")
+    )
+    assert sorted(said) == sorted(rooms | {file.removeprefix("ucpl/") for file in files})
+
+
+def has_torch(tree: ast.Module) -> bool:
+    """Whether a module imports it by a statement."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) if any(one.name.partition(".")[0] == "torch" for one in names):
+                return True
+            case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == "torch":
+                return True
+    return False
+
+
 # All that the proof of a graph takes from the rooms that make graphs: values to look at, and what sorts a column. The contract
 # `proof` knows modules alone, and does not see a join that a package passes on (`from ucpl.columns import clip`).
 OF_MAKERS = {

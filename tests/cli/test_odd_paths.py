@@ -219,3 +219,23 @@ def test_no_path_of_a_caller_in_python_is_an_internal_error(here: Path) -> None:
             with pytest.raises(UcplError) as caught:
                 call(path)
             assert caught.value.diagnostics[0].code == code, path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "show @",
+        "show @/x",
+        "plan --from @/x --to zero1(dp=2)",
+        "contingency --from @/x",
+        "import hf @",
+        "import hf @/x.json",
+    ],
+)
+def test_what_may_not_be_read_is_not_said_to_be_missing(line: str, here: Path) -> None:
+    for path in ("denied", "denied/below"):
+        done = ucpl(*line.replace("@", path).split())
+        assert done.status == 3 and done.err.startswith("error[E400]"), done
+        assert f"{path}" in done.err and "Permission denied" in done.err
+    assert ucpl("show", "nowhere/x").err.startswith("error[E110]: no checkpoint lies at")
+    assert ucpl("import", "hf", "nowhere/x").err.startswith("error[E395]")

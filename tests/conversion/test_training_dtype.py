@@ -334,6 +334,16 @@ def test_safetensors_of_another_dtype_s_run(tmp_path: Path) -> None:
     assert {t.dtype for n, t in load_file(file).items() if n != "calls"} == {torch.bfloat16}
 
 
+def test_what_is_said_of_states_that_the_target_makes_of_others() -> None:
+    """Masters that somebody makes of bf16 weights later are not those that the run had, and nothing says that they were."""
+    plans = {to: ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), to).dropped for to in ("safetensors()", "zero3(dp=2)")}
+    masters = [text for text in plans["safetensors()"] if text.startswith("fp32 of ")]
+    assert masters and {text.partition(": ")[2] for text in masters} == {
+        "the target stores no fp32; what is made of its weights later has their precision"
+    }
+    assert "weight of wte.weight: the target stores no weight, and makes it of fp32" in plans["zero3(dp=2)"]
+
+
 def test_specs_alone(tmp_path: Path) -> None:
     """Without a checkpoint the source's call says how it trains, and the target takes it over."""
     (tmp_path / "m.ucpl").write_text(MODEL)

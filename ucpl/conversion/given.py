@@ -168,8 +168,16 @@ def _layouts_at(path: str) -> str:
 
 
 def is_checkpoint(text: str) -> bool:
-    """Whether a LAYOUT is given as the checkpoint that has it: a path that exists."""
-    return ".ucpl:" not in text and not text.endswith(")") and os.path.exists(text)
+    """Whether a LAYOUT is given as the checkpoint that has it: a path that exists, or that may not be looked at."""
+    if ".ucpl:" in text or text.endswith(")"):
+        return False
+    try:
+        os.stat(text)
+    except PermissionError:
+        return os.sep in text  # a name by itself is a layout's
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def model_named(text: str, sizes: dict[str, Value] | None = None) -> nodes.Model:

@@ -390,7 +390,7 @@ class _Drawing:
 
     def leftovers(self) -> None:
         """Every tensor and state of the source has a place in the target, is derived there, or is dropped by name. E310."""
-        derived = {d.state for d in self.target.layout.derived}
+        derived = self.target.layout.derived
         taken_back = self.target_says_none()
         for part in self.source.parts:
             for t in part.tensors:
@@ -399,14 +399,13 @@ class _Drawing:
                     continue
                 self.used.add((path, part.state))
                 text = f"{part.state} of {path}"
+                made_of = [d.source for d in derived if d.state == part.state and (path, d.source) in self.used]
                 if part.state in self.drop or path in self.drop:
                     self.dropped.append(f"{text}: dropped by name")
                 elif path in self.freeze and part.state != "weight":
                     self.dropped.append(f"{text}: frozen by name")
-                elif part.state in derived and any(
-                    (path, d.source) in self.used for d in self.target.layout.derived if d.state == part.state
-                ):
-                    self.dropped.append(f"{text}: derived in the target")
+                elif made_of:
+                    self.dropped.append(f"{text}: {_remade(part.state, made_of[0])}")
                 elif part.state in taken_back:
                     self.dropped.append(f"{text}: the target stores no {part.state}")
                 else:
@@ -428,6 +427,13 @@ class _Drawing:
         out = self.target.layout.not_kept
         states = {p.state for p in self.source.parts} - {"weight"}
         return set(out) | (states if "*" in out else set())
+
+
+def _remade(state: str, source: str) -> str:
+    """Why a state is left out that the target makes of another one. Masters made of bf16 weights are not those of the run."""
+    if source == "weight":
+        return f"the target stores no {state}; what is made of its weights later has their precision"
+    return f"the target stores no {state}, and makes it of {source}"
 
 
 def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:

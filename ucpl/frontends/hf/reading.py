@@ -38,11 +38,23 @@ def _facts(path: Path) -> Facts:
     is_there = os.path.exists(path) and not is_endless(path)
     stores = path.suffix != ".json" and is_there and HuggingFace().recognises(path)
     if config is None and not stores:
+        _demand_allowed(path, config_file)
         fail("E395", f"{path} has neither a config.json nor .safetensors files", Label(str(path)))
     notes: list[str] = []
     made = class_of(config, config_file, needed=not stores, notes=notes) if config is not None else None
     facts = _of_class(made, config or {}, tuple(notes))
     return facts if not stores else _of_files(path, facts)
+
+
+def _demand_allowed(*paths: Path) -> None:
+    """What may not be looked at is not there, for all that was asked so far. Raises: UcplError E400."""
+    for path in paths:
+        try:
+            os.stat(path)
+        except PermissionError as error:
+            fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
+        except (OSError, ValueError):
+            continue
 
 
 def _read_config(file: Path) -> Config:
