@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint, Order
     from ucpl.stores.generic import Aside
 
+_OF_TORCH = re.compile(r"^\s*framework\s+torch\b", re.MULTILINE)
+
 __all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout", "read_named"]
 
 
@@ -243,8 +245,8 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
     from ucpl.stores.generic import NAME
 
     text = path / "ucpl" / "layout.ucpl"
-    if framework not in (None, NAME) or not os.path.isfile(text):
-        return None
+    if framework not in (None, NAME) or not os.path.isfile(text) or not _OF_TORCH.search(read_text(text)):
+        return None  # without a look at what stands in it, which is long where there are many tensors
     from ucpl.syntax import nodes
 
     found = called(f"{text}:stored()")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
     from ucpl.syntax import nodes
 
-UNSPELLED = "*"  # the one name that the language has no way to write: it means all
 _LOADED_BY_NAME = ("deepspeed", "universal", "dcp")  # by jobs, whose modules say the names
 _WITHOUT_NUMBERS = ("huggingface", "torch")  # files of tensors, with nothing beside them
 
@@ -290,13 +289,21 @@ def dtype_of(checkpoint: Checkpoint | None) -> Callable[[str, Key], str | None] 
 
 
 def closed_text(target: Side) -> str:
-    """The target's model and layout as one .ucpl text that needs no other file. Empty where a name cannot be spelled."""
+    """The target's model and layout as one .ucpl text that needs no other file. Empty where no text can say it, or none of a
+    size that is read: what the target's framework says of itself is enough, then, but where that is torch().
+    """
+    from ucpl.syntax.limits import why_unwritten
+
+    names = (*target.layout.tensors, *target.layout.aliases)
+    text = "" if why_unwritten(names) else _closed_text(target)
+    return "" if why_unwritten((), text) else text
+
+
+def _closed_text(target: Side) -> str:
     from ucpl.layout import close, expand
     from ucpl.syntax import nodes, print_file
 
     (library, call), given = target.called, target.given
-    if UNSPELLED in target.layout.tensors:
-        return ""
     if given.model is None or not target.called.is_of_any:
         return print_file(close(library, call, config=given.config, sizes=given.sizes, inherited=given.inherited))
     layout = expand(library, call, given.model, inherited=given.inherited, config=given.config)

@@ -18,6 +18,7 @@ from ucpl.regions.flats import Stated
 from ucpl.regions.sharding import TP
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes, print_expr, print_file
+from ucpl.syntax.limits import why_unwritten
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -39,16 +40,17 @@ class Inferred:
     placement: Placement
 
     def text(self) -> str:
-        """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E017."""
-        if any(tensor.name == "*" for tensor in self.checkpoint.tensors):
-            fail(
-                "E017",
-                "a tensor is called `*`, which means all in the language: no text can name it",
-                Label(str(self.checkpoint.top), "has it"),
-                remedy="convert without a text: what is inferred needs none",
-            )
-        layout = self._written()
-        text = print_file(nodes.File("inferred.ucpl", 1, (self.model, layout)))
+        """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E011, E017."""
+        names = [tensor.name for tensor in self.checkpoint.tensors]
+        braces = next((n for n in names if {"{", "}"} & {*n}), None)
+        why = why_unwritten(names)
+        if not why and braces is not None:
+            why = f"a tensor is called `{braces[:40]}`: braces stand for numbers in the language"
+        text = "" if why else print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
+        code = "E017" if why else "E011"
+        if why := why or why_unwritten((), text):
+            remedy = "convert without a text: what is inferred needs none"
+            fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
         notes = "".join(f"\n# {line}" for line in packed_notes(self.checkpoint))
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
 

@@ -6,6 +6,8 @@ for in memory, in time, or in depth of recursion.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "DEPTH_MAX",
     "INDICES_MAX",
@@ -13,11 +15,28 @@ __all__ = [
     "NAME_CHARACTERS_MAX",
     "STATEMENTS_MAX",
     "TEXT_CHARACTERS_MAX",
+    "why_unwritten",
 ]
 
-TEXT_CHARACTERS_MAX = 8 * 1024 * 1024  # infer writes about 60 characters a tensor: 130,000 tensors
+TEXT_CHARACTERS_MAX = 8 * 1024 * 1024  # infer writes 100 to 240 characters a tensor: 35,000 tensors of long names
 STATEMENTS_MAX = 200_000
 DEPTH_MAX = 64  # of brackets, and of operators in one expression; a walker spends up to six frames a level
 INDICES_MAX = 16  # of one entry: each multiplies the tensors that it names
 NAME_CHARACTERS_MAX = 1024
 INTEGER_MAX = 2**63 - 1  # what an index column holds
+
+
+def why_unwritten(names: Iterable[str], text: str = "") -> str:
+    """Why a text, made of tensors of these names, could not be read again; empty where it can."""
+    for name in names:
+        if name == "*":
+            return "a tensor is called `*`, which means all in the language"
+        if not name:
+            return "the name of a tensor is empty"
+        if len(name) > NAME_CHARACTERS_MAX:
+            return (
+                f"the name of a tensor has {len(name):,} characters; a text may have names of {NAME_CHARACTERS_MAX:,}"
+            )
+    if len(text) > TEXT_CHARACTERS_MAX:
+        return f"the text has {len(text):,} characters; {TEXT_CHARACTERS_MAX:,} are read"
+    return ""
