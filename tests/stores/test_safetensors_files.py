@@ -94,6 +94,12 @@ def test_any_layout_is_loaded_by_the_library(
     assert plan.fixed[0][1][8:].startswith(b"{") and len(plan.fixed[0][1]) % 8 == 0
 
 
+@pytest.mark.parametrize("letters", range(1, 9))
+def test_tensors_begin_at_a_multiple_of_eight_whatever_their_names_are(letters: int) -> None:
+    plan = layout_safetensors_file([("w" * letters, "f32", (2,))], None)
+    assert len(plan.fixed[0][1]) % 8 == 0
+
+
 def with_header(header: Any, data: bytes = b"") -> bytes:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw)) + raw + data
