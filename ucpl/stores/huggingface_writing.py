@@ -96,22 +96,12 @@ class Shards:
                      Label(target.file, where=key_text(target.key)))  # fmt: skip
             if target.shares is None:
                 out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
-        for file, tensors in out.items():
-            self.demand_once(file, [t.name for t in tensors])
         noted = Value(self.source.top, self.source.top.name, (), self.source.envelope.blobs).find(EMPTY)
         for name, value in noted.named() if noted is not None else ():
             one = Empty.of(value)
             if out and all(name != t.name for t in next(iter(out.values()))):
                 next(iter(out.values())).append(_tensor(-1, name, one.dtype, one.shape))
         return {file: sorted(tensors, key=lambda t: _natural(t.name)) for file, tensors in out.items()}
-
-    def demand_once(self, file: str, names: list[str]) -> None:
-        """Steps of a key are one name here: `a/b` may be a step in another, or a slash in a name. Raises: E392."""
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                fail("E392", f"{file} would have two tensors of the name {name}", Label(file, where=name))
-            seen.add(name)
 
     def shared(self, planned: str) -> dict[int, int]:
         """Second names of tensors of a file: they are not written twice."""
