@@ -210,6 +210,39 @@ def test_an_engine_of_another_model_is_said_by_its_tensor(tmp_path, second, has,
     assert made.optimizer.single_partition_of_fp32_groups[0].eq(-7).all()
 
 
+class Twice(Small):
+    """With a module of two names, which has a buffer."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.one = nn.BatchNorm1d(3, affine=False)
+        self.two = self.one
+        torch.nn.init.constant_(self.one.running_mean, float(seed))  # type: ignore[arg-type]
+
+
+class Beside(Small):
+    """With a state beside its tensors, as modules of some libraries have."""
+
+    kept: object = None
+
+    def get_extra_state(self) -> object:
+        return self.kept
+
+    def set_extra_state(self, state: object) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kept", [None, {"a": 1}, torch.ones(3)], ids=["twice", "a dict", "a tensor"])
+def test_an_engine_is_filled_whatever_its_modules_are_called_and_keep_beside(tmp_path, second, monkeypatch, kept):
+    monkeypatch.setattr(Beside, "kept", kept)
+    kind = Twice if kept is None else Beside
+    model, _ = saved(tmp_path, kind=kind)
+    made = engine(module=kind(2))
+    ucpl.load_into(made, made.optimizer, tmp_path)
+    assert torch.equal(made.module.fixed, model.fixed)
+    assert kept is not None or torch.equal(made.module.two.running_mean, torch.ones(3))
+
+
 @pytest.mark.parametrize(("has", "had"), [(More, Small), (Small, More)])
 def test_an_engine_of_another_model_is_filled_with_what_both_have_where_that_is_asked_for(tmp_path, second, has, had):
     model, _ = saved(tmp_path, kind=had)

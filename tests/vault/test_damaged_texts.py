@@ -222,3 +222,16 @@ def test_a_newer_text_of_another_vault_is_not_damaged(older):
     home = older(1)
     (home / "d0/commit.2.json").write_bytes(seal({"generation": 2}))
     assert damage(home)[1] == []
+
+
+def test_a_damaged_text_of_what_was_saved_over_stops_nothing(tmp_path):
+    """The newest counts no more, and its slot is written anew before a server saw that."""
+    with job(tmp_path / "job", 1, "none") as here:
+        for step in (1, 2, 3):
+            here.save(step)
+            here.turn()
+        flip(here.path(0, "commit.3.json"))
+        for step in (4, 5, 6):
+            here.save(step)
+            here.turn()
+        assert here.read() == 6

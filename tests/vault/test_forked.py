@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
+from ucpl.errors import UcplError
 from ucpl.remotes.vaults.places import held, is_held
 from ucpl.vault import Vault
 from ucpl.vault.leftovers import sweep, worked_in
@@ -86,3 +89,46 @@ def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_p
                 return 0 if mine and not of_parent and min(numbers) < before else 1
 
         assert ends(forked(child)) == 0
+
+
+def test_a_child_saves_by_no_writer_of_its_parent(tmp_path):
+    """It holds no lock of the rank's: another might save into the same memory."""
+    with Vault.make(tmp_path / "job").writer(0, strict=True) as writer:
+
+        def saves() -> int:
+            with pytest.raises(UcplError, match="was made by another process"):
+                writer.save(1, {"t": torch.ones(3)})
+            return 0
+
+        assert ends(forked(saves)) == 0
+        assert writer.save(1, {"t": torch.ones(3)})
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_a_lock_whose_descriptor_others_closed_is_no_matter_of_a_child(tmp_path, is_again):
+    """As daemons close all that are open; one of the same number may be another file."""
+    with ExitStack() as own:
+        taken = held(tmp_path / "a.lock", wait=0)
+        taken.__enter__()
+        (fd,) = (int(p.name) for p in Path("/proc/self/fd").iterdir() if p.resolve().name == "a.lock")
+        os.close(fd)
+        other = os.open(tmp_path / "data", os.O_CREAT | os.O_RDWR) if is_again else None
+        assert other in (None, fd)
+        own.callback(os.close, fd if is_again else os.dup(0))
+
+        def writes() -> int:
+            if other is not None:
+                os.write(other, b"mine")
+            found: list[bool] = []
+
+            def take() -> None:
+                with held(tmp_path / "b.lock", wait=0) as mine:
+                    found.append(mine)
+
+            thread = threading.Thread(target=take, daemon=True)
+            thread.start()
+            thread.join(20)
+            return 0 if found == [True] else 3
+
+        assert ends(forked(writes)) == 0
+        assert not is_again or (tmp_path / "data").read_bytes() == b"mine"

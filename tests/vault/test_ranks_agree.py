@@ -50,7 +50,30 @@ def hooked() -> nn.Module:
     return module
 
 
+class Gathers:
+    """Whose state dict ranks make together, as FSDP's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        both = torch.ones(4)
+        dist.all_reduce(both)
+        return {"t": both}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Silent(Odd):
+    def state_dict(self) -> dict[str, Any]:
+        raise Mute
+
+
 ONES = torch.ones(3, 4)
+TOGETHER = {"what": {"app": Gathers()}}  # what all give
 # What a rank gives instead of (module, optimizer), step and state; who does; what is said on that rank.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "sparse": ({"what": {"s": ONES.to_sparse()}}, (0, 1), "s is a tensor of"),
@@ -62,6 +85,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "a hook that raises": ({"what": (hooked(), None)}, (0,), "a hook"),
     "a step that has no text": ({"step": Odd()}, (0,), "is no step"),
     "JSON that raises": ({"state": OddDict(a=1)}, (1,), "it changed meanwhile"),
+    "JSON that is none, where ranks gather": (TOGETHER | {"state": {"x": object()}}, (1,), "no small JSON"),
+    "an error without words": ({"what": {"x": Silent()}}, (1,), "Mute"),
     "JSON of one key twice": ({"state": {1: "a", "1": "b"}}, (0,), "one as JSON"),
 }
 
@@ -84,7 +109,7 @@ def rank_of(rank: int, port: int, home: Path, out: Path) -> None:
 
         found["first"] = save()
         for name, (given, ranks, _) in CASES.items():
-            found[name] = save(**given if rank in ranks else {})
+            found[name] = save(**given if rank in ranks else TOGETHER if "gather" in name else {})
         found["last"] = save()
         if rank == 0:
             writer.close()

@@ -104,7 +104,7 @@ def edited(home: Path, edit: Callable[[Shard], Shard]) -> None:
         vault.domain(number).commit(newest.generation).write_bytes(other.sealed())
 
 
-def demand_refused(home: Path, edit: Callable[[Shard], Shard]) -> None:
+def demand_refused(home: Path, edit: Callable[[Shard], Shard], said: str = "") -> None:
     """What is read after one step is refused, where its text says something else."""
     with training(home) as here:
         for _ in range(2):
@@ -113,7 +113,7 @@ def demand_refused(home: Path, edit: Callable[[Shard], Shard]) -> None:
         edited(home, edit)
         with pytest.raises(UcplError) as refused:
             here.demand_same()
-        assert code_of(refused) == "E698"
+        assert code_of(refused) == "E698" and said in str(refused.value)
 
 
 WRONG: list[dict[str, object]] = [
@@ -365,10 +365,10 @@ def test_what_is_told_of_a_checkpoint_is_the_same_before_steps_are_made(tmp_path
 def test_a_second_name_of_another_size_is_refused(tmp_path):
     def edit(shard: Shard) -> Shard:
         units = copy.deepcopy(dict(shard.replay["units"]))  # type: ignore[call-overload]
-        units["model.first.weight"]["weights"][1] = "model.frozen.weight"
+        units["model.first.weight"]["weights"].append("model.frozen.weight")
         return evolve(shard, replay={**shard.replay, "units": units})
 
-    demand_refused(tmp_path / "job", edit)
+    demand_refused(tmp_path / "job", edit, "names of one tensor are of several sizes")
 
 
 def test_hooks_of_all_optimizers_of_who_reads_are_none_of_a_steps(tmp_path):

@@ -54,6 +54,9 @@ def is_engine(model: object) -> TypeGuard[Engine]:
     return isinstance(getattr(model, "module", None), nn.Module) and hasattr(model, "zero_optimization_stage")
 
 
+_EXTRA = "_extra_state"  # as torch calls it
+
+
 @frozen(eq=False)
 class _Share:
     """The interval of a parameter that a rank has of a flat buffer: elements [start, stop) of it lie from `at` on."""
@@ -161,16 +164,17 @@ class _Filling:
         names = [of.format(name) for name in self.names[param]]
         return next((name for name in names if name in self.known.metadata), names[0])
 
-    def weights(self, module: nn.Module, rename: Callable[[str], str]) -> dict[str, torch.Tensor]:
+    def weights(self, module: nn.Module, rename: Callable[[str], str]) -> dict[str, object]:
         """All that the engine has, on all ranks, by each name that the checkpoint knows it by: without any bytes."""
-        found: dict[str, torch.Tensor] = {}
-        for param in self.names:
-            names = [f"model.{name}" for name in self.names[param]]
-            known = [name for name in names if name in self.known.metadata] or names[:1]
-            found |= {name: torch.empty(shape_of(param), device="meta") for name in known}
-        for name, buffer in _buffers(module):
-            found[f"model.{rename(name)}"] = torch.empty(buffer.shape, device="meta")
-        return found
+        found: dict[str, object] = {}
+        shapes = [(self.names[param], shape_of(param)) for param in self.names]
+        shapes += [(tuple(map(rename, names)), tuple(buffer.shape)) for names, buffer in _buffers(module)]
+        for names, shape in shapes:
+            known = [name for name in names if f"model.{name}" in self.known.metadata] or names[:1]
+            found |= {f"model.{name}": torch.empty(shape, device="meta") for name in known}
+        # What modules keep beside is no tensor of theirs, and no engine is filled with it.
+        beside = (name for name in self.known.metadata if name.startswith("model.") and name.endswith(_EXTRA))
+        return {**dict.fromkeys(beside), **found}
 
     def ask(self, name: str, shape: Ints, start: int, flat: torch.Tensor) -> None:
         if name not in self.known.metadata:
@@ -368,17 +372,17 @@ def fill(
     names: dict[nn.Parameter, tuple[str, ...]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         names[param] = (*names.get(param, ()), rename(name))
+    filling = _Filling(engine, known, names)
+    demand_fit(Asked(filling.weights(module, rename), src=src), cast("Index", known.metadata), strict, group)
     if is_cut:
         cast("_Zero3", optimizer).checkpoint_event_prologue()  # parameters that are together are cut
     flats = flats_of_stage_3(cast("_Zero3", optimizer)) if is_cut else flats_of(cast("_Bf16", optimizer))
-    filling = _Filling(engine, known, names)
-    weights = filling.weights(module, rename)
-    demand_fit(Asked(weights, src=src), cast("Index", known.metadata), strict, group)
     numbers = [filling.numbers(flat.params) if states else {} for flat in flats]
     made = [_ask(filling, flat, states=states) for flat in flats]
     _ask_others(filling, {p for flat in flats for p in flat.params}, is_cut=is_cut)
-    for name, buffer in _buffers(module):
-        filling.ask_whole(f"model.{rename(name)}", buffer)
+    for of, buffer in _buffers(module):
+        called = [f"model.{rename(name)}" for name in of]
+        filling.ask_whole(next((name for name in called if name in known.metadata), called[0]), buffer)
     wanted = cast("dict[str, object]", filling.wanted)
     load(wanted, storage_reader=reader, planner=_Planner(), process_group=group)
     filling.put()
@@ -427,12 +431,14 @@ def _ask_others(filling: _Filling, trained: set[nn.Parameter], *, is_cut: bool) 
             filling.ask_whole(filling.name(param), param.data)
 
 
-def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers that a checkpoint has."""
-    for prefix, each in module.named_modules():
-        for name, buffer in each.named_buffers(prefix, recurse=False):
+def _buffers(module: nn.Module) -> Iterable[tuple[list[str], torch.Tensor]]:
+    """Buffers that a checkpoint has, each with all of its names: a module that is used twice is saved twice."""
+    found: dict[int, tuple[list[str], torch.Tensor]] = {}
+    for prefix, each in module.named_modules(remove_duplicate=False):
+        for name, buffer in each.named_buffers(prefix, recurse=False, remove_duplicate=False):
             if name.rpartition(".")[2] not in each._non_persistent_buffers_set:
-                yield name, buffer
+                found.setdefault(id(buffer), ([], buffer))[0].append(name)
+    return found.values()
 
 
 def inner_of(optimizer: object) -> torch.optim.Optimizer:

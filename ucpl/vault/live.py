@@ -37,7 +37,7 @@ from ucpl.remotes.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.trees import Held, held_in, one_tensor
 
-__all__ = ["Ready", "Shares", "agree", "all_agree", "files_of", "looked_at", "of_state", "ready", "sizes_of"]
+__all__ = ["Ready", "Shares", "agree", "all_agree", "files_of", "looked_at", "of_state", "ready", "sizes_of", "text_of"]
 
 SAID_MAX = 500  # characters of an error that ranks tell each other
 TOP = "/vault"  # where DeepSpeed believes to write
@@ -387,17 +387,21 @@ def all_agree(mine: bool) -> bool:
     return all(each)
 
 
+def text_of(error: Exception) -> str:
+    """What an error says, if it can say it."""
+    if isinstance(error, UcplError):
+        return error.diagnostics[0].message
+    try:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    except Exception:
+        return type(error).__name__
+
+
 def agree(mine: Exception | None) -> None:
     """All ranks go on, or none does: who cannot raises why, all others whose fault it is. Raises: `mine`, UcplError E693."""
+    said = "" if mine is None else text_of(mine)  # before ranks wait for each other
     if all_agree(mine is None):
         return
-    said = (
-        ""
-        if mine is None
-        else mine.diagnostics[0].message
-        if isinstance(mine, UcplError)
-        else f"{type(mine).__name__}: {mine}"
-    )
     each: list[object] = [said[:SAID_MAX]]
     if not _is_alone():
         each = [None] * dist.get_world_size()

@@ -142,8 +142,7 @@ class _Watch:
     def one_step(self) -> bool:
         """Whether there was one since the last save, and nothing else that can be seen. Its gradients are there."""
         return (
-            self.steps == 1
-            and self.ended == self.steps
+            self.steps == self.ended == 1
             and self.is_plain
             and self.all_stamps() == self.stamps
             and all(

@@ -226,7 +226,11 @@ class Server:
         with self.here.locked(LOCKED) as mine:
             # What counts since these were looked at has parity in the other slot. Who saved this round here knows of it.
             before = newest.generation if newest is not None else 0
-            if not mine or any(generation > before for generation in self.here.commits()):
+            if not mine or any(
+                generation > before
+                and (generation == found.generation or self.here.commit_in(generation, self.job) is not None)
+                for generation in self.here.commits()
+            ):
                 memory.close()
                 return False
             self.here.vote(slot).unlink(missing_ok=True)

@@ -102,7 +102,7 @@ class Writer:
         self._unsaid: int | None = None  # a generation that will never count: what was copied could not be said
         self._ends = ExitStack()
         self._pending: int | None = None
-        self._is_closed = False
+        self._is_closed, self._process = False, os.getpid()  # whose the lock is
         self._late = 0  # saves one after the other that did not count
         self._patience = math.inf  # less, where the last one did not count for a reason that no waiting mends
         self._shares: Shares | None = None
@@ -243,11 +243,11 @@ class Writer:
 
         one, replaying, found = None, None, None
         try:
-            if met is None:
-                one, replaying = ready(what), self._watching(what)
-                found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
+            one = ready(what)  # whatever this rank met: what is asked here may ask all ranks (state_dict of FSDP, say)
+            replaying = self._watching(what) if met is None else None
+            found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
         except Exception as error:
-            met = error
+            met = met or error
         agree(met)
         assert one is not None
         if replaying is not None:
@@ -475,6 +475,9 @@ def _step(step: object) -> int:
 
 
 def _demand_open(writer: Writer) -> None:
+    if os.getpid() != writer._process:
+        what = f"the writer of rank {writer.rank} was made by another process, which holds its lock"
+        fail("E693", what, Label(str(writer.here.folder)), remedy="make a writer in the process that saves")
     if writer._is_closed:
         closed = f"the writer of rank {writer.rank} was closed"
         fail("E693", closed, Label(str(writer.here.folder)), remedy="make another")
@@ -512,8 +515,10 @@ def _json(state: object) -> Told:
 def _failed(writer: Writer, error: Exception) -> UcplError:
     where = str(writer.here.folder)
     if not isinstance(error, OSError):  # whatever is said of what was given: training goes on
+        from ucpl.vault.live import text_of
+
         try:
-            fail("E693", f"{type(error).__name__}: {str(error)[:200]}", Label("what is saved"))
+            fail("E693", text_of(error), Label("what is saved"))
         except UcplError as told:
             return told
     free = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["unshared"]
@@ -18,6 +18,8 @@ __all__ = ["unshared"]
 class _Opened:
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        state = os.fstat(fd)
+        self.file = state.st_dev, state.st_ino
 
 
 _opened: set[_Opened] = set()
@@ -40,10 +42,15 @@ def unshared(path: Path, flags: int) -> Iterator[int]:
 
 
 def _in_child() -> None:
-    for one in _opened:
-        os.close(one.fd)  # which lets go of nothing as long as the parent has it, too
-    _opened.clear()
-    _changing.release()
+    try:
+        for one in _opened:
+            with suppress(OSError):
+                state = os.fstat(one.fd)
+                if (state.st_dev, state.st_ino) == one.file:  # else others closed it, and its number is another file's
+                    os.close(one.fd)  # which lets go of nothing as long as the parent has it, too
+    finally:
+        _opened.clear()
+        _changing.release()
 
 
 os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release, after_in_child=_in_child)
