@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import ucpl
+from tests.cli.command import good
 from ucpl.conversion import opening
-from ucpl.syntax import limits, reading
+from ucpl.layout import load, resolve
+from ucpl.syntax import limits, parse_call, reading
 
 FORMS = ["zero1(dp=2)", "dcp(fsdp=2)", "plain()"]
 
@@ -65,3 +67,127 @@ def test_a_text_of_what_says_itself_what_it_is_is_not_read(tmp_path: Path, monke
 
     monkeypatch.setattr(opening, "called", none)
     assert ucpl.verify(tmp_path / "there")
+
+
+TOWERS = """ucpl 1
+model tower(rows = 4) {
+  dim a = rows
+  dtype f32
+  w : a
+  state fp32, exp_avg, exp_avg_sq : f32
+}
+model towers {
+  use tower() as x
+  use tower(rows = 6) as y
+}
+layout one() of towers {
+  framework torch()
+  file weights = torch "w.pt"
+  x.w = ... as "x.w"
+  y.w = ... as "y.w"
+  state fp32, exp_avg, exp_avg_sq = like as "{key}.{state}"
+}
+layout any() of any {
+  framework torch()
+  file weights = torch "w2.pt"
+  * = ... as "{name}"
+  state * of * = like as "{name}.{state}"
+}
+"""
+
+
+@pytest.fixture
+def towers(tmp_path: Path) -> Path:
+    (tmp_path / "t.ucpl").write_text(TOWERS)
+    (tmp_path / "source").mkdir()
+    held: dict[str, torch.Tensor] = {}
+    for name, rows in (("x.w", 4), ("y.w", 6)):
+        held |= {
+            f"{name}{end}": torch.arange(rows) + 10.0 * n
+            for n, end in enumerate(("", ".fp32", ".exp_avg", ".exp_avg_sq"))
+        }
+        held[name] = held[f"{name}.fp32"].clone()
+    torch.save(held, tmp_path / "source" / "w.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("to", ["zero1(dp=2)", "zero3(dp=2)", "plain()", "universal()", "dcp(fsdp=2)", "t.ucpl:any()"])
+def test_the_text_of_a_model_that_uses_another_twice_is_one(towers: Path, to: str) -> None:
+    """Of layouts of any model, too, which write the model out; without groups of its own, and with none."""
+    spec, form = f"{towers}/t.ucpl", to.replace("t.ucpl", f"{towers}/t.ucpl")
+    ucpl.convert(towers / "source", towers / "there", to=form, layout=f"{spec}:one()")
+    (text,) = towers.glob("there/ucpl/layout.ucpl")
+    layout = resolve(load((str(text), text.read_text())), parse_call("stored()"))
+    assert [s.name for s in layout.states] == ["fp32", "exp_avg", "exp_avg_sq"]
+    assert ucpl.verify(towers / "there")
+    ucpl.convert(towers / "there", towers / "back.pt", to="plain()")
+    back = torch.load(towers / "back.pt")["params"]
+    assert torch.equal(back["y.w"]["exp_avg"], torch.arange(6) + 20.0)
+
+
+@pytest.mark.parametrize("name", ["w{l}", "", "x" * 1025, "*"], ids=["braces", "empty", "long", "star"])
+def test_what_its_text_alone_would_tell_is_refused_where_none_can(towers: Path, name: str) -> None:
+    with pytest.raises(ucpl.UcplError, match="nothing would say what any") as caught:
+        ucpl.convert(saved(towers, name), towers / "there", to=f"{towers}/t.ucpl:any()")
+    assert caught.value.diagnostics[0].code == "E017" and not (towers / "there").exists()
+
+
+@pytest.mark.parametrize("line", ["framework torch()", 'framework "torch"()', "framework  torch ( )"])
+def test_a_folder_of_torch_files_is_known_however_its_text_is_laid_out(towers: Path, line: str) -> None:
+    ucpl.convert(towers / "source", towers / "there", to=f"{towers}/t.ucpl:any()", layout=f"{towers}/t.ucpl:one()")
+    (text,) = towers.glob("there/ucpl/layout.ucpl")
+    text.write_text(text.read_text().replace("framework torch()", line).replace("{\n  framework", "{ framework"))
+    assert opening.open_checkpoint(towers / "there").framework == "torch"
+
+
+def test_second_names_are_asked_for_braces_and_length_too(tmp_path: Path) -> None:
+    for alias in ("y" * 1025, "a{b}"):
+        value = torch.load(saved(tmp_path, "w")) | {"aliases": {alias: "w"}}
+        torch.save(value, tmp_path / "a.pt")
+        with pytest.raises(ucpl.UcplError, match="no text can say it"):
+            ucpl.infer(tmp_path / "a.pt").text()
+
+
+LESS = """ucpl 1
+model leaf(n = 4) {
+  dim r = n
+  dtype f32
+  w : r
+  b : r
+}
+model mid {
+  use leaf(n = 3) as x
+  use leaf() as y
+}
+model top extends mid() {
+  y.b : none
+}
+layout whole() of top {
+  framework torch()
+  file weights = torch "w.pt"
+  x.w = ... as "x.w"
+  x.b = ... as "x.b"
+  y.w = ... as "y.w"
+}
+layout any() of any {
+  framework torch()
+  file weights = torch "w.pt"
+  * = ... as "{name}"
+}
+"""
+
+
+@pytest.mark.parametrize("model", [None, "top"])
+def test_a_model_that_takes_back_what_it_uses_is_one_for_every_verb(tmp_path: Path, model: str | None) -> None:
+    (tmp_path / "less.ucpl").write_text(LESS)
+    (tmp_path / "source").mkdir()
+    held = {"x.w": torch.arange(3.0), "x.b": torch.ones(3), "y.w": torch.arange(4.0)}
+    torch.save(held, tmp_path / "source" / "w.pt")
+    spec = tmp_path / "less.ucpl"
+    good("check", spec)
+    more = ["--model", f"{spec}:{model}"] if model else []
+    good(
+        "convert", tmp_path / "source", tmp_path / "there", "--from", f"{spec}:whole()", "--to", f"{spec}:any()", *more
+    )
+    good("convert", tmp_path / "there", tmp_path / "back.pt", "--to", "plain()")
+    assert torch.load(tmp_path / "back.pt")["params"].keys() == held.keys()

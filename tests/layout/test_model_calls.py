@@ -125,6 +125,20 @@ def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None
     assert (code, message) == ("E008", "the state `m` is said twice, as two things") and "one type" in remedy
 
 
+def test_states_of_what_a_derived_model_uses_are_united_with_those_of_its_base() -> None:
+    """As in one body: what is used replaces nothing."""
+    extra = "model extra(t = bf16) {\n  use bare(size = 2) as a\n  group g = a.w\n  state m : f32 of g\n}\n\n"
+    more = extra + "model up extends gpt() {\n  use extra() as e\n}\n\n"
+    assert [(s.name, s.groups) for s in laid("up", more=more.replace("(t = bf16)", "")).states] == [
+        ("fp32", None),
+        ("m", None),
+    ]
+    odd = more.replace("(t = bf16)", "").replace("m : f32 of g", "m : bf16 of g")
+    assert refused("up", more=odd)[0] == "E008"
+    own = odd.replace("  use extra() as e\n", "  use extra() as e\n  state m : bf16\n")
+    assert [(s.name, s.dtype) for s in laid("up", more=own).states] == [("fp32", "f32"), ("m", "bf16")]
+
+
 @pytest.mark.parametrize("of", ["one", "two"])
 def test_models_used_twice_written_out_are_the_same_layout(of: str) -> None:
     more = "model one {\n  use gpt() as a\n  use gpt(layers = 3) as b\n}\n\n"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint, Order
     from ucpl.stores.generic import Aside
 
-_OF_TORCH = re.compile(r"^\s*framework\s+torch\b", re.MULTILINE)
+_OF_TORCH = re.compile(r'\bframework\s+"?torch\b')  # a comment that has it costs a look at the text
 
 __all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout", "read_named"]
 

@@ -199,7 +199,9 @@ def make_plan(
         from ucpl.proofs.coverage import prove
 
         prove(graph)
-    made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=closed_text(target))
+    text = closed_text(target)
+    _demand_told(target, text)
+    made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=text)
     made = evolve(
         made,
         target=evolve(made.target, blobs=blobs),
@@ -295,8 +297,22 @@ def closed_text(target: Side) -> str:
     from ucpl.syntax.limits import why_unwritten
 
     names = (*target.layout.tensors, *target.layout.aliases)
-    text = "" if why_unwritten(names) else _closed_text(target)
+    braced = target.called.is_of_any and any({"{", "}"} & {*n} for n in names)  # `{name}` is written out in their keys
+    text = "" if braced or why_unwritten(names) else _closed_text(target)
     return "" if why_unwritten((), text) else text
+
+
+def _demand_told(target: Side, text: str) -> None:
+    """Where a target's own text alone would say what it is, there is one. Raises: UcplError E017."""
+    from ucpl.stores.generic import NAME
+    from ucpl.syntax.limits import why_unwritten
+
+    if text or not target.called.is_of_any or target.layout.framework != NAME:
+        return
+    why = why_unwritten((*target.layout.tensors, *target.layout.aliases))
+    why = why or "its tensors' names have braces, or are too many for a text"
+    what = f"nothing would say what {target.layout.call} is once it is written: {why}"
+    fail("E017", what, Label(target.layout.call), remedy="name a layout of a model, or another form, as zero1(dp = 1)")
 
 
 def _closed_text(target: Side) -> str:

@@ -41,7 +41,7 @@ class Inferred:
 
     def text(self) -> str:
         """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E011, E017."""
-        names = [tensor.name for tensor in self.checkpoint.tensors]
+        names = [*(tensor.name for tensor in self.checkpoint.tensors), *self.checkpoint.aliases]
         braces = next((n for n in names if {"{", "}"} & {*n}), None)
         why = why_unwritten(names)
         if not why and braces is not None:

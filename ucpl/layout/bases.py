@@ -18,7 +18,9 @@ Uses = Callable[[Iterable[nodes.ModelItem]], Items]
 NO_FILE = nodes.File("", 1, ())
 
 
-def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None) -> nodes.Model:
+def called_model(
+    library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None, uses: Uses = list
+) -> nodes.Model:
     """The model that a call names, as one without parameters and base. Numbers of its arguments stand as they are.
 
     sizes: -D, for parameters that nothing else gives. Raises E110, E116 to E119, E124, E125, E139.
@@ -26,7 +28,7 @@ def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] 
     known = library.model(call.name, call.span)
     assert isinstance(known.node, nodes.Model)
     lets = own_parameters(known.node, call, sizes or {})
-    return nodes.Model(known.node.name, (*lets, *statements_of(library, known, list)), span=known.node.span)
+    return nodes.Model(known.node.name, (*lets, *statements_of(library, known, uses)), span=known.node.span)
 
 
 def statements_of(library: Library, known: Known, uses: Uses) -> Items:
@@ -43,7 +45,10 @@ def statements_of(library: Library, known: Known, uses: Uses) -> Items:
         heads += [s for s in chain[i].file.statements if isinstance(s, nodes.Let)]
         body = uses(chain[i].node.items)
         if len(chain) > 1:
-            items = overlay(items, each_state(body))
+            own = {n for s in chain[i].node.items if isinstance(s, nodes.State | nodes.Gone) for n in s.names}
+            body = each_state(body)
+            of_used = [s for s in body if isinstance(s, nodes.State) and s.names[0] not in own]  # united, not replaced
+            items = [*overlay(items, [s for s in body if s not in of_used]), *of_used]
         else:
             items = without_gone((), body)
     return [*heads, *items]

@@ -45,7 +45,10 @@ def expand(
     opened = open_layout(library, call, Given(config or {}, {}, inherited or {}), model)
     entries = _wild_entries(opened)
     tensors = tensors_of(opened.model_items, opened.scope)
-    groups = trained_groups(groups_of(opened.model_items, tensors), tensors)
+    groups = groups_of(opened.model_items, tensors)
+    is_grouped = any(isinstance(i, nodes.Group) for i in opened.items)
+    if not groups and is_grouped:  # else `*` is what it is: nothing names one
+        groups = trained_groups(groups, tensors)
     apart = {i.name for i in opened.items if isinstance(i, nodes.Group) and not i.of_model}  # with lines of their own
     fixed = _fixed(opened)
     out: list[nodes.LayoutItem] = [*_lets(fixed), *_inner_parameters(opened)]
@@ -84,7 +87,7 @@ def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Itera
     match item:
         case nodes.Group(of_model=True):
             return [evolve(item, name=g, of_model=False, members=m) for g, m in groups]
-        case nodes.States(groups=("*",)) if is_there(item, scope):
+        case nodes.States(groups=("*",)) if groups and is_there(item, scope):
             return [evolve(item, clauses=said_clauses(item), groups=tuple(g for g, _ in groups))]
         case nodes.Assert():
             return []

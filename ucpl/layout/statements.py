@@ -11,10 +11,11 @@ from typing import TypeVar
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
+from ucpl.layout.bases import NO_FILE, called_model, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
 from ucpl.layout.library import Known, Library, Link
+from ucpl.layout.models import states_once
 from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.own_names import refuse_second_meanings
 from ucpl.layout.prefix import prefixed
@@ -192,6 +193,13 @@ def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str])
             shown = literal(value) if isinstance(value, int | str | list) else given[p.name].value
             arguments.append(nodes.Argument(p.name, shown, span=given[p.name].span))
     return nodes.Call(call.name, tuple(arguments), span=call.span)
+
+
+def called_whole(library: Library, call: nodes.Call, sizes: dict[str, Value] | None = None) -> nodes.Model:
+    """`called_model`, and what it uses written out: it goes where its library is not."""
+    reader = _Reader(library, Scope(), {}, [])
+    made = called_model(library, call, sizes, lambda items: reader.uses(items, word="model"))
+    return evolve(made, items=tuple(states_once(made.items)))
 
 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:

@@ -19,9 +19,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     """Without files that no line is in, and numbers that nothing names: conditions that are decided named them."""
     out: list[nodes.LayoutItem] = [
-        item
-        for item in items
-        if not (isinstance(item, nodes.Files) and item.form is not None and not lines_in_file(item.name, items))
+        item for item in items if not (isinstance(item, nodes.Files) and not lines_in_file(item.name, items))
     ]
     while True:
         named = {*names_of(out)}
