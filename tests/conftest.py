@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
@@ -31,6 +32,8 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
 from tests import collecting, thorough  # noqa: E402
+
+_users = count()
 
 # No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it. The same examples in
 # every run, so that a change is judged by what it changes; new ones are looked for with `hunt`.
@@ -111,3 +114,9 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What `ucpl calibrate` kept of this machine changes what verbs say: a test has an empty folder of a user's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / f"data-{next(_users)}"))

@@ -304,10 +304,12 @@ def closed_text(target: Side) -> str:
 
 def _demand_told(target: Side, text: str) -> None:
     """Where a target's own text alone would say what it is, there is one. Raises: UcplError E017."""
+    if text or not target.called.is_of_any:
+        return
     from ucpl.stores.generic import NAME
     from ucpl.syntax.limits import why_unwritten
 
-    if text or not target.called.is_of_any or target.layout.framework != NAME:
+    if target.layout.framework != NAME:
         return
     why = why_unwritten((*target.layout.tensors, *target.layout.aliases))
     why = why or "its tensors' names have braces, or are too many for a text"
