@@ -6,7 +6,7 @@ A test process forks of one such server alone, whose list of modules holds from 
 from __future__ import annotations
 
 import multiprocessing
-import socket
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 
 import torch.distributed.checkpoint.state_dict_saver
@@ -17,6 +17,7 @@ import ucpl.ranks.fitting
 import ucpl.ranks.reshard
 import ucpl.vault.persisting
 import ucpl.vault.server  # noqa: F401
+from tests.ports import free_port
 
 
 def forking() -> ForkServerContext:
@@ -25,8 +26,13 @@ def forking() -> ForkServerContext:
     return context
 
 
-def free_port() -> int:
-    """One that nobody listens at now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def run_all(size: int, act: Callable[..., None], *args: object, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """A job: each rank runs `act(rank, port, *args)`, where they meet at that port, and ends well."""
+    port = free_port()
+    ranks = [forking().Process(target=act, args=(rank, port, *args)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    meanwhile()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0] * size, "a rank stands still, or died"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tests.forking import forking, free_port
+from tests.forking import forking
+from tests.ports import free_port
 from ucpl.cli import main
 from ucpl.ranks import job
 from ucpl.records import frozen

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import ucpl
-from tests.forking import forking, free_port
+from tests.forking import run_all
 from ucpl.errors import UcplError
 
 TEXT = """ucpl 1
@@ -40,7 +40,7 @@ layout L(dp = 1, tp = 1) of m {
 Act = Callable[[int, Path], object]
 
 
-def one(act: Act, rank: int, size: int, port: int, top: Path) -> None:
+def one(rank: int, port: int, act: Act, size: int, top: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=20))
     try:
@@ -56,14 +56,7 @@ def one(act: Act, rank: int, size: int, port: int, top: Path) -> None:
 def job(size: int, act: Act, top: Path) -> list[Any]:
     """What each rank of a job gave, or the error that it ended with."""
     (top / "m.ucpl").write_text(TEXT)
-    port = free_port()
-    context = forking()
-    ranks = [context.Process(target=one, args=(act, r, size, port, top)) for r in range(size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-    assert [rank.exitcode for rank in ranks] == [0] * size, "a rank stands still, or died"
+    run_all(size, one, act, size, top)
     return [torch.load(top / f"{r}.told") for r in range(size)]
 
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import ucpl
-from tests.forking import forking, free_port
+from tests.forking import run_all
 from ucpl.errors import UcplError
 
 
@@ -200,14 +200,7 @@ def sharded(rank: int, port: int, sources: tuple[Path, Path], out: Path) -> None
 
 def test_ranks_that_shard_a_tied_model_go_on(tmp_path):
     source, after = saved(tmp_path)
-    port = free_port()
-    context = forking()
-    ranks = [context.Process(target=sharded, args=(r, port, (source, source), tmp_path)) for r in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    run_all(2, sharded, (source, source), tmp_path)
     stored = torch.load(source)["params"]["emb.weight"]["weight"]
     for rank in range(2):
         whole, losses, said, tied, read = torch.load(tmp_path / str(rank))

@@ -32,9 +32,6 @@ def truth(tmp_path_factory):
 @pytest.mark.parametrize("by", ["scrub", "serve"])
 def test_damaged_texts_are_told_and_mended(tmp_path, name, damaged, by, capsys):
     with job(tmp_path / "job", 3, "raim5") as here:
-        here.start("first")
-        for number in range(3):
-            here.serve(number)
         here.save(1)
         here.turn()
         path = here.path(1, name)
@@ -79,9 +76,6 @@ def flip(path: Path) -> None:
 def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged, capsys):
     home = tmp_path / "root/job"
     with job(home, 2, "mirror") as here:
-        here.start("first")
-        for number in range(2):
-            here.serve(number)
         here.save(1)
         here.turn()
     for number in range(2):
@@ -109,9 +103,6 @@ def test_a_vault_of_which_no_text_says_what_it_is_is_called_damaged(tmp_path):
 
 def test_who_finds_what_counts_damaged_everywhere_says_so(tmp_path):
     with job(tmp_path / "job", 2, "mirror") as here:
-        here.start("first")
-        for number in range(2):
-            here.serve(number)
         here.save(1)
         here.turn()
         for number in range(2):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
 from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
 from ucpl.remotes import wire
@@ -37,12 +38,6 @@ from ucpl.vault.server import Server
 
 SIZES = (2_100_000, 2_000_000, 1_900_000)
 SECRET = "what no other job knows"
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as ends:
-        some = [ends.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in some]
 
 
 def listed(home: Path) -> Hosts:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from tests.vault.test_hosts import SECRET, free_ports
+from tests.ports import free_ports
+from tests.vault.test_hosts import SECRET
 from tests.vault.test_machine import STEPS_MAX, Machine
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults import far

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
 from tests.vault.small import read
-from tests.vault.test_hosts import SECRET, free_ports
+from tests.vault.test_hosts import SECRET
 from tests.vault.test_processes import PATIENCE, RANKS, SERVERS, SIZES, WRITERS, Processes
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults import far

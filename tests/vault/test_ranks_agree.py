@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ucpl
-from tests.forking import forking, free_port
+from tests.forking import run_all
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.vault import Vault
 from ucpl.vault.server import Server
@@ -120,14 +120,9 @@ def rank_of(rank: int, port: int, home: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("replays", [0, 3])
 def test_where_one_rank_cannot_save_none_does_and_training_goes_on(tmp_path, replays):
-    home, port = tmp_path / "job", free_port()
+    home = tmp_path / "job"
     Vault.make(home, ranks=2, domains=2, protect="mirror", replays=replays)
-    ranks = [forking().Process(target=rank_of, args=(rank, port, home, tmp_path)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    run_all(2, rank_of, home, tmp_path)
     found = [torch.load(tmp_path / str(rank), weights_only=False) for rank in range(2)]
     cases = {**CASES, "closed": ({}, (0,), "the writer of rank 0 was closed")}
     for name, (_, bad, said) in cases.items():
@@ -162,7 +157,7 @@ def lost_of(rank: int, port: int, home: Path, out: Path) -> None:
 
 
 def test_what_is_lost_is_said_on_every_rank_that_reads_it(tmp_path):
-    home, port = tmp_path / "job", free_port()
+    home = tmp_path / "job"
     with (
         Vault.make(home, ranks=1, domains=1, protect="none").writer(0, beside=False) as writer,
         Server(home, 0) as server,
@@ -172,11 +167,6 @@ def test_what_is_lost_is_said_on_every_rank_that_reads_it(tmp_path):
             server.turn()
     for arena in (home / "d0").glob("r0.s?"):
         arena.write_bytes(bytes(255 - b for b in arena.read_bytes()))
-    ranks = [forking().Process(target=lost_of, args=(rank, port, home, tmp_path)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    run_all(2, lost_of, home, tmp_path)
     for rank in range(2):
         assert "E691" in torch.load(tmp_path / f"{rank}.lost")

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 
 import ucpl
-from tests.forking import forking, free_port
+from tests.forking import run_all
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.vaults.memory import Piece
@@ -83,15 +83,7 @@ def saves(rank: int, port: int, home: Path, out: Path) -> None:
 def run_ranks(
     act: Callable[[int, int, Path, Path], None], home: Path, out: Path, meanwhile: Callable[[], None] = lambda: None
 ) -> None:
-    port = free_port()
-    context = forking()
-    ranks = [context.Process(target=act, args=(r, port, home, out)) for r in range(RANKS)]
-    for process in ranks:
-        process.start()
-    meanwhile()
-    for process in ranks:
-        process.join(120)
-    assert [process.exitcode for process in ranks] == [0] * RANKS
+    run_all(RANKS, act, home, out, meanwhile=meanwhile)
 
 
 def demand_each_as_torch_saved_it(out: Path, saves: int) -> None:

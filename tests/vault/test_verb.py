@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 import ucpl
+from tests.ports import free_ports
 from tests.vault.held import ROOT, Truth, call, memory
 from tests.vault.small import give
-from tests.vault.test_hosts import SECRET, free_ports
+from tests.vault.test_hosts import SECRET
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.files import ToSave, text_file

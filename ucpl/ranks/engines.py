@@ -178,7 +178,7 @@ class _Filling:
 
     def ask(self, name: str, shape: Ints, start: int, flat: torch.Tensor) -> None:
         if name not in self.known.metadata:
-            return  # there is nothing to fill, or nothing to fill it with: `_demand_fit` asked for all that must be
+            return  # there is nothing to fill, or nothing to fill it with: `demand_fit` asked for all that must be
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
 
     def ask_whole(self, name: str, tensor: torch.Tensor) -> None:

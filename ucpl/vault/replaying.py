@@ -99,7 +99,10 @@ class _Watch:
 
     def saved(self) -> None:
         self.steps, self.ended, self.is_plain, self.grads = 0, 0, True, {}
-        self._look(lambda: self.stamps.__setitem__(slice(None), self.all_stamps()))
+        self._look(self._stamp)
+
+    def _stamp(self) -> None:
+        self.stamps = self.all_stamps()
 
     def _before(self, closure: object) -> None:
         """closure: what is called within the step may change anything."""
