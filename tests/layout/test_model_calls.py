@@ -11,8 +11,9 @@ from tests.cli.command import good, ucpl
 from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.layout import Layout, close, load, resolve
+from ucpl.layout.statements import called_model
 from ucpl.regions import locate
-from ucpl.syntax import parse_call, print_file
+from ucpl.syntax import nodes, parse_call, print_file
 
 MODELS = """ucpl 1
 
@@ -123,6 +124,14 @@ def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None
     assert [s.groups for s in laid("both", more=one + both).states] == [("x.own", "y.own")]
     code, message, remedy = refused("odd", more="model odd {\n  use gpt() as a\n  use big() as b\n}\n\n")
     assert (code, message) == ("E008", "the state `m` is said twice, as two things") and "one type" in remedy
+
+
+def test_a_model_by_itself_says_each_state_once() -> None:
+    """As `--model` names it: it goes where the models that it uses are not known."""
+    more = "model pair {\n  use gpt() as a\n  use gpt() as b\n}\n\n"
+    model = called_model(load(("calls.ucpl", MODELS + more)), nodes.Call("pair"))
+    names = [name for item in model.items if isinstance(item, nodes.State) for name in item.names]
+    assert names == ["fp32", "m"] and not any(isinstance(item, nodes.Use) for item in model.items)
 
 
 def test_states_of_what_a_derived_model_uses_are_united_with_those_of_its_base() -> None:

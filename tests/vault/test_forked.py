@@ -15,7 +15,7 @@ import torch
 
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults.places import held, is_held
-from ucpl.vault import Vault
+from ucpl.vault import Vault, live
 from ucpl.vault.leftovers import sweep, worked_in
 
 
@@ -91,11 +91,12 @@ def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_p
         assert ends(forked(child)) == 0
 
 
-def test_a_child_saves_by_no_writer_of_its_parent(tmp_path):
+def test_a_child_saves_by_no_writer_of_its_parent(tmp_path, monkeypatch):
     """It holds no lock of the rank's: another might save into the same memory."""
     with Vault.make(tmp_path / "job").writer(0, strict=True) as writer:
 
         def saves() -> int:
+            monkeypatch.setattr(live, "agree", lambda _: os._exit(9))  # what it would speak by is its parent's
             with pytest.raises(UcplError, match="was made by another process"):
                 writer.save(1, {"t": torch.ones(3)})
             return 0

@@ -136,16 +136,12 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.looking import count_again, mend_texts, scrub
+    from ucpl.vault.looking import scrub
     from ucpl.vault.making import Vault
     from ucpl.vault.obstacles import not_written
 
     try:
-        for number in count_again(home):
-            console.say(f"counts     generation {number} again, of what its ranks saved and its domains voted for")
-        if texts := mend_texts(home):
-            console.say(f"mended     {texts} texts, as those of other domains say")
-        count, found = scrub(home)
+        count, found = scrub(home, console.say)
     except OSError as error:
         not_written(home, error)
     newest = Vault.at(home).committed()

@@ -43,7 +43,7 @@ from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
-from ucpl.layout.statements import called_whole, items_of
+from ucpl.layout.statements import called_model, items_of
 from ucpl.proofs.astray import astray_lines
 from ucpl.proofs.idle import (
     foreign_texts,
@@ -162,7 +162,7 @@ def _own(library: Library, models: Sequence[nodes.Model], given: Given) -> nodes
         return _trial()
     open_ones = [p for p in models[0].parameters if p.default is None and p.name not in given.sizes]
     arguments = tuple(nodes.Argument(p.name, nodes.Number(1)) for p in open_ones)
-    return called_whole(library, nodes.Call(models[0].name, arguments), given.sizes)
+    return called_model(library, nodes.Call(models[0].name, arguments), given.sizes)
 
 
 def _trial() -> nodes.Model:

@@ -60,12 +60,11 @@ class Called(NamedTuple):
     def model(self, given: Given) -> nodes.Model:
         """The model that it is of, as this call has it: its arguments and the numbers of its files go along."""
         from ucpl.layout import statements
-        from ucpl.layout.models import states_once
         from ucpl.syntax import nodes
 
         beside = statements.Given(given.config or {}, given.sizes, given.inherited)
         opened = statements.open_layout(self.library, self.call, beside)
-        return nodes.Model(opened.model.name, tuple(states_once(opened.model_items)), span=opened.model.span)
+        return nodes.Model(opened.model.name, tuple(opened.model_items), span=opened.model.span)
 
 
 @frozen(eq=False)
@@ -183,7 +182,7 @@ def is_checkpoint(text: str) -> bool:
 
 def model_named(text: str, sizes: dict[str, Value] | None = None) -> nodes.Model:
     """`FILE:NAME` or `FILE:NAME(layers = 4)`, a model of a .ucpl file. Raises: UcplError E178, E110, E116 to E125."""
-    from ucpl.layout.statements import called_whole
+    from ucpl.layout.statements import called_model
     from ucpl.syntax import parse_call
 
     head, colon, rest = text.partition(".ucpl:")
@@ -195,4 +194,4 @@ def model_named(text: str, sizes: dict[str, Value] | None = None) -> nodes.Model
             Label("<command line>", where=text),
             remedy="write --model FILE.ucpl:NAME, or with arguments FILE.ucpl:NAME(layers = 4)",
         )
-    return called_whole(library_of(file), parse_call(name), sizes)
+    return called_model(library_of(file), parse_call(name), sizes)

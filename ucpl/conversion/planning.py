@@ -199,8 +199,9 @@ def make_plan(
         from ucpl.proofs.coverage import prove
 
         prove(graph)
-    text = closed_text(target)
-    _demand_told(target, text)
+    text, untold = _told(target)
+    if untold:
+        _demand_told(target, untold)
     made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=text)
     made = evolve(
         made,
@@ -294,27 +295,33 @@ def closed_text(target: Side) -> str:
     """The target's model and layout as one .ucpl text that needs no other file. Empty where no text can say it, or none of a
     size that is read: what the target's framework says of itself is enough, then, but where that is torch().
     """
-    from ucpl.syntax.limits import why_unwritten
+    return _told(target)[0]
+
+
+def _told(target: Side) -> tuple[str, str]:
+    """The text, or why there is none."""
+    from ucpl.syntax.limits import why_too_large, why_unwritten
 
     names = (*target.layout.tensors, *target.layout.aliases)
-    braced = target.called.is_of_any and any({"{", "}"} & {*n} for n in names)  # `{name}` is written out in their keys
-    text = "" if braced or why_unwritten(names) else _closed_text(target)
-    return "" if why_unwritten((), text) else text
+    if why := why_unwritten(names, in_keys=target.called.is_of_any):  # whose `{name}` is written out
+        return "", why
+    text = _closed_text(target)
+    why = why_too_large(text)
+    return ("", why) if why else (text, "")
 
 
-def _demand_told(target: Side, text: str) -> None:
-    """Where a target's own text alone would say what it is, there is one. Raises: UcplError E017."""
-    if text or not target.called.is_of_any:
-        return
+def _demand_told(target: Side, why: str) -> None:
+    """A layout of any model with torch's files alone is told by its own text, which there is not. Raises: UcplError E017."""
     from ucpl.stores.generic import NAME
-    from ucpl.syntax.limits import why_unwritten
 
-    if target.layout.framework != NAME:
-        return
-    why = why_unwritten((*target.layout.tensors, *target.layout.aliases))
-    why = why or "its tensors' names have braces, or are too many for a text"
-    what = f"nothing would say what {target.layout.call} is once it is written: {why}"
-    fail("E017", what, Label(target.layout.call), remedy="name a layout of a model, or another form, as zero1(dp = 1)")
+    if target.called.is_of_any and target.layout.framework == NAME:
+        what = f"nothing would say what {target.layout.call} is once it is written: {why}"
+        fail(
+            "E017",
+            what,
+            Label(target.layout.call),
+            remedy="name a layout of a model, or another form, as zero1(dp = 1)",
+        )
 
 
 def _closed_text(target: Side) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
@@ -18,7 +18,7 @@ from ucpl.regions.flats import Stated
 from ucpl.regions.sharding import TP
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes, print_expr, print_file
-from ucpl.syntax.limits import why_unwritten
+from ucpl.syntax.limits import why_too_large, why_unwritten
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -42,17 +42,17 @@ class Inferred:
     def text(self) -> str:
         """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E011, E017."""
         names = [*(tensor.name for tensor in self.checkpoint.tensors), *self.checkpoint.aliases]
-        braces = next((n for n in names if {"{", "}"} & {*n}), None)
-        why = why_unwritten(names)
-        if not why and braces is not None:
-            why = f"a tensor is called `{braces[:40]}`: braces stand for numbers in the language"
-        text = "" if why else print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
-        code = "E017" if why else "E011"
-        if why := why or why_unwritten((), text):
-            remedy = "convert without a text: what is inferred needs none"
-            fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
+        if why := why_unwritten(names, in_keys=True):
+            self._refuse("E017", why)
+        text = print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
+        if why := why_too_large(text):
+            self._refuse("E011", why)
         notes = "".join(f"\n# {line}" for line in packed_notes(self.checkpoint))
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
+
+    def _refuse(self, code: str, why: str) -> NoReturn:
+        remedy = "convert without a text: what is inferred needs none"
+        fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
 
     def call_text(self) -> str:
         """The call that the text answers to: what its conditions had to know is fixed in it, and no parameter."""

@@ -19,7 +19,7 @@ from ucpl.frontends.lengths import length_of, ways_of
 from ucpl.layout import Library
 from ucpl.layout.bases import placed
 from ucpl.layout.scope import Scope, Value, at
-from ucpl.layout.statements import called_whole
+from ucpl.layout.statements import called_model
 from ucpl.records import define
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes
@@ -45,7 +45,7 @@ def sizes_from(
     assert isinstance(layout, nodes.Layout)
     if layout.of == "any":
         return {}
-    model = called_whole(library, nodes.Call(layout.of, layout.arguments), given)
+    model = called_model(library, nodes.Call(layout.of, layout.arguments), given)
     chain = [link.node for link in library.chain(call.name)]
     statements = [*model.items, *(i for one in chain for i in one.items)]
     bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}

@@ -11,24 +11,11 @@ from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal, nearest
 from ucpl.syntax import nodes
 
-__all__ = ["called_model", "own_parameters", "placed", "statements_of"]
+__all__ = ["own_parameters", "placed", "statements_of"]
 
 Items = list[nodes.ModelItem]
 Uses = Callable[[Iterable[nodes.ModelItem]], Items]
 NO_FILE = nodes.File("", 1, ())
-
-
-def called_model(
-    library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None, uses: Uses = list
-) -> nodes.Model:
-    """The model that a call names, as one without parameters and base. Numbers of its arguments stand as they are.
-
-    sizes: -D, for parameters that nothing else gives. Raises E110, E116 to E119, E124, E125, E139.
-    """
-    known = library.model(call.name, call.span)
-    assert isinstance(known.node, nodes.Model)
-    lets = own_parameters(known.node, call, sizes or {})
-    return nodes.Model(known.node.name, (*lets, *statements_of(library, known, uses)), span=known.node.span)
 
 
 def statements_of(library: Library, known: Known, uses: Uses) -> Items:

@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.entries import is_wild, written_entries
 from ucpl.layout.library import Library
-from ucpl.layout.models import ModelGroups, aliases_of, groups_of, states_once, tensors_of, trained_groups
+from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
 from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import Given, Inherited, Opened, items_of, open_layout
@@ -148,7 +148,7 @@ def close(
     lets = [s for f in (opened.model_file, opened.link.file) for s in f.statements if isinstance(s, nodes.Let)]
     opened.scope.bind([*lets, *opened.model_items, *opened.items])
     known = {n for n in opened.scope.given if "#" not in n}
-    model_items = _closed(opened.scope, [*lets, *states_once(opened.model_items)], known)
+    model_items = _closed(opened.scope, [*lets, *opened.model_items], known)
     items = _without_globs(opened, _said_once(opened.items))
     layout_items = [*_inner_parameters(opened), *_closed(opened.scope, [*lets, *items], known)]
     model = nodes.Model(opened.model.name, tuple(model_items))

@@ -177,10 +177,9 @@ def aliases_of(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTenso
 
 
 def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
-    """Raises: UcplError E008."""
     return tuple(
         LogicalState(name, item.dtype, item.scalar, item.groups)
-        for item in states_once(items)
+        for item in items
         if isinstance(item, nodes.State)
         for name in item.names
     )

@@ -5,13 +5,13 @@ Arguments are evaluated, what the layout extends is laid under it, and `use` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.layout.bases import NO_FILE, called_model, own_parameters, placed, statements_of
+from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
 from ucpl.layout.library import Known, Library, Link
@@ -119,6 +119,7 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     model_items += statements_of(
         library, Known(model, model_file or NO_FILE), lambda items: reader.uses(items, word="model")
     )
+    model_items = states_once(model_items)
     scope.bind(model_items)
     of_files = {s.span for file in library.files.values() for s in file.statements}
     own = [item for item in model_items if item.span not in of_files]
@@ -195,11 +196,18 @@ def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str])
     return nodes.Call(call.name, tuple(arguments), span=call.span)
 
 
-def called_whole(library: Library, call: nodes.Call, sizes: dict[str, Value] | None = None) -> nodes.Model:
-    """`called_model`, and what it uses written out: it goes where its library is not."""
+def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None) -> nodes.Model:
+    """The model that a call names, as one without parameters, base and models that it uses: it goes where its library is not.
+    Numbers of its arguments stand as they are.
+
+    sizes: -D, for parameters that nothing else gives. Raises E008, E110, E116 to E119, E124, E125, E139.
+    """
+    known = library.model(call.name, call.span)
+    assert isinstance(known.node, nodes.Model)
     reader = _Reader(library, Scope(), {}, [])
-    made = called_model(library, call, sizes, lambda items: reader.uses(items, word="model"))
-    return evolve(made, items=tuple(states_once(made.items)))
+    lets = own_parameters(known.node, call, sizes or {})
+    items = statements_of(library, known, lambda items: reader.uses(items, word="model"))
+    return nodes.Model(known.node.name, (*lets, *states_once(items)), span=known.node.span)
 
 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:

@@ -70,8 +70,8 @@ class Sizes:
 
     def _scope(self, model: str) -> tuple[Scope, Sequence[nodes.ModelItem]]:
         """The names of a model as it is without a layout, and its statements over those that it extends."""
-        from ucpl.layout.bases import called_model
         from ucpl.layout.scope import Scope
+        from ucpl.layout.statements import called_model
 
         scope = Scope(config=self.config.values if self.config is not None else {})
         scope.bind(self.file.statements if self.file is not None else ())

@@ -15,6 +15,7 @@ __all__ = [
     "NAME_CHARACTERS_MAX",
     "STATEMENTS_MAX",
     "TEXT_CHARACTERS_MAX",
+    "why_too_large",
     "why_unwritten",
 ]
 
@@ -26,8 +27,8 @@ NAME_CHARACTERS_MAX = 1024
 INTEGER_MAX = 2**63 - 1  # what an index column holds
 
 
-def why_unwritten(names: Iterable[str], text: str = "") -> str:
-    """Why a text, made of tensors of these names, could not be read again; empty where it can."""
+def why_unwritten(names: Iterable[str], *, in_keys: bool) -> str:
+    """Why no text could name tensors so and be read again; empty where one can. in_keys: names stand in templates, too."""
     for name in names:
         if name == "*":
             return "a tensor is called `*`, which means all in the language"
@@ -37,6 +38,12 @@ def why_unwritten(names: Iterable[str], text: str = "") -> str:
             return (
                 f"the name of a tensor has {len(name):,} characters; a text may have names of {NAME_CHARACTERS_MAX:,}"
             )
-    if len(text) > TEXT_CHARACTERS_MAX:
-        return f"the text has {len(text):,} characters; {TEXT_CHARACTERS_MAX:,} are read"
+        if in_keys and {"{", "}"} & {*name}:
+            return f"a tensor is called `{name[:40]}`: braces stand for numbers in the language"
     return ""
+
+
+def why_too_large(text: str) -> str:
+    """The same of a text as it is."""
+    large = len(text) > TEXT_CHARACTERS_MAX
+    return f"the text has {len(text):,} characters; {TEXT_CHARACTERS_MAX:,} are read" if large else ""

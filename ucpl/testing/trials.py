@@ -11,9 +11,9 @@ from attrs import field
 from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
 from ucpl.errors import Label, UcplError, fail
 from ucpl.layout import Library, load, resolve
-from ucpl.layout.bases import called_model
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Config, Value
+from ucpl.layout.statements import called_model
 from ucpl.records import define, frozen
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse

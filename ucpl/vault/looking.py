@@ -33,10 +33,10 @@ from ucpl.remotes.vaults.places import OURS, Domain, Holder, is_held
 from ucpl.remotes.vaults.records import CHUNK, Job
 from ucpl.remotes.vaults.sealed import read_sealed, was_sealed
 from ucpl.remotes.vaults.view import generation_at
-from ucpl.vault.server import Server, has_commit, heal, mend_commit, mend_job
+from ucpl.vault.server import Say, Server, has_commit, heal, mend_commit, mend_job
 
 __all__ = [
-    "Damage", "Found", "Generation", "Place", "Seen", "count_again", "damage", "is_alive", "look", "mend_texts", "scrub",
+    "Damage", "Found", "Generation", "Place", "Seen", "damage", "is_alive", "look", "mend_texts", "scrub",
     "seen", "vaults_in",
 ]  # fmt: skip
 
@@ -213,7 +213,7 @@ def _is_all_saved(home: Path, job: Job, generation: int) -> bool:
     return False
 
 
-def count_again(home: Path) -> list[int]:
+def _count_again(home: Path) -> list[int]:
     """Have what is saved count again, where what said so is damaged in all domains: which. As servers do that start; of a
     vault of several hosts, these alone may.
 
@@ -262,13 +262,15 @@ def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int])
     return True
 
 
-def scrub(home: Path) -> tuple[int, list[Damage]]:
-    """Rebuild what is damaged of the newest generation: (chunks that were rebuilt, what is left).
+def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
+    """Rebuild what is damaged of the newest generation: (chunks that were rebuilt, what is left). say: what else was mended.
 
     Raises: UcplError E692, OSError.
     """
-    count_again(home)
-    mend_texts(home)
+    for number in _count_again(home):
+        say(f"counts     generation {number} again, of what its ranks saved and its domains voted for")
+    if texts := mend_texts(home):
+        say(f"mended     {texts} texts, as those of other domains say")
     memory = generation_at(home)
     count = 0
     try:

@@ -44,7 +44,7 @@ from ucpl.vault.making import demand_domain
 from ucpl.vault.obstacles import not_written
 from ucpl.vault.others import Others
 
-__all__ = ["Server", "has_commit", "heal", "mend_commit", "mend_job"]
+__all__ = ["Say", "Server", "has_commit", "heal", "mend_commit", "mend_job"]
 
 LOCKED = 30.0  # seconds for which the locks of all domains are waited for
 Say: TypeAlias = Callable[[str], None]

@@ -197,10 +197,10 @@ class Writer:
         before takes the save back; past autograd (`tensor.data`) that is not seen, and what is read is refused (E698).
         Raises: where `strict`, UcplError E693, E695.
         """
-        begin = time.perf_counter()
+        begin, number, said, waited, met = time.perf_counter(), 0, Told(), 0.0, None
         generation, self._next = self._next, self._next + 1
-        number, said, waited, met = 0, Told(), 0.0, None
         try:
+            _demand_own(self)
             try:
                 _demand_open(self)
                 waited = self._settle()  # what was copied before is digested by then
@@ -474,10 +474,14 @@ def _step(step: object) -> int:
     return number
 
 
-def _demand_open(writer: Writer) -> None:
+def _demand_own(writer: Writer) -> None:
+    """Before ranks speak to each other: what a fork speaks by is its parent's, too. Raises: UcplError E693."""
     if os.getpid() != writer._process:
         what = f"the writer of rank {writer.rank} was made by another process, which holds its lock"
         fail("E693", what, Label(str(writer.here.folder)), remedy="make a writer in the process that saves")
+
+
+def _demand_open(writer: Writer) -> None:
     if writer._is_closed:
         closed = f"the writer of rank {writer.rank} was closed"
         fail("E693", closed, Label(str(writer.here.folder)), remedy="make another")
