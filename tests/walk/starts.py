@@ -26,6 +26,9 @@ class Here:
 
     axes: frozenset[str]  # "tp", "pp", "ep": degrees that a call may ask for
     spec: str | None = None  # the layout that says how it is cut, where its files do not
+    one_rank: bool = (
+        False  # in files of one rank is not said what is a buffer, or that experts have groups of their own
+    )
 
 
 Draw = Callable[[Random, Here], str]
@@ -39,6 +42,7 @@ class Start:
     draw: Draw
     axes: str = ""
     spec: str | None = None
+    family: str = "zero"  # whose degrees a bold call asks for: another's counters and masters are another state
 
     @property
     def path(self) -> Path:
@@ -190,14 +194,18 @@ STARTS = (
     Start("z1_dp2_bf16", dense(True)),
     Start("z1_dp2_bf16opt", dense(True)),
     Start("z0_dp2_bf16", dense(True)),
-    Start("fsdp2_w4", chunks),
-    Start("legacy_vpp", megatron(1, 2)),
-    Start("legacy_moe", megatron(2, 1)),
+    Start("fsdp2_w4", chunks, family="dcp"),
+    Start("legacy_vpp", megatron(1, 2), family="megatron"),
+    Start("legacy_moe", megatron(2, 1), family="megatron"),
 )
 
 
-def bold(rng: Random) -> str:
+def bold(rng: Random, family: str = "zero") -> str:
     """A call that asks for whatever there is."""
+    if family == "dcp":
+        return f"dcp(fsdp={some(rng, 1, 40)})"
+    if family == "megatron":
+        return f"megatron_legacy({', '.join(f'{axis}={some(rng, 1, 3)}' for axis in ('tp', 'pp', 'vpp', 'ep'))})"
     asked = [f"dp={some(rng, 1, 4)}"]
     asked += [f"{axis}={rng.choice([1, 2, 3])}" for axis in ("tp", "pp", "ep") if rng.random() < 0.5]
     return f"zero{some(rng, 0, 3)}({', '.join(asked)})"

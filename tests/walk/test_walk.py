@@ -17,8 +17,8 @@ from attrs import evolve
 
 from tests.walk import walking
 from tests.walk.__main__ import verdict, walked
-from tests.walk.starts import HOME, STARTS
-from tests.walk.walking import LIMITS, Step, differences, one_walk
+from tests.walk.starts import HOME, STARTS, Here, Start
+from tests.walk.walking import LIMITS, Step, differences, one_walk, told
 from ucpl import api
 from ucpl.errors import catalogue
 
@@ -32,6 +32,13 @@ CALLS = {  # what the short walks take, so that each kind of cut is on the way
     "tp2_pp2_dp1_z1": ("megatron_deepspeed.ucpl:llama(dp=3, tp=2, stages=[3, 2], layers=5)", "zero2(dp=2, tp=1)"),
     "pp2_ep2_dp2_z1": ("zero1(dp=4, ep=4, tp=1, pp=1)", "zero2(dp=2, ep=2)"),
     "z1_dp4": ("zero0(dp=2)", "universal(stage=3)", "zero2(dp=3, round_robin=1)"),
+    "legacy_moe": (
+        "megatron_legacy(tp=1, pp=1, vpp=1, ep=1)",
+        "megatron_core(tp=3, pp=1, stacked=0)",
+        "megatron_legacy(tp=2, pp=1, vpp=1, ep=2)",
+        "plain()",
+    ),
+    "fsdp2_w4": ("dcp(fsdp=5)", "dcp(fsdp=1)", "plain()", "dcp(fsdp=3)"),
 }
 
 
@@ -113,6 +120,37 @@ def test_steps_are_those_of_the_seed(tmp_path: Path) -> None:
     again = next(one_walk(SEED, 9, tmp_path))
     assert first == again and first.wrong == ()
     shutil.rmtree(tmp_path)
+
+
+def test_what_files_of_one_rank_do_not_say_is_all_that_is_left_out() -> None:
+    of = {start.family: start for start in STARTS}
+    alone, dealt = Here(frozenset(), one_rank=True), Here(frozenset())
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    groups = [
+        {"params": ["a", "e"], "lr": 1.0, "is_expert_parallel": False},
+        {"params": ["b"], "lr": 2.0, "is_expert_parallel": False},
+    ]
+    state: dict[str, Any] = {
+        "params": {"a": {"weight": zeros, "exp_avg": ones}},
+        "buffers": {"c": ones},
+        "groups": groups,
+    }
+
+    def differs(start: Start, here: Here, **change: Any) -> bool:
+        return any(differences(told(state, start, here), told({**state, **change}, start, here)))
+
+    apart = [{**groups[0], "params": ["a"]}, groups[1], {**groups[0], "params": ["e"], "is_expert_parallel": True}]
+    assert not differs(of["megatron"], alone, groups=apart) and differs(of["megatron"], dealt, groups=apart)
+    turned = [{**groups[0], "params": ["e", "a"]}, groups[1]]
+    assert not differs(of["megatron"], dealt, groups=turned) and differs(of["zero"], dealt, groups=turned)
+    other = [{**groups[0], "params": ["a"]}, {**groups[1], "params": ["b", "e"]}]
+    frozen = {"params": {**state["params"], "c": {"weight": ones}}, "buffers": {}}
+    assert not differs(of["dcp"], alone, **frozen) and differs(of["dcp"], dealt, **frozen)
+    for here in (alone, dealt):
+        assert differs(of["megatron"], here, groups=other)
+        assert differs(of["megatron"], here, groups=[groups[0], {**groups[1], "lr": 3.0}])
+        assert differs(of["dcp"], here, buffers={"c": zeros})
+        assert differs(of["zero"], here, **frozen)
 
 
 def test_limits_are_codes_and_states_differ_where_they_do() -> None:
