@@ -6,6 +6,7 @@ file is opened.
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 from collections import OrderedDict
@@ -20,9 +21,16 @@ __all__ = ["Descriptors"]
 
 OPEN_MAX = 128  # of one thread: more gain nothing
 OPEN_MIN = 2
-RESERVED = 64  # of the process: what is open for all else
+RESERVED = 56  # for all else that a run opens
 SETS = 2  # of descriptors that a run has: a source's and a target's
 THREADS = 4  # that are reckoned with at least: so a share does not shrink as they come
+
+
+def taken() -> int:
+    """How many descriptors this process has; of a system that does not say it, the three that every one has."""
+    with suppress(OSError):
+        return len(os.listdir("/dev/fd"))
+    return 3
 
 
 @define(eq=False)
@@ -32,6 +40,7 @@ class Descriptors:
     _local: threading.local = field(factory=threading.local)
     _all: list[OrderedDict[int, int]] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
+    _taken: int = field(factory=taken)  # of the process: a job may have most of its own open already
 
     def _table(self) -> OrderedDict[int, int]:
         table: OrderedDict[int, int] | None = getattr(self._local, "table", None)
@@ -64,7 +73,7 @@ class Descriptors:
         if soft == resource.RLIM_INFINITY:
             return OPEN_MAX
         threads = max(THREADS, len(self._all), threading.active_count())
-        return max(OPEN_MIN, min(OPEN_MAX, (soft - RESERVED) // (SETS * threads)))
+        return max(OPEN_MIN, min(OPEN_MAX, (soft - self._taken - RESERVED) // (SETS * threads)))
 
     def close(self, *, quietly: bool = False) -> None:
         """Close all; quietly, where nothing depends on how it ends. No other thread may be using one. Raises: OSError."""
