@@ -74,14 +74,15 @@ def test_a_child_that_ends_takes_no_lock_of_its_parent_with_it(tmp_path, ended):
     assert not is_held(path)
 
 
-def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_path):
+@pytest.mark.parametrize("name", ["other", "lock"])  # the file of the lock, too, which a child may open anew
+def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_path, name):
     with ExitStack() as locks:
         locks.enter_context(held(tmp_path / "lock", wait=0))
         before = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
         os.close(before)
 
         def child() -> int:
-            numbers = [os.open(tmp_path / "other", os.O_RDWR) for _ in range(3)]  # the first has the number of the lock
+            numbers = [os.open(tmp_path / name, os.O_RDWR) for _ in range(3)]  # the first has the number of the lock
             locks.close()
             for number in numbers:
                 os.fstat(number)
@@ -133,3 +134,7 @@ def test_a_lock_whose_descriptor_others_closed_is_no_matter_of_a_child(tmp_path,
 
         assert ends(forked(writes)) == 0
         assert not is_again or (tmp_path / "data").read_bytes() == b"mine"
+        taken.__exit__(None, None, None)  # nor of the one who took it
+        if other is not None:
+            os.write(other, b", too")
+            assert (tmp_path / "data").read_bytes().endswith(b", too")

@@ -21,6 +21,13 @@ class _Opened:
         state = os.fstat(fd)
         self.file = state.st_dev, state.st_ino
 
+    def close(self) -> None:
+        """Where others closed it, its number may be another file's."""
+        with suppress(OSError):
+            state = os.fstat(self.fd)
+            if (state.st_dev, state.st_ino) == self.file:
+                os.close(self.fd)
+
 
 _opened: set[_Opened] = set()
 _changing = threading.RLock()  # no fork sees a descriptor that is open and not listed, or listed and not open
@@ -38,16 +45,13 @@ def unshared(path: Path, flags: int) -> Iterator[int]:
         with _changing:
             if mine in _opened:  # in a child its number may be another file's by now
                 _opened.remove(mine)
-                os.close(mine.fd)
+                mine.close()
 
 
 def _in_child() -> None:
     try:
         for one in _opened:
-            with suppress(OSError):
-                state = os.fstat(one.fd)
-                if (state.st_dev, state.st_ino) == one.file:  # else others closed it, and its number is another file's
-                    os.close(one.fd)  # which lets go of nothing as long as the parent has it, too
+            one.close()  # which lets go of nothing as long as the parent has it, too
     finally:
         _opened.clear()
         _changing.release()
