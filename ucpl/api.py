@@ -26,7 +26,8 @@ from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.staging import clear_made, with_made
 from ucpl.records import frozen
-from ucpl.remotes.entrance import source_at, target_at
+from ucpl.remotes.entrance import remarks_of, source_at, target_at
+from ucpl.remotes.standing import meanwhile
 from ucpl.remotes.urls import is_url
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Converted:
         return str(self.report)
 
 
+@meanwhile()
 def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
     """The plan from one layout to another, proved. `source` may be a checkpoint; layouts of any model need it or `model`."""
     model = how.get("model")
@@ -87,6 +89,7 @@ def save_plan(plan: Plan, path: Here) -> None:
     write(plan, Path(path))
 
 
+@meanwhile()
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
@@ -99,6 +102,7 @@ def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unp
     return run(made, opened, goal, how)
 
 
+@meanwhile()
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
     goal = target_at(target)
@@ -112,9 +116,10 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
         demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
     with with_made(known, goal, how) as opened:
         report = run(made.plan, opened, goal, how)
-    return Converted(made.plan, evolve(report, remarks=(*report.remarks, *known.said)))
+    return Converted(made.plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
 
 
+@meanwhile()
 def compare(
     a: Here, b: Here, *, a_layout: str | None = None, b_layout: str | None = None, **bounds: Unpack[DataPlane]
 ) -> Likeness:
@@ -127,6 +132,7 @@ def compare(
     return evolve(found, around=side_by_side(ours, theirs))
 
 
+@meanwhile()
 def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVerify]) -> Verdict:
     """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong.
 
@@ -144,7 +150,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     asked = Asked(side, source_at(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
-    notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs))
+    notes = (*found.notes, *remarks_of(opened.top), *told(opened), *(str(one) for one in held if not one.differs))
     found = evolve(found, findings=(*found.findings, *findings_of(opened, held)), notes=notes)
     if against is None:
         return found
@@ -153,6 +159,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     return evolve(found, against=same, notes=notes)
 
 
+@meanwhile()
 def infer(checkpoint: Here) -> Inferred:
     """The model and layout of a checkpoint found in the wild; `.text()` is the .ucpl."""
     from ucpl.conversion.opening import infer as made

@@ -25,7 +25,7 @@ from tests.fuzz.targets import Files, read, write
 from tests.vault.small import content, job
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.remotes import folders
-from ucpl.remotes.reading import register
+from ucpl.remotes.standing import meanwhile
 from ucpl.remotes.vaults.sealed import opened
 from ucpl.remotes.vaults.view import Stored, View, generation_at, lay
 from ucpl.vault import Vault
@@ -190,22 +190,17 @@ def demand_saved(home: Path, is_sealed: bool) -> None:
 
 def shadowed(home: Path) -> Files:
     """As a checkpoint that any verb opens; and the bytes of its files, the first MiB of each."""
-    with tempfile.TemporaryDirectory(dir=home.parent) as top:
+    with tempfile.TemporaryDirectory(dir=home.parent) as top, meanwhile():
         with patch.object(folders, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
             view = lay(generation_at(home), f"vault:{home}")
-        try:
-            infer(open_checkpoint(view.root))
-            found = {}
-            for name, stored in view.files.items():
-                room = bytearray(min(stored.size, 1 << 20))
-                if room:
-                    stored.fill(memoryview(room), 0)
-                found[name] = bytes(room)
-            return found
-        finally:
-            view.memory.close()
-            for name in view.files:
-                register(os.stat(view.root / name), None)
+        infer(open_checkpoint(view.root))
+        found = {}
+        for name, stored in view.files.items():
+            room = bytearray(min(stored.size, 1 << 20))
+            if room:
+                stored.fill(memoryview(room), 0)
+            found[name] = bytes(room)
+        return found
 
 
 def resealed(rng: Random, data: bytes) -> tuple[bytes, str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 import ucpl
 from tests.vault import small
@@ -20,6 +22,8 @@ from ucpl.vault import Vault
 from ucpl.vault.looking import damage, mend_texts
 from ucpl.vault.restoring import restored
 from ucpl.vault.server import Server
+
+WORD = "generation 2 of "
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +210,36 @@ def test_what_does_not_count_again_is_called_gone_and_scrub_does_not_call_it_who
         path.unlink()
     with pytest.raises(ucpl.UcplError, match=r"E692: .* is damaged, and .*nothing has no folder step-N"):
         restored(home, print, persisted=tmp_path / "nothing")
+
+
+def test_who_reads_an_older_generation_hears_of_the_newer_one(tmp_path, capsys):
+    """Every verb that takes a checkpoint, the functions, and what fills a model; not where the generation was named."""
+    home, weight, model = tmp_path / "job", torch.arange(6.0).reshape(1, 6), torch.nn.Linear(6, 1, bias=False)
+    vault = Vault.make(home, ranks=1, domains=1, protect="none")
+    with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(home, 0) as server:
+        for step in (10, 20):
+            assert writer.save(step, {"model": {"weight": weight + step}})
+            for _ in range(2):
+                server.turn()
+    url = f"vault:{home}"
+
+    def heard(url: str) -> list[int]:
+        """How often each of them says it."""
+        out = []
+        for verb in (["inspect", url], ["verify", url], ["plan", "--from", url, "--to", "plain()"]):
+            assert main(verb) == 0, verb
+            out.append(capsys.readouterr().out.count(WORD))
+        made = ucpl.convert(url, tmp_path / f"target{len(list(tmp_path.iterdir()))}.pt", "plain()")
+        out.append(str(made).count(WORD))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            ucpl.load_into(model, None, url)
+        return [*out, sum(WORD in str(one.message) for one in said)]
+
+    assert heard(url) == [0] * 5 and torch.equal(model.weight, weight + 20)
+    flip(vault.domain(0).commit(2))
+    assert heard(url) == [1] * 5 and torch.equal(model.weight, weight + 10)
+    assert heard(f"{url}@1") == [0] * 5
 
 
 def test_a_newer_text_of_another_vault_is_not_damaged(older):

@@ -20,6 +20,7 @@ from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.remotes.entrance import source_at
+from ucpl.remotes.standing import meanwhile
 from ucpl.remotes.urls import is_url
 
 __all__ = ["run"]
@@ -106,7 +107,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(GARBAGE, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
     console = Console(json="--json" in arguments, debug="--debug" in arguments)
     try:
-        status = _ended(before, arguments[len(before) :], console)
+        with meanwhile():
+            status = _ended(before, arguments[len(before) :], console)
     finally:
         if argv is None:
             gc.freeze()  # this process ends now: nothing is looked for in what the end of it frees at once

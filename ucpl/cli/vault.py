@@ -211,20 +211,19 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.remotes.vaults.counted import committed, job_at, unsaid, unsaid_text
+    from ucpl.remotes.vaults.counted import newer
     from ucpl.vault.persisting import persist
 
-    job = job_at(home) if not options.generation else None
-    newer = unsaid(home, committed(home, job)) if job is not None else {}
+    passed = newer(home) if not options.generation else {}
     memory = persist(home, Path(options.target), _generation(options))
     rebuilt = f", {bytes_text(memory.all_rebuilt)} rebuilt" if memory.all_rebuilt else ""
     console.say(
         f"written    {options.target}: generation {memory.commit.generation}, step {memory.commit.step}{rebuilt}"
     )
-    for number, texts in newer.items():
-        console.note(f"warning: generation {number} is newer, and is not what was written: {unsaid_text(texts)}")
+    for number, why in passed.items():
+        console.note(f"warning: generation {number} is newer, and is not what was written: {why}")
     answer: dict[str, Json] = {"target": str(options.target), "generation": memory.commit.generation}
-    console.answer({**answer, "step": memory.commit.step, "damaged": list(newer)})
+    console.answer({**answer, "step": memory.commit.step, "damaged": list(passed)})
     return Exit.DONE
 
 

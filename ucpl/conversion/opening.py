@@ -14,7 +14,7 @@ from ucpl.conversion.given import Called, Config, Given, called
 from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
-from ucpl.remotes.entrance import source_at
+from ucpl.remotes.entrance import remarks_of, source_at
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
@@ -35,11 +35,16 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
 
     Raises: UcplError, exit 3.
     """
+    here = _demand_stored(Path(path))
+    opened, odd = _opened(here, layout, given or Given()), remarks_of(here)
+    return evolve(opened, remarks=(*opened.remarks, *odd), told=(*opened.told, *odd)) if odd else opened
+
+
+def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     from ucpl.stores.generic import NAME, below, open_files
     from ucpl.stores.huggingface import FILE, HuggingFace
     from ucpl.stores.registry import open_checkpoint as read
 
-    here, given = _demand_stored(Path(path)), given or Given()
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
     order = order_of(layout)

@@ -16,7 +16,7 @@ from attrs import evolve, field
 
 from ucpl.records import frozen
 
-__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "call_it", "called", "calling", "catalogue", "fail"]
+__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "called", "calling", "catalogue", "fail"]
 
 
 class Exit:
@@ -34,15 +34,10 @@ class Exit:
 _CALLED: dict[str, str] = {}  # path of what stands for something elsewhere -> what a user calls it
 
 
-def call_it(path: str, name: str) -> None:
-    """Say `name` wherever a text says `path`: of a folder that stands for one in an object store."""
-    _CALLED[path] = name
-
-
 @contextmanager
 def calling(path: str, name: str) -> Iterator[None]:
-    """The same, for as long as this lasts: texts that are made meanwhile say `name`."""
-    call_it(path, name)
+    """Texts that are made meanwhile say `name` wherever they would say `path`: of a folder that stands for one elsewhere."""
+    _CALLED[path] = name
     try:
         yield
     finally:
@@ -51,8 +46,9 @@ def calling(path: str, name: str) -> Iterator[None]:
 
 def called(text: str) -> str:
     """A text with the names that users know."""
-    for path in sorted(_CALLED, key=len, reverse=True) if _CALLED else ():
-        text = text.replace(path, _CALLED[path])
+    known = _CALLED.copy() if _CALLED else {}  # what stands for something may end meanwhile
+    for path in sorted(known, key=len, reverse=True):
+        text = text.replace(path, known[path])
     return text
 
 

@@ -18,11 +18,12 @@ from typing import Protocol
 import xxhash
 from attrs import field
 
-from ucpl.errors import Label, UcplError, call_it, fail
+from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.ranks.serving import Address, Peer, Server, Stamp, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.remotes import folders
-from ucpl.remotes.reading import Range, identity_of, register
+from ucpl.remotes.reading import Range, identity_of, registry
+from ucpl.remotes.standing import ends
 from ucpl.runtime.team import Team
 
 __all__ = ["Place", "one_folder"]
@@ -166,7 +167,8 @@ class _View:
     def laid(self, source: Path) -> Path:
         """The folder that stands for the source. Raises: OSError."""
         root = folders.fresh() / (source.name or "source")
-        call_it(str(root), str(source))
+        ends().enter_context(calling(str(root), str(source)))
+        register = registry()
         for name, ranks in sorted(self.holders.items()):
             path = root / name if name else root
             path.parent.mkdir(parents=True, exist_ok=True)

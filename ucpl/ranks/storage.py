@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -45,9 +46,10 @@ from ucpl.ranks.indexed import GROUPS, MODEL, STATES, told, with_tensors
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import define
 from ucpl.remotes.entrance import source_at
+from ucpl.remotes.standing import ending_with
 from ucpl.remotes.urls import is_url
 from ucpl.remotes.vaults.marks import flat_bytes
-from ucpl.remotes.vaults.view import SCHEME, pinned
+from ucpl.remotes.vaults.view import SCHEME, passed_over, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
 
@@ -91,6 +93,7 @@ class StorageReader(Base):
         self._layout = layout
         self._values, self._staging = _Room(), _Room()
         self.bytes_read = 0
+        self._end: Callable[[], None] = lambda: None
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -100,13 +103,17 @@ class StorageReader(Base):
         self.generation: int | None = None  # of a vault
         self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
         if source.startswith(f"{SCHEME}:") and (newest := pinned(source)) != source:
+            for text in passed_over(source):
+                warnings.warn(text, stacklevel=2)
             source, self._newest = newest, source
             self._generation = int(newest.rpartition("@")[2])
         if source.startswith(f"{SCHEME}:"):
             self.generation = int(source.rpartition("@")[2])
         asked = called(self._layout) if self._layout is not None else None
-        self._checkpoint: Checkpoint = open_checkpoint(source_at(source), asked)
-        side = source_side(self._checkpoint, asked, Given())
+        self._end()
+        with ending_with(self) as self._end:
+            self._checkpoint: Checkpoint = open_checkpoint(source_at(source), asked)
+            side = source_side(self._checkpoint, asked, Given())
         self._placement = side.placement
         self._checkpoint = with_tensors(self._checkpoint)
         self._told = told(self._checkpoint, self._placement, self._names)

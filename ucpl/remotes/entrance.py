@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
+from ucpl.remotes.standing import ends
 from ucpl.remotes.urls import file_at, is_url
 
 if TYPE_CHECKING:
     from ucpl.remotes.places import Place
 
-__all__ = ["place_of", "source_at", "target_at"]
+__all__ = ["place_of", "remarks_of", "source_at", "target_at"]
 
 _PLACES: dict[Path, Place] = {}
+_REMARKS: dict[Path, tuple[str, ...]] = {}
 
 
 def source_at(path: str | Path) -> Path:
@@ -26,12 +28,20 @@ def source_at(path: str | Path) -> Path:
     if (here := file_at(str(path))) is not None:
         return here
     if str(path).startswith("vault:"):
-        from ucpl.remotes.vaults.view import view
+        from ucpl.remotes.vaults.view import passed_over, view
 
-        return view(str(path))
+        found = view(str(path))
+        _REMARKS[found] = passed_over(str(path))
+        ends().callback(_REMARKS.pop, found)
+        return found
     from ucpl.remotes.shadows import shadow
 
     return shadow(path)
+
+
+def remarks_of(path: Path) -> tuple[str, ...]:
+    """What is odd about how a path of `source_at` was found."""
+    return _REMARKS.get(path, ())
 
 
 def target_at(path: str | Path) -> Path:
@@ -47,6 +57,7 @@ def target_at(path: str | Path) -> Path:
 
     made = place(path)
     _PLACES[made.path] = made
+    ends().callback(_PLACES.pop, made.path)
     return made.path
 
 

@@ -15,6 +15,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from ucpl.remotes.standing import ends
+
 __all__ = ["fresh", "room", "staging"]
 
 _PREFIX = "ucpl-remote-"
@@ -67,8 +69,10 @@ def _left(above: Path) -> list[Path]:
 
 
 def fresh() -> Path:
-    """A new empty folder. Raises: OSError."""
-    return Path(tempfile.mkdtemp(dir=_top(os.getpid())))
+    """A new empty folder, which goes with what it is made for. Raises: OSError."""
+    made = tempfile.mkdtemp(dir=_top(os.getpid()))
+    ends().callback(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 @cache

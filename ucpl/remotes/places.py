@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ucpl.errors import call_it
+from ucpl.errors import calling
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.answers import refuse, refuse_target
 from ucpl.remotes.objects import Entry, Objects, objects_at
 from ucpl.remotes.shadows import MANIFEST, UNFINISHED, Tree, lay
+from ucpl.remotes.standing import ends
 from ucpl.remotes.urls import split
 
 __all__ = ["Place", "place"]
@@ -58,5 +59,5 @@ def place(path: str | Path) -> Place:
     """A place of its own for a target's URL. Raises: UcplError E680."""
     url, above, name = split(path)
     here = folders.fresh() / (name or url.rpartition("/")[2])
-    call_it(str(here), url)
+    ends().enter_context(calling(str(here), url))
     return Place(url, objects_at(above), name, here)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+from ucpl.remotes.standing import ends
 
 __all__ = [
     "Remote",
@@ -23,7 +25,7 @@ __all__ = [
     "pread",
     "preadv",
     "rebuilt_of",
-    "register",
+    "registry",
     "remote_at",
     "remote_of",
     "want",
@@ -68,12 +70,20 @@ class Remote(Protocol):
 _REMOTES: dict[tuple[int, int], Remote] = {}  # device and inode of a shadow -> what it stands for
 
 
-def register(status: os.stat_result, remote: Remote | None) -> None:
-    """Let an inode stand for a remote file, or no longer."""
-    if remote is None:
-        _REMOTES.pop((status.st_dev, status.st_ino), None)
-    else:
-        _REMOTES[status.st_dev, status.st_ino] = remote
+def registry() -> Callable[[os.stat_result, Remote], None]:
+    """What lets inodes stand for remote files, for as long as their folder stands for what it does."""
+    mine: list[tuple[int, int]] = []
+
+    def register(status: os.stat_result, remote: Remote) -> None:
+        mine.append((status.st_dev, status.st_ino))
+        _REMOTES[mine[-1]] = remote
+
+    def forget() -> None:
+        for at in mine:
+            _REMOTES.pop(at, None)
+
+    ends().callback(forget)
+    return register
 
 
 def remote_of(status: os.stat_result) -> Remote | None:

@@ -23,12 +23,13 @@ from pathlib import Path
 
 from attrs import field
 
-from ucpl.errors import Label, call_it, fail
+from ucpl.errors import Label, calling, fail
 from ucpl.records import define
 from ucpl.remotes import folders
 from ucpl.remotes.answers import refuse
 from ucpl.remotes.objects import Entry, Objects, TagDiffers, objects_at, read_whole
-from ucpl.remotes.reading import Range, register
+from ucpl.remotes.reading import Range, registry
+from ucpl.remotes.standing import ends
 from ucpl.remotes.urls import split
 
 __all__ = ["MANIFEST", "UNFINISHED", "Tree", "lay", "shadow", "write_at"]
@@ -84,6 +85,12 @@ def _may_keep(size: int, *, surely: bool) -> bool:
             return False
         _KEPT[0] += size
         return True
+
+
+def _give_back(tree: Tree) -> None:
+    """The room of what is kept of a checkpoint, whose shadow goes."""
+    with _KEEPING:
+        _KEPT[0] = max(0, _KEPT[0] - sum(one.kept for one in tree.files.values()))
 
 
 def _keep_no_more() -> None:
@@ -154,6 +161,12 @@ class Object:
         return self.tree
 
     # ---- what is here ----------------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> int:
+        """Bytes."""
+        with self._lock:
+            return sum(self._highs) - sum(self._lows)
 
     def _units(self, low: int, high: int) -> list[Range]:
         """What is fetched at once for bytes [low, high): a block of what is wanted, else no more than they are."""
@@ -296,7 +309,7 @@ def shadow(path: str | Path) -> Path:
     url, above, name = split(path)
     root = folders.fresh()
     root = root / (name or url.rpartition("/")[2])
-    call_it(str(root), url)
+    ends().enter_context(calling(str(root), url))
     tree = Tree(url, objects_at(above), name, root)
     try:
         return lay(tree)
@@ -309,6 +322,8 @@ def lay(tree: Tree) -> Path:
     entries = _usable(tree)
     is_file = [entry.key for entry in entries] == [tree.name]
     cut = 0 if is_file or not tree.name else len(tree.name) + 1
+    ends().callback(_give_back, tree)
+    register = registry()
     names = {entry.key[cut:]: entry for entry in entries}
     if not is_file:
         _demand_whole(tree, names)

@@ -182,6 +182,7 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
             if kept is not None and (bad := _bad(kept)):
                 again = _can_be_made(kept.size, partial(one.parity_made, number), bad)
                 found.append(Damage(f"d{number}: what it keeps for others{of}", len(bad), again))
+    memory.close()
     return memory, found
 
 

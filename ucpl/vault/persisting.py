@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.remotes.standing import meanwhile
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.records import CHUNK
 from ucpl.remotes.vaults.view import generation_at, lay
@@ -24,6 +25,7 @@ ANOTHER = "choose another DST: what is there is not written over"
 AGAIN = "remove the cause (space, permission, what is in the way), or choose another DST; nothing was left of this one"
 
 
+@meanwhile()
 def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     """Write a generation into a new folder, which is there whole or not at all. Raises: UcplError E500, E503, E691, E692."""
     memory = generation_at(home, generation)

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault, unsaid, unsaid_text
+from ucpl.remotes.vaults.counted import committed, domains_of, job_at, newer, no_vault
 from ucpl.remotes.vaults.places import Domain
 from ucpl.remotes.vaults.records import Commit
 from ucpl.remotes.vaults.sealed import write_whole
@@ -103,9 +103,7 @@ def restored(
 
 def _unsaid(home: Path) -> list[tuple[str, str]]:
     """Generations that may be newer than any that is tried here, and why they are not."""
-    job = job_at(home)
-    found = unsaid(home, committed(home, job)) if job is not None else {}
-    return [(f"vault:{home.absolute()}@{number}", unsaid_text(texts)) for number, texts in found.items()]
+    return [(f"vault:{home.absolute()}@{number}", why) for number, why in newer(home).items()]
 
 
 def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:

@@ -21,7 +21,7 @@ from ucpl.remotes.vaults.sealed import read_sealed
 
 __all__ = [
     "DIGITS_MAX", "barred", "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of",
-    "no_vault", "saved_in", "silent", "unsaid", "unsaid_text",
+    "newer", "no_vault", "saved_in", "silent", "unsaid", "unsaid_text",
 ]  # fmt: skip
 
 DIGITS_MAX = 16  # of a generation
@@ -145,6 +145,13 @@ def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
             if generation > newest and _is_damaged(here.commit(generation)):
                 texts.setdefault(generation, []).append(here.commit(generation))
     return dict(sorted(texts.items(), reverse=True))
+
+
+def newer(home: Path) -> dict[int, str]:
+    """Generations that may be newer than all that count, newest first, and why nobody takes them."""
+    job = job_at(home)
+    found = unsaid(home, committed(home, job)) if job is not None else {}
+    return {number: unsaid_text(texts) for number, texts in found.items()}
 
 
 def unsaid_text(texts: Sequence[Path]) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, call_it, fail
+from ucpl.errors import Label, calling, fail
 from ucpl.records import define
 from ucpl.remotes import folders
-from ucpl.remotes.reading import Range, register, remote_of
-from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, no_vault, unsaid
+from ucpl.remotes.reading import Range, registry, remote_of
+from ucpl.remotes.standing import ends
+from ucpl.remotes.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, newer, no_vault, unsaid
 from ucpl.remotes.vaults.memory import Memory
 from ucpl.remotes.vaults.places import COMMIT, Domain
 from ucpl.remotes.vaults.records import CHUNK, File
@@ -25,7 +26,7 @@ from ucpl.remotes.vaults.replay import Over, Replay
 if TYPE_CHECKING:
     from ucpl.remotes.vaults.records import Commit
 
-__all__ = ["SCHEME", "Stored", "View", "generation_at", "pinned", "stored_at", "view"]
+__all__ = ["SCHEME", "Stored", "View", "generation_at", "passed_over", "pinned", "stored_at", "view"]
 
 SCHEME = "vault"
 Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
@@ -229,6 +230,16 @@ def view(url: str) -> Path:
         fail("E692", f"{url} cannot be shown as a folder: {error.strerror or error}", Label(os.fsdecode(where)))
 
 
+def passed_over(url: str) -> tuple[str, ...]:
+    """Generations that may be newer than what a URL that names none stands for, and why they are passed over."""
+    home, generation = _parted(url)
+    if generation is not None:
+        return ()
+    return tuple(
+        f"generation {number} of {home} is newer, and is not read: {why}" for number, why in newer(home).items()
+    )
+
+
 def _parted(url: str) -> tuple[Path, int | None]:
     text = url.removeprefix(f"{SCHEME}:")
     path, at, number = text.rpartition("@")
@@ -250,7 +261,9 @@ def lay(memory: Memory, url: str) -> View:
     root = folders.fresh() / (memory.job.name or "vault")
     root.mkdir()
     found = View(memory, url, root)
-    call_it(str(root), url)
+    ends().callback(memory.close)
+    ends().enter_context(calling(str(root), url))
+    register = registry()
     for name, parts in memory.whole.commit.files().items():
         stored = found.files[name] = Stored(found, name, parts)
         path = root / name
