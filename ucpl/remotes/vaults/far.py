@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar, cast
 
+from ucpl.remotes.vaults import said
 from ucpl.remotes.vaults.hosts import Hosts
 from ucpl.remotes.vaults.places import Holder
 from ucpl.remotes.vaults.records import Job
@@ -22,12 +23,10 @@ __all__ = ["BLOCK", "PATIENCE", "Far"]
 BLOCK = 4 << 20  # bytes of an answer, at most
 PATIENCE = 5.0  # seconds for which an answer is waited for
 SILENT, SILENT_MAX = 0.5, 5.0  # seconds for which one that did not answer is not asked again: twice as many each time
-_TEXTS = 4096
 
 T = TypeVar("T")
 _lines: dict[tuple[int, Address, str], Line] = {}  # by process, too: what is forked has connections of its own
 _silent: dict[Address, tuple[float, float]] = {}  # until when one is not asked, and for how long that was
-_known: dict[tuple[Address, str, object], tuple[str, object]] = {}  # what texts said, with their stamps
 
 
 class Far(Holder):
@@ -70,6 +69,10 @@ class Far(Holder):
 
     # ---- as of a folder ------------------------------------------------------------------------------------------------
 
+    @property
+    def origin(self) -> Address:
+        return self.address
+
     def is_there(self) -> bool:
         try:
             self.ask({"op": "names"})
@@ -87,21 +90,14 @@ class Far(Holder):
         return [str(name) for name in told]
 
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
-        stamp, found = _known.get((self.address, name, what), ("", None))
+        stamp, found = said.known(self.origin, name, what) or ("", None)
         answer = self.ask({"op": "text", "name": name, "stamp": stamp})
         now, _, data = answer.partition(b"\n")
         if not now:
             return None
         if now.decode() == stamp and not data:
-            if (kept := _known.pop((self.address, name, what), None)) is not None:  # it was asked for last
-                _known[self.address, name, what] = kept
             return cast("T | None", found)
-        value = made(data) if opened(data) is not None else None
-        if value is not None:
-            while len(_known) >= _TEXTS:
-                _known.pop(next(iter(_known)), None)
-            _known[self.address, name, what] = now.decode(), value
-        return value
+        return said.keep(self.origin, name, what, now.decode(), data, made) if opened(data) is not None else None
 
     def size(self, name: str) -> int:
         return int(self.ask({"op": "size", "name": name}))

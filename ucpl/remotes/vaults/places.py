@@ -16,12 +16,13 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
+from ucpl.remotes.vaults import said
 from ucpl.remotes.vaults.records import Begun, Commit, Job, Parity, Shard
 from ucpl.remotes.vaults.sealed import read_sealed, write_whole
 from ucpl.remotes.vaults.unshared import unshared
@@ -39,8 +40,6 @@ OURS = re.compile(
 
 
 T = TypeVar("T")
-_TEXTS = 4096  # those that were asked for last: more than a turn of a server asks for
-_known: dict[tuple[Path, object], tuple[tuple[int, ...], object]] = {}
 
 
 def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | None:
@@ -53,22 +52,22 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     stamp = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
-    if (known := _known.pop((path, what), None)) is not None and known[0] == stamp:
-        _known[path, what] = known
+    known = said.known(path.parent, path.name, what)
+    if known is not None and known[0] == stamp:
         return cast(T, known[1])
     data = read_sealed(path)
-    found = made(data) if data is not None else None
-    if found is not None:
-        while len(_known) >= _TEXTS:
-            _known.pop(next(iter(_known)), None)
-        _known[path, what] = stamp, found
-    return found
+    return None if data is None else said.keep(path.parent, path.name, what, stamp, data, made)
 
 
 class Holder(ABC):
     """A domain, wherever it is: what its folder has, by name."""
 
     number: int
+
+    @property
+    @abstractmethod
+    def origin(self) -> Hashable:
+        """What tells its folder from any other."""
 
     @abstractmethod
     def is_there(self) -> bool: ...
@@ -95,7 +94,9 @@ class Holder(ABC):
 
     def commits(self) -> list[int]:
         """Generations that are committed there, newest first. Raises: OSError, as `names` does."""
-        return sorted((int(found[1]) for name in self.names() if (found := COMMIT.fullmatch(name))), reverse=True)
+        names = self.names()
+        said.only(self.origin, names)
+        return sorted((int(found[1]) for name in names if (found := COMMIT.fullmatch(name))), reverse=True)
 
     def commit_in(self, generation: int, job: Job) -> Commit | None:
         """Raises: OSError."""
@@ -126,6 +127,10 @@ class Domain(Holder):
 
     def __init__(self, home: Path, number: int) -> None:
         self.number, self.folder = number, home / f"d{number}"
+
+    @property
+    def origin(self) -> Path:
+        return self.folder
 
     def job(self) -> Path:
         return self.folder / "job.json"
