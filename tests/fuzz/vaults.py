@@ -5,6 +5,7 @@ What was not sealed anew must give the bytes of a generation that was saved, or 
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
@@ -213,6 +214,10 @@ def resealed(rng: Random, data: bytes) -> tuple[bytes, str]:
         text, how = resealed(rng, str(listed(told, key)[i]).encode())
         listed(told, key)[i] = text.decode("utf-8", "surrogatepass")
         return sealed(told), f"{key} {i}: {how}"
+    within = told.get("files")
+    if isinstance(within, str) and rng.random() < 0.7:
+        files, how = damage_value(rng, json.loads(within))
+        return sealed({**told, "files": json_of(files).decode("utf-8", "surrogatepass")}), f"files: {how}"
     value, how = damage_value(rng, told)
     return sealed(value), how
 

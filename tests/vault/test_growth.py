@@ -1,4 +1,4 @@
-"""What a vault's processes hold does not grow with how long they run: what a generation says is as long as a job has tensors."""
+"""What a vault's processes hold does not grow with how long they run: a generation's text is as long as a job has tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
+import ucpl
 from tests.vault import test_hosts
 from tests.vault.small import job
 from tests.vault.trained import training
+from ucpl.cli import main
+from ucpl.remotes.vaults import far, said
 from ucpl.remotes.vaults.counted import committed, job_at
+from ucpl.remotes.vaults.records import File
+from ucpl.remotes.vaults.sealed import opened, seal
+from ucpl.vault import Vault, others
 
 
 def held() -> Counter[str]:
@@ -66,8 +73,8 @@ def of_hosts(tmp_path: Path, ends: ExitStack) -> Callable[[int], None]:
 def test_what_is_held_is_that_of_generations_that_count(
     kind: Callable[[Path, ExitStack], Callable[[int], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_hosts.far, "SILENT", 0.0)
-    monkeypatch.setattr(test_hosts.others, "EVERY", 0.0)
+    monkeypatch.setattr(far, "SILENT", 0.0)
+    monkeypatch.setattr(others, "EVERY", 0.0)
     with ExitStack() as ends:
         step = kind(tmp_path, ends)
         for number in range(1, 13):  # four rounds of all slots
@@ -87,3 +94,83 @@ def test_a_text_of_several_domains_is_taken_apart_once(tmp_path: Path) -> None:
         assert known is not None
         found = [here.vault.domain(n).commit_in(1, known) for n in range(3)]
         assert found[0] is not None and found[0] is found[1] is found[2] is committed(home, known)[0]
+
+
+def test_a_text_grows_by_little_with_each_tensor(tmp_path: Path) -> None:
+    """Ends of files that are as others' are said once: what is said of a tensor is where it lies, and its digest."""
+    sizes = []
+    for count in (20, 60):
+        vault = Vault.make(tmp_path / f"job{count}", ranks=1, domains=1, protect="none")
+        with vault.writer(0, run="first", wait=0.0, strict=True) as writer:
+            assert writer.save(1, {"model": {f"layer.{i:03}.weight": torch.ones(8) * i for i in range(count)}})
+            sizes.append((vault.domain(0).folder / "r0.s0.json").stat().st_size)
+    assert (sizes[1] - sizes[0]) / 40 < 200  # bytes
+
+
+def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job of many ranks that is long work, which only who commits, and who reads, has to do."""
+    apart: list[object] = []
+    of = File.of
+
+    def counted(value: object, arena: int) -> File:
+        apart.append(value)
+        return of(value, arena)
+
+    with job(tmp_path / "job", 3, "raim5", each=2) as here:
+        here.save(1)
+        here.turn()
+        monkeypatch.setattr(File, "of", counted)
+        said._folders.clear()  # as in a process of its own, each of them
+        here.writers[3].save(2, None)
+        (commit,) = committed(here.vault.home, here.vault.job)
+        assert (
+            commit.sealed() == here.path(0, "commit.1.json").read_bytes() and apart == []
+        )  # as who mends says it again
+        here.save(2, range(3))
+        here.save(2, range(4, 6))
+        for number in range(2):
+            assert here.servers[number].turn() is None and apart == []
+        assert here.servers[2].turn() == 2 and len(apart) == 6
+        assert here.read() == 2
+
+
+def other_files(path: Path) -> None:
+    """What rank 1 saved is not said, in a text that is sealed as a whole: another version's, or somebody's."""
+    told = opened(path.read_bytes())
+    assert told is not None and isinstance(told["shards"], list)
+    shard = opened(str(told["shards"][1]).encode())
+    assert shard is not None
+    told["shards"][1] = seal({**shard, "files": '[{"name": "rank-1"}]'}).decode()
+    path.write_bytes(seal(told))
+
+
+def test_what_a_text_says_of_files_is_refused_when_it_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "job"
+    with job(home, 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+        for number in range(2):
+            other_files(here.path(number, "commit.1.json"))
+        with pytest.raises(ucpl.UcplError, match=r"E692: .*of what rank 1 saved in generation 1, parts are missing"):
+            ucpl.verify(f"vault:{home}")
+        assert main(["vault", "status", str(home)]) == 0 and "generation 1" in capsys.readouterr().out
+        assert main(["vault", "verify", str(home)]) == 3
+        here.writers[0].save(2, None)
+        here.writers[1].save(2, None)
+        here.turn()
+        assert here.read() == 2
+
+
+def test_so_is_what_it_says_of_gradients(tmp_path: Path) -> None:
+    home = tmp_path / "job"
+    with training(home, domains=2, protect="mirror") as here:
+        for _ in range(2):
+            here.step()
+            here.save()
+        for domain in range(2):
+            other_files(here.vault.domain(domain).commit(2))
+    with pytest.raises(ucpl.UcplError, match=r"E692: .*of what rank 1 saved in generation 2, parts are missing"):
+        ucpl.verify(f"vault:{home}")
+    assert ucpl.verify(f"vault:{home}@1")

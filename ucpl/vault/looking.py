@@ -30,7 +30,7 @@ from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import FILE, hosts_at
 from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
 from ucpl.remotes.vaults.places import OURS, Domain, Holder, is_held
-from ucpl.remotes.vaults.records import CHUNK, Job
+from ucpl.remotes.vaults.records import CHUNK, Commit, Job
 from ucpl.remotes.vaults.sealed import read_sealed, was_sealed
 from ucpl.remotes.vaults.view import generation_at
 from ucpl.vault.server import Say, Server, has_commit, heal, mend_commit, mend_job
@@ -122,12 +122,18 @@ def look(home: Path) -> Found:
         found.append(
             Generation(
                 commit.generation, commit.step, sum(s.size for s in commit.shards), commit.depth,
-                sum(p.size for p in commit.parity), len({f.name for s in commit.shards for f in s.files}),
+                sum(p.size for p in commit.parity), _files_of(commit),
                 tuple(among), min(ages, default=None),
             )
         )  # fmt: skip
     newer = tuple((number, tuple(texts)) for number, texts in unsaid(home, every).items())
     return Found(home, job, tuple(places), tuple(found), newer)
+
+
+def _files_of(commit: Commit) -> int:
+    with suppress(ValueError):
+        return len({file.name for _, file in commit.read()})
+    return 0
 
 
 def _has(where: Holder, generation: int) -> bool:

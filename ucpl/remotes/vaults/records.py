@@ -6,10 +6,12 @@ at before it is used: what does not hold is as if it were not there.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
+from typing import overload
 
 import xxhash
 from attrs import field
@@ -17,7 +19,7 @@ from attrs import field
 from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import BLOCK, Protection, block_size, sets_of
-from ucpl.remotes.vaults.sealed import Told, opened, seal
+from ucpl.remotes.vaults.sealed import Told, json_text, opened, seal
 
 __all__ = [
     "CHUNK",
@@ -220,9 +222,11 @@ class File:
     named: tuple[Named, ...] = ()
 
     def told(self) -> Told:
-        late = [[one.begin, one.data.hex(), [list(hole) for hole in one.holes]] for one in self.late]
+        data: dict[bytes, int] = {}  # most files end as others do: each of such ends is said once
+        late = [[one.begin, data.setdefault(one.data, len(data)), list(map(list, one.holes))] for one in self.late]
         segments = [[s.begin, s.size, s.at] for s in self.segments]
         told: Told = {"name": self.name, "size": self.size, "segments": segments, "crcs": dict(self.crcs), "late": late}
+        told["data"] = [one.hex() for one in data]
         return {**told, "named": [one.told() for one in self.named]} if self.named else told
 
     @classmethod
@@ -240,15 +244,24 @@ class File:
         crcs = _object(told.get("crcs"))
         if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values()):
             raise _Wrong("crcs")
-        late = tuple(_late(one, size) for one in _list(told, "late"))
+        data = list(map(_bytes, _list(told, "data")))
+        late = tuple(_late(one, size, data) for one in _list(told, "late"))
         named = tuple(Named.of(one, size) for one in _list(told, "named")) if "named" in told else ()
         return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late, named)
 
 
-def _late(value: object, size: int) -> Late:
-    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int or not isinstance(value[1], str):
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise _Wrong("data")
+    return bytes.fromhex(value)
+
+
+def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
+    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int or type(value[1]) is not int:
         raise _Wrong("late")
-    data, holes = bytes.fromhex(value[1]), value[2]
+    if not 0 <= value[1] < len(every):
+        raise _Wrong("late")
+    data, holes = every[value[1]], value[2]
     if not 0 <= value[0] <= size - len(data) or not isinstance(holes, list):
         raise _Wrong("late")
     found = []
@@ -260,6 +273,46 @@ def _late(value: object, size: int) -> Late:
             raise _Wrong("late")
         found.append((hole[0], at))
     return Late(value[0], data, tuple(found))
+
+
+class Files(Sequence[File]):
+    """What a rank saved, by its text, which is as long as a job has tensors: it is taken apart when somebody looks.
+
+    Who saves or commits need not, many times a minute. Raises: ValueError, where one looks, and the text says no files.
+    """
+
+    def __init__(self, text: str, arena: int) -> None:
+        self.text, self._arena = text, arena  # bytes that the rank saved
+        self._made: tuple[File, ...] | None = None
+
+    def _all(self) -> tuple[File, ...]:
+        if self._made is None:
+            try:
+                told = json.loads(self.text)
+            except (ValueError, RecursionError):
+                told = None
+            if not isinstance(told, list):
+                raise _Wrong("files")
+            self._made = tuple(File.of(one, self._arena) for one in told)
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    @overload
+    def __getitem__(self, at: int) -> File: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[File]: ...
+
+    def __getitem__(self, at: int | slice) -> File | Sequence[File]:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[File]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
 
 
 def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
@@ -296,7 +349,7 @@ class Shard:
     slot: int
     size: int  # bytes of the arena
     chunks: tuple[int, ...]
-    files: tuple[File, ...]
+    files: Sequence[File]  # of a text: ValueError, as soon as they are looked at, where it says none
     state: Told  # small JSON of the caller's
     depth: int = 0
     base: int = 0
@@ -306,7 +359,9 @@ class Shard:
         told: Told = {
             name: getattr(self, name) for name in ("ident", "run", "generation", "step", "rank", "slot", "size")
         }
-        told |= {"chunks": _digits(self.chunks), "files": [file.told() for file in self.files], "state": self.state}
+        files = self.files
+        text = files.text if isinstance(files, Files) else json_text([file.told() for file in files])
+        told |= {"chunks": _digits(self.chunks), "files": text, "state": self.state}
         if self.depth:
             told |= {"depth": self.depth, "base": self.base, "replay": self.replay}
         return seal(told)
@@ -318,7 +373,7 @@ class Shard:
             return None
         try:
             size = _number(told, "size")
-            files = tuple(File.of(one, size) for one in _list(told, "files"))
+            files = Files(_text(told, "files"), size)
             slot, depth, base = _rests(told)
             return cls(
                 _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "step"),
@@ -454,12 +509,20 @@ class Commit:
                 return False
         return True
 
+    def read(self) -> Iterator[tuple[int, File]]:
+        """What each rank saved, part by part. Raises: ValueError, where a text says no files."""
+        for shard in self.shards:
+            try:
+                files = tuple(shard.files)
+            except ValueError:
+                raise ValueError(f"what rank {shard.rank} saved") from None
+            yield from ((shard.rank, file) for file in files)
+
     def files(self) -> dict[str, list[tuple[int, File]]]:
         """Every file by its name: who saved which part of it, in order, without a hole. Raises: ValueError."""
         found: dict[str, list[tuple[int, File]]] = {}
-        for shard in self.shards:
-            for file in shard.files:
-                found.setdefault(file.name, []).append((shard.rank, file))
+        for rank, file in self.read():
+            found.setdefault(file.name, []).append((rank, file))
         for name, parts in found.items():
             spans = sorted((s.begin, s.begin + s.size) for _, file in parts for s in file.segments)
             spans += [(late.begin, late.begin + len(late.data)) for _, file in parts for late in file.late]

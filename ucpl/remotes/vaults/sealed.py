@@ -13,7 +13,7 @@ from pathlib import Path
 
 import xxhash
 
-__all__ = ["Told", "opened", "read_sealed", "seal", "was_sealed", "write_whole"]
+__all__ = ["Told", "json_text", "opened", "read_sealed", "seal", "was_sealed", "write_whole"]
 
 Told = dict[str, object]
 _MAX = 1 << 30
@@ -23,20 +23,31 @@ _END = re.compile(rb"\}\n[0-9a-f]{32}\n")
 
 def seal(told: Mapping[str, object]) -> bytes:
     """A JSON text and, in a line behind it, its digest."""
-    text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+    text = json_text(told).encode()
     return text + b"\n" + xxhash.xxh3_128_hexdigest(text).encode() + b"\n"
+
+
+def json_text(told: object) -> str:
+    """The same text for the same values."""
+    return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
 def opened(data: bytes) -> Told | None:
     """What was sealed; None: it is not what was."""
-    text, mark = data[: -_MARK - 1], data[-_MARK:]
-    if len(data) <= _MARK or mark != xxhash.xxh3_128_hexdigest(text).encode() + b"\n":
+    text = _inner(data)
+    if text is None:
         return None
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) else None
+
+
+def _inner(data: bytes) -> bytes | None:
+    """What has its digest behind it."""
+    text, mark = data[: -_MARK - 1], data[-_MARK:]
+    return text if len(data) > _MARK and mark == xxhash.xxh3_128_hexdigest(text).encode() + b"\n" else None
 
 
 def read_sealed(path: Path) -> bytes | None:
@@ -55,7 +66,7 @@ def read_sealed(path: Path) -> bytes | None:
             data = file.read(_MAX)
     finally:
         os.close(fd)
-    return data if opened(data) is not None else None
+    return data if _inner(data) is not None else None
 
 
 def was_sealed(path: Path) -> bool:

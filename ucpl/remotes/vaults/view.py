@@ -207,14 +207,19 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
             f"{home}: generation {chosen.generation} is made of {chosen.depth} before it, of which some are not there"
         )
         fail("E692", what, Label(str(home), f"there: {', '.join(str(one.generation) for one in some)}"))
-    _demand_whole(home, some[0])
+    for commit in some:
+        _demand_whole(home, commit)
     *before, newest = (Memory(home, job, one) for one in some)
     return evolve(newest, before=tuple(before)) if before else newest
 
 
 def _demand_whole(home: Path, commit: Commit) -> None:
+    """Gradients of a step are no whole files. Raises: UcplError E692."""
     try:
-        commit.files()
+        if commit.depth:
+            list(commit.read())
+        else:
+            commit.files()
     except ValueError as error:
         what = f"{home}: of {error} in generation {commit.generation}, parts are missing or overlap"
         fail("E692", what, Label(str(home), where=str(error)))
