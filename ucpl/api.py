@@ -26,7 +26,7 @@ from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.staging import clear_made, with_made
 from ucpl.records import frozen
-from ucpl.remotes.entrance import remarks_of, source_at, target_at
+from ucpl.remotes.entrance import source_at, target_at
 from ucpl.remotes.standing import meanwhile
 from ucpl.remotes.urls import is_url
 
@@ -150,7 +150,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     asked = Asked(side, source_at(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
-    notes = (*found.notes, *remarks_of(opened.top), *told(opened), *(str(one) for one in held if not one.differs))
+    notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs))
     found = evolve(found, findings=(*found.findings, *findings_of(opened, held)), notes=notes)
     if against is None:
         return found
@@ -159,7 +159,6 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     return evolve(found, against=same, notes=notes)
 
 
-@meanwhile()
 def infer(checkpoint: Here) -> Inferred:
     """The model and layout of a checkpoint found in the wild; `.text()` is the .ucpl."""
     from ucpl.conversion.opening import infer as made

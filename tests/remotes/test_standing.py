@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
+import ucpl.api
 from tests.remotes.conftest import EXAMPLE
 from ucpl import errors
 from ucpl.cli import main
 from ucpl.remotes import entrance, folders, reading, shadows
-from ucpl.remotes.standing import ending_with, ends, meanwhile
+from ucpl.remotes.standing import apart, ends, meanwhile
+from ucpl.remotes.vaults.view import Stored
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage
 from ucpl.vault.persisting import persist
@@ -44,7 +48,6 @@ def held() -> dict[str, int]:
         "inodes": len(reading._REMOTES),
         "names": len(errors._CALLED),
         "places": len(entrance._PLACES),
-        "remarks": len(entrance._REMARKS),
         "bytes": shadows._KEPT[0],
     }
 
@@ -97,20 +100,50 @@ def test_a_target_in_a_store_leaves_nothing(upload: Callable[..., str], tmp_path
     assert ucpl.compare(EXAMPLE, "memory://bucket/target") and held() == before
 
 
+def filled_by(reader: ucpl.StorageReader) -> bool:
+    state = {"model.weight": torch.zeros(100, 6)}
+    load(state, storage_reader=reader, no_dist=True)
+    return torch.equal(state["model.weight"], WEIGHT)
+
+
 def test_a_reader_reads_for_as_long_as_it_is_kept(vault: Path) -> None:
     before = held()
     reader = ucpl.StorageReader(f"vault:{vault}")
-    state = {"model.weight": torch.zeros(100, 6)}
-    load(state, storage_reader=reader, no_dist=True)
-    assert torch.equal(state["model.weight"], WEIGHT)
+    assert filled_by(reader)
     during = held()
     assert during["folders"] == before["folders"] + 1 and during["descriptors"] > before["descriptors"]
     reader.reset(f"vault:{vault}")  # another one, instead of the first
     assert held()["folders"] == during["folders"]
+    with pytest.raises(ucpl.UcplError, match="E692"):
+        reader.reset(f"vault:{vault}@7")
+    assert filled_by(reader) and reader.generation == 1  # what it read before
+    other = copy.copy(reader)
     del reader
+    assert filled_by(other)
+    del other
     assert held() == before
     with pytest.raises(ucpl.UcplError, match="E692"):
         ucpl.StorageReader(f"vault:{vault.parent}/nothing")
+    assert held() == before
+
+
+@pytest.mark.parametrize("kind", ["vault", "store"])
+def test_a_checkpoint_that_is_given_to_the_caller_can_be_read(
+    kind: str, vault: Path, upload: Callable[..., str], tmp_path: Path
+) -> None:
+    src = f"vault:{vault}" if kind == "vault" else upload()
+    plan = ucpl.plan(src, "plain()")
+    before = held()
+    found = ucpl.infer(src)
+    ucpl.apply(plan, found.checkpoint, tmp_path / "target.pt")
+    ucpl.apply(plan, evolve(found.checkpoint), tmp_path / "again.pt")
+    assert (tmp_path / "again.pt").read_bytes() == (tmp_path / "target.pt").read_bytes()
+    assert held()["folders"] == before["folders"] + 1
+    del found
+    assert held() == before
+    opened = ucpl.api.open_checkpoint(src)
+    assert held()["folders"] == before["folders"] + 1 and opened.standing is not None
+    del opened
     assert held() == before
 
 
@@ -126,28 +159,26 @@ def test_errors_say_the_url_after_the_call_that_raised_them(upload: Callable[...
 def test_calls_within_calls_end_apart() -> None:
     ended: list[str] = []
 
-    class Owner:
-        pass
-
-    owner = Owner()
     with meanwhile():
         ends().callback(ended.append, "outer")
         with meanwhile():
             ends().callback(ended.append, "inner")
         assert ended == ["inner"]
-        with ending_with(owner) as end:
-            ends().callback(ended.append, "owner's")
+        with apart() as mine:
+            ends().callback(ended.append, "one's own")
+        with apart() as other:
+            ends().callback(ended.append, "another's")
         assert ended == ["inner"]
     assert ended == ["inner", "outer"]
-    end()
-    end()
-    del owner
-    assert ended == ["inner", "outer", "owner's"]
-    kept = Owner()  # as a traceback keeps it
-    with pytest.raises(KeyError), ending_with(kept):
+    del other
+    assert ended == ["inner", "outer", "another's"]
+    mine.close()
+    mine.close()
+    assert ended == ["inner", "outer", "another's", "one's own"]
+    with pytest.raises(KeyError), apart() as kept:
         ends().callback(ended.append, "of what failed")
         raise KeyError
-    assert ended[-1] == "of what failed"
+    assert ended[-1] == "of what failed" and kept
 
 
 def test_a_fork_ends_nothing_of_its_parent_s(tmp_path: Path) -> None:
@@ -167,3 +198,32 @@ def test_a_fork_ends_nothing_of_its_parent_s(tmp_path: Path) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert log.read_text().split() == [str(os.getpid())]
+
+
+def test_an_inode_that_another_shadow_has_by_now_stays_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    first, second = (Stored(None, name, ()) for name in "ab")  # type: ignore[arg-type]
+    with meanwhile():
+        with meanwhile():
+            reading.registry()(file.stat(), first)
+            with apart() as mine:
+                reading.registry()(file.stat(), second)
+        assert reading.remote_of(file.stat()) is second
+        mine.close()
+        assert reading.remote_of(file.stat()) is None
+
+
+def test_room_of_what_could_not_be_fetched_is_given_back(
+    upload: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = upload()
+
+    def fails(*_: object) -> memoryview:
+        raise ConnectionError
+
+    before = held()
+    monkeypatch.setattr(shadows.Object, "_fetch", fails)
+    with pytest.raises((ucpl.UcplError, OSError)):
+        ucpl.verify(src)
+    assert held() == before

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ucpl
+from tests.forking import run_all
 from tests.vault import small
 from tests.vault.held import Truth, memory
 from tests.vault.small import job
@@ -226,20 +227,58 @@ def test_who_reads_an_older_generation_hears_of_the_newer_one(tmp_path, capsys):
     def heard(url: str) -> list[int]:
         """How often each of them says it."""
         out = []
-        for verb in (["inspect", url], ["verify", url], ["plan", "--from", url, "--to", "plain()"]):
-            assert main(verb) == 0, verb
-            out.append(capsys.readouterr().out.count(WORD))
-        made = ucpl.convert(url, tmp_path / f"target{len(list(tmp_path.iterdir()))}.pt", "plain()")
-        out.append(str(made).count(WORD))
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            ucpl.load_into(model, None, url)
-        return [*out, sum(WORD in str(one.message) for one in said)]
+        new = iter(tmp_path / f"target{n}.pt" for n in range(len(list(tmp_path.iterdir())), 1000))
+        plan = next(new).with_suffix(".plan")
+        for verb in (
+            ["inspect", url], ["verify", url], ["infer", url], ["compare", url, kept], ["compare", kept, url],
+            ["plan", "--from", url, "--to", "plain()", "-o", str(plan)],
+            ["convert", url, str(next(new)), "--to", "plain()", "--json"], ["apply", str(plan), url, str(next(new))],
+        ):  # fmt: skip
+            assert main(verb) in (0, 1), verb  # it may be another state than the one that was kept
+            out.append(capsys.readouterr().err.count(WORD))
+        made = ucpl.plan(kept, "plain()")
+        for call in (
+            lambda: ucpl.load_into(model, None, url), lambda: ucpl.verify(url), lambda: ucpl.infer(url),
+            lambda: ucpl.compare(url, kept), lambda: ucpl.plan(url, "plain()"), lambda: ucpl.apply(made, url, next(new)),
+            lambda: ucpl.convert(url, next(new), "plain()"), lambda: ucpl.StorageReader(url),
+        ):  # fmt: skip
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                call()
+            out.append(sum(WORD in str(one.message) for one in said))
+        return out
 
-    assert heard(url) == [0] * 5 and torch.equal(model.weight, weight + 20)
+    kept = str(tmp_path / "kept")
+    assert main(["vault", "persist", str(home), kept]) == 0
+    assert heard(url) == [0] * 16 and torch.equal(model.weight, weight + 20)
     flip(vault.domain(0).commit(2))
-    assert heard(url) == [1] * 5 and torch.equal(model.weight, weight + 10)
-    assert heard(f"{url}@1") == [0] * 5
+    assert heard(url) == [1] * 16 and torch.equal(model.weight, weight + 10)
+    assert heard(f"{url}@1") == [0] * 16
+
+
+def loading(rank: int, port: int, home: str, out: str) -> None:
+    """What a rank hears as all of a job load together."""
+    how = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2}
+    torch.distributed.init_process_group("gloo", **how)  # type: ignore[arg-type]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        reader = ucpl.load_into(torch.nn.Linear(6, 1, bias=False), None, f"vault:{home}")
+    told = [reader.generation, sum(WORD in str(one.message) for one in said)]
+    Path(out, str(rank)).write_text(json.dumps(told), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+def test_one_of_several_ranks_says_so(tmp_path):
+    home = tmp_path / "job"
+    vault = Vault.make(home, ranks=1, domains=1, protect="none")
+    with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(home, 0) as server:
+        for step in (10, 20):
+            assert writer.save(step, {"model": {"weight": torch.ones(1, 6)}})
+            for _ in range(2):
+                server.turn()
+    flip(vault.domain(0).commit(2))
+    run_all(2, loading, str(home), str(tmp_path))
+    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[1, 1], [1, 0]]
 
 
 def test_a_newer_text_of_another_vault_is_not_damaged(older):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,6 +24,7 @@ from ucpl.remotes.vaults.counted import committed, job_at
 from ucpl.remotes.vaults.records import File
 from ucpl.remotes.vaults.sealed import opened, seal
 from ucpl.vault import Vault, others
+from ucpl.vault.server import Server
 
 
 def held() -> Counter[str]:
@@ -121,6 +125,7 @@ def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: py
         here.turn()
         monkeypatch.setattr(File, "of", counted)
         said._folders.clear()  # as in a process of its own, each of them
+        said._same.clear()
         here.writers[3].save(2, None)
         (commit,) = committed(here.vault.home, here.vault.job)
         assert (
@@ -174,3 +179,56 @@ def test_so_is_what_it_says_of_gradients(tmp_path: Path) -> None:
     with pytest.raises(ucpl.UcplError, match=r"E692: .*of what rank 1 saved in generation 2, parts are missing"):
         ucpl.verify(f"vault:{home}")
     assert ucpl.verify(f"vault:{home}@1")
+
+
+def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
+    """A server answers others in a thread of its own, and looks at its folder meanwhile."""
+    met: list[Exception] = []
+
+    def asks(number: int) -> None:
+        try:
+            for i in range(3000):
+                said.keep(tmp_path, f"commit.{i % 50}.json", number, i, b"text", lambda data: data)
+                said.known(tmp_path, f"commit.{i % 7}.json", number)
+                if not i % 5:
+                    said.only(tmp_path, [f"commit.{n}.json" for n in range(i % 50)])
+        except Exception as error:
+            met.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=asks, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+        said.only(tmp_path, [])
+    assert met == []
+
+
+def test_texts_of_older_versions_are_read(tmp_path: Path) -> None:
+    """Files within a shard's own text, and ends of files each by itself: a job that is restarted goes on from them."""
+    vault = Vault.make(tmp_path / "job", ranks=1, domains=1, protect="none")
+    weight = torch.arange(600.0).reshape(100, 6)
+    with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(vault.home, 0) as server:
+        assert writer.save(1, {"model": {"weight": weight}})
+        for _ in range(2):
+            server.turn()
+    path = vault.domain(0).commit(1)
+    told = opened(path.read_bytes())
+    assert told is not None and isinstance(told["shards"], list)
+    shard = opened(str(told["shards"][0]).encode())
+    assert shard is not None
+    files = json.loads(str(shard["files"]))
+    for file in files:
+        data = file.pop("data")
+        file["late"] = [[begin, data[number], holes] for begin, number, holes in file["late"]]
+    assert any(file["late"] for file in files)
+    path.write_bytes(seal({**told, "shards": [seal({**shard, "files": files}).decode()]}))
+    model = torch.nn.Linear(6, 100, bias=False)
+    assert ucpl.verify(f"vault:{vault.home}")
+    ucpl.load_into(model, None, f"vault:{vault.home}")
+    assert torch.equal(model.weight, weight)

@@ -184,7 +184,7 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
     verb.arguments(sub)
     _common(sub)
     options = sub.parse(arguments)
-    _with_urls(name, options)
+    _with_urls(name, options, console)
     status: int = verb.run(options, console)
     return status
 
@@ -245,7 +245,7 @@ def status_of(error: UcplError) -> int:
     return status
 
 
-def _with_urls(name: str, options: argparse.Namespace) -> None:
+def _with_urls(name: str, options: argparse.Namespace, console: Console) -> None:
     """Of a verb, checkpoints at URLs as the paths that stand for them. Raises: UcplError E680 where a file must be local."""
     for place, given in vars(options).items():
         for one in given if isinstance(given, list) else [given]:
@@ -255,4 +255,4 @@ def _with_urls(name: str, options: argparse.Namespace) -> None:
                         f"{one} is a URL, and only checkpoints have some: plans, layouts, configs and reports are local"
                     )
                     fail("E680", what, Label("<command line>", where=str(one)), remedy="Give a local path.")
-                setattr(options, place, str(source_at(one)))
+                setattr(options, place, str(source_at(one, lambda text: console.note(f"warning: {text}"))))

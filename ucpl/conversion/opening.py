@@ -14,7 +14,8 @@ from ucpl.conversion.given import Called, Config, Given, called
 from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
-from ucpl.remotes.entrance import remarks_of, source_at
+from ucpl.remotes.entrance import source_at
+from ucpl.remotes.standing import owned
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
 
     Raises: UcplError, exit 3.
     """
-    here = _demand_stored(Path(path))
-    opened, odd = _opened(here, layout, given or Given()), remarks_of(here)
-    return evolve(opened, remarks=(*opened.remarks, *odd), told=(*opened.told, *odd)) if odd else opened
+    with owned() as mine:
+        here = _demand_stored(path)
+        opened = _opened(here, layout, given or Given())
+    return opened if mine is None or here == Path(path) else evolve(opened, standing=mine)
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
@@ -237,9 +239,9 @@ def load_plan(path: str | Path) -> Plan:
     return read(Path(path))
 
 
-def _demand_stored(path: Path) -> Path:
+def _demand_stored(given: str | Path) -> Path:
     """A checkpoint is a folder or a file: a device has no end. Raises: UcplError E435."""
-    path = source_at(path)
+    path = source_at(given)
     if is_endless(path):
         fail("E435", f"{path} is no file and no folder", Label(str(path)))
     return path

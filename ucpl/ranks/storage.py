@@ -45,8 +45,6 @@ from ucpl.ranks.fitting import Asked, demand_fit, demand_one, is_empty, tied
 from ucpl.ranks.indexed import GROUPS, MODEL, STATES, told, with_tensors
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import define
-from ucpl.remotes.entrance import source_at
-from ucpl.remotes.standing import ending_with
 from ucpl.remotes.urls import is_url
 from ucpl.remotes.vaults.marks import flat_bytes
 from ucpl.remotes.vaults.view import SCHEME, passed_over, pinned
@@ -93,30 +91,28 @@ class StorageReader(Base):
         self._layout = layout
         self._values, self._staging = _Room(), _Room()
         self.bytes_read = 0
-        self._end: Callable[[], None] = lambda: None
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is None:
             return
-        source = os.fspath(checkpoint_id)
-        self.generation: int | None = None  # of a vault
-        self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
-        if source.startswith(f"{SCHEME}:") and (newest := pinned(source)) != source:
-            for text in passed_over(source):
-                warnings.warn(text, stacklevel=2)
-            source, self._newest = newest, source
-            self._generation = int(newest.rpartition("@")[2])
-        if source.startswith(f"{SCHEME}:"):
-            self.generation = int(source.rpartition("@")[2])
+        given = os.fspath(checkpoint_id)
+        is_vault = given.startswith(f"{SCHEME}:")
+        source = pinned(given) if is_vault else given
+        if source != given:
+            _warn(given)
         asked = called(self._layout) if self._layout is not None else None
-        self._end()
-        with ending_with(self) as self._end:
-            self._checkpoint: Checkpoint = open_checkpoint(source_at(source), asked)
-            side = source_side(self._checkpoint, asked, Given())
-        self._placement = side.placement
-        self._checkpoint = with_tensors(self._checkpoint)
-        self._told = told(self._checkpoint, self._placement, self._names)
+        opened = open_checkpoint(source, asked)
+        placement = source_side(opened, asked, Given()).placement
+        opened = with_tensors(opened)
+        self._told = told(opened, placement, self._names)
+        # What was read before ends here, and goes on where this one could not be opened.
+        self._checkpoint: Checkpoint = opened
+        self._placement = placement
+        self.generation: int | None = int(source.rpartition("@")[2]) if is_vault else None  # of a vault
+        self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
+        if source != given:
+            self._newest, self._generation = given, self.generation
 
     def take_masters(self, wanted: Mapping[str, object]) -> None:
         """Let weights that a job holds in a wider type than they are stored in be their masters, where there are such.
@@ -340,8 +336,14 @@ def _one_of_all(src: str, group: dist.ProcessGroup | None) -> str:
     if dist.get_rank(group) == 0:
         with suppress(UcplError):  # which each rank then says for itself
             told = [pinned(src)]
+            _warn(src)
     dist.broadcast_object_list(told, group=group, group_src=0)
     return str(told[0])
+
+
+def _warn(src: str) -> None:
+    for text in passed_over(src):
+        warnings.warn(text, stacklevel=3)
 
 
 @define(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +14,15 @@ from ucpl.remotes.urls import file_at, is_url
 if TYPE_CHECKING:
     from ucpl.remotes.places import Place
 
-__all__ = ["place_of", "remarks_of", "source_at", "target_at"]
+__all__ = ["place_of", "source_at", "target_at"]
 
 _PLACES: dict[Path, Place] = {}
-_REMARKS: dict[Path, tuple[str, ...]] = {}
 
 
-def source_at(path: str | Path) -> Path:
+def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
     """Where a checkpoint can be read: a local path as it is, of a URL its shadow, of a vault its newest generation.
 
-    Raises: UcplError E680-E683, E685, E690-E692.
+    say: is told of generations that may be newer and are not read. Raises: UcplError E680-E683, E685, E690-E692.
     """
     if not is_url(path):
         return Path(path)
@@ -31,17 +32,12 @@ def source_at(path: str | Path) -> Path:
         from ucpl.remotes.vaults.view import passed_over, view
 
         found = view(str(path))
-        _REMARKS[found] = passed_over(str(path))
-        ends().callback(_REMARKS.pop, found)
+        for text in passed_over(str(path)):
+            say(text)
         return found
     from ucpl.remotes.shadows import shadow
 
     return shadow(path)
-
-
-def remarks_of(path: Path) -> tuple[str, ...]:
-    """What is odd about how a path of `source_at` was found."""
-    return _REMARKS.get(path, ())
 
 
 def target_at(path: str | Path) -> Path:

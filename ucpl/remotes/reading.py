@@ -72,15 +72,17 @@ _REMOTES: dict[tuple[int, int], Remote] = {}  # device and inode of a shadow -> 
 
 def registry() -> Callable[[os.stat_result, Remote], None]:
     """What lets inodes stand for remote files, for as long as their folder stands for what it does."""
-    mine: list[tuple[int, int]] = []
+    mine: list[tuple[tuple[int, int], Remote]] = []
 
     def register(status: os.stat_result, remote: Remote) -> None:
-        mine.append((status.st_dev, status.st_ino))
-        _REMOTES[mine[-1]] = remote
+        at = status.st_dev, status.st_ino
+        mine.append((at, remote))
+        _REMOTES[at] = remote
 
     def forget() -> None:
-        for at in mine:
-            _REMOTES.pop(at, None)
+        for at, remote in mine:
+            if _REMOTES.get(at) is remote:  # else its file is gone, and another one has its place
+                del _REMOTES[at]
 
     ends().callback(forget)
     return register

@@ -76,12 +76,13 @@ class Tree:
 
 
 _KEPT = [0]  # bytes that are in shadows
-_KEEPING = threading.Lock()
+_KEEPING = threading.RLock()  # garbage that is collected in the midst of it may give room back
 
 
 def _may_keep(size: int, *, surely: bool) -> bool:
+    room = folders.room()
     with _KEEPING:
-        if not surely and _KEPT[0] + size > folders.room():
+        if not surely and _KEPT[0] + size > room:
             return False
         _KEPT[0] += size
         return True
@@ -89,14 +90,19 @@ def _may_keep(size: int, *, surely: bool) -> bool:
 
 def _give_back(tree: Tree) -> None:
     """The room of what is kept of a checkpoint, whose shadow goes."""
+    _keep_less(sum(one.kept for one in tree.files.values()))
+
+
+def _keep_less(size: int) -> None:
     with _KEEPING:
-        _KEPT[0] = max(0, _KEPT[0] - sum(one.kept for one in tree.files.values()))
+        _KEPT[0] = max(0, _KEPT[0] - size)
 
 
 def _keep_no_more() -> None:
     """The disk is full, whatever it said of its room before."""
+    room = folders.room()
     with _KEEPING:
-        _KEPT[0] = max(_KEPT[0], folders.room() + 1)
+        _KEPT[0] = max(_KEPT[0], room + 1)
 
 
 @define(eq=False)
@@ -213,7 +219,11 @@ class Object:
             for low, high in self._missing(*unit):
                 if not _may_keep(high - low, surely=surely):
                     return False
-                data = self._fetch(low, high)
+                try:
+                    data = self._fetch(low, high)
+                except BaseException:
+                    _keep_less(high - low)
+                    raise
                 try:
                     write_at(self.path, data, low)
                 except OSError as error:

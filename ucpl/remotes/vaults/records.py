@@ -244,7 +244,7 @@ class File:
         crcs = _object(told.get("crcs"))
         if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values()):
             raise _Wrong("crcs")
-        data = list(map(_bytes, _list(told, "data")))
+        data = list(map(_bytes, _list(told, "data"))) if "data" in told else []
         late = tuple(_late(one, size, data) for one in _list(told, "late"))
         named = tuple(Named.of(one, size) for one in _list(told, "named")) if "named" in told else ()
         return cls(name, size, segments, {k: v for k, v in crcs.items() if isinstance(v, int)}, late, named)
@@ -257,11 +257,15 @@ def _bytes(value: object) -> bytes:
 
 
 def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
-    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int or type(value[1]) is not int:
+    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int:
         raise _Wrong("late")
-    if not 0 <= value[1] < len(every):
+    if isinstance(value[1], str):  # each said by itself, as older versions did
+        data = _bytes(value[1])
+    elif type(value[1]) is int and 0 <= value[1] < len(every):
+        data = every[value[1]]
+    else:
         raise _Wrong("late")
-    data, holes = every[value[1]], value[2]
+    holes = value[2]
     if not 0 <= value[0] <= size - len(data) or not isinstance(holes, list):
         raise _Wrong("late")
     found = []
@@ -373,7 +377,8 @@ class Shard:
             return None
         try:
             size = _number(told, "size")
-            files = Files(_text(told, "files"), size)
+            within = told.get("files")  # older versions said them as a part of this text
+            files = Files(json_text(within) if isinstance(within, list) else _text(told, "files"), size)
             slot, depth, base = _rests(told)
             return cls(
                 _text(told, "ident"), _text(told, "run"), _number(told, "generation"), _number(told, "step"),

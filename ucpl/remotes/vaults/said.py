@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
+from threading import RLock
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -20,12 +21,14 @@ FOLDERS_MAX = 4096  # those that were asked for last: more than a vault's domain
 Known = dict[tuple[str, object], tuple[object, object]]  # name and question -> stamp of the text, what it says
 
 _folders: dict[Hashable, Known] = {}
+_asking = RLock()  # servers answer others in threads
 _same: WeakValueDictionary[tuple[str, object, str], object] = WeakValueDictionary()
 
 
 def known(folder: Hashable, name: str, what: object) -> tuple[object, object] | None:
     """The stamp of a text as it was read last, and what it said; None: it was not read, or said nothing."""
-    return _of(folder).get((name, what))
+    with _asking:
+        return _of(folder).get((name, what))
 
 
 def keep(
@@ -37,18 +40,19 @@ def keep(
     if found is None:
         found = made(data)
     if found is not None:
-        with suppress(TypeError):  # what no weak reference can be had of is short
+        with _asking, suppress(TypeError):  # what no weak reference can be had of is short
+            _of(folder)[name, what] = stamp, found
             _same[key] = found
-        _of(folder)[name, what] = stamp, found
     return found
 
 
 def only(folder: Hashable, names: Iterable[str]) -> None:
     """Keep nothing of other texts."""
     there = set(names)
-    mine = _of(folder)
-    for key in [key for key in mine if key[0] not in there]:
-        mine.pop(key, None)
+    with _asking:
+        mine = _of(folder)
+        for key in [key for key in mine if key[0] not in there]:
+            del mine[key]
 
 
 def _of(folder: Hashable) -> Known:
