@@ -232,3 +232,26 @@ def test_texts_of_older_versions_are_read(tmp_path: Path) -> None:
     assert ucpl.verify(f"vault:{vault.home}")
     ucpl.load_into(model, None, f"vault:{vault.home}")
     assert torch.equal(model.weight, weight)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_nobody_looks_for_garbage_while_a_job_stands_still(is_on: bool, tmp_path: Path) -> None:
+    """Nor later, where the job has that off itself."""
+    seen: list[bool] = []
+
+    def looks(self: object) -> dict[str, object]:
+        seen.append(gc.isenabled())
+        return {"weight": torch.ones(3)}
+
+    model = type("Stateful", (), {"state_dict": looks, "load_state_dict": looks})()
+    vault = Vault.make(tmp_path / "job", ranks=1, domains=1, protect="none")
+    try:
+        with vault.writer(0, run="first", wait=0.0, strict=True) as writer:
+            (gc.enable if is_on else gc.disable)()
+            assert writer.save(1, {"model": model}) and gc.isenabled() is is_on
+            with pytest.raises(ucpl.UcplError):
+                writer.save(2, object())
+            assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+    assert seen == [False]

@@ -59,22 +59,27 @@ def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], i
     tensors lie on whole chunks, which are read straight to where they go.
     """
     tensors = [(number, at, t, name) for number, file in enumerate(files) for at, name, t in file.tensors]
-    known = [(number, at, data, "") for number, file in enumerate(files) for at, data in file.fixed]
+    known = sorted((number, at, data) for number, file in enumerate(files) for at, data in file.fixed)
     pieces: list[_Piece] = []
     segments: list[list[Segment]] = [[] for _ in files]
     at = 0
-    some: list[tuple[int, int, bytes | torch.Tensor, str]] = [
-        *sorted(tensors, key=lambda one: one[:2]),
-        *sorted(known, key=lambda one: one[:2]),
-    ]
-    for number, position, data, name in some:
-        piece, mine = _Piece(at, data, number, name), segments[number]
+
+    def add(number: int, position: int, size: int) -> None:
+        nonlocal at
+        mine = segments[number]
         if mine and (mine[-1].begin + mine[-1].size, mine[-1].at + mine[-1].size) == (position, at):
-            mine[-1] = Segment(mine[-1].begin, mine[-1].size + piece.size, mine[-1].at)
+            mine[-1] = Segment(mine[-1].begin, mine[-1].size + size, mine[-1].at)
         else:
-            mine.append(Segment(position, piece.size, at))
-        pieces.append(piece)
-        at += piece.size
+            mine.append(Segment(position, size, at))
+        at += size
+
+    for number, position, tensor, name in sorted(tensors, key=lambda one: one[:2]):
+        pieces.append(_Piece(at, tensor, number, name))
+        add(number, position, pieces[-1].size)
+    if known:  # small, and several for each tensor: copied at once
+        pieces.append(_Piece(at, b"".join(data for _, _, data in known), 0, ""))
+    for number, position, data in known:
+        add(number, position, len(data))
     return pieces, segments, at
 
 

@@ -34,6 +34,7 @@ from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import Arenas, Written
 from ucpl.vault.lateness import late
+from ucpl.vault.unsearched import unsearched
 
 if TYPE_CHECKING:
     from ucpl.texts import Json
@@ -183,9 +184,9 @@ class Writer:
 
     def committed(self) -> tuple[int, int] | None:
         """(generation, step) of what would be restored."""
-        newest = next(iter(committed(self.home, self.job)), None)
-        return None if newest is None else (newest.generation, newest.step)
+        return next(((one.generation, one.step) for one in committed(self.home, self.job)), None)
 
+    @unsearched()
     def save(self, step: int, what: object, state: Mapping[str, Json] | None = None) -> Saved:
         """Keep what this rank has. All ranks call it, as often as each other, with the same step.
 
