@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,28 +15,22 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 import ucpl.api
 from tests.remotes.conftest import EXAMPLE
+from tests.vault.small import weighing
 from ucpl import errors
 from ucpl.cli import main
 from ucpl.remotes import entrance, folders, reading, shadows
 from ucpl.remotes.standing import apart, ends, meanwhile
 from ucpl.remotes.vaults.view import Stored
-from ucpl.vault import Vault
 from ucpl.vault.looking import damage
 from ucpl.vault.persisting import persist
-from ucpl.vault.server import Server
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHT = torch.arange(600.0).reshape(100, 6)
 
 
 @pytest.fixture
-def vault(tmp_path: Path) -> Iterator[Path]:
-    made = Vault.make(tmp_path / "job", ranks=1, domains=1, protect="none")
-    with made.writer(0, run="first", wait=0.0, strict=True) as writer, Server(made.home, 0) as server:
-        assert writer.save(1, {"model": {"weight": WEIGHT}})
-        for _ in range(2):
-            server.turn()
-        yield made.home
+def vault(tmp_path: Path) -> Path:
+    return weighing(tmp_path / "job", WEIGHT).home
 
 
 def held() -> dict[str, int]:

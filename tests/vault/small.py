@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from torch import Tensor
+
 from ucpl.remotes.vaults.view import Stored, View, generation_at
 from ucpl.vault import Vault, Writer
 from ucpl.vault.files import ToSave, text_file
@@ -84,6 +86,17 @@ class Job:
         for writer in self.writers:
             writer.close()
         self.ends.close()
+
+
+def weighing(home: Path, *saved: Tensor) -> Vault:
+    """A vault of one rank that saved a model of one `weight` as often, at the steps 10, 20, ...: each of them counts."""
+    vault = Vault.make(home, ranks=1, domains=1, protect="none")
+    with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(home, 0) as server:
+        for number, weight in enumerate(saved, 1):
+            assert writer.save(10 * number, {"model": {"weight": weight}})
+            for _ in range(2):
+                server.turn()
+    return vault
 
 
 def read(home: Path, ranks: int, sizes: tuple[int, ...], lost: frozenset[int] = frozenset()) -> int:

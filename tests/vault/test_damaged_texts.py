@@ -216,12 +216,7 @@ def test_what_does_not_count_again_is_called_gone_and_scrub_does_not_call_it_who
 def test_who_reads_an_older_generation_hears_of_the_newer_one(tmp_path, capsys):
     """Every verb that takes a checkpoint, the functions, and what fills a model; not where the generation was named."""
     home, weight, model = tmp_path / "job", torch.arange(6.0).reshape(1, 6), torch.nn.Linear(6, 1, bias=False)
-    vault = Vault.make(home, ranks=1, domains=1, protect="none")
-    with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(home, 0) as server:
-        for step in (10, 20):
-            assert writer.save(step, {"model": {"weight": weight + step}})
-            for _ in range(2):
-                server.turn()
+    vault = small.weighing(home, weight + 10, weight + 20)
     url = f"vault:{home}"
 
     def heard(url: str) -> list[int]:
@@ -270,12 +265,7 @@ def loading(rank: int, port: int, home: str, out: str) -> None:
 
 def test_one_of_several_ranks_says_so(tmp_path):
     home = tmp_path / "job"
-    vault = Vault.make(home, ranks=1, domains=1, protect="none")
-    with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(home, 0) as server:
-        for step in (10, 20):
-            assert writer.save(step, {"model": {"weight": torch.ones(1, 6)}})
-            for _ in range(2):
-                server.turn()
+    vault = small.weighing(home, torch.ones(1, 6), torch.ones(1, 6))
     flip(vault.domain(0).commit(2))
     run_all(2, loading, str(home), str(tmp_path))
     assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[1, 1], [1, 0]]

@@ -26,9 +26,8 @@ class Here:
 
     axes: frozenset[str]  # "tp", "pp", "ep": degrees that a call may ask for
     spec: str | None = None  # the layout that says how it is cut, where its files do not
-    one_rank: bool = (
-        False  # in files of one rank is not said what is a buffer, or that experts have groups of their own
-    )
+    # It went through files of one rank, which do not say what is a buffer, or that experts have groups of their own.
+    one_rank: bool = False
 
 
 Draw = Callable[[Random, Here], str]

@@ -129,7 +129,7 @@ def open_for(plan: Plan, path: str | Path) -> Checkpoint:
     from ucpl.stores.registry import framework
     from ucpl.stores.registry import open_checkpoint as read
 
-    here = _demand_stored(Path(path))
+    here = _demand_stored(path)
     if plan.source.framework == NAME:
         opened = _files_of(plan, here)
     else:
@@ -167,7 +167,7 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
     from ucpl.stores.generic import NAME, below, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
-    here = _demand_stored(Path(path))
+    here = _demand_stored(path)
     names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
     if placement.layout.framework != NAME or not here.exists():
         return read_named(here, placement.layout.framework, names) or read(here)

@@ -26,7 +26,7 @@ SETS = 2  # of descriptors that a run has: a source's and a target's
 THREADS = 4  # that are reckoned with at least: so a share does not shrink as they come
 
 
-def taken() -> int:
+def _open_now() -> int:
     """How many descriptors this process has; of a system that does not say it, the three that every one has."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))
@@ -40,7 +40,7 @@ class Descriptors:
     _local: threading.local = field(factory=threading.local)
     _all: list[OrderedDict[int, int]] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
-    _taken: int = field(factory=taken)  # of the process: a job may have most of its own open already
+    _taken: int = field(factory=_open_now)  # of the process: a job may have most of its own open already
 
     def _table(self) -> OrderedDict[int, int]:
         table: OrderedDict[int, int] | None = getattr(self._local, "table", None)

@@ -98,9 +98,8 @@ class Checkpoint:
     vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words, where rows behind them may be padding
     pipeline: Pipeline | None = None  # its layers, where it is one
     experts: Experts | None = None  # its experts, where files of their own hold them
-    standing: object = field(
-        default=None, eq=False, repr=False
-    )  # what keeps its files there, of one that lies elsewhere
+    # What keeps its files there, of one that lies elsewhere.
+    standing: object = field(default=None, eq=False, repr=False)
     legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
     registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
     is_apart: bool = False  # whether stacks of layers were taken apart, for a target that has none

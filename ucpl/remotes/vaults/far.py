@@ -15,7 +15,6 @@ from ucpl.remotes.vaults import said
 from ucpl.remotes.vaults.hosts import Hosts
 from ucpl.remotes.vaults.places import Holder
 from ucpl.remotes.vaults.records import Job
-from ucpl.remotes.vaults.sealed import opened
 from ucpl.remotes.wire import Address, Line, Question, Silence, hang_up
 
 __all__ = ["BLOCK", "PATIENCE", "Far"]
@@ -97,7 +96,7 @@ class Far(Holder):
             return None
         if now.decode() == stamp and not data:
             return cast("T | None", found)
-        return said.keep(self.origin, name, what, now.decode(), data, made) if opened(data) is not None else None
+        return said.keep(self.origin, name, what, now.decode(), data, made)
 
     def size(self, name: str) -> int:
         return int(self.ask({"op": "size", "name": name}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import overload
@@ -282,7 +283,7 @@ def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
 class Files(Sequence[File]):
     """What a rank saved, by its text, which is as long as a job has tensors: it is taken apart when somebody looks.
 
-    Who saves or commits need not, many times a minute. Raises: ValueError, where one looks, and the text says no files.
+    Who saves or votes need not, many times a minute. Raises: ValueError, where one looks, and the text says no files.
     """
 
     def __init__(self, text: str, arena: int) -> None:
@@ -523,8 +524,13 @@ class Commit:
                 raise ValueError(f"what rank {shard.rank} saved") from None
             yield from ((shard.rank, file) for file in files)
 
-    def files(self) -> dict[str, list[tuple[int, File]]]:
+    def files(self) -> Mapping[str, Sequence[tuple[int, File]]]:
         """Every file by its name: who saved which part of it, in order, without a hole. Raises: ValueError."""
+        return self._files
+
+    @cached_property
+    def _files(self) -> dict[str, list[tuple[int, File]]]:
+        """Asked for more than once by who opens it."""
         found: dict[str, list[tuple[int, File]]] = {}
         for rank, file in self.read():
             found.setdefault(file.name, []).append((rank, file))
