@@ -70,7 +70,7 @@ def verdict(
     """
     files = verify_files(checkpoint, memory=memory, workers=workers)
     findings = [*checkpoint.amiss, *files.findings]
-    notes: list[str] = []
+    notes: list[str] = [*checkpoint.told]
     copied = rounded = 0
     try:
         copied, found = _copies(checkpoint, placement, memory, workers)

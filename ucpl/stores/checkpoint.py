@@ -83,7 +83,7 @@ class Checkpoint:
     # tensors are called "BEGIN:NAME".
     archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
-    told: tuple[str, ...] = ()  # what was taken for a master, or could be one, for plans
+    told: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
     amiss: tuple[Diagnostic, ...] = ()  # what is wrong with it and was put right as it was read: findings of `verify`
     unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
     lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,16 +24,16 @@ from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredT
 from ucpl.records import define
 from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.huggingface_precedence import INDEX, SHARD, chosen
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
-from ucpl.stores.huggingface_writing import EMPTY, INDEX, Shards
-from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
-from ucpl.stores.texts import demand_inside, is_text, names_like, read_small
+from ucpl.stores.huggingface_writing import EMPTY, Shards
+from ucpl.stores.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
+from ucpl.stores.texts import demand_inside, names_like, read_small
 from ucpl.stores.watching import watched
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
 FILE = "model.safetensors"  # what layouts call the weights, however many shards they have
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
 _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceStorageWriter: pieces, not whole tensors
 
 
@@ -90,6 +89,7 @@ class _Folder:
     index: str = ""
     stated_size: object = None  # what the index says, in bytes
     remarks: list[str] = field(factory=list)
+    told: list[str] = field(factory=list)  # which of several files and entries the folder's own loader takes
     planned: str = FILE  # what the layout calls the weights
     found: dict[str, Extent] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
@@ -98,27 +98,39 @@ class _Folder:
     def of(cls, path: Path) -> _Folder:
         if path.is_file():
             return cls(path.parent, [path.name], None)
-        named = names_like(path, ".safetensors")
+        everything = sorted(os.listdir(path))
+        named = [name for name in everything if name.endswith(".safetensors")]
         here = [name for name in named if (path / name).is_file()]
-        indexes = names_like(path, INDEX)
-        if len(indexes) > 1 and "model" + INDEX in indexes:
-            indexes = ["model" + INDEX]
+        choice = chosen(path, everything)
+        if choice is not None:
+            made = cls._taken(path, choice.file, here)
+            made.told += choice.notes
+            noted = {name for name in everything for note in choice.notes if note.startswith(f"{name} is not read")}
+            if not choice.is_index and (rest := [n for n in named if n != choice.file and n not in noted]):
+                made.told.append(f"{', '.join(rest)}: not part of {choice.file}, not read")
+            return made
+        indexes = [name for name in everything if name.endswith(INDEX)]
         if len(indexes) > 1:
             fail("E384", f"{path} has {len(indexes)} indexes", Label(str(path), where=", ".join(indexes)))
         if indexes:
             return cls._indexed(path, indexes[0], here)
-        if FILE in here:
-            made = cls(path, [FILE], None)
-            if rest := [name for name in named if name != FILE]:
-                made.remarks.append(f"{', '.join(rest)}: not part of {FILE}, not read")
-            return made
         if odd := [name for name in named if name not in here]:
             _refuse_odd(path / odd[0])
         if not here:
             fail("E380", f"{path} has no weights: no .safetensors file is in it", Label(str(path)))
-        if len(here) > 1 or _SHARD.fullmatch(here[0]):
+        if len(here) > 1 or SHARD.fullmatch(here[0]):
             cls._complete(path, here)
         return cls(path, here, None)
+
+    @classmethod
+    def _taken(cls, path: Path, file: str, here: list[str]) -> _Folder:
+        """The folder of one file or index that is known by its name."""
+        if file.endswith(INDEX):
+            return cls._indexed(path, file, here)
+        if file not in here:
+            _demand_plain(path / file)
+            fail("E380", f"{file} is missing: config.json names it", Label(str(path / file), "not there"))
+        return cls(path, [file], None)
 
     @classmethod
     def named(cls, root: Path, file: str) -> _Folder:
@@ -127,17 +139,20 @@ class _Folder:
         name = PurePosixPath(file).name
         stem = name.removesuffix(".safetensors")
         here = [n for n in names_like(path, ".safetensors") if (path / n).is_file()] if path.is_dir() else []
-        mine = [n for n in here if n == name or ((m := _SHARD.fullmatch(n)) is not None and m["stem"] == stem)]
-        if (path / (stem + INDEX)).is_file():
-            made = cls._indexed(path, stem + INDEX, mine)
-        elif name in mine:
-            made = cls(path, [name], None)
+        mine = [n for n in here if n == name or ((m := SHARD.fullmatch(n)) is not None and m["stem"] == stem)]
+        both = [n for n in (name, stem + INDEX) if (path / n).is_file()]
+        choice = chosen(path, both) if len(both) == 2 else None
+        if choice is not None:
+            made = cls._taken(path, choice.file, mine)
+            made.told += choice.notes
+        elif both:
+            made = cls._taken(path, both[-1], mine)
         elif mine:
             cls._complete(path, mine)
             made = cls(path, mine, None)
         else:
             _demand_plain(path / name)
-            there = sorted({_SHARD.sub(r"\g<stem>.safetensors", n) for n in here})
+            there = sorted({SHARD.sub(r"\g<stem>.safetensors", n) for n in here})
             fail(
                 "E380",
                 f"{file} is missing: the spec has tensors in it",
@@ -197,13 +212,13 @@ class _Folder:
         made = cls(path, names, weight_map, index, metadata.get("total_size") if isinstance(metadata, dict) else None)
         unlisted = [name for name in here if name not in names]
         if unlisted:
-            made.remarks.append(f"{', '.join(unlisted)}: not listed in {index}, not read")
+            made.told.append(f"{', '.join(unlisted)}: not listed in {index}, not read")
         return made
 
     @staticmethod
     def _complete(path: Path, here: list[str]) -> None:
         """Shards without an index: all of one set, none missing."""
-        shards = [(name, _SHARD.fullmatch(name)) for name in here]
+        shards = [(name, SHARD.fullmatch(name)) for name in here]
         odd = [name for name, match in shards if match is None]
         sets = {(match["stem"], match["count"]) for _, match in shards if match is not None}
         if odd or len(sets) != 1:
@@ -245,7 +260,8 @@ class _Folder:
             ),
             aliases=self.aliases,
             files=(*self.names, *((self.index,) if self.index else ()), *texts),
-            remarks=tuple(self.remarks),
+            remarks=(*self.told, *self.remarks),
+            told=tuple(self.told),
         )
 
     def gather(self, parts: Sequence[SafetensorsFile]) -> None:
@@ -263,13 +279,15 @@ class _Folder:
                     Label(str(self.root / file), "not in this file", where=name),
                     Label(str(self.root / self.index), "is listed here", where=name),
                 )
+            if self.found[name].file != file and all(name not in p.tensors for p in parts if p.file == file):
+                self.remarks.append(f"{self.index} has {name} in {file}, it is in {self.found[name].file}")
         if isinstance(self.stated_size, int) and self.stated_size != total:
             self.remarks.append(f"{self.index} states total_size {self.stated_size}, the shards hold {total} bytes")
         for part in parts:
-            for alias, owner in (part.metadata or {}).items():
-                is_name = alias != "format" and is_text(alias)  # `format` says whose file it is: "pt"
-                if owner in self.found and alias not in self.found and is_name:
-                    self.aliases[alias] = owner
+            self.aliases |= {alias: owner for alias, owner in part.aliases().items() if alias not in self.found}
+            other = [n for n in part.metadata or {} if n not in ("format", ALIASES) and n not in self.aliases]
+            if other:
+                self.told.append(f"__metadata__ of {part.file} is not read: {', '.join(map(ascii, sorted(other)[:6]))}")
 
     def read(self, name: str) -> SafetensorsFile:
         part = read_safetensors_file(self.root, name)
@@ -286,21 +304,18 @@ class _Folder:
         other = self.found.get(name)
         if self.weight_map is not None and stated is None:
             self.remarks.append(f"{name} of {extent.file} is not listed in {self.index}: loaders may leave it out")
-        if other is None:
-            self.found[name] = extent
-            if stated is not None and stated != extent.file:
-                self.remarks.append(f"{self.index} has {name} in {stated}, it is in {extent.file}")
-            return
-        if stated is None or stated not in (other.file, extent.file):
+        if other is not None and self.weight_map is None:
             fail(
                 "E382",
                 f"{name} is in two files",
                 Label(str(self.root / other.file), "here", where=name),
                 Label(str(self.root / extent.file), "and here", where=name),
             )
-        self.remarks.append(f"{name} is in {other.file} and in {extent.file}; the index says {stated}")
-        if stated == extent.file:
-            self.found[name] = extent
+        if other is not None:
+            says = f"; the index says {stated}" if stated is not None else ""
+            at = f"{name} is in {other.file} and in {extent.file}{says}"
+            self.told.append(f"{at}: {extent.file} is read, transformers takes the last file by name")
+        self.found[name] = extent
 
 
 def _demand_plain(path: Path) -> None:
@@ -333,4 +348,5 @@ def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
         aliases={alias: owner for part in parts for alias, owner in part.aliases.items()},
         files=tuple(dict.fromkeys(name for part in parts for name in part.files)),
         remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
+        told=tuple(dict.fromkeys(text for part in parts for text in part.told)),
     )

@@ -14,12 +14,13 @@ from ucpl.extents import DTYPES, Key, StorageRef, StoredTensor, Structure, Tenso
 from ucpl.records import define, frozen
 from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.huggingface_precedence import INDEX
 from ucpl.stores.huggingface_texts import carried_texts
+from ucpl.stores.safetensors_files import ALIASES
 from ucpl.stores.values import Empty, Value
 
-__all__ = ["EMPTY", "INDEX", "Shards", "shard_bytes"]
+__all__ = ["EMPTY", "Shards", "shard_bytes"]
 
-INDEX = ".safetensors.index.json"
 EMPTY = "empty_tensors"  # the blob that tells of tensors without elements: no layout stores them
 _SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
@@ -76,13 +77,14 @@ class Shards:
             names = {t.target: t.name for shard in shards for t in shard}
             for i, (path, shard) in enumerate(zip(paths, shards, strict=True)):
                 storage_of = {t.target: t.ref.storage.name for t in shard if t.target >= 0}
-                metadata = {"format": "pt"}
+                second: dict[str, str] = {}
                 for alias, owner in shared.items():
                     if place[owner] == i:
                         storage_of[alias] = storage_of[owner]
-                        metadata[_name(self.targets[alias].key)] = names[owner]
+                        second[_name(self.targets[alias].key)] = names[owner]
                 inside = {t.name for t in shard}
-                metadata |= {a: o for a, o in self.structure.aliases.items() if o in inside and a not in inside}
+                second |= {a: o for a, o in self.structure.aliases.items() if o in inside and a not in inside}
+                metadata = {"format": "pt"} | ({ALIASES: json.dumps(second, sort_keys=True)} if second else {})
                 value = {t.name: t.ref for t in shard}
                 files.append(SkeletonFile(path, value, "safetensors", metadata, storage_of))
         return Skeleton(folder="", files=tuple(files), texts=texts)

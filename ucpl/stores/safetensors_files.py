@@ -10,6 +10,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,11 +22,18 @@ from ucpl.records import frozen
 from ucpl.stores.texts import is_text
 from ucpl.stores.zips import open_file, read_exactly
 
-__all__ = ["SafetensorsFile", "SafetensorsFilePlan", "layout_safetensors_file", "read_safetensors_file"]
+__all__ = [
+    "ALIASES",
+    "SafetensorsFile",
+    "SafetensorsFilePlan",
+    "layout_safetensors_file",
+    "read_safetensors_file",
+]
 
 HEADER_BYTES_MAX = 100_000_000  # the library's own limit
 HEADER_BYTES_FREE = 8 << 20  # of a header, whatever the file holds: some 80,000 tensors
 DIMS_MAX = 64
+ALIASES = "ucpl.aliases"  # the metadata of a header that ucpl writes: second names of its tensors, as JSON
 
 
 @frozen
@@ -40,6 +48,19 @@ class SafetensorsFile:
     @property
     def path(self) -> Path:
         return self.root / self.file
+
+    def aliases(self) -> dict[str, str]:
+        """Second names of tensors: those that ucpl wrote, and those that safetensors' save_model left out of the file.
+
+        save_model writes {left out: kept} among all other metadata, and no loader reads it. Two parameters are tied under one
+        attribute name (`lm_head.weight`, `embed.weight`), so an entry without it is taken for metadata of another kind.
+        """
+        metadata = self.metadata or {}
+        found = {name: owner for name, owner in metadata.items() if _is_tie(name, owner)}
+        with suppress(ValueError, RecursionError):
+            ours = json.loads(metadata.get(ALIASES, "{}"))
+            found |= {a: o for a, o in ours.items() if isinstance(o, str)} if isinstance(ours, dict) else {}
+        return {a: o for a, o in found.items() if o in self.tensors and a not in self.tensors and is_text(a)}
 
     def extents(self) -> tuple[Extent, ...]:
         """Every tensor, with the path (name,), in the order of the file. Each is its own storage, without a CRC."""
@@ -77,6 +98,11 @@ def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFi
     finally:
         os.close(fd)
     return _Header(root, path, relative_path, 8 + header_size, size).read(raw)
+
+
+def _is_tie(name: str, owner: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    return bool(module) and attribute == owner.rpartition(".")[2] and "." in owner
 
 
 @frozen

@@ -1,0 +1,39 @@
+"""Folders with several files of weights: the table of tests/hf/precedence.py, held against transformers itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tests.hf import precedence
+from tests.hf.folders import llama_config, llama_shapes, random_of
+
+pytestmark = pytest.mark.interop
+
+CONFIG = llama_config(num_hidden_layers=1, architectures=["LlamaForCausalLM"])
+TENSORS = random_of(llama_shapes(CONFIG))
+FIRST = next(iter(TENSORS))
+
+
+def taken(folder: Path) -> float:
+    """The value of all elements of the first tensor, as transformers loads it."""
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    (value,) = model.state_dict()[FIRST].unique().tolist()
+    return float(value)
+
+
+@pytest.mark.parametrize("case", precedence.CASES)
+def test_transformers_takes_the_file_that_the_table_names(case: str, tmp_path: Path) -> None:
+    if case.startswith("adapter"):
+        pytest.importorskip("peft")
+    made = precedence.folder(tmp_path / "s", TENSORS, CONFIG, case)
+    assert taken(made) == precedence.CASES[case][1]
+
+
+@pytest.mark.parametrize("case", precedence.TWICE)
+def test_transformers_takes_the_tensor_of_the_last_file(case: str, tmp_path: Path) -> None:
+    made = precedence.twice(tmp_path / "s", TENSORS, CONFIG, case)
+    assert taken(made) == precedence.TWICE[case][2]
