@@ -16,6 +16,7 @@ import torch
 
 import ucpl
 from tests.stores.test_dcp import FIXTURES, assert_equal, held_by_plain
+from tests.stores.values import bare
 from ucpl.errors import UcplError
 from ucpl.stores.registry import open_checkpoint
 
@@ -109,6 +110,9 @@ def test_what_does_not_agree_is_refused(copy: Path) -> None:
     refused(copy, "E456", r"rank_1\.pt has other flat parameters than rank_0\.pt")
     (copy / "rank_1.pt").write_bytes(kept)
     changed(copy, 1, lambda held: held["state"].update(seen=torch.arange(3) + 1))
+    refused(copy, "E700", "copies of `seen` differ")
+    for file in copy.glob("*.pt"):
+        bare(file)
     refused(copy, "E700", "copies of `seen` differ")
     (copy / "rank_1.pt").write_bytes(kept)
     changed(copy, 1, lambda held: held["state"].update(seen=torch.arange(4)))

@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ucpl
+from tests.stores.values import bare
 from ucpl.errors import UcplError
 from ucpl.stores.registry import open_checkpoint
 
@@ -174,6 +175,10 @@ def test_replicas_that_differ_are_refused(folder: Path) -> None:
         with pytest.raises(UcplError, match="copies of `norm` differ") as found:
             verb(folder)
         assert found.value.diagnostics[0].code == "E700"
+    for file in folder.glob("*.pt"):
+        bare(file)
+    with pytest.raises(UcplError, match="copies of `norm` differ"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import types
 import zlib
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef, Torc
 from ucpl.stores.inert import LEAVES, set_attributes, steps_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+ENTRY = re.compile(rb"PK\x01\x02.{12}", re.DOTALL)  # of a zip directory, up to the CRC
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -225,3 +227,15 @@ def _containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 values = st.recursive(leaves, _containers, max_leaves=25)
+
+
+def bare(path: Path) -> None:
+    """The archives of a file as torch writes them without CRCs: 0 in the directory, and behind the data."""
+    data = bytearray(path.read_bytes())
+    for found in ENTRY.finditer(bytes(data)):
+        crc, size = data[found.end() : found.end() + 4], data[found.end() + 4 : found.end() + 8]
+        later = bytes(data).find(b"PK\x07\x08" + crc + size)
+        if later >= 0:
+            data[later + 4 : later + 8] = bytes(4)
+        data[found.end() : found.end() + 4] = bytes(4)
+    path.write_bytes(data)

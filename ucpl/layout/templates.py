@@ -12,8 +12,9 @@ numbers of one place and for columns of many.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
+from itertools import islice, product
 from typing import NoReturn
 
 import numpy as np
@@ -248,6 +249,26 @@ def evaluate(expr: nodes.Expr, variables: Mapping[str, Operand]) -> Operand:
     Raises: KeyError for a name that has no value there; UcplError E104 to E109.
     """
     return evaluated(expr, lambda name: variables[name.path])
+
+
+_COORDINATES = (0, 1, 2, 3, 7, 8, 63, 64, 1023, 1024)  # at which a part of a template is tried
+_TRIED = 4096
+
+
+def varies(hole: Hole, axes: Container[str]) -> bool:
+    """Whether coordinates change what a hole says: `{tp + 1}` and `{rank}` vary, `{tp * 0}` and `{size(tp)}` do not."""
+    names = sorted(name for name in hole.names if name in axes)
+    if not names or len(names) < len(hole.names):
+        return bool(names)
+    found = set()
+    for place in islice(product(_COORDINATES, repeat=len(names)), _TRIED):
+        try:
+            found.add(evaluate(hole.expr, dict(zip(names, place, strict=True))))
+        except UcplError:  # no whole number there, as of `{tp / 8}`
+            found.add(None)
+        if len(found) > 1:
+            return True
+    return False
 
 
 def columns(rule: Template) -> tuple[tuple[str, ...], tuple[Hole, ...]]:

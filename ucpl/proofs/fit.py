@@ -69,7 +69,7 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                 )
             )
     found = missing(placement, checkpoint) + out
-    return found + left_over(placement.layout, checkpoint) + orders(placement, checkpoint)
+    return found + left_over(placement, checkpoint) + orders(placement, checkpoint)
 
 
 def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:

@@ -200,7 +200,7 @@ def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manif
 def _members(
     base: Path, name: str, held: dict[tuple[str, str], list[str]], archives: tuple[tuple[int, int], ...] | None
 ) -> Iterator[_Span]:
-    """The members of a file that is a zip archive, or of the `archives` that it has one behind the other."""
+    """The members with CRCs of a file that is a zip archive, or of the `archives` that it has one behind the other."""
     fd = disk().open(base / name, os.O_RDONLY)
     try:
         head = bytearray(4)
@@ -209,6 +209,8 @@ def _members(
         for start, size in ((0, None),) if archives is None else archives:
             for member in read_zip_directory(fd, name, start, size).members.values():
                 storage = member.name.rpartition("/data/")[2]
+                if member.crc is None:
+                    continue
                 called = member.name if archives is None else f"{start}:{member.name}"
                 tensors = tuple(held.get((name, storage if archives is None else f"{start}:{storage}"), ()))
                 # What is made as it is read is held against what was trained, where it is made.

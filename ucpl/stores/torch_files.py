@@ -24,9 +24,9 @@ from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key
 from ucpl.records import frozen
 from ucpl.remotes.reading import pread
 from ucpl.stores.pickles import Pickle, dump_pickle, load_pickle, tensors_of
-from ucpl.stores.zips import Member, crc_of_member, open_file, read_exactly, read_member, read_zip_directory
+from ucpl.stores.zips import Member, crc_of_bytes, open_file, read_exactly, read_member, read_zip_directory
 
-__all__ = ["TorchFile", "TorchFilePlan", "layout_archive", "layout_torch_file", "read_torch_file"]
+__all__ = ["TorchFile", "TorchFilePlan", "crc_of", "layout_archive", "layout_torch_file", "read_torch_file"]
 
 REPEATS_MAX = 1 << 31  # elements of a tensor that is larger than its storage (stride 0)
 SCALAR_BYTES_MAX = 1 << 20
@@ -77,11 +77,13 @@ class TorchFile:
         return tuple(self.extent(key, value) for key, value in tensors_of(self.value, self.file))
 
     def demand_undamaged(self, storage: str, holds: str) -> None:
-        """A storage's bytes have the CRC that is stated. holds: what lies in it. Raises: UcplError E400, E612."""
+        """A storage's bytes have the CRC that is stated, where one is. holds: what lies in it. Raises: UcplError E400, E612."""
         member = self.storages[storage]
+        if member.crc is None or member.made:
+            return
         with self.path.open("rb") as file:
-            found = crc_of_member(file.fileno(), member, self.file)
-        if found != member.crc and not member.made:
+            found = crc_of_bytes(file.fileno(), member.start, member.size, self.file)
+        if found != member.crc:
             fail(
                 "E612",
                 f"{self.file}: storage {storage} does not match its CRC; it holds {holds}",
@@ -163,6 +165,17 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
     for tensor in pickle.tensors:
         _check_geometry(tensor, storages[tensor.storage.name], file, path)
     return TorchFile(root, file, archive, pickle.value, storages, version_text)
+
+
+def crc_of(root: Path, extent: Extent) -> int:
+    """The CRC-32 of a tensor's storage: as its file states it, else of its bytes. Raises: UcplError E400."""
+    if extent.crc is not None:
+        return extent.crc
+    fd = open_file(root / extent.file, extent.file)
+    try:
+        return crc_of_bytes(fd, extent.storage_start, extent.storage_bytes, extent.file)
+    finally:
+        os.close(fd)
 
 
 # Pickles of one tensor and nothing else, by their bytes: torch.distributed.checkpoint writes one for each chunk of each state,

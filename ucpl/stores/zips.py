@@ -14,7 +14,7 @@ import struct
 from itertools import pairwise
 from pathlib import Path
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
@@ -22,7 +22,7 @@ from ucpl.records import frozen
 from ucpl.remotes.reading import hint, is_within, made_in, pread
 from ucpl.stores.watching import saw
 
-__all__ = ["Member", "ZipDirectory", "crc_of_member", "ends_of", "open_file", "read_member", "read_zip_directory"]
+__all__ = ["Member", "ZipDirectory", "crc_of_bytes", "ends_of", "open_file", "read_member", "read_zip_directory"]
 
 DIRECTORY_BYTES_MAX = 1 << 30
 MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
@@ -45,13 +45,14 @@ _U16 = 0xFFFF
 class Member:
     """One stored member: the byte position of its data in the file, its length, and the CRC-32 that the archive states.
 
+    crc: None in an archive that was written without CRCs (`torch.serialization.set_crc32_options(False)`).
     made: its bytes are made as they are read; what stands for its CRC tells it from others, and is not of its bytes.
     """
 
     name: str
     start: int
     size: int
-    crc: int
+    crc: int | None
     made: bool = False
 
 
@@ -110,7 +111,7 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
 
 
 def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX, *, holds: str = "") -> bytes:
-    """A whole member of at most `most` bytes, its CRC checked. `holds`: what lies in it, for the error.
+    """A whole member of at most `most` bytes, its CRC checked where there is one. `holds`: what lies in it, for the error.
 
     Raises: UcplError E400, E402, E408.
     """
@@ -122,8 +123,7 @@ def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX,
 
 def _undamaged(data: bytes, member: Member, file: str, holds: str = "") -> bytes:
     """Raises: UcplError E408."""
-    found = crc32(data)
-    if found != member.crc and not member.made:
+    if member.crc is not None and not member.made and (found := crc32(data)) != member.crc:
         fail(
             "E408",
             f"{file}: the bytes of {member.name} do not match their CRC" + (f"; it holds {holds}" if holds else ""),
@@ -132,11 +132,11 @@ def _undamaged(data: bytes, member: Member, file: str, holds: str = "") -> bytes
     return data
 
 
-def crc_of_member(fd: int, member: Member, file: str) -> int:
-    """The CRC-32 of a member's bytes, however many there are. Raises: UcplError E400."""
+def crc_of_bytes(fd: int, start: int, size: int, file: str) -> int:
+    """The CRC-32 of bytes of a file, however many there are. Raises: UcplError E400."""
     found = 0
-    for at in range(0, member.size, _CHUNK):
-        found = crc32(read_exactly(fd, member.start + at, min(_CHUNK, member.size - at), file), found)
+    for at in range(0, size, _CHUNK):
+        found = crc32(read_exactly(fd, start + at, min(_CHUNK, size - at), file), found)
     return found
 
 
@@ -212,6 +212,8 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     for (_, end, first), (begin, _, second) in pairwise(spans):
         if begin < end:
             fail("E404", f"{file}: members {first} and {second} overlap", Label(file, where=second))
+    if not any(m.crc for m in members.values()):  # torch states 0 of every member where it computes none
+        members = {name: evolve(m, crc=None) if m.size and not m.made else m for name, m in members.items()}
     return ZipDirectory(file, size, members, ((start, archive.head), (start + tail.begins, tail.data)))
 
 

@@ -31,7 +31,7 @@ from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.texts import names_like
-from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
 from ucpl.stores.values import Value
 
 __all__ = ["flats_in", "opened_flats"]
@@ -185,13 +185,15 @@ class _Ranks:
                 Label(str(self.root / first.file), where=key),
                 Label(str(self.root / other.file), where=key),
             )
-        whole = [one.is_contiguous and one.crc is not None for one in (first, other)]
-        if all(whole) and first.storage_bytes == other.storage_bytes and first.crc != other.crc:
+        if not (first.is_contiguous and other.is_contiguous) or first.storage_bytes != other.storage_bytes:
+            return
+        mine, theirs = crc_of(self.root, first), crc_of(self.root, other)
+        if mine != theirs:
             fail(
                 "E700",
                 f"copies of `{key}` differ: {first.file} and {other.file} have other values",
-                Label(str(self.root / first.file), f"CRC {first.crc:08x}", where=key),
-                Label(str(self.root / other.file), f"CRC {other.crc:08x}", where=key),
+                Label(str(self.root / first.file), f"CRC {mine:08x}", where=key),
+                Label(str(self.root / other.file), f"CRC {theirs:08x}", where=key),
                 remedy="find out which rank is right before you convert: replicas of one run are equal",
             )
 

@@ -42,7 +42,7 @@ from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.texts import names_like
-from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
 from ucpl.stores.values import Value
 
 __all__ = ["FILE", "opened_ranks", "ranks_in"]
@@ -204,9 +204,10 @@ class _Ranks:
         out = {}
         for name in names:
             parts = self.parts[name]
-            crcs = tuple((p.at, p.extent.offset, p.extent.shape, p.extent.stride, p.extent.crc) for p in parts)
-            if prod(parts[0].shape) < _LEAST or any(p.extent.crc is None for p in parts):
+            if prod(parts[0].shape) < _LEAST:
                 continue
+            each = ((p.at, p.extent) for p in parts)
+            crcs = tuple((at, e.offset, e.shape, e.stride, crc_of(self.root, e)) for at, e in each)
             owner = first.setdefault((parts[0].shape, parts[0].extent.dtype, crcs), name)
             if owner != name:
                 out[name] = owner
@@ -307,13 +308,16 @@ class _Ranks:
 
     def hold(self, name: str, kept: Extent, other: Extent) -> None:
         """Copies of one box have equal bytes, as far as CRCs tell of storages that they fill."""
-        fill = [e.numel and e.is_contiguous and e.crc is not None for e in (kept, other)]
-        if all(fill) and kept.storage_bytes == other.storage_bytes and kept.crc != other.crc:
+        fill = [e.numel and e.is_contiguous for e in (kept, other)]
+        if not all(fill) or kept.storage_bytes != other.storage_bytes:
+            return
+        mine, theirs = crc_of(self.root, kept), crc_of(self.root, other)
+        if mine != theirs:
             fail(
                 "E700",
                 f"copies of `{name}` differ: {kept.file} and {other.file} have other values",
-                Label(str(self.root / kept.file), f"CRC {kept.crc:08x}", where=name),
-                Label(str(self.root / other.file), f"CRC {other.crc:08x}", where=name),
+                Label(str(self.root / kept.file), f"CRC {mine:08x}", where=name),
+                Label(str(self.root / other.file), f"CRC {theirs:08x}", where=name),
                 remedy="find out which rank is right before you convert: replicas of one run are equal",
             )
 

@@ -23,6 +23,7 @@ from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import decode
 from ucpl.stores.scalars import is_counted
+from ucpl.stores.torch_files import crc_of
 from ucpl.stores.values import Value
 
 __all__ = ["Opened", "opened"]
@@ -221,22 +222,25 @@ class Opened:
         """Second names of tied tensors, whose optimizer states are saved under one: the bytes of all chunks have equal CRCs."""
         if not self.roles.states:
             return {}
+        bare = [n for n in self.roles.weights if n not in self.roles.states and n not in self.empty]
+        bare = [n for n in bare if prod(self.shape(n)) >= _LEAST]
+        alike = {self.form(n) for n in bare}
         owners: dict[object, list[str]] = {}
-        for name in (n for n in self.roles.states if n not in self.empty):
+        for name in (n for n in self.roles.states if n not in self.empty and self.form(n) in alike):
             owners.setdefault(self.mark(name), []).append(name)
-        out = {}
-        for name in self.roles.weights:
-            mark = self.mark(name) if name not in self.roles.states and name not in self.empty else None
-            if mark is not None and len(owners.get(mark, ())) == 1 and prod(self.shape(name)) >= _LEAST:
-                out[name] = owners[mark][0]
-        return out
+        found = {name: owners.get(self.mark(name), []) for name in bare}
+        return {name: those[0] for name, those in found.items() if len(those) == 1}
+
+    def form(self, name: str) -> object:
+        stored = self.metadata.tensors[self.roles.weights[name]]
+        return stored.dtype, stored.shape
 
     def mark(self, name: str) -> object:
         entry = self.roles.weights[name]
         stored = self.metadata.tensors[entry]
         found = [self.extents.get((METADATA, address(entry, c.offset))) for c in stored.chunks]
-        crcs = tuple((e.offset, e.shape, e.stride, e.storage_bytes, e.crc) if e is not None else None for e in found)
-        return stored.dtype, stored.shape, crcs
+        crcs = tuple(e and (e.offset, e.shape, e.stride, e.storage_bytes, crc_of(self.root, e)) for e in found)
+        return self.form(name), crcs
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.whole(self.roles.weights[name])
