@@ -33,7 +33,11 @@ def known(**settings: int | float | str | None) -> Checkpoint:
 
 
 def test_a_model_has_its_tensors_in_order_aliases_groups_and_states() -> None:
-    text = print_file(nodes.File("", 1, (model_of(known(), {"momentum": "f64"}),)))
+    text = print_file(
+        nodes.File(
+            "", 1, (model_of(known(), {"momentum": {"a": "f64"}, "exp_avg": {"a": "bf16", "b.c": "f32", "d": "f32"}}),)
+        )
+    )
     assert [" ".join(line.split()) for line in text.splitlines()[2:] if line] == [
         "model checkpoint {",
         "a : 6 4 dtype bf16",
@@ -44,7 +48,7 @@ def test_a_model_has_its_tensors_in_order_aliases_groups_and_states() -> None:
         "alias head = a",
         'group "0" = a',
         'group "1" = b.c, d',
-        "state exp_avg : f32",
+        "state exp_avg : f32 dtype bf16 of a",
         'state momentum : f64 of "0"',  # not of a group where one lacks it
         "state step : f32 scalar",
         "}",
@@ -108,12 +112,25 @@ def stored_as(*dtypes: str) -> Checkpoint:
     return evolve(found, extents=extents)
 
 
-def test_the_dtype_of_a_state_is_what_all_its_files_say() -> None:
+def in_two_files(*dtypes: str) -> Checkpoint:
+    """A folder with halves of a state of `a`."""
+    found = checkpoint(stored={"a/exp_avg": (3,)})
+    ((_, key), extent), *_ = found.extents.items()
+    halves = {(f"f{i}", key): evolve(extent, file=f"f{i}", dtype=dtype) for i, dtype in enumerate(dtypes)}
+    return evolve(found, extents=halves)
+
+
+def test_the_dtype_of_a_state_of_a_tensor_is_what_all_its_files_say() -> None:
     library = load(("m.ucpl", LAYOUT))
     placement = locate(resolve(library, parse_call("s()")))
-    assert state_dtypes(stored_as("bf16", "bf16", "f32", "f32", "bf16", "bf16"), placement) == {"exp_avg": "bf16"}
-    with pytest.raises(UcplError, match="E330: exp_avg is stored as bf16 and as f32"):
-        state_dtypes(stored_as("f32", "f32", "f32", "f32", "bf16", "f32"), placement)
+    assert state_dtypes(stored_as("bf16", "bf16", "f32", "f32", "bf16", "f16"), placement) == {
+        "momentum": {"a": "f32", "b": "f32"},
+        "exp_avg": {"a": "bf16", "b": "f16"},
+    }
+    halves = LAYOUT.replace("s() of m {", "s(dp = 2) of m {\n  mesh dp").replace("a = ...", "a = _@dp")
+    halves = halves.replace('torch "f"', 'torch "f{dp}"')
+    with pytest.raises(UcplError, match="E330: exp_avg of `a` is stored as bf16 and as f32"):
+        state_dtypes(in_two_files("bf16", "f32"), locate(resolve(load(("m.ucpl", halves)), parse_call("s()"))))
 
 
 def test_a_real_folder_is_said_in_a_text_that_says_the_same() -> None:

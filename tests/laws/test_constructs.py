@@ -104,6 +104,7 @@ ORACLE_ELSEWHERE = {
     "FillStates": "tests/laws/test_filling.py",
     "Plan": "tests/cli/test_texts_and_plans.py",
     "glob": "tests/laws/test_globs.py",
+    "TypedOf": "tests/laws/test_state_types.py",
 }
 # What the common strategies do not draw, and the law (or the cases) over degrees that holds it.
 LAW_ELSEWHERE = {
@@ -130,6 +131,7 @@ LAW_ELSEWHERE = {
     "Framework": "tests/laws/test_locate.py",
     "Assert": "tests/laws/test_constructs.py",
     "scalar": "tests/laws/test_locate.py",
+    "TypedOf": "tests/laws/test_state_types.py",
     "Plan": "tests/cli/test_texts_and_plans.py",
 }
 

@@ -280,7 +280,8 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                     clauses=of_states(walk(node.clauses)) if node.shape is not None else walk(node.clauses),
                 )
             case nodes.State():
-                return evolve(node, groups=node.groups and tuple(map(member, node.groups)))
+                typed = tuple(evolve(t, of=tuple(map(member, t.of))) for t in node.typed)
+                return evolve(node, groups=node.groups and tuple(map(member, node.groups)), typed=typed)
             case nodes.Mesh() | nodes.DefaultDtype() | None | str() | int():
                 return node
         kept = {"span", "name", "mesh_axis"}
@@ -322,6 +323,7 @@ class Meaning:
     groups: dict[str, nodes.Group] = field(factory=dict)
     lines: list[nodes.States] = field(factory=list)
     blobs: list[nodes.Blob] = field(factory=list)
+    state_types: dict[tuple[str, str], str] = field(factory=dict)  # (tensor, state) -> its type
     derived: set[str] = field(factory=set)
     origins: set[str] = field(factory=set)  # what those are derived from
     fills: list[Any] = field(factory=list)
@@ -385,6 +387,7 @@ def mean(
             out.aliases[item.path] = item.owner
         if isinstance(item, nodes.State):
             out.states.append(item)
+    out.state_types = {(path, n): type_of(path, s) for path in out.tensors for s in out.states for n in s.names}
     out.files = {i.name: i for i in items if isinstance(i, nodes.Files) and numbers.holds(i.when)}
     blobs = [i for i in items if isinstance(i, nodes.Blob)]
     out.blobs = [b for b in blobs if all(numbers.holds(c.args[0]) for c in b.clauses if c.word == "when")]
@@ -587,6 +590,17 @@ def digits_of(axis: nodes.Axis) -> list[str]:
         case nodes.Stack(terms=(term,)):
             return [d for a in term.axes for d in digits_of(a)]
     return []
+
+
+def type_of(path: str, state: nodes.State) -> str:
+    """A name in full holds before a glob, of globs the one with most characters that are no star, else what the line says."""
+    said = [(pattern, t.dtype) for t in state.typed for pattern in t.of]
+    said = [(p, dtype) for p, dtype in said if re.fullmatch(".*".join(map(re.escape, p.split("*"))), path, re.DOTALL)]
+    rank = [("*" not in p, len(p.replace("*", ""))) for p, _ in said]
+    best = {dtype for (_, dtype), mine in zip(said, rank, strict=True) if mine == max(rank)}
+    if len(best) > 1:
+        raise Refused(f"{path} has two types of {state.names}")
+    return best.pop() if best else state.dtype
 
 
 def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None, by: dict[str, str]) -> Tensor:

@@ -164,7 +164,15 @@ model_items = st.one_of(
         maybe,
     ),
     st.builds(nodes.Alias, paths, paths, maybe),
-    st.builds(nodes.State, some(names), element_types, st.booleans(), st.none() | some(names) | st.just(("*",))),
+    st.builds(nodes.State, some(names), element_types, st.just(True), st.none() | some(names) | st.just(("*",))),
+    st.builds(
+        nodes.State,
+        some(names),
+        element_types,
+        st.just(False),
+        st.none() | some(names) | st.just(("*",)),
+        some(st.builds(nodes.TypedOf, element_types, some(paths)), 0),
+    ),
 )
 layout_items = st.one_of(
     lets,

@@ -52,6 +52,7 @@ from ucpl.syntax.nodes import (
     Term,
     Text,
     Trim,
+    TypedOf,
     Unary,
     Use,
 )  # fmt: skip
@@ -120,6 +121,9 @@ MODEL = [
     Use(Call("vision", (Argument("h", Number(4)),)), "eye"),
     DefaultDtype("bf16"),
     State(("exp_avg", "exp_avg_sq"), "f32", False, ("decay", "nodecay")),
+    State(
+        ("delta",), "bf16", False, ("decay",), (TypedOf("f32", ("attn.q", "*.bias")), TypedOf("f16", ("wte.weight",)))
+    ),
     State(("step",), "i64", True),
     State(("moment",), "f32", True, ("decay",)),
     Assert(Binary("==", Binary("%", Name("h"), Number(2)), Number(0)), "h = {h} is odd"),

@@ -282,13 +282,20 @@ def changed_model(model: nodes.Model, changes: Changes) -> nodes.Model:
                 kept = changes.dealt.members.get(name, tuple(m for m in members if m not in gone))
                 items += [evolve(item, members=tuple(dict.fromkeys(map(whole_name, kept))))] if kept else []
             case nodes.State(names=names):
-                items += _state(item, tuple(n for n in names if n not in gone), changes.dealt)
+                kept_ = evolve(item, typed=_typed(item, gone | frozen_))
+                items += _state(kept_, tuple(n for n in names if n not in gone), changes.dealt)
             case _:
                 items.append(item)
     for name in changes.dealt.new:
         members = tuple(dict.fromkeys(map(whole_name, changes.dealt.members[name])))
         items.append(nodes.Group(name, members=members))
     return evolve(model, items=tuple(items))
+
+
+def _typed(item: nodes.State, gone: set[str]) -> tuple[nodes.TypedOf, ...]:
+    """The types of a state without those of tensors that are gone, or frozen."""
+    kept = (evolve(t, of=tuple(name for name in t.of if name not in gone)) for t in item.typed)
+    return tuple(t for t in kept if t.of)
 
 
 def _state(item: nodes.State, names: tuple[str, ...], dealt_: Dealt) -> list[nodes.ModelItem]:

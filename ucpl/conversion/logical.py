@@ -126,7 +126,7 @@ def _kinds(layout: Layout, names: Dialect) -> dict[str, LogicalTensor]:
             path = logical.tensors[number]
             first = said.setdefault(path, name)
             other = layout.tensors[first]
-            if (other.dtype, other.kind) != (tensor.dtype, tensor.kind):
+            if _told(other) != _told(tensor):
                 fail(
                     "E337",
                     f"`{path}` is `{first}` and `{name}`, and they are of other dtypes or kinds",
@@ -134,8 +134,12 @@ def _kinds(layout: Layout, names: Dialect) -> dict[str, LogicalTensor]:
                     Label(layout.call, f"{tensor.dtype} {tensor.kind}", where=name),
                     remedy=f"the model has one `{path}` of all layers: freeze or train all of them first, or none",
                 )
-            out[path] = evolve(out[path], dtype=tensor.dtype, kind=tensor.kind)
+            out[path] = evolve(out[path], dtype=tensor.dtype, kind=tensor.kind, state_dtypes=tensor.state_dtypes)
     return out
+
+
+def _told(tensor: LogicalTensor) -> tuple[str | None, str, dict[str, str]]:
+    return tensor.dtype, tensor.kind, dict(tensor.state_dtypes)
 
 
 def _layout(own: Layout, logical: Layout, tensors: dict[str, LogicalTensor]) -> Layout:

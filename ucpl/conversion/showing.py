@@ -15,6 +15,7 @@ from ucpl.conversion.side import located as side_of
 from ucpl.conversion.sides import sides, source_side, target_side
 
 if TYPE_CHECKING:
+    from ucpl.layout import Layout
     from ucpl.regions import Placement
 
 __all__ = ["located", "resolved", "shown"]
@@ -76,7 +77,7 @@ def resolved(one: Side) -> Iterator[str]:
             ", ..." if len(members) > 6 else ""
         )
     for state in layout.states:
-        yield f"state      {state.name} : {state.dtype}{' scalar' if state.scalar else ''}"
+        yield f"state      {state.name} : {state.dtype}{' scalar' if state.scalar else ''}{_typed(layout, state.name)}"
     for entry in layout.entries:
         key = f' as "{entry.storing.key.text}"' if entry.storing.key else ""
         yield f"stores     {', '.join(entry.targets.values())} in {entry.storing.file}{key}"
@@ -88,6 +89,18 @@ def resolved(one: Side) -> Iterator[str]:
         yield f"stores     state {what} in {line.storing.file}{key}"
     for d in layout.derived:
         yield f"derives    {d.state} from {d.source}"
+
+
+def _typed(layout: Layout, state: str) -> str:
+    """Tensors whose state has a type of its own."""
+    by: dict[str, list[str]] = {}
+    for path, tensor in layout.tensors.items():
+        for name, dtype in tensor.state_dtypes:
+            if name == state:
+                by.setdefault(dtype, []).append(path)
+    return "".join(
+        f", {dtype} of {', '.join(paths[:6])}{', ...' if len(paths) > 6 else ''}" for dtype, paths in by.items()
+    )
 
 
 def located(placement: Placement, rank: int | None, *, each: bool = False) -> Iterator[str]:

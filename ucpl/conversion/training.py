@@ -141,8 +141,8 @@ def _retyped(item: nodes.ModelItem, change: Change, stored: Mapping[str, str]) -
         case nodes.Tensor(kind="parameter" | "frozen", scaling=None):
             if change.concerns(item.dtype or stored.get(item.path)):
                 return evolve(item, dtype=change.now)
-        case nodes.State(scalar=False) if item.dtype in _FLAGS.values():  # 16-bit masters are an option of one dtype
-            return evolve(item, dtype=_WHOLE)
+        case nodes.State(scalar=False) if {item.dtype, *(t.dtype for t in item.typed)} & {*_FLAGS.values()}:
+            return evolve(item, dtype=_WHOLE, typed=())  # 16-bit masters are an option of one dtype
         case _:
             pass
     return item

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from ucpl.errors import Label, fail
@@ -22,6 +24,9 @@ from ucpl.syntax.limits import why_too_large, why_unwritten
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
+    from ucpl.regions import Part
+
+StateDtypes = dict[str, dict[str, str]]  # state -> tensor -> dtype
 
 MODEL_NAME = "checkpoint"
 LAYOUT_NAME = "stored"
@@ -90,7 +95,7 @@ def infer(checkpoint: Checkpoint) -> Inferred:
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
     )
     dtypes = state_dtypes(checkpoint, placement)
-    if dtypes:
+    if any(dtype != "f32" for of in dtypes.values() for dtype in of.values()):
         model = model_of(checkpoint, dtypes)
         layout = resolve(library, call, model=model, inherited=settings, notes=notes)
         placement = locate(layout, stated=stated_of(checkpoint))
@@ -130,7 +135,7 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
     return out
 
 
-def model_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> nodes.Model:
+def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
     """The model statement: tensors in the checkpoint's order, aliases, the optimizer's groups, states."""
     items: list[nodes.ModelItem] = [*bindings({t.name: t.shape for t in checkpoint.tensors}, checkpoint.experts)]
     scales = scalings_of(checkpoint)
@@ -147,17 +152,28 @@ def model_of(checkpoint: Checkpoint, dtypes: dict[str, str]) -> nodes.Model:
     for t in trained:
         for s in t.states:
             holders.setdefault(s, set()).add(t.name)
-    by_holders: dict[tuple[str, tuple[str, ...] | None], list[str]] = {}
+    by_holders: dict[tuple[str, tuple[nodes.TypedOf, ...], tuple[str, ...] | None], list[str]] = {}
     for state, names in holders.items():
         limited: tuple[str, ...] | None = None
         if len(names) < len(trained):
             limited = tuple(g.name for g in groups if g.members and set(g.members) <= names)
-        by_holders.setdefault((dtypes.get(state, "f32"), limited), []).append(state)
-    items += [nodes.State(tuple(states), dtype, False, limited) for (dtype, limited), states in by_holders.items()]
+        by_holders.setdefault((*_typed(dtypes.get(state, {})), limited), []).append(state)
+    items += [nodes.State(tuple(s), dtype, False, of, typed) for (dtype, typed, of), s in by_holders.items()]
     scalars = [s for s in checkpoint.envelope.scalars if s not in holders]
     if scalars:
         items.append(nodes.State(tuple(scalars), "f32", True, None))
     return nodes.Model(MODEL_NAME, tuple(items))
+
+
+def _typed(dtypes: dict[str, str]) -> tuple[str, tuple[nodes.TypedOf, ...]]:
+    """The type that most tensors have, and the others with theirs."""
+    counted = Counter(dtypes.values())
+    most = max(counted, key=lambda dtype: counted[dtype], default="f32")
+    rest: dict[str, list[str]] = {}
+    for name, dtype in dtypes.items():
+        if dtype != most:
+            rest.setdefault(dtype, []).append(name)
+    return most, tuple(nodes.TypedOf(dtype, tuple(names)) for dtype, names in rest.items())
 
 
 def stated_of(checkpoint: Checkpoint) -> Stated:
@@ -178,21 +194,33 @@ def canonical(key: Key) -> tuple[str, ...]:
     return tuple(map(str, key))
 
 
-def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
-    """dtype of each state's stored tensors, as the files say."""
+def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> StateDtypes:
+    """The dtype of each state of each tensor, as the files say. Raises: UcplError E330 where one tensor's has two."""
     stated = {(f, canonical(k)): e.dtype for (f, k), e in checkpoint.extents.items()}
-    out: dict[str, str] = {}
+    out: StateDtypes = {}
     for part in placement.parts:
         if part.state == "weight":
             continue
-        for home in part.homes:
-            dtype = stated.get((home.file, canonical(home.key)))
-            if dtype is None:
-                continue
-            if out.setdefault(part.state, dtype) != dtype:
+        one: dict[int, str] = {}
+        for number, home in enumerate(part.homes):
+            if (dtype := stated.get((home.file, canonical(home.key)))) is not None:
+                one[number] = dtype
+        for tensor, number in _holders(part, one):
+            home, dtype = part.homes[number], one[number]
+            by_tensor, name = out.setdefault(part.state, {}), placement.tensors[tensor]
+            if by_tensor.setdefault(name, dtype) != dtype:
                 fail(
                     "E330",
-                    f"{part.state} is stored as {out[part.state]} and as {dtype}",
+                    f"{part.state} of `{name}` is stored as {by_tensor[name]} and as {dtype}",
                     Label(home.file, dtype, where=key_text(home.key)),
                 )
-    return {s: d for s, d in out.items() if d != "f32"}
+    return out
+
+
+def _holders(part: Part, dtypes: dict[int, str]) -> Iterable[tuple[int, int]]:
+    """(tensor, stored tensor) of all that a part has: one stored tensor of each tensor where all are of one dtype."""
+    if len(set(dtypes.values())) == 1:
+        first = next(iter(dtypes))
+        return [(tensor, first) for tensor in part.tensors]
+    pairs = {*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)}
+    return sorted(pair for pair in pairs if pair[1] in dtypes)

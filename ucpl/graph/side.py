@@ -10,7 +10,7 @@ from attrs import field
 
 from ucpl.columns import I64, Bools, Space, each, split_rows
 from ucpl.errors import Label, fail
-from ucpl.extents import AS_U8, Key, Shelf, Shelves
+from ucpl.extents import AS_U8, EXACT, Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
 from ucpl.layout.frameworks import CHUNKED
@@ -210,18 +210,25 @@ class Side:
         layout = self.placement.layout
         if part.dtype is not None:
             return (part.dtype,)
-        if part.state != "weight":
-            return (next((s.dtype for s in layout.states if s.name == part.state), ""),)
-        paths = [self.placement.tensors[t] for t in part.tensors]
-        known = {layout.tensors[path].dtype or "" for path in paths}
+        of = {t: layout.dtype_of(self.placement.tensors[t], part.state) for t in part.tensors}
+        known = set(of.values())
         if len(known) < 2:
-            return (known.pop() if known else "",)
-        # Tensors of several dtypes in one part: each stored tensor has that of its first one.
-        homes, index = np.unique(part.pieces.home, return_index=True)
-        first = {int(h): int(part.pieces.tensor[i]) for h, i in zip(homes.tolist(), index.tolist(), strict=True)}
-        other = next(iter(first.values()))
-        dtypes = [layout.tensors[self.placement.tensors[first.get(i, other)]].dtype for i in range(len(part.homes))]
-        return tuple(d or "" for d in dtypes)
+            return (known.pop() if known else layout.state_dtypes.get(part.state, ""),)
+        # Tensors of several dtypes in one part: each stored tensor has the narrowest that holds all that lies in it.
+        held: dict[int, dict[str, None]] = {}
+        for home, tensor in {*zip(part.pieces.home.tolist(), part.pieces.tensor.tolist(), strict=True)}:
+            held.setdefault(home, {})[of[tensor]] = None
+        other = next(iter(held.values()))
+        return tuple(_wide(*held.get(i, other)) for i in range(len(part.homes)))
+
+
+def _wide(*dtypes: str) -> str:
+    """A type that holds all values of these, if one of them does or f32 does; else the first of them in order."""
+    found = sorted(dtypes)
+    for wide in (*found, "f32"):
+        if all(d == wide or (d, wide) in EXACT for d in found):
+            return wide
+    return found[0]
 
 
 def _seen(stated: str | None, said: str) -> str:

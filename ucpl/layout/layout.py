@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -64,6 +65,7 @@ class LogicalTensor:
     scaling: Scaling | None = None  # of a scale: what it is of
     scale: str | None = None  # of a tensor in blocks: what has their scales
     span: Span = field(default=NOWHERE, eq=False, repr=False)
+    state_dtypes: tuple[tuple[str, str], ...] = ()  # of those of its states that have a type of their own
     is_void: bool = False  # it has none of the indices of a dim (`l[4..]` of 4): there is no such tensor in this model
 
     @property
@@ -76,7 +78,7 @@ class LogicalState:
     """A state kept beside each trained parameter (of `groups`, or of all)."""
 
     name: str
-    dtype: str
+    dtype: str  # of tensors that say no other: see LogicalTensor.state_dtypes
     scalar: bool
     groups: tuple[str, ...] | None
 
@@ -216,7 +218,7 @@ class Derivation:
     source: str
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class Layout:
     """A closed layout. `sizes` holds dims and mesh axes; `origins` says where every value came from."""
 
@@ -256,6 +258,18 @@ class Layout:
         }
         said = ", ".join(f"{count:,} {what}" for what, count in counts.items())
         return f"{self.call} of {self.model_call or 'any'}, {self.ranks:,} ranks: {said}"
+
+    def dtype_of(self, path: str, state: str) -> str:
+        """The type of a tensor's weight or of one of its states; empty where the model says none."""
+        tensor = self.tensors[path]
+        if state == "weight":
+            return tensor.dtype or ""
+        return dict(tensor.state_dtypes).get(state) or self.state_dtypes.get(state, "")
+
+    @cached_property
+    def state_dtypes(self) -> dict[str, str]:
+        """The type of each state, of tensors that say no other."""
+        return {s.name: s.dtype for s in reversed(self.states)}
 
     @property
     def ranks(self) -> int:

@@ -16,6 +16,7 @@ from ucpl.layout.near import for_name, nearest
 from ucpl.layout.remedies import for_extent, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at
+from ucpl.layout.state_types import with_state_types
 from ucpl.records import frozen
 from ucpl.syntax import nodes, print_expr, print_item
 
@@ -61,7 +62,7 @@ def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, Logi
         found[item.path] = _tensor(item, default, scope, items)
         if len(found) > TENSOR_LIMIT:
             fail("E131", f"a model of more than {TENSOR_LIMIT} tensors", at(item.span))
-    return with_scalings(items, found, scope)
+    return with_state_types(items, with_scalings(items, found, scope))
 
 
 def _tensor(
@@ -212,7 +213,10 @@ def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
             remedy = "give it one type in all models, or another name in one of them"
             fail("E008", f"the state `{name}` is said twice, as two things", *told, remedy=remedy)
     groups = dict.fromkeys(g for s in said for g in s.groups or ())
-    return evolve(first, names=(name,), groups=None if any(s.groups is None for s in said) else tuple(groups))
+    typed = tuple(dict.fromkeys(t for s in said for t in s.typed))
+    return evolve(
+        first, names=(name,), typed=typed, groups=None if any(s.groups is None for s in said) else tuple(groups)
+    )
 
 
 def _of_state(item: nodes.State) -> str:

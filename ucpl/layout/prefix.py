@@ -72,6 +72,8 @@ class _Renaming:
             case nodes.Fill():
                 glob = (f"{self.prefix}.{made.glob[0]}", *made.glob[1:]) if made.glob else ()
                 made = evolve(made, path=f"{self.prefix}.{made.path}" if glob else self.name(made.path), glob=glob)
+            case nodes.TypedOf(of=of):
+                made = evolve(made, of=tuple(f"{self.prefix}.{n}" if "*" in n else self.name(n) for n in of))
             case nodes.State() | nodes.FillStates():
                 made = evolve(made, groups=self.names(made.groups))
             case nodes.States():

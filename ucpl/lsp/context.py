@@ -193,6 +193,8 @@ def _in_line(context: Context, texts: list[str], previous: str) -> tuple[str, ..
     """Of an entry or a state line: its left side, its clauses, its pattern."""
     if "=" not in texts:
         if context.word == "state":
+            if "dtype" in texts and context.block.kind == "model":
+                return ("tensor",) if "of" in texts[texts.index("dtype") :] else ()
             return ("group",) if "of" in texts else ("state",) if context.block.kind == "layout" else ()
         return ("tensor",) if not texts else ("dim", "index")
     if _in_clause(previous):

@@ -19,10 +19,7 @@ def is_paired(placement: Placement, part: Part) -> bool:
     """Whether a part is of elements that lie two to a byte."""
     if part.dtype is not None:
         return part.dtype in PAIRED
-    if part.state != "weight":
-        return any(s.name == part.state and s.dtype in PAIRED for s in placement.layout.states)
-    tensors = placement.layout.tensors
-    return any(tensors[placement.tensors[t]].dtype in PAIRED for t in part.tensors)
+    return any(placement.layout.dtype_of(placement.tensors[t], part.state) in PAIRED for t in part.tensors)
 
 
 def demand_whole_bytes(placement: Placement) -> None:

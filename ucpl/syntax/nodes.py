@@ -97,6 +97,7 @@ __all__ = [
     "Statement",
     "States",
     "Tensor",
+    "TypedOf",
     "Term",
     "Text",
     "Trim",
@@ -150,13 +151,23 @@ class Alias:
 
 
 @frozen
+class TypedOf:
+    """`dtype f32 of router, "*.norm"`: the type of a state for these tensors. A star in a name makes a glob."""
+
+    dtype: str
+    of: tuple[str, ...]
+    span: Span = no_span()
+
+
+@frozen
 class State:
-    """`state exp_avg, exp_avg_sq : f32 [scalar] [of decay, nodecay]`: kept once per trained parameter."""
+    """`state exp_avg, exp_avg_sq : bf16 [scalar] [of decay, nodecay] [dtype f32 of router]`: once per trained parameter."""
 
     names: tuple[str, ...]
     dtype: str
     scalar: bool = False
     groups: tuple[str, ...] | None = None  # None: every parameter
+    typed: tuple[TypedOf, ...] = ()
     span: Span = no_span()
 
 

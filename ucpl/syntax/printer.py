@@ -364,7 +364,8 @@ def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
         case nodes.State():
             tail = ("scalar",) if item.scalar else ()
             dtype = _name(item.dtype, NONE_WORDS)
-            return Row("state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups))
+            typed = tuple(f"dtype {_name(t.dtype)} of {', '.join(map(_path, t.of))}" for t in item.typed)
+            return Row("state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups), typed)
         case nodes.Use():
             return Row(
                 "use", f"use {_call(item.call)}", "as", _name(item.name), (*_key(item.key), *map(_clause, item.at))

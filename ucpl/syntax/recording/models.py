@@ -86,7 +86,12 @@ class Models(Patterns):
         groups = next((c.value for c in children if isinstance(c, Part) and c.kind == "groups"), None)
         scalar = any(isinstance(c, Token) and c.type == "SCALAR" for c in children)
         kind = self._element_type([c for c in children if isinstance(c, Part) and c.kind == "name"][-1])
-        return nodes.State(tuple(names[:-1]), kind, scalar, groups, span=self.span(children))
+        typed = tuple(c for c in children if isinstance(c, nodes.TypedOf))
+        return nodes.State(tuple(names[:-1]), kind, scalar, groups, typed, span=self.span(children))
+
+    def typed_of(self, children: Children) -> nodes.TypedOf:
+        names = tuple(c.value for c in children[3::2])
+        return nodes.TypedOf(self._element_type(children[1]), names, span=self.span(children))
 
     def default_dtype(self, children: Children) -> nodes.DefaultDtype:
         return nodes.DefaultDtype(self._element_type(children[1]), span=self.span(children))

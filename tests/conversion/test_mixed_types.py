@@ -1,0 +1,97 @@
+"""A bf16 model with an fp32 router under AdamW: moments have the dtype of each parameter, and training goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import ucpl
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(6, 5, dtype=torch.bfloat16)
+        self.decay = nn.Parameter(torch.randn(5))
+        self.router = nn.Linear(5, 3)
+        self.out = nn.Linear(5, 2, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.proj(x)
+        scale = self.router(h.float()).sum().bfloat16()
+        return cast(torch.Tensor, self.out(h * scale).float() * self.decay.sum())
+
+
+class Run:
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Model()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def steps(self, number: int) -> list[float]:
+        losses = []
+        for i in range(number):
+            x = torch.linspace(-1, 1, 12).reshape(2, 6).bfloat16() * (i + 1)
+            loss = self.model(x).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def save(self, folder: Path) -> None:
+        model, optim = get_state_dict(self.model, self.optimizer)
+        save({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
+
+    def load(self, folder: Path) -> None:
+        model, optim = get_state_dict(self.model, self.optimizer)
+        load({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
+        set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=optim)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A folder, and the losses of the steps after it."""
+    folder = tmp_path_factory.mktemp("mixed") / "run"
+    run = Run(0)
+    run.steps(3)
+    run.save(folder)
+    return folder, run.steps(3)
+
+
+@pytest.mark.parametrize("way", [("dcp(fsdp = 3)",), ("plain()", "dcp(fsdp = 2)")], ids=len)
+def test_training_goes_on(saved: tuple[Path, list[float]], way: tuple[str, ...], tmp_path: Path) -> None:
+    folder, losses = saved
+    for number, to in enumerate(way):
+        ucpl.convert(folder, tmp_path / str(number), to=to)
+        folder = tmp_path / str(number)
+    again = Run(1)
+    again.steps(1)  # so that it has states to load into
+    again.load(folder)
+    assert again.steps(3) == losses
+
+
+def test_it_can_be_described(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+    text = ucpl.infer(saved[0]).text()
+    assert "state exp_avg, exp_avg_sq : bf16  dtype f32 of decay, router.weight, router.bias\n" in text
+    (tmp_path / "it.ucpl").write_text(text)
+    ucpl.convert(saved[0], tmp_path / "made", to="dcp(fsdp = 2)", layout=f"{tmp_path}/it.ucpl:stored")
+    assert ucpl.compare(saved[0], tmp_path / "made")
+
+
+def test_weights_alone(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+    ucpl.convert(saved[0], tmp_path / "hf", to="safetensors()")
+    found = load_file(tmp_path / "hf" / "model.safetensors")
+    run = Run(0)
+    run.load(saved[0])
+    held = run.model.state_dict()
+    assert found.keys() == held.keys()
+    assert all(found[n].dtype == t.dtype and torch.equal(found[n], t) for n, t in held.items())
