@@ -221,14 +221,26 @@ def _fresh(known: _Known, own: nodes.Model | None) -> list[str]:
 def _said_by(known: _Known, own: nodes.Model, asked: Mapping[str, tuple[str, str | None]]) -> Dealt:
     """Groups are as the target's model has them. Raises: UcplError E327 where a name asks for one."""
     by_text: dict[str, list[str]] = {}
+    new: dict[str, str] = {}
     for path, (text, group) in asked.items():
-        if group is not None:
+        if group is not None and (begun := _begun_in(own, path, group)) is not None:
+            new[begun[0]] = begun[1]
+        elif group is not None:
             behind = f"in {group}" if known.voice.is_of_plan("train", text) else f"={group}"
             known.voice.refuse(
                 ("train", text), f"groups are those of {own.name}, which the target is of: leave {behind} out"
             )
         by_text.setdefault(text, []).append(path)
-    return Dealt(said=tuple(f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()))
+    said = [f"trained by --train {t}: {_listed(p)}, as {own.name} has it" for t, p in by_text.items()]
+    said += [f"group {name} is new, with the hyper-parameters of {like}" for name, like in new.items()]
+    return Dealt(said=tuple(said), new=new)
+
+
+def _begun_in(own: nodes.Model, path: str, group: str) -> tuple[str, str] | None:
+    """`2:0` of a parameter in the model's group 2: (2, 0), the group and the source's whose hyper-parameters it has."""
+    name, colon, like = (part.strip() for part in group.rpartition(":"))
+    named = {item.name: item.members or () for item in own.items if isinstance(item, nodes.Group)}
+    return (name, like) if colon and path in named.get(name, ()) else None
 
 
 def _of_kind(known: _Known, said: tuple[str, str], kind: str, of: tuple[str, frozenset[str]]) -> list[str]:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ucpl.extents.pipeline import Layer, Pipeline
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["demand_layers", "lessened", "shortened"]
+__all__ = ["BY_GROUP", "demand_layers", "lessened", "shortened"]
 
 Gone = Mapping[str, Sequence[str]]  # see changes.Changes.gone
 V = TypeVar("V")
 
 # What torch.optim.lr_scheduler and DeepSpeed's schedules keep in a list with one place for each parameter group.
-_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
+BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 
 
 def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
@@ -88,7 +88,7 @@ def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
     kept = [i for i, name in enumerate(names) if name not in gone["groups"]]
     kept += [names.index(like) for like in gone["like"]]
     count = len(checkpoint.envelope.groups)
-    lists = {k: v for k, v in held.items() if k in _BY_GROUP and isinstance(v, list) and len(v) == count}
+    lists = {k: v for k, v in held.items() if k in BY_GROUP and isinstance(v, list) and len(v) == count}
     return {**held, **{k: [v[i] for i in kept] for k, v in lists.items()}}, [*lists]
 
 

@@ -177,6 +177,7 @@ def make_plan(
     """
     from ucpl.conversion.filling import begun
     from ucpl.conversion.losing import losses_of, replays_of
+    from ucpl.conversion.running import of_groups
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
     from ucpl.proofs.masters import masters_of
@@ -222,14 +223,15 @@ def make_plan(
         gone, new = names.said
         made = evolve(made, renamed=names.made, dropped=made.dropped + gone, filled=made.filled + new)
     made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
-    if not beside:
-        return made
     said = tuple(
         f"{'file' if d in files else 'client_state' if known is not None and d in known.carried else 'scalar'} of {d}:"
         " dropped by name"
         for d in beside
     )
-    return evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+    made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+    if source.checkpoint is None:
+        return made
+    return evolve(made, changed=(*made.changed, *of_groups(source.checkpoint, made)))
 
 
 def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,7 +24,8 @@ def renamed(
 ) -> Checkpoint:
     """The checkpoint as if it had the target's names: groups, numbers, states of these tensors.
 
-    Raises: UcplError E337 where tensors that become one are of several groups, dtypes, kinds or numbers.
+    Raises: UcplError E337 where tensors that become one are of groups with other hyper-parameters, of several dtypes, kinds or
+    numbers.
     """
     envelope = checkpoint.envelope
     groups = {member: g.name for g in envelope.groups for member in g.members}
@@ -42,8 +43,8 @@ def renamed(
                 )
         return of(first)
 
-    for name in made:
-        agreed(name, "groups", groups.get)
+    for name, parts in made.items():
+        _demand_alike_groups(checkpoint, name, parts, groups)
         for what, of in (("dtypes", lambda t: held[t].dtype), ("kinds", lambda t: held[t].kind)):
             agreed(name, what, of)
         agreed(name, "states", lambda t: sorted(held[t].states))
@@ -79,6 +80,29 @@ def renamed(
         experts=None,
         legacy=None,
     )
+
+
+def _demand_alike_groups(checkpoint: Checkpoint, name: str, parts: Sequence[str], groups: Mapping[str, str]) -> None:
+    """Tensors that become one are of one group, or of groups with the same hyper-parameters. Raises: UcplError E337."""
+    from ucpl.stores.groups import differences
+
+    known = {group.name: group.hyper for group in checkpoint.envelope.groups}
+    first, *others = parts
+    for other in others:
+        names = groups.get(first), groups.get(other)
+        hypers = [known.get(group) if group is not None else None for group in names]
+        if names[0] == names[1]:
+            continue
+        key = "whether an optimizer trains it"
+        if hypers[0] is not None and hypers[1] is not None:
+            key = next(iter(differences(hypers[0], hypers[1], checkpoint.carried_extents.values())), "")
+        if key:
+            fail(
+                "E337",
+                f"`{name}` is made of `{first}` and `{other}`, of parameter groups that differ in {key}",
+                Label(str(checkpoint.top), f"group {names[0]}", where=first),
+                Label(str(checkpoint.top), f"group {names[1]}", where=other),
+            )
 
 
 def _numbers(values: Mapping[str, Counted]) -> Callable[[str], object]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import evolve
 
 from ucpl.conversion.lessening import lessened
+from ucpl.conversion.regrouping import regrouped, said_of_groups
 from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.remotes.entrance import place_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["demand_a_place", "refuse_existing", "run"]
+__all__ = ["demand_a_place", "of_groups", "refuse_existing", "run"]
 
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
 K = TypeVar("K")
@@ -132,12 +133,24 @@ def demand_a_place(plan: Plan, source: Checkpoint, how: How) -> None:
     )
 
 
+def of_groups(source: Checkpoint, plan: Plan) -> tuple[str, ...]:
+    """Lines on groups that are not those of the source. Raises: UcplError E482, E483."""
+    known = _named(source, plan)
+    regrouped(known, plan)
+    return said_of_groups(known, plan)
+
+
 def _as_told(source: Checkpoint, plan: Plan) -> Checkpoint:
-    """The source without what the plan leaves out, and with the numbers that begin."""
+    """The source without what the plan leaves out, and with the numbers that begin and the target's groups."""
+    return regrouped(_with_begun(_named(source, plan), plan.begun), plan)
+
+
+def _named(source: Checkpoint, plan: Plan) -> Checkpoint:
+    """The source without what the plan leaves out, under the target's names."""
     kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
     if plan.renamed:
         kept = renamed(kept, plan.renamed, plan.target.tensors, plan.target.aliases)
-    return _with_begun(lessened(kept, plan.gone), plan.begun)
+    return lessened(kept, plan.gone)
 
 
 def _look_again(target: Path, plan: Plan) -> None:

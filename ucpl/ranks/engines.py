@@ -29,6 +29,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Envelope, Scalar
 from ucpl.ranks.fitting import Asked, Index, demand_fit
 from ucpl.records import frozen
+from ucpl.stores.groups import agreed
 
 __all__ = ["Engine", "Known", "as_kept", "fill", "is_engine"]
 
@@ -462,15 +463,20 @@ def as_kept(value: object, here: object) -> object:
 def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tensor], Numbers]]) -> None:
     """Put states and numbers where the optimizer looks for them, and take over what its groups say."""
     inner = inner_of(filling.engine.optimizer)
-    hyper = {path: group.hyper for group in filling.known.envelope.groups for path in group.members}
+    held = {member for group in filling.known.envelope.groups for member in group.members}
+    members: dict[int, list[str]] = {}
     for flat, tensors, numbers in made:
         if tensors or numbers:
             state = inner.state[flat.masters]
             state.update(tensors)
             for name, (kept, value) in numbers.items():
                 state[name] = _counted(inner, state.get(name, kept), value)
-        group = inner.param_groups[flat.group]
-        told = next((hyper[n] for p in flat.params for n in filling.names[p] if n in hyper), {})
+        named = (next((name for name in filling.names[p] if name in held), None) for p in flat.params)
+        members.setdefault(flat.group, []).extend(name for name in named if name is not None)
+    wanted = [(str(number), tuple(names)) for number, names in members.items()]
+    for number, told in zip(members, agreed(filling.known.envelope.groups, wanted), strict=True):
+        group = inner.param_groups[number]
+        told = told or {}
         group.update({k: as_kept(value, group[k]) for k, value in told.items() if k in group and k != "params"})
     optimizer = filling.engine.optimizer
     if hasattr(

@@ -50,6 +50,7 @@ from ucpl.remotes.vaults.marks import flat_bytes
 from ucpl.remotes.vaults.view import SCHEME, passed_over, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
+from ucpl.stores.groups import agreed
 
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
@@ -386,11 +387,13 @@ class _Optimizer:
 def _take_groups(
     groups: Sequence[dict[str, object]], names: Mapping[str, str], empty: frozenset[str], reader: StorageReader
 ) -> None:
-    """Hyper-parameters of the source's group that a group's first parameter is in; those without elements are in none."""
-    of = {path: group.hyper for group in reader._checkpoint.envelope.groups for path in group.members}
-    for group in groups:
-        params = [p for p in cast("list[str]", group["params"]) if p not in empty]
-        hyper = of.get(names.get(params[0], params[0])) if params else None
+    """Hyper-parameters that the parameters of each group have in the source; those without elements are in none.
+
+    Raises: UcplError E482 where parameters of a group disagree.
+    """
+    held = [[names.get(p, p) for p in cast("list[str]", group["params"]) if p not in empty] for group in groups]
+    found = agreed(reader._checkpoint.envelope.groups, [(str(g), tuple(members)) for g, members in enumerate(held)])
+    for group, hyper in zip(groups, found, strict=True):
         for key in group:
             if hyper is not None and key != "params" and key in hyper:
                 group[key] = as_kept(hyper[key], group[key])

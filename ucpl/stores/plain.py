@@ -36,6 +36,7 @@ from ucpl.extents import (
 from ucpl.records import frozen
 from ucpl.stores.carrying import Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.groups import matched
 from ucpl.stores.masters import SETTING, renamed
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
@@ -332,12 +333,10 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         for name, states in params.items()
     }
     blobs = {key: value for key, value in envelope.blobs.items() if key not in (*COUNTED, EMPTY)}
-    hypers = {group.name: group.hyper for group in envelope.groups}
-    groups = []
-    for g, (name, members) in enumerate(structure.groups):
-        same = [group.hyper for group in envelope.groups if group.members == members]
-        hyper = same[0] if same else hypers.get(name, envelope.groups[g].hyper if g < len(envelope.groups) else {})
-        groups.append({**encode(storages.value(hyper)), "params": list(members)})
+    groups = [
+        {**encode(storages.value(group.hyper)), "params": list(group.members)}
+        for group in matched(source, structure.groups)
+    ]
     tree: dict[str, object] = {
         "params": ordered,
         "buffers": buffers,

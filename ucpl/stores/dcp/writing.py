@@ -15,7 +15,6 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import (
     Call,
-    Envelope,
     Extent,
     Global,
     Scalar,
@@ -33,6 +32,7 @@ from ucpl.stores.carrying import Storages, by_place, strides
 from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.folders import MODEL, OPTIMIZER
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
+from ucpl.stores.groups import matched
 from ucpl.stores.inert import LEAVES
 from ucpl.stores.pickles import dumps, unsafe_globals
 from ucpl.stores.plain import EMPTY, empty_tensors
@@ -40,7 +40,7 @@ from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import layout_archive
 
-__all__ = ["KNOWN", "File", "Writer", "address", "hyper_of", "leaves", "skeleton", "whole_shapes"]
+__all__ = ["KNOWN", "File", "Writer", "address", "leaves", "skeleton", "whole_shapes"]
 
 Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
@@ -251,10 +251,10 @@ class Writer:
     def groups(self) -> None:
         if not self.source.envelope.scalars and not any(t.states for t in self.structure.tensors):
             return  # weights alone
-        for number, (name, members) in enumerate(self.structure.groups):
-            hyper = hyper_of(self.source.envelope, number, name, members)
+        for number, group in enumerate(matched(self.source, self.structure.groups)):
+            members = group.members
             is_adam = any(set(t.states) >= _ADAM for t in self.structure.tensors if t.name in members)
-            said = {**(_KEPT if is_adam else {}), **hyper}
+            said = {**(_KEPT if is_adam else {}), **group.hyper}
             for owner in members if self.is_flat else (number,):
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
@@ -377,15 +377,6 @@ def _tensor_of(value: object) -> object:
             if struct.unpack(form, data)[0] == number:
                 return Scalar(dtype, (), data)
     return value
-
-
-def hyper_of(envelope: Envelope, number: int, name: str, members: tuple[str, ...]) -> dict[str, object]:
-    """The hyper-parameters of a group of the target: of the source's group of the same members, else of its name or number."""
-    groups = envelope.groups
-    same = next((g for g in groups if g.members == members), None) or next((g for g in groups if g.name == name), None)
-    if same is None and number < len(groups):
-        same = groups[number]
-    return dict(same.hyper) if same is not None else {}
 
 
 def leaves(steps: tuple[Step, ...], value: object) -> Iterator[tuple[tuple[Step, ...], object]]:

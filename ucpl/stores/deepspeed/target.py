@@ -18,6 +18,7 @@ from ucpl.stores.deepspeed.config import blobs_of, regenerated
 from ucpl.stores.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.stores.deepspeed.left_out import LeftOut
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert, layer_number
+from ucpl.stores.groups import matched
 from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.scalars import number_of
@@ -137,7 +138,7 @@ class Writer:
             kinds=kinds,
             empty=empty,
             left_out={name: one for name, one in left_out.items() if name not in kinds},
-            hypers=_hypers(structure, source),
+            hypers=[group.hyper for group in matched(source, structure.groups)],
         )
 
     def file(self, path: str) -> TargetFile:
@@ -323,19 +324,6 @@ def _empty(noted: Value | None) -> dict[str, Empty]:
 
 def _left_out(noted: Value | None) -> dict[str, LeftOut]:
     return {name: LeftOut.of(one) for name, one in noted.named()} if noted is not None else {}
-
-
-def _hypers(structure: Structure, source: Checkpoint) -> list[dict[str, object]]:
-    """Hyper-parameters of the target's groups: those of the source's group of that name, or with those members."""
-    by_name = {group.name: group.hyper for group in source.envelope.groups}
-    by_members = {frozenset(group.members): group.hyper for group in source.envelope.groups}
-    out = []
-    for g, (name, members) in enumerate(structure.groups):
-        hyper = by_members.get(frozenset(members), by_name.get(name))
-        if hyper is None and len(source.envelope.groups) == len(structure.groups):
-            hyper = source.envelope.groups[g].hyper
-        out.append(hyper or {})
-    return out
 
 
 def text_of(key: Key) -> tuple[str, ...]:

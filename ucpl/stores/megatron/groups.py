@@ -16,6 +16,7 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
 from ucpl.records import frozen
+from ucpl.stores.groups import refuse_without
 from ucpl.stores.megatron.legacy_names import EMBEDDING, OUTPUT
 
 __all__ = [
@@ -92,7 +93,8 @@ def by_rule(
     """Parameters in groups as Megatron makes them.
 
     hypers: each parameter, and the hyper-parameters of its group in the source. experts_apart: whether experts are in groups of
-    their own. Raises: UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters.
+    their own; a parameter that is new has none, and takes those of its group's others. Raises: UcplError E471 where one of
+    Megatron's groups is of parameters with different hyper-parameters, E483 where the source has none for one.
     """
     found: dict[tuple[bool, bool, bool], tuple[dict[str, object], list[str]]] = {}
     for name, hyper in hypers:
@@ -100,6 +102,8 @@ def by_rule(
         mark = (without, experts_apart and is_expert(name), is_decoupled(hyper))
         other, members = found.setdefault(mark, (dict(hyper), []))
         members.append(name)
+        if not other:
+            other.update(hyper)
         key = _difference(other, hyper)
         if key is not None:
             fail(
@@ -111,8 +115,11 @@ def by_rule(
                 remedy="Megatron tells apart what has weight decay, and experts, alone; without the optimizer, the weights are"
                 " converted: --drop of its states",
             )
+    is_silent = not any(hyper for hyper, _ in found.values())
     out = []
     for (without, of_experts, _), (hyper, members) in sorted(found.items(), key=lambda item: item[0]):
+        if not hyper and not is_silent:
+            refuse_without(members)
         said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
         out.append(ParameterGroup("", tuple(members), {"max_lr": hyper.get("lr"), "min_lr": None, **said}))
     return out

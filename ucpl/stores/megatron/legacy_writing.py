@@ -15,6 +15,7 @@ from ucpl.extents import BY_TORCH, Key, Scalar, StoredTensor, Structure, TensorR
 from ucpl.records import define
 from ucpl.stores.carrying import Storages, by_place
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.groups import each_of
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.folder import TRACKER
 from ucpl.stores.megatron.groups import STEP, by_rule
@@ -235,7 +236,7 @@ class _Writer:
     def groups(self, file: _File) -> list[dict[str, object]]:
         """Raises: UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters."""
         shapes = {t.name: t.shape for t in self.structure.tensors}
-        held = {name: group.hyper for group in self.source.envelope.groups for name in group.members}
+        held = each_of(self.source.envelope)
         hypers = []
         for _, members in self.structure.groups:
             hypers += [(name, {k: v for k, v in held.get(name, {}).items() if k != STEP}) for name in members]

@@ -19,7 +19,8 @@ from ucpl.records import define
 from ucpl.stores.carrying import Storages, strides
 from ucpl.stores.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.metadata import METADATA, Step
-from ucpl.stores.dcp.writing import Writer, address, hyper_of, whole_shapes
+from ucpl.stores.dcp.writing import Writer, address, whole_shapes
+from ucpl.stores.groups import each_of, matched
 from ucpl.stores.megatron.buckets_writing import Placed, placed
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.folder import TRACKER
@@ -362,11 +363,8 @@ class CoreWriter(Writer):
         """Groups as Megatron makes them: the source's own, where it made them; else experts and what has no decay apart."""
         said = self.source.envelope
         if any("wd_mult" in group.hyper for group in said.groups):
-            for number, (name, members) in enumerate(self.structure.groups):
-                yield ParameterGroup(name, members, hyper_of(said, number, name, members))
+            yield from matched(self.source, self.structure.groups)
             return
-        hypers: list[tuple[str, dict[str, object]]] = []
-        for number, (name, members) in enumerate(self.structure.groups):
-            hyper = hyper_of(said, number, name, members)
-            hypers += [(member, hyper) for member in members]
+        held = each_of(said)
+        hypers = [(member, held.get(member, {})) for _, members in self.structure.groups for member in members]
         yield from by_rule(hypers, {t.name: t.shape for t in self.structure.tensors}, experts_apart=True)

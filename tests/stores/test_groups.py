@@ -1,0 +1,139 @@
+"""Every parameter of a target has the hyper-parameters that it had in the source, however the target groups parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpl
+from ucpl.errors import UcplError
+
+SHAPES = {"a": (6, 4), "b": (6,), "c": (5,), "d": (3, 2)}
+RATES = {"a": 0.1, "b": 0.02, "c": 0.02, "d": 0.003}
+DECAYS = {"a": 0.3, "b": 0.0, "c": 0.0, "d": 0.3}
+GROUPS = (("a",), ("b", "c"), ("d",))
+TARGETS = (
+    "zero1(dp = 2)", "zero0(dp = 1)", "zero2(dp = 2)", "zero3(dp = 2)", "universal()", "dcp(fsdp = 2)",
+    "dcp(fsdp = 2, flat = 1)", "plain()",
+)  # fmt: skip
+
+# Groups of a target: each name with its members, and the options that its parameters need.
+REGROUPED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "renamed and in another order": ({"last": "d", "norms": "b, c", "first": "a"}, {}),
+    "called as others were": ({"1": "a", "2": "c, b", "0": "d"}, {}),
+    "split": ({"x": "b", "y": "a", "z": "c", "w": "d"}, {}),
+    "new beside old": ({"0": "a", "1": "b, n, c", "2": "d"}, {"fill": ["n=0"], "train": ["n"]}),
+    "new in a group of its own": (
+        {"0": "a", "new": "n", "1": "b, c", "2": "d"},
+        {"fill": ["n=0"], "train": ["n=new:2"]},
+    ),
+    "one dropped": ({"2": "d", "1": "c, b"}, {"drop": ["a"]}),
+}
+
+
+def source(folder: Path, rates: dict[str, float] | None = None) -> Path:
+    """A plain file of three groups, whose schedule has a place for each."""
+    rates = RATES if rates is None else rates
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for name, shape in SHAPES.items():
+        weight = torch.randn(shape)
+        moments = {"exp_avg": torch.randn(shape), "exp_avg_sq": torch.rand(shape)}
+        state[name] = {"weight": weight, "fp32": weight.clone(), **moments, "step": torch.tensor(3.0)}
+    groups = [
+        {"lr": rates[g[0]], "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": DECAYS[g[0]], "params": list(g)}
+        for g in GROUPS
+    ]
+    schedule = {"base_lrs": [rates[g[0]] for g in GROUPS], "last_epoch": 3}
+    torch.save({"params": state, "groups": groups, "scalars": {"lr_scheduler": schedule}}, folder / "source.pt")
+    return folder / "source.pt"
+
+
+def model(folder: Path, groups: dict[str, str]) -> str:
+    """A text with the groups of a target."""
+    shapes = {**SHAPES, "n": (2, 2)}
+    named = [name.strip() for members in groups.values() for name in members.split(",")] or list(SHAPES)
+    lines = [f"  {name} : {' '.join(map(str, shapes[name]))} dtype f32" for name in shapes if name in named]
+    lines += [f'  group "{name}" = {members}' for name, members in groups.items()]
+    lines += ["  state fp32, exp_avg, exp_avg_sq : f32", "  state step : f32 scalar"]
+    text = "ucpl 1\nmodel m {\n" + "\n".join(lines) + "\n}\n"
+    (folder / "m.ucpl").write_text(text)
+    return f"{folder / 'm.ucpl'}:m"
+
+
+def told(checkpoint: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """The hyper-parameters of each parameter, the groups, and the scalars, as torch reads them of one plain file."""
+    ucpl.convert(checkpoint, folder / "back.pt", "plain()")
+    found = torch.load(folder / "back.pt", weights_only=True)
+    return {name: group for group in found["groups"] for name in group["params"]}, found["groups"], found
+
+
+@pytest.mark.parametrize("case", REGROUPED)
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_parameter_keeps_its_hyper_parameters(target: str, case: str, tmp_path: Path) -> None:
+    groups, options = REGROUPED[case]
+    made = ucpl.convert(source(tmp_path), tmp_path / "made", target, model=model(tmp_path, groups), **options)
+    assert made is not None
+    of, held, _ = told(tmp_path / "made", tmp_path)
+    rates, decays = ({**known, "n": known["d" if "new" in groups else "b"]} for known in (RATES, DECAYS))
+    names = {name.strip() for members in groups.values() for name in members.split(",")}
+    assert {name: (one["lr"], one["weight_decay"]) for name, one in of.items()} == {
+        name: (rates[name], decays[name]) for name in names
+    }
+    if "flat" not in target:  # where equal hyper-parameters make a group
+        assert [one["params"] for one in held] == [members.split(", ") for members in groups.values()]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("groups", "first", "second"),
+    [({"x": "a, b", "y": "c, d"}, "a", "b"), ({}, "a", "b"), ({"0": "d, a", "1": "b, c"}, "d", "a")],
+)
+def test_members_that_disagree_are_refused(
+    target: str, groups: dict[str, str], first: str, second: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(source(tmp_path), tmp_path / "made", target, model=model(tmp_path, groups))
+    (error,) = caught.value.diagnostics
+    assert error.code == "E482"
+    assert f"`{first}`, whose lr is {RATES[first]}, and `{second}`, whose lr is {RATES[second]}" in error.message
+    assert "weight_decay" in error.message or DECAYS[first] == DECAYS[second]
+    assert f"= {first}`" in error.remedy
+    assert not (tmp_path / "made").exists()
+
+
+def test_groups_that_agree_may_be_joined(tmp_path: Path) -> None:
+    made = source(tmp_path, {**RATES, "d": 0.1})  # as that of a, and its decay is the same
+    for n, target in enumerate(TARGETS):
+        ucpl.convert(made, tmp_path / str(n), target, model=model(tmp_path, {"norms": "b, c", "rest": "d, a"}))
+        of, _, _ = told(tmp_path / str(n), tmp_path)
+        (tmp_path / "back.pt").unlink()
+        assert {name: one["lr"] for name, one in of.items()} == {"a": 0.1, "b": 0.02, "c": 0.02, "d": 0.1}
+
+
+def test_a_group_of_new_parameters_is_refused_until_it_is_said_whose_values_it_has(tmp_path: Path) -> None:
+    grown = model(tmp_path, {"0": "a", "2": "n", "1": "b, c", "3": "d"})
+    for target in TARGETS:
+        with pytest.raises(UcplError) as caught:
+            ucpl.convert(source(tmp_path), tmp_path / "made", target, model=grown, fill=["n=0"], train=["n"])
+        (error,) = caught.value.diagnostics
+        assert (error.code, "--train 'n=2:0'" in error.remedy) == ("E483", True)
+    ucpl.convert(source(tmp_path), tmp_path / "made", "plain()", model=grown, fill=["n=0"], train=["n=2:1"])
+    of, _, _ = told(tmp_path / "made", tmp_path)
+    assert (of["n"]["lr"], of["n"]["weight_decay"]) == (0.02, 0.0)
+
+
+def test_a_schedule_has_the_places_of_the_target(tmp_path: Path) -> None:
+    groups = {"norms": "c, b", "last": "d", "first": "a"}
+    made = ucpl.plan(str(source(tmp_path)), "zero1(dp = 2)", model=model(tmp_path, groups))
+    assert made.changed == (
+        "group 0 (norms) has the hyper-parameters of the source's group 1",
+        "group 1 (last) has the hyper-parameters of the source's group 2",
+        "group 2 (first) has the hyper-parameters of the source's group 0",
+    )
+    ucpl.convert(source(tmp_path), tmp_path / "made", "plain()", model=model(tmp_path, groups))
+    _, _, found = told(tmp_path / "made", tmp_path)
+    kept = {**found["scalars"], **found["envelope"]["blobs"]}["lr_scheduler"]
+    assert kept["base_lrs"] == [0.02, 0.003, 0.1]

@@ -1,0 +1,141 @@
+"""A checkpoint whose parameter groups are those of a target: hyper-parameters and schedules, found by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.conversion.lessening import BY_GROUP
+from ucpl.errors import Label, fail
+from ucpl.stores.groups import matched, sources_of
+
+if TYPE_CHECKING:
+    from ucpl.extents import ParameterGroup, StoredTensor, Structure
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["regrouped", "said_of_groups"]
+
+# Frameworks whose groups are those of the plan. Megatron deals parameters to groups by its own rule (stores/megatron/groups).
+_OF_THE_PLAN = frozenset({"deepspeed", "universal", "dcp", "plain"})
+
+
+def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
+    """The checkpoint with the target's groups. Raises: UcplError E482 and E483, see stores/groups."""
+    target = plan.target
+    if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
+        return checkpoint
+    known = _as_called(checkpoint, target, plan.sources if _has_unknown(checkpoint, target) else ())
+    made = matched(known, target.groups)
+    envelope = known.envelope
+    places = _places(known, target)
+    if places is not None:
+        envelope = evolve(
+            envelope,
+            blobs={key: _dealt(held, places, known, key) for key, held in envelope.blobs.items()},
+            carried={key: _dealt(held, places, known, str(key)) for key, held in envelope.carried.items()},
+        )
+    return evolve(known, envelope=evolve(envelope, groups=made))
+
+
+def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
+    """A line for each group of a target that regroups its source's parameters."""
+    target = plan.target
+    if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
+        return ()
+    known = _as_called(checkpoint, target, plan.sources if _has_unknown(checkpoint, target) else ())
+    groups = known.envelope.groups
+    if _places(known, target) is None:
+        return ()
+    out = []
+    for number, ((name, _), found) in enumerate(zip(target.groups, sources_of(groups, target.groups), strict=True)):
+        of = ", ".join(groups[i].name for i in found)
+        out.append(
+            f"group {number} ({name}) has the hyper-parameters of the source's group{'s' * (len(found) > 1)} {of}"
+        )
+    return tuple(out)
+
+
+def _has_groups(checkpoint: Checkpoint, target: Structure) -> bool:
+    """Whether the source has groups, and the target more than weights."""
+    has_states = bool(checkpoint.envelope.scalars) or any(t.states for t in target.tensors)
+    return bool(checkpoint.envelope.groups) and (target.framework != "dcp" or has_states)
+
+
+def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
+    known = {member for group in checkpoint.envelope.groups for member in group.members}
+    return any(member not in known for _, members in target.groups for member in members)
+
+
+def _as_called(checkpoint: Checkpoint, target: Structure, stored: Sequence[StoredTensor]) -> Checkpoint:
+    """The checkpoint whose groups have the model's names of tensors, where a spec calls them otherwise than the files."""
+    wanted = {member for _, members in target.groups for member in members}
+    held = {member for group in checkpoint.envelope.groups for member in group.members}
+    called: dict[str, dict[str, None]] = {}  # a name in the files -> names of the model
+    for tensor in stored:
+        if tensor.state == "weight" and tensor.label in wanted - held:
+            for name in _names_in(tensor):
+                if name in held - wanted:
+                    called.setdefault(name, {})[tensor.label] = None
+    if not called:
+        return checkpoint
+
+    def renamed(group: ParameterGroup) -> ParameterGroup:
+        return evolve(
+            group, members=tuple(dict.fromkeys(one for m in group.members for one in called.get(m, {m: None})))
+        )
+
+    envelope = checkpoint.envelope
+    return evolve(checkpoint, envelope=evolve(envelope, groups=tuple(map(renamed, envelope.groups))))
+
+
+def _names_in(tensor: StoredTensor) -> list[str]:
+    """Names that a stored weight can have in its file: each step of its key, and what follows a dot of it."""
+    out = []
+    for step in map(str, tensor.key):
+        parts = step.split(".")
+        out += [".".join(parts[i:]) for i in range(len(parts))]
+    return out
+
+
+# ---- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def _places(checkpoint: Checkpoint, target: Structure) -> list[list[int]] | None:
+    """For each group of the target, the source's groups that it is made of. None: they are the same, in the same order."""
+    groups = checkpoint.envelope.groups
+    found = sources_of(groups, target.groups)
+    return None if found == [[i] for i in range(len(groups))] else found
+
+
+def _dealt(held: object, places: Sequence[Sequence[int]], checkpoint: Checkpoint, where: str) -> object:
+    """A value in which lists of schedules have a place for each group of the target."""
+    if not isinstance(held, dict):
+        return held
+    is_schedule = "base_lrs" in held or "_last_lr" in held or where == "lr_scheduler"
+    count = len(checkpoint.envelope.groups)
+    out: dict[object, object] = {}
+    for key, value in held.items():
+        if is_schedule and key in BY_GROUP and isinstance(value, list) and len(value) == count:
+            out[key] = [_one(value, of, checkpoint, f"{where}/{key}") for of in places]
+        else:
+            out[key] = _dealt(value, places, checkpoint, f"{where}/{key}")
+    return type(held)(out)
+
+
+def _one(values: Sequence[object], of: Sequence[int], checkpoint: Checkpoint, where: str) -> object:
+    """Raises: UcplError E482 where groups that become one have other places in a schedule."""
+    if not of:
+        return None
+    for other in of[1:]:
+        if values[other] != values[of[0]]:
+            names = [checkpoint.envelope.groups[i].name for i in (of[0], other)]
+            fail(
+                "E482",
+                f"groups {names[0]} and {names[1]} of the source become one, and {where} has {values[of[0]]} and"
+                f" {values[other]} for them",
+                Label(str(checkpoint.top), where=where),
+            )
+    return values[of[0]]

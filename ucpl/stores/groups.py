@@ -1,0 +1,147 @@
+"""Hyper-parameters of a target's parameter groups, by parameter: each keeps those of its group in the source.
+
+Positions and names of groups say nothing: a model may regroup its parameters, and a job may call groups otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from ucpl.errors import Label, fail
+from ucpl.extents import ParameterGroup, TensorRef
+from ucpl.stores.carrying import Place, by_place, origin_of
+from ucpl.stores.scalars import number_of
+
+if TYPE_CHECKING:
+    from ucpl.extents import Envelope, Extent
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["Hyper", "Wanted", "agreed", "differences", "each_of", "matched", "refuse_without", "sources_of"]
+
+Wanted = Sequence[tuple[str, tuple[str, ...]]]  # groups of a target: (name, members in the optimizer's order)
+Hyper = Mapping[str, object]
+
+_NAMES = ("params", "param_names")  # names of members, which every target has of its own
+_SHOWN = 3
+
+
+def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
+    """A target's groups with the hyper-parameters that their members have in the source.
+
+    A group without members has those of the source's group of that name that has none either. Where the source has no
+    hyper-parameters (weights alone), no group gets any. Raises: UcplError E482 where members disagree, E483 where the source
+    has no values for a group.
+    """
+    known = source.envelope.groups
+    is_silent = not any(group.hyper for group in known)
+    out = []
+    for number, ((name, members), hyper) in enumerate(
+        zip(wanted, agreed(known, wanted, source.carried_extents.values()), strict=True)
+    ):
+        if hyper is None and not is_silent:
+            like = next(group.name for group in known if group.hyper)
+            refuse_without(members, f"group {number} (`{name}`) of the target", f"{name}:{like}")
+        out.append(ParameterGroup(name, members, dict(hyper or {})))
+    return tuple(out)
+
+
+def agreed(known: Sequence[ParameterGroup], wanted: Wanted, tensors: Iterable[Extent] = ()) -> list[Hyper | None]:
+    """The hyper-parameters of each group of a target, None where the source has none.
+
+    tensors: the source's, which hyper-parameters may be. Raises: UcplError E482 where members of a group disagree.
+    """
+    tensors = tuple(tensors)
+    out: list[Hyper | None] = []
+    for number, ((name, members), found) in enumerate(zip(wanted, sources_of(known, wanted), strict=True)):
+        for other in found[1:]:
+            _demand_equal((number, name, members), (known[found[0]], known[other]), tensors)
+        out.append(known[found[0]].hyper if found else None)
+    return out
+
+
+def sources_of(known: Sequence[ParameterGroup], wanted: Wanted) -> list[list[int]]:
+    """For each group of a target, the numbers of the source's groups that its members are in."""
+    holder = {member: i for i, group in enumerate(known) for member in group.members}
+    without = {group.name: i for i, group in enumerate(known) if not group.members}
+    out = []
+    for name, members in wanted:
+        found = list(dict.fromkeys(holder[member] for member in members if member in holder))
+        out.append(found or ([without[name]] if name in without else []))
+    return out
+
+
+def each_of(envelope: Envelope) -> dict[str, Hyper]:
+    """The hyper-parameters of every parameter of the source's groups."""
+    return {member: group.hyper for group in envelope.groups for member in group.members}
+
+
+def differences(one: Hyper, other: Hyper, tensors: Iterable[Extent] = ()) -> list[str]:
+    """Keys of hyper-parameters that differ, or that one side alone has. tensors: the source's, of which some may be values."""
+    places = by_place(tensors)
+    keys = [key for key in dict.fromkeys([*one, *other]) if key not in _NAMES]
+    return [
+        key for key in keys if (key in one) != (key in other) or _value(one[key], places) != _value(other[key], places)
+    ]
+
+
+def _value(value: object, places: Mapping[Place, Extent]) -> object:
+    """A value as it is compared: numbers of tensors without dims, tensors by their checksums, lists as tuples."""
+    if isinstance(value, TensorRef):
+        file, storage = origin_of(value.storage.name)
+        place = (file, storage, value.offset, value.shape, value.stride, value.storage.dtype)
+        extent = places.get(place)
+        if extent is None or extent.crc is None:
+            return value
+        return extent.dtype, extent.shape, extent.offset, extent.crc
+    number = number_of(value)
+    if isinstance(number, list | tuple):
+        return tuple(_value(one, places) for one in number)
+    listed = getattr(number, "tolist", None)  # of a live tensor
+    return listed() if callable(listed) else number
+
+
+def _demand_equal(
+    group: tuple[int, str, tuple[str, ...]], both: tuple[ParameterGroup, ParameterGroup], tensors: Iterable[Extent]
+) -> None:
+    """Raises: UcplError E482."""
+    one, other = both
+    keys = differences(one.hyper, other.hyper, tensors)
+    if not keys:
+        return
+    number, name, members = group
+    held = [[member for member in members if member in of.members] for of in both]
+    key = keys[0]
+    values = [_shown(of.hyper[key]) if key in of.hyper else "not set" for of in both]
+    more = f" ({', '.join(keys[1:])} differ, too)" if keys[1:] else ""
+    lines = [f'`group "{name}.{i}" = {_listed(names)}`' for i, names in enumerate(held)]
+    fail(
+        "E482",
+        f"group {number} (`{name}`) of the target has `{held[0][0]}`, whose {key} is {values[0]}, and `{held[1][0]}`, whose"
+        f" {key} is {values[1]}{more}",
+        Label("<source>", f"{key} = {values[0]}", where=f"group {one.name}"),
+        Label("<source>", f"{key} = {values[1]}", where=f"group {other.name}"),
+        remedy=f"write groups in the target's model that keep them apart: {lines[0]} and {lines[1]}",
+    )
+
+
+def refuse_without(members: Sequence[str], called: str = "", begun: str = "GROUP:LIKE") -> NoReturn:
+    """The source has no hyper-parameters of a group of the target. Raises: UcplError E483."""
+    named = f"`{members[0]}`{f' and {len(members) - 1:,} more' if members[1:] else ''}" if members else "no parameter"
+    fail(
+        "E483",
+        f"{called or 'a group of the target'} has {named}, and the source has no hyper-parameters (lr and so on) for it",
+        Label("<source>", "in no parameter group", where=members[0] if members else called),
+        remedy=f"--train '{members[0]}={begun}' (the target's group, the source's group whose values it has); or write the"
+        " parameters into a group that has parameters of the source"
+        if members
+        else "take the group out of the model",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _shown(value: object) -> str:
+    return "a tensor" if isinstance(value, TensorRef) else str(number_of(value))[:40]
