@@ -155,8 +155,9 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     if against is None:
         return found
     same = hold_genuine(opened, side.placement, open_alike(against, side.placement))
-    notes = tuple(n for n in found.notes if not (same and n.startswith("not witnessed:")))
-    return evolve(found, against=same, notes=notes)
+    is_shown = bool(same) and not same.doubts
+    notes = tuple(n for n in found.notes if not (is_shown and n.startswith("not witnessed:")))
+    return evolve(found, against=same, notes=notes, is_evidenced=found.is_evidenced or same.is_witness)
 
 
 def infer(checkpoint: Here) -> Inferred:

@@ -211,14 +211,18 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
+LARGEST = 0.5  # of the weights: with large ones the logits are NaN or 0, and witness nothing
+
+
 def fill(model: torch.nn.Module) -> None:
-    """Numbers that say where they are: no two elements of the model have one value, as long as f32 can tell them apart."""
-    start = 0
-    for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values():
-        if tensor.dtype.is_floating_point:
-            with torch.no_grad():
-                tensor.copy_(torch.arange(start, start + tensor.numel(), dtype=torch.float64).reshape(tensor.shape))
-            start += tensor.numel()
+    """Give every element a number of its own, in a random order and so small that the model's logits depend on it."""
+    tensors = [t for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values() if t.is_floating_point()]
+    count = sum(t.numel() for t in tensors)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(5)).double()
+    values = ((2 * order + 1) / count - 1) * LARGEST
+    for tensor, own in zip(tensors, values.split([t.numel() for t in tensors]), strict=True):
+        with torch.no_grad():
+            tensor.copy_(own.reshape(tensor.shape))
 
 
 BLOCK = 4  # elements along each side of a block that has one scale; published checkpoints have 128

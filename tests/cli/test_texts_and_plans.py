@@ -312,7 +312,7 @@ def test_a_rank_s_share_tells_what_it_reads(spec: Path) -> None:
     alone, beside = good(*line, "--rank", "1"), good(*line, "--rank", "1", "--prove")
     told = [text for text in alone.out.splitlines() if text.startswith("rank 1 ")]
     assert told and told == [text for text in beside.out.splitlines() if text.startswith("rank 1 ")]
-    assert "reads      " in alone.out and "in 1 files" in alone.out and "\n\n" not in alone.out
+    assert "reads      " in alone.out and "in 1 file" in alone.out and "\n\n" not in alone.out
     made = good(*line, "--rank", "1", "--json").json
     assert made["rank"] == 1 and made["plan"]["writes"] < good(*line, "--json").json["plan"]["writes"]
 

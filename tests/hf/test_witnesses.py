@@ -148,8 +148,57 @@ def test_logits_that_are_near_each_other_contradict(folder, tmp_path):
     assert found.verdict == "contradicts" and "differ, by up to" in found.detail
     found = transformers_class(side, checkpoint, forward=lambda path: forward(path)[: 7 if path == folder else 6])
     assert found.verdict == "contradicts" and "nan" in found.detail
-    nan = transformers_class(side, checkpoint, forward=lambda path: forward(path) * np.nan)
-    assert nan.verdict == "agrees"  # a run that has diverged is still the same run
+
+
+def changed(kind: str, logits: np.ndarray) -> np.ndarray:
+    out = logits.copy()
+    match kind:
+        case "NaN":
+            out[:] = np.nan
+        case "infinite":
+            out[:] = -np.inf
+        case "one value":
+            out[:] = 2.5
+        case "one value and NaN":
+            out[:] = np.nan
+            out[0] = 2.5
+        case "none":
+            out = out[:0]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("NaN", "all 77 logits are NaN or infinite"),
+        ("infinite", "all 77 logits are NaN or infinite"),
+        ("one value", "all 77 logits are 2.5"),
+        ("one value and NaN", "all 77 logits are 2.5 or not finite"),
+        ("none", "there are no logits"),
+    ],
+)
+def test_logits_that_no_mistake_would_change_are_no_evidence(kind, why, folder, tmp_path, monkeypatch):
+    """Gate and up are swapped, and the class gives the same logits: it has not witnessed anything."""
+    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: lambda path: changed(kind, forward(path)))
+    found = ucpl.verify(folder, layout=f"{mistaken(tmp_path, *MISTAKES['gate and up'])}:hf()")
+    said = f"not witnessed by transformers: {why}"
+    assert said.replace("77", str(forward(folder).size)) in found.notes
+    assert WITNESS in found.notes and not any(n.startswith("witnessed by transformers") for n in found.notes)
+
+
+def test_some_logits_that_are_no_numbers_are_counted(folder, tmp_path):
+    layout = f"{mistaken(tmp_path)}:hf()"
+    checkpoint = api.open_checkpoint(folder, layout)
+    side, _ = api.source_side(checkpoint, layout)
+
+    def partly(path: Path) -> np.ndarray:
+        logits = forward(path)
+        logits[:2] = np.nan
+        return logits
+
+    found = transformers_class(side, checkpoint, forward=partly)
+    size = forward(folder).size
+    assert found.verdict == "agrees" and found.unseen == (f"{2 * size // 7} of {size} logits are NaN or infinite",)
 
 
 def test_why_a_class_cannot_witness_is_said(folder, tmp_path, monkeypatch):
@@ -309,6 +358,44 @@ def test_masters_that_lie_as_their_weights_do_are_no_witness(tmp_path):
     side, _ = api.source_side(opened, None)
     found = masters(side.placement, opened)
     assert (found.verdict, found.detail) == ("agrees", "24 weights of 1 tensors are their masters, rounded")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, float("inf")])
+def test_weights_of_one_value_are_no_evidence_that_masters_are_theirs(value, tmp_path):
+    """Swapped tensors of zeros, or of norms that are ones, have equal masters all the same."""
+    fp32 = torch.full((6, 4), value)
+    states = {"weight": fp32.bfloat16(), "fp32": fp32, "exp_avg": fp32, "step": 1}
+    torch.save({"params": {"a": states, "b": states}}, tmp_path / "p.pt")
+    ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
+    opened = api.open_checkpoint(tmp_path / "z")
+    side, _ = api.source_side(opened, None)
+    found = masters(side.placement, opened)
+    why = "are NaN or infinite" if np.isinf(value) else f"are {value:g}"
+    assert (found.verdict, found.detail) == ("absent", f"all 48 weights with masters that are laid out otherwise {why}")
+    notes = ucpl.verify(tmp_path / "z").notes
+    assert f"not witnessed by masters: {found.detail}" in notes
+    assert any(n.endswith(f"all 48 weights {why}: that these are their masters is not witnessed") for n in notes)
+
+
+def test_tensors_of_one_value_are_named_where_others_are_witnessed(tmp_path):
+    params = {n: {"weight": v.bfloat16(), "fp32": v, "exp_avg": v, "step": 1} for n, v in (
+        ("norm", torch.ones(5)), ("w", torch.arange(12.0).reshape(3, 4)), ("final", torch.ones(5)),
+    )}  # fmt: skip
+    torch.save({"params": params}, tmp_path / "p.pt")
+    ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
+    notes = ucpl.verify(tmp_path / "z").notes
+    assert any(n.startswith("witnessed by masters: weights of 1 tensors") for n in notes)
+    assert "not witnessed by masters: all elements are equal in final and 1 more, so that no order shows" in notes
+
+
+def test_a_flat_of_one_tensor_has_no_order_to_witness(tmp_path):
+    fp32 = torch.arange(24.0).reshape(6, 4)
+    torch.save(
+        {"params": {"w": {"weight": fp32.bfloat16(), "fp32": fp32, "exp_avg": fp32, "step": 1}}}, tmp_path / "p.pt"
+    )
+    ucpl.convert(tmp_path / "p.pt", tmp_path / "z", "zero1(dp=2)")
+    said = "not witnessed by stated order: no flat buffer has two tensors, so there is no other order"
+    assert said in ucpl.verify(tmp_path / "z").notes
 
 
 def test_a_weight_that_is_not_its_master_is_named_with_its_place(tmp_path):

@@ -99,6 +99,53 @@ def test_padding_and_members_of_a_mean_have_no_say(tmp_path: Path) -> None:
     assert held(tmp_path, change)
 
 
+ZERO = SPEC.replace("pad(r, 2 * tp, undefined)", "pad(r, 2 * tp)")
+
+
+def padded(folder: Path, spec: str, value: float) -> Against:
+    """Two checkpoints that are equal but for padding, which is zero in mine and a value in the genuine one."""
+    (folder / "x.ucpl").write_text(spec)
+    for name, fill in (("mine", 0.0), ("genuine", value)):
+        ranks = [rank(0), rank(1)]
+        ranks[1]["w"][1:] = fill
+        save(folder / name, ranks)
+    found = ucpl.verify(folder / "mine", layout=f"{folder / 'x.ucpl'}:x()", against=folder / "genuine")
+    assert found.against is not None
+    return found.against
+
+
+def test_padding_of_the_genuine_checkpoint_is_zero_where_the_layout_says_so(tmp_path: Path) -> None:
+    """The author wrote `pad` for `pad live`: the framework trains these rows."""
+    found = padded(tmp_path, ZERO, 7.0)
+    finding = one(found)
+    assert not found and finding.code == "E634" and "in the genuine checkpoint" in finding.message
+    assert Path(finding.labels[0].file).parent.name == "genuine" and "7.0" in finding.labels[0].text
+    assert "pad(x, n, live)" in finding.remedy
+
+
+@pytest.mark.parametrize(("spec", "value"), [(ZERO, 0.0), (SPEC, 7.0)])
+def test_padding_that_is_zero_or_may_be_anything_is_no_finding(spec: str, value: float, tmp_path: Path) -> None:
+    assert padded(tmp_path, spec, value)
+
+
+def test_a_comparison_that_could_not_fail_is_no_witness(tmp_path: Path) -> None:
+    """Zeros under swapped names are zeros: the same bits, and nothing is shown."""
+
+    def zeros(ranks: list[Tensors]) -> None:
+        for tensors in ranks:
+            for value in tensors.values():
+                value.zero_()
+
+    (tmp_path / "x.ucpl").write_text(SPEC)
+    for name in ("mine", "genuine"):
+        ranks = [rank(0), rank(1)]
+        zeros(ranks)
+        save(tmp_path / name, ranks)
+    found = ucpl.verify(tmp_path / "mine", layout=f"{tmp_path / 'x.ucpl'}:x()", against=tmp_path / "genuine")
+    assert found.against is not None and found.against.doubts == ("all 64 elements are 0",)
+    assert any(note.startswith("not witnessed: which tensor is which") for note in found.notes)
+
+
 def test_an_element_beside_padding_is_compared(tmp_path: Path) -> None:
     def change(ranks: list[Tensors]) -> None:
         ranks[1]["w"][0, 3] = -5.0

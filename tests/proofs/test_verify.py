@@ -141,7 +141,7 @@ def test_a_weight_may_not_be_rounded_another_way(tmp_path: Path) -> None:
 def test_steps_are_said_by_group_and_where_they_differ(tmp_path: Path) -> None:
     plain(tmp_path, b=4)
     notes = ucpl.verify(tmp_path / "p.pt").notes
-    assert "step differs within group 0: 3, 4" in notes and "step is 3 for all 1 parameters of group 1" in notes
+    assert "step differs within group 0: 3, 4" in notes and "step is 3 for the one parameter of group 1" in notes
     plain(tmp_path)
     assert "step is 3 for all 2 parameters of group 0" in ucpl.verify(tmp_path / "p.pt").notes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import add_data_plane, add_json, data_plane
-from ucpl.errors import Exit
+from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -53,7 +53,8 @@ def run(options: Namespace, console: Console) -> int:
     )
     for difference in found.differences:
         console.say(f"differs       {difference}")
-    compared = f"{found.tensors:,} tensors, {found.elements:,} elements, {found.values:,} values beside them"
+    values = plural(found.values, "value")
+    compared = f"{plural(found.tensors, 'tensor')}, {plural(found.elements, 'element')}, {values} beside them"
     console.say(f"compared      {compared}; buffers {bytes_text(found.bytes_live_max)} at most")
     for text in rounded_lines(found.rounded):
         console.say(f"rounded       {text}")
@@ -63,12 +64,15 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"derived       {text}")
     for text in found.around:
         console.say(f"beside        {text}")
-    if found:
+    if found.is_void:
+        console.say("not witnessed neither side has a tensor, so that nothing could differ")
+    elif found:
         console.say(
             "equal" if not found.rounded else "equal         all but what is rounded, of which there are masters"
         )
     else:
-        more = "in 1 place" if len(found.differences) == 1 else f"in {len(found.differences):,} places"
-        console.say(f"different     {more}; of each stored tensor, the first is named")
+        console.say(
+            f"different     in {plural(len(found.differences), 'place')}; of each stored tensor, the first is named"
+        )
     console.answer({"equal": bool(found), **attrs.asdict(found)})
     return Exit.DONE if found else Exit.ANSWER_IS_NO

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
+from ucpl.errors import plural
 
 if TYPE_CHECKING:
     from ucpl.conversion.bandwidths import Bandwidths
@@ -38,8 +39,8 @@ def bandwidths_of(given: str | None) -> Bandwidths | None:
 def cost_lines(cost: Cost, known: Bandwidths | None) -> list[str]:
     dear = cost.dear
     lines = [
-        f"cost       reads {bytes_text(cost.bytes_read)} in {cost.runs:,} runs of {cost.files_read:,} files, writes"
-        f" {bytes_text(cost.bytes_written)} in {cost.files_written:,} files"
+        f"cost       reads {bytes_text(cost.bytes_read)} in {plural(cost.runs, 'run')} of"
+        f" {plural(cost.files_read, 'file')}, writes {bytes_text(cost.bytes_written)} in {plural(cost.files_written, 'file')}"
     ]
     if len(cost.read) > 1:
         share = cost.bytes_sent / cost.bytes_read if cost.bytes_read else 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import add_json, write_text
-from ucpl.errors import Exit
+from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -94,7 +94,7 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
 def container_lines(f: ContainerFacts) -> list[str]:
     """What the folder around the shards is, and the files in it by what becomes of them."""
     words = {"carry": "carried", "weights": "weights", "rank": "one a rank", "unknown": "not known"}
-    out = [f"container     {f['title']}, {len(f['files'])} files beside the shards"]
+    out = [f"container     {f['title']}, {plural(len(f['files']), 'file')} beside the shards"]
     for fate, word in words.items():
         names = [name for name, mine in f["files"].items() if mine == fate]
         out += [f"  {word.ljust(12)}{', '.join(names)}"] if names else []

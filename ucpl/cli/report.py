@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
+from ucpl.errors import plural
 
 if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
@@ -101,7 +102,8 @@ def run_lines(report: Report) -> list[str]:
             if report.bytes_rebuilt
             else []
         ),
-        f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in {report.files} files",
+        f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in"
+        f" {plural(report.files, 'file')}",
         *([f"shared        {report.bytes_cloned:,} bytes of the source's blocks"] if report.bytes_cloned else []),
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
         f"verified      {report.bytes_read_back:,} bytes read back from the {where} are what was written"

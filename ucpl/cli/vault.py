@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import data_plane, whole_number
 from ucpl.cli.vault_options import EXAMPLE, MAKES, arguments, demand_used, domains_said, usage, wrong
-from ucpl.errors import Exit, Label, UcplError, fail
+from ucpl.errors import Exit, Label, UcplError, fail, plural
 from ucpl.remotes.urls import is_url
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
             else f", in d{', d'.join(map(str, one.in_domains))} alone"
         )
         console.say(
-            f"committed  generation {one.number}, step {one.step}: {bytes_text(one.bytes)} in {one.files} files,"
+            f"committed  generation {one.number}, step {one.step}: {bytes_text(one.bytes)} in {plural(one.files, 'file')},"
             f"{f' gradients of step {one.replays} since all was saved,' if one.replays else ''}"
             f" {bytes_text(one.parity)} for others{'' if one.age is None else f', {one.age:.0f} s ago'}{where}"
         )

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text, diagnostic_object
 from ucpl.cli.options import add_data_plane, add_json, add_sizes, data_plane, given_of
-from ucpl.errors import Exit
+from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.proofs.genuine import Against
     from ucpl.proofs.verify import Verdict
 
+UNPROVED = "as far as headers show: nothing that was read could have shown a fault"
 EXAMPLE = "ucpl verify runs/on-8\nucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs"
 
 
@@ -59,7 +60,8 @@ def tell(found: Verdict, console: Console) -> None:
     """What was read, what vouches for it, and what is wrong."""
     files = found.files
     total = files.bytes_protected + files.bytes_unprotected
-    console.say(f"read          {bytes_text(files.bytes_read)} in {files.files} files, each against its CRC")
+    crc = ", each against its CRC" if files.bytes_protected else ": no CRC and no manifest vouches for them"
+    console.say(f"read          {bytes_text(files.bytes_read)} in {plural(files.files, 'file')}{crc}")
     console.say(
         "manifest      "
         + ("matches, file by file" if files.manifest else "none: this checkpoint was not written by ucpl")
@@ -69,7 +71,10 @@ def tell(found: Verdict, console: Console) -> None:
         console.say(f"  bare        {size:,} bytes of {name}")
     for note in found.notes:
         console.say(f"              {note}")
-    console.say("sound" if not found.findings else f"damaged       {len(found.findings)} findings")
+    if found.findings:
+        console.say(f"damaged       {plural(len(found.findings), 'finding')}")
+    else:
+        console.say("sound" if found.is_evidenced else f"sound         {UNPROVED}")
     if found.findings:
         console.diagnostics(found.findings)
 
@@ -78,6 +83,7 @@ def verdict_object(found: Verdict) -> dict[str, object]:
     files = found.files
     return {
         "sound": bool(found),
+        "evidenced": found.is_evidenced,
         "findings": [diagnostic_object(d) for d in found.findings],
         "files": files.files,
         "bytes_read": files.bytes_read,
@@ -93,12 +99,17 @@ def verdict_object(found: Verdict) -> dict[str, object]:
 
 def tell_against(found: Against, genuine: str, console: Console) -> None:
     """What holding against a genuine checkpoint has shown."""
-    console.say(f"against       {genuine}: {found.tensors:,} stored tensors, {found.elements:,} elements")
+    console.say(
+        f"against       {genuine}: {plural(found.tensors, 'stored tensor')}, {plural(found.elements, 'element')}"
+    )
     if found:
         console.say("              the same, bit by bit, under this layout")
+        for text in found.doubts:
+            console.say(f"              not witnessed: {text}")
         return
-    places = "1 stored tensor" if found.differing == 1 else f"{found.differing:,} stored tensors"
-    console.say(f"differs       in {places}; of those of one line, the first is named")
+    console.say(
+        f"differs       in {plural(found.differing, 'stored tensor')}; of those of one line, the first is named"
+    )
     console.diagnostics(found.findings)
 
 
@@ -112,5 +123,6 @@ def against_object(found: Against | None) -> dict[str, object]:
             "tensors": found.tensors,
             "elements": found.elements,
             "differing": found.differing,
+            "doubts": list(found.doubts),
         }
     }

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field
 
-from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue, plural
+from ucpl.extents import doubt
 from ucpl.records import define, frozen
 from ucpl.remotes.reading import fetch_all
 
@@ -56,6 +57,8 @@ class HeldWeights:
             return f"{self.name} is not what the shards say: {self.found.differs[0]}{more}"
         if not self.found.tensors:
             return f"{self.name} is not held against the shards: {self.found.unheld[0] if self.found.unheld else 'it is empty'}"
+        if why := doubt(self.found.seen, "elements"):
+            return f"{self.name} is not witnessed by the shards: {why} in both"
         out = f"{self.name} is what the shards say: {self.found.tensors} tensors, {self.found.elements:,} elements, bit for bit"
         if self.found.unheld:
             out += f"; {len(self.found.unheld)} tensors are not held against them: {self.found.unheld[0]}"
@@ -114,12 +117,7 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
         if names:
             model = _called(there, names)
             one = agreement(checkpoint, placement, model, infer(model).placement, **plane)
-            found = Agreement(
-                found.tensors + one.tensors,
-                found.elements + one.elements,
-                found.differs + one.differs,
-                found.unheld + one.unheld,
-            )
+            found += one
     return found
 
 
@@ -233,7 +231,7 @@ def told(checkpoint: Checkpoint) -> tuple[str, ...]:
     if container is None:
         return ()
     return (
-        f"in a folder of {container.kind.title}: {len(container.files)} files beside the shards",
+        f"in a folder of {container.kind.title}: {plural(len(container.files), 'file')} beside the shards",
         *container.remarks,
     )
 

@@ -16,7 +16,7 @@ from attrs import evolve, field
 
 from ucpl.records import frozen
 
-__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "called", "calling", "catalogue", "fail"]
+__all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "called", "calling", "catalogue", "fail", "plural"]
 
 
 class Exit:
@@ -50,6 +50,11 @@ def called(text: str) -> str:
     for path in sorted(known, key=len, reverse=True):
         text = text.replace(path, known[path])
     return text
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and its noun: 1 file, 2,000 files."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 _TEXT_MAX = 5000  # characters: more than a path may have

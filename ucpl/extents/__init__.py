@@ -18,6 +18,7 @@ from ucpl.extents.dtypes import (
     size_of,
 )
 from ucpl.extents.envelope import Counted, Envelope, ParameterGroup, Scalar, Setting
+from ucpl.extents.evidence import Seen, doubt, together
 from ucpl.extents.records import (
     Call,
     Extent,
@@ -58,6 +59,7 @@ __all__ = [
     "Plain",
     "Scalar",
     "Section",
+    "Seen",
     "Setting",
     "Sharding",
     "Shelf",
@@ -71,10 +73,12 @@ __all__ = [
     "TorchDType",
     "as_filed",
     "bits_of",
+    "doubt",
     "holds",
     "in_elements",
     "in_file",
     "key_text",
     "largest",
     "size_of",
+    "together",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import evolve, field
 
+from ucpl.extents import Seen, together
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
@@ -58,6 +59,16 @@ class Agreement:
     elements: int = 0
     differs: tuple[str, ...] = ()
     unheld: tuple[str, ...] = ()  # what could not be compared, and why
+    seen: Seen = field(factory=Seen)  # the values that were compared
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            self.tensors + other.tensors,
+            self.elements + other.elements,
+            self.differs + other.differs,
+            self.unheld + other.unheld,
+            together((self.seen, other.seen)),
+        )
 
 
 def agreement(
@@ -74,7 +85,7 @@ def agreement(
     asked.unheld += [f"the shards store no weight of {path}" for path, _ in sorted(lost)]
     rounded = evolve(here, layout=evolve(here.layout, derived=(Derivation("weight", "fp32"),)))
     masters = {(path, "fp32") for path, _ in asked.rounded}
-    elements = 0
+    elements, seen = 0, Seen()
     for source, pairs, origin in ((here, reach, (reach & pairs_of(here)) | origins), (rounded, asked.rounded, masters)):
         if not pairs:
             continue
@@ -82,8 +93,9 @@ def agreement(
         graph = build(only(source, origin, {path for path, _ in pairs}), target, dtype_of=_dtype_of(shards))
         compared = hold_against(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
         elements += compared.elements
+        seen = together((seen, *compared.seen.values()))
         asked.differs += _told(compared, target)
-    return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.unheld))
+    return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.unheld), seen)
 
 
 def _told(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:

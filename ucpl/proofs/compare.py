@@ -31,7 +31,7 @@ MEMORY = 512 << 20
 
 @frozen
 class Likeness:
-    """All that differs, and how much was compared. True where nothing differs."""
+    """All that differs, and how much was compared. True if nothing differs and there was something to compare."""
 
     differences: tuple[Difference, ...]
     tensors: int = 0
@@ -45,8 +45,13 @@ class Likeness:
     around: tuple[str, ...] = ()  # what the folders around them are: no part of the state
     seconds: dict[str, float] = field(factory=dict)
 
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing was compared: neither side has a tensor."""
+        return not self.differences and not self.tensors
+
     def __bool__(self) -> bool:
-        return not self.differences
+        return not self.differences and not self.is_void
 
 
 def likeness(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.extents import PAIRED, Flat, in_file, key_text
 from ucpl.layout.scope import at
@@ -80,34 +82,35 @@ def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
 def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """Flat buffers whose members or order differ from what the checkpoint states."""
     out = []
-    stated: dict[tuple[int, tuple[tuple[str, int], ...]], Flat] = {
-        _mark(f, f.coordinates): f for f in checkpoint.stated
-    }
-    for flat in placement.flats:
-        for theirs in [t for (b, _), t in stated.items() if b == flat.bucket and _agree(t, flat)]:
-            ours_names = [n for n, _ in flat.members]
-            their_names = [n for n, _ in theirs.members]
-            if ours_names == their_names:
-                continue
-            n = next(
-                (i for i, (a, b) in enumerate(zip(ours_names, their_names, strict=False)) if a != b),
-                min(len(ours_names), len(their_names)),
+    for flat, theirs in stated_flats(placement, checkpoint):
+        ours_names = [n for n, _ in flat.members]
+        their_names = [n for n, _ in theirs.members]
+        if ours_names == their_names:
+            continue
+        n = next(
+            (i for i, (a, b) in enumerate(zip(ours_names, their_names, strict=False)) if a != b),
+            min(len(ours_names), len(their_names)),
+        )
+        out.append(
+            Diagnostic(
+                "E323",
+                f"flat buffer {flat.bucket} is in another order than the checkpoint states, from tensor {n} on",
+                (
+                    Label(str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"),
+                    Label(placement.layout.call, "says: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
+                ),
+                remedy="correct the group's members or its `order`;"
+                " `ucpl infer` writes the order that the checkpoint states",
             )
-            out.append(
-                Diagnostic(
-                    "E323",
-                    f"flat buffer {flat.bucket} is in another order than the checkpoint states, from tensor {n} on",
-                    (
-                        Label(
-                            str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"
-                        ),
-                        Label(placement.layout.call, "says: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
-                    ),
-                    remedy="correct the group's members or its `order`;"
-                    " `ucpl infer` writes the order that the checkpoint states",
-                )
-            )
+        )
     return out
+
+
+def stated_flats(placement: Placement, checkpoint: Checkpoint) -> Iterator[tuple[Flat, Flat]]:
+    """Flat buffers of a layout, each with the one that the checkpoint states."""
+    stated = {_mark(f, f.coordinates): f for f in checkpoint.stated}
+    for flat in placement.flats:
+        yield from ((flat, theirs) for (b, _), theirs in stated.items() if b == flat.bucket and _agree(theirs, flat))
 
 
 def _mark(flat: Flat, coordinates: dict[str, int]) -> tuple[int, tuple[tuple[str, int], ...]]:

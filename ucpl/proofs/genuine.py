@@ -1,7 +1,8 @@
 """A checkpoint that a spec wrote, held against a genuine one of the framework: both under the spec's one layout.
 
 Stored tensors are compared place by place, so that nothing of the spec stands between: what it got wrong is wrong here. The
-spec only names the elements. Padding has no say, and neither have copies that may differ (`mean`, `sum`, `max`, `any`).
+spec only names the elements. Padding is not compared, but the genuine checkpoint's must be zero where the layout says so.
+Copies that may differ (`mean`, `sum`, `max`, `any`) are not compared.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.columns import I64, Bools
-from ucpl.errors import Diagnostic, Label, catalogue
-from ucpl.extents import DTYPES, Extent, key_text
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.extents import DTYPES, Extent, Seen, doubt, key_text, together
+from ucpl.graph import build
 from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
+from ucpl.proofs.envelopes import counted_names
 from ucpl.proofs.guesses import Guesses, Stored
+from ucpl.proofs.masters import dtype_of
 from ucpl.proofs.tiles import Tiles, tiles_of
+from ucpl.proofs.where import counted as counted_places
 from ucpl.proofs.where import element_in
 from ucpl.records import define, frozen
 from ucpl.regions import Part, Placement
 from ucpl.regions.bytes_of_two import is_paired
-from ucpl.runtime.values import first_half, value_text
+from ucpl.runtime.evidence import check_padding
+from ucpl.runtime.values import decode, first_half, value_text
+from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Against", "hold_genuine"]
@@ -35,7 +42,12 @@ _NONE_ALIKE = (
     "no stored tensor of this layout is there: where it lies in another layout, `ucpl compare A B` holds the two against each"
     " other"
 )
+_LIVE = (
+    "If the framework trains these rows, write `pad(x, n, live)`; if they may hold anything, `pad(x, n, undefined)`. Else the"
+    " genuine file is damaged."
+)
 _FREE = (Policy.MEAN, Policy.SUM, Policy.MAX, Policy.ANY)
+_CONSTANT = "all elements are equal, so that no order shows"
 Place = tuple[str, tuple[str, ...]]
 
 
@@ -46,7 +58,9 @@ class Against:
     findings: tuple[Diagnostic, ...]
     tensors: int  # stored tensors of both sides
     elements: int
-    differing: int  # stored tensors that are missing, of another shape or type, or of other bits
+    differing: int  # stored tensors that are missing, of another shape or type, of other bits, or with odd padding
+    doubts: tuple[str, ...] = ()  # mistakes that the comparison would not show, and why
+    is_witness: bool = True  # whether a mistake could have made the two differ
 
     def __bool__(self) -> bool:
         return not self.differing
@@ -81,6 +95,8 @@ class _Holding:
     tensors: int = 0
     elements: int = 0
     differing: int = 0
+    seen: Seen = field(factory=Seen)
+    constant: list[str] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.here, self.there = _places(self.mine), _places(self.genuine)
@@ -96,10 +112,14 @@ class _Holding:
             if found:
                 more = (f"and {len(found) - 1} more stored tensors of this line differ",) if len(found) > 1 else ()
                 self.findings.append(_with_notes(found[0](), more))
+        self.padding()
         self.added([p for p in self.there if p not in self.here])
         if self.findings and self.here and not self.here.keys() & self.there.keys():
             self.findings[0] = _with_notes(self.findings[0], (_NONE_ALIKE,))
-        return Against(tuple(self.findings), self.tensors, self.elements, self.differing)
+        why = "" if self.differing else doubt(self.seen, "elements")
+        constant = () if why or not self.constant else (f"{_CONSTANT}: {counted_names(self.constant)}",)
+        doubts = (why,) if why else constant
+        return Against(tuple(self.findings), self.tensors, self.elements, self.differing, doubts, not why)
 
     # ---- one stored tensor -----------------------------------------------------------------------------------------------
 
@@ -141,9 +161,12 @@ class _Holding:
         first, count = -1, 0
         raw = (b"", b"")
         runs = a.is_contiguous and b.is_contiguous
+        seen = Seen()
         with Tiles.of(self.mine.root, a) as here, Tiles.of(self.genuine.root, b) as there:
             for tile in tiles_of(a.shape, size, is_row_major=runs):
                 x, y = here.read(tile), there.read(tile)
+                if not seen.varies:
+                    seen.add(decode(x, a.dtype))
                 if np.array_equal(x, y):
                     continue
                 apart = np.flatnonzero((x.reshape(-1, size) != y.reshape(-1, size)).any(axis=1))
@@ -155,6 +178,9 @@ class _Holding:
                     first, begin = int(places[0]), int(apart[0]) * size
                     raw = x[begin : begin + size].tobytes(), y[begin : begin + size].tobytes()
         self.elements += a.numel
+        self.seen = together((self.seen, seen))
+        if not seen.varies:
+            self.constant.append(key_text(place[1]))
         if first >= 0:
             yield partial(self.unequal, counted.part, number, place, _Apart(first, count, raw))
 
@@ -187,6 +213,25 @@ class _Holding:
             (f"{apart.count:,} of {extent.numel:,} elements of this stored tensor differ", *([guess] if guess else [])),
             catalogue()["E702"].remedy,
         )
+
+    def padding(self) -> None:
+        """Padding of the genuine checkpoint that the layout calls zero. Without a plan, other findings have said why."""
+        try:
+            plan = order(build(self.placement, counted_places(self.placement), dtype_of=dtype_of(self.genuine)))
+            found = check_padding(plan, self.genuine)
+        except UcplError:
+            return
+        self.differing += len(found)
+        root = self.genuine.root
+        self.findings += [
+            evolve(
+                d,
+                message=f"in the genuine checkpoint, {d.message}",
+                labels=tuple(evolve(label, file=str(root / label.file)) for label in d.labels),
+                remedy=_LIVE,
+            )
+            for d in found
+        ]
 
     # ---- what one side alone has -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ucpl.regions import Placement
 from ucpl.schedule import Plan, order
 
 if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
-    from ucpl.runtime.compare import Unequal
+    from ucpl.runtime.compare import Comparison, Unequal
     from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["dtype_of", "elements_of", "masters_of", "weights_against_masters"]
@@ -28,16 +28,16 @@ __all__ = ["dtype_of", "elements_of", "masters_of", "weights_against_masters"]
 
 def weights_against_masters(
     checkpoint: Checkpoint, placement: Placement, memory: int, workers: int
-) -> tuple[int, list[Diagnostic]]:
-    """Every stored weight against its stored master: how many there are, and findings E701."""
+) -> tuple[Comparison | None, list[Diagnostic]]:
+    """Compare every stored weight with its stored master. None: not both are stored. Findings are E701."""
     from ucpl.proofs.against import hold_against
 
     plan = masters_of(placement, dtype_of(checkpoint))
     if plan is None:
-        return 0, []
+        return None, []
     compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
     weights = _weights(placement)
-    return compared.elements, [_found(u, weights, checkpoint) for u in compared]
+    return compared, [_found(u, weights, checkpoint) for u in compared]
 
 
 def _found(unequal: Unequal, weights: Placement, checkpoint: Checkpoint) -> Diagnostic:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.extents import Seen, together
 from ucpl.graph import build
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.blobs import unlike_copies
 from ucpl.proofs.genuine import Against
 from ucpl.proofs.masters import dtype_of, weights_against_masters
 from ucpl.proofs.member_copies import copies_of_members
-from ucpl.proofs.side_by_side import side_by_side, twins_text
+from ucpl.proofs.side_by_side import Twins, side_by_side, twins_text
 from ucpl.proofs.where import counted, finding
 from ucpl.proofs.witnesses import (
     NO_MASTERS,
     Asked,
     Witness,
     laid_otherwise,
+    masters_agree,
     masters_say,
     stated_orders,
     transformers_class,
 )
 from ucpl.records import frozen
 from ucpl.regions import Placement
+from ucpl.runtime.compare import Comparison
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files
 from ucpl.schedule import Runs, order
@@ -51,6 +54,7 @@ class Verdict:
     rounded: int  # weights that were compared with their masters
     notes: tuple[str, ...] = ()
     against: Against | None = None  # a genuine checkpoint, where one was given
+    is_evidenced: bool = True  # whether a digest, a copy, a master or a witness could have shown a fault
 
     def __bool__(self) -> bool:
         return not self.findings and (self.against is None or bool(self.against))
@@ -72,48 +76,73 @@ def verdict(
     findings = [*checkpoint.amiss, *files.findings]
     notes: list[str] = [*checkpoint.told]
     copied = rounded = 0
+    copies: Comparison | None = None
+    held: Comparison | None = None
     try:
-        copied, found = _copies(checkpoint, placement, memory, workers)
+        copies, found = _copies(checkpoint, placement, memory, workers)
+        copied = copies.elements if copies is not None else 0
         findings += found
-        notes.append(
-            f"{copied:,} elements of copies equal each other"
-            if copied
-            else "no copies are kept: nothing to hold against each other"
-        )
-        rounded, found = weights_against_masters(checkpoint, placement, memory, workers)
+        notes.append(_copies_text(copies))
+        held, found = weights_against_masters(checkpoint, placement, memory, workers)
+        rounded = held.elements if held is not None else 0
         findings += found
-        notes.append(
-            f"{rounded:,} weights are their fp32 masters, rounded to nearest even"
-            if rounded and not found
-            else ""
-            if rounded
-            else "weights and masters are not both stored: nothing to hold against each other"
-        )
+        notes.append("" if found else _masters_text(held))
     except UcplError as error:
         findings += error.diagnostics
     findings += unlike_copies(placement, checkpoint)
     notes += _steps(checkpoint)
-    heard = [stated_orders(placement, checkpoint), _masters_seen(placement, rounded, findings)]
+    heard = [stated_orders(placement, checkpoint), _masters_seen(placement, held, findings)]
     if asked is not None and not findings:
         heard.append(transformers_class(asked.side, checkpoint, reference=asked.reference, forward=asked.forward))
         findings += [_contradiction(w, checkpoint) for w in heard[2:] if w.verdict == "contradicts"]
-    notes += [f"{SAYS[w.verdict]} {w.name}: {w.detail}" for w in heard]
-    if heard[-1].name != "transformers" or heard[-1].verdict != "agrees":
+    for w in heard:
+        notes.append(f"{SAYS[w.verdict]} {w.name}: {w.detail}")
+        notes += [f"{SAYS['absent']} {w.name}: {text}" for text in w.unseen]
+    if heard[-1].name != "transformers" or heard[-1].verdict != "agrees" or heard[-1].unseen:
         seen = laid_otherwise(placement) if heard[1].verdict == "agrees" else set()
-        twins = tuple(t for t in side_by_side(placement.layout) if not seen.issuperset(t.tensors))
+        twins = tuple(t for t in side_by_side(placement.layout) if not _is_shown(t, seen, held))
         notes += [f"{TWINS} {twins_text(twins)}", WITNESS] if twins else [WITNESS]
-    return Verdict(tuple(findings), files, copied, rounded, tuple(n for n in notes if n))
+    is_evidenced = bool(
+        files.bytes_protected
+        or any(w.verdict == "agrees" for w in heard)
+        or any(c is not None and not c.doubt("values") for c in (copies, held))
+    )
+    said = tuple(n for n in notes if n)
+    return Verdict(tuple(findings), files, copied, rounded, said, is_evidenced=is_evidenced)
 
 
-def _masters_seen(placement: Placement, rounded: int, findings: list[Diagnostic]) -> Witness:
-    """What comparing weights with masters has shown of the spec: nothing where both lie in one way, mistakes and all."""
+def _is_shown(twins: Twins, seen: set[str], held: Comparison | None) -> bool:
+    """Whether weights and masters that are laid out otherwise would differ if these parts were swapped."""
+    if held is None or not seen.issuperset(twins.tensors):
+        return False
+    return together(held.seen.get(name, Seen()) for name in twins.tensors).varies
+
+
+def _copies_text(copies: Comparison | None) -> str:
+    if copies is None:
+        return "no copies are kept: nothing to hold against each other"
+    doubt = copies.doubt("elements of copies")
+    equal = f"{copies.elements:,} elements of copies equal each other"
+    return f"{equal}; {doubt}: that they are copies is not witnessed" if doubt else equal
+
+
+def _masters_text(held: Comparison | None) -> str:
+    if held is None:
+        return "weights and masters are not both stored: nothing to hold against each other"
+    doubt = held.doubt("weights")
+    rounded = f"{held.elements:,} weights are their fp32 masters, rounded to nearest even"
+    return f"{rounded}; {doubt}: that these are their masters is not witnessed" if doubt else rounded
+
+
+def _masters_seen(placement: Placement, held: Comparison | None, findings: list[Diagnostic]) -> Witness:
+    """Weights and masters as a witness for the spec. Both laid out in one way share its mistakes."""
     both = laid_otherwise(placement)
-    if not both or not rounded:
+    if not both or held is None:
         return masters_say("absent", NO_MASTERS)
     wrong = next((d for d in findings if d.code == "E701"), None)
     if wrong is not None:
         return masters_say("contradicts", wrong.message)
-    return masters_say("agrees", f"weights of {len(both)} tensors are their masters, which lie in another way, rounded")
+    return masters_agree(held, both, "weights of {count} tensors are their masters, which lie in another way, rounded")
 
 
 def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
@@ -125,7 +154,9 @@ def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
     )
 
 
-def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: int) -> tuple[int, list[Diagnostic]]:
+def _copies(
+    checkpoint: Checkpoint, placement: Placement, memory: int, workers: int
+) -> tuple[Comparison | None, list[Diagnostic]]:
     """Replicas and second names: the checkpoint against itself, where an element has more than one place. And padding.
 
     Each copy is held against the place that is read. Members of a mean may differ: what is held is each against its own copies.
@@ -135,12 +166,11 @@ def _copies(checkpoint: Checkpoint, placement: Placement, memory: int, workers: 
     padding = list(check_padding(plan, checkpoint, memory=memory))
     checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
     checks += tuple(copies_of_members(placement, plan))
-    count = sum(m.elements for m in checks)
-    if not count:
-        return 0, padding
+    if not sum(m.elements for m in checks):
+        return None, padding
     back = plan.of(sources=plan.targets, targets=plan.sources, moves=checks)
     compared = hold_against(back, checkpoint, checkpoint, memory=memory, workers=workers)
-    return count, padding + [finding("E700", u, placement, "copies differ") for u in compared]
+    return compared, padding + [finding("E700", u, placement, "copies differ") for u in compared]
 
 
 def _turned(m: Runs) -> Runs:
@@ -177,7 +207,9 @@ def _steps(checkpoint: Checkpoint) -> list[str]:
             for value in mine:
                 if value not in seen:
                     seen.append(value)
-            if len(seen) == 1:
+            if len(mine) == 1:
+                out.append(f"{state} is {seen[0]} for the one parameter of group {i}")
+            elif len(seen) == 1:
                 out.append(f"{state} is {seen[0]} for all {len(mine)} parameters of group {i}")
             elif seen:
                 out.append(f"{state} differs within group {i}: {', '.join(map(str, seen[:8]))}")

@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from attrs import evolve
-from numpy.typing import NDArray
 
 from ucpl.errors import UcplError
+from ucpl.extents import Seen, doubt, together
 from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
 from ucpl.layout import load as library_of
 from ucpl.layout.scope import Config
 from ucpl.proofs import fit
 from ucpl.proofs.against import hold_against
+from ucpl.proofs.envelopes import counted_names
+from ucpl.proofs.model_class import Forward, HuggingFaceClass
 from ucpl.proofs.where import counted, only
 from ucpl.records import frozen
 from ucpl.regions import Placement, locate
+from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
@@ -43,6 +44,7 @@ __all__ = [
     "Witness",
     "laid_otherwise",
     "masters",
+    "masters_agree",
     "masters_say",
     "stated_orders",
     "transformers_class",
@@ -53,8 +55,6 @@ NO_MASTERS = "no tensor has a weight and a master that lie in different ways"
 UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
 WRITTEN = "import hf"  # what stands for a file's name of a text that nobody has written yet
 Says = Literal["agrees", "contradicts", "absent"]
-Logits = NDArray[np.floating]
-Forward = Callable[[Path], Logits]  # a Hugging Face folder -> logits
 
 
 class Described(Protocol):
@@ -87,6 +87,7 @@ class Witness:
     what: str
     verdict: Says
     detail: str
+    unseen: tuple[str, ...] = ()  # mistakes that the witness would not show, and why
 
     def __str__(self) -> str:
         return f"{self.name}: {self.verdict}, {self.detail}"
@@ -130,11 +131,27 @@ def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
     found = fit.orders(placement, checkpoint)
     if found:
         return says("contradicts", found[0].message)
-    return says("agrees", f"{len(placement.flats)} flat buffers are in the order that the checkpoint states")
+    held = {id(flat): len(flat.members) for flat, _ in fit.stated_flats(placement, checkpoint)}
+    if max(held.values(), default=0) < 2:
+        why = (
+            "no flat buffer has two tensors, so there is no other order" if held else "it states none of these buffers"
+        )
+        return says("absent", why)
+    return says("agrees", f"{len(held)} flat buffers are in the order that the checkpoint states")
 
 
-def masters_say(verdict: Says, detail: str) -> Witness:
-    return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail)
+def masters_say(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Witness:
+    return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail, unseen)
+
+
+def masters_agree(held: Comparison, both: set[str], detail: str) -> Witness:
+    """Equal weights and masters as a witness, if a swap would make them differ. detail: a text with a {count} of tensors."""
+    seen = {name: one for name, one in held.seen.items() if name in both}
+    if why := doubt(together(seen.values()), "weights with masters that are laid out otherwise"):
+        return masters_say("absent", why)
+    constant = sorted(name for name, one in seen.items() if not one.varies)
+    unseen = (f"all elements are equal in {counted_names(constant)}, so that no order shows",) if constant else ()
+    return masters_say("agrees", detail.format(count=len(seen) - len(constant)), unseen)
 
 
 def laid_otherwise(placement: Placement) -> set[str]:
@@ -158,7 +175,9 @@ def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 <
     for u in differing:
         at = f"{u.key}{list(u.element)} of {u.file} is {u.value}, its master rounds to {u.wanted}"
         return says("contradicts", at)
-    return says("agrees", f"{differing.elements:,} weights of {len(both)} tensors are their masters, rounded")
+    return masters_agree(
+        differing, both, f"{differing.elements:,} weights of {{count}} tensors are their masters, rounded"
+    )
 
 
 def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple[int, ...]]]]:
@@ -230,7 +249,16 @@ def transformers_class(
         except Exception as error:  # a class of transformers, or the caller's function: it raises whatever it likes
             return says("absent", f"the class does not run: {type(error).__name__}: {str(error)[:200]}")
     if wanted.shape == found.shape and np.array_equal(wanted, found, equal_nan=True):
-        return says("agrees", f"{wanted.size:,} logits are equal, bit for bit")
+        seen = Seen.of(wanted)
+        if why := doubt(seen, "logits"):
+            return says("absent", why)
+        return evolve(
+            says("agrees", f"{wanted.size:,} logits are equal, bit for bit"),
+            unseen=(
+                *((f"{seen.odd:,} of {wanted.size:,} logits are NaN or infinite",) if seen.odd else ()),
+                *(forward.silent(folder) if isinstance(forward, HuggingFaceClass) else ()),
+            ),
+        )
     worst = float(np.nanmax(np.abs(wanted - found))) if wanted.shape == found.shape else float("nan")
     return says("contradicts", f"the logits differ, by up to {worst:.3g}")
 
@@ -289,25 +317,4 @@ def _has_all(library: Library, call: nodes.Call, placement: Placement, config: C
 
 def _forward() -> Forward | None:
     """transformers' own class, in fp32 on the processor; None where it is not installed."""
-    try:
-        torch, transformers = import_module("torch"), import_module("transformers")
-    except ImportError:
-        return None
-
-    from ucpl.frontends.hf.offline import offline  # loaded where a class is asked, and nowhere else
-
-    def forward(folder: Path) -> Logits:
-        named = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
-        kind = getattr(transformers, str(named[0]), transformers.AutoModelForCausalLM)
-        is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-        load = (kind if is_model else transformers.AutoModelForCausalLM).from_pretrained
-        with offline():
-            model = load(str(folder), dtype=torch.float32, trust_remote_code=False, local_files_only=True)
-        vocabulary = int(model.config.vocab_size)
-        ids = torch.tensor([[(7 * i * i + 3 * i + 1) % vocabulary for i in range(min(16, vocabulary))]])
-        decoded = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-        with torch.no_grad():
-            logits: Logits = model.eval()(ids, **decoded).logits.numpy()
-        return logits
-
-    return forward
+    return HuggingFaceClass() if HuggingFaceClass.is_installed() else None

@@ -216,6 +216,7 @@ class Assembler:
         for box in clip(self.rows.box(row), tile.low, tile.high):
             for part in blocks(box, tile.work.share.block):
                 made = conversion.convert(self._fetch(tile, self.file_of[source], part, size))
+                self._met(row, tile.target, made)
                 there = strided(tile.work.tile, tile.at(part), part.shape, tile.steps(part), itemsize)
                 unequal = there != _as_packed(made, part, itemsize)
                 if not unequal.any():
@@ -227,6 +228,9 @@ class Assembler:
                 other = made[at * itemsize : (at + 1) * itemsize].tobytes()
                 return Difference(row, tile.target, goal, source, self._logical(row, goal), value, other)
         return None
+
+    def _met(self, row: int, target: int, made: U8) -> None:
+        """Take note of values that are about to be compared."""
 
     def _fill(self, tile: Assembly, among: I64) -> None:
         """Boxes of padding. `among` are rows of the fills."""

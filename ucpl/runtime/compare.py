@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, field
+from numpy.typing import NDArray
 
 from ucpl.columns import Side
 from ucpl.columns.operations import Check
-from ucpl.extents import PAIRED, key_text
+from ucpl.extents import PAIRED, Seen, doubt, key_text, together
 from ucpl.records import frozen
 from ucpl.runtime.assemble import Assembler, Difference
 from ucpl.runtime.buffers import Budget, Workspace, share_of
@@ -26,7 +27,7 @@ from ucpl.runtime.reading import Reader
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
-from ucpl.runtime.values import first_half, value_text
+from ucpl.runtime.values import decode, first_half, value_text
 from ucpl.runtime.wanted import wanted
 from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
@@ -71,6 +72,7 @@ class Comparison:
     unequal: tuple[Unequal, ...]
     elements: int  # that moves reach, all of them compared
     report: Report
+    seen: dict[str, Seen] = field(factory=dict)  # the values that were compared, by tensor
 
     def __iter__(self) -> Iterator[Unequal]:
         return iter(self.unequal)
@@ -78,6 +80,17 @@ class Comparison:
     def __bool__(self) -> bool:
         """Whether nothing differs."""
         return not self.unequal
+
+    @property
+    def constant(self) -> frozenset[str]:
+        """Tensors without two different finite values: a wrong order of their elements does not show."""
+        return frozenset(name for name, seen in self.seen.items() if not seen.varies)
+
+    def doubt(self, what: str) -> str:
+        """The reason why no tensor of this comparison could have differed, or "". what: the compared values, in the plural."""
+        if any(seen.varies for seen in self.seen.values()):
+            return ""
+        return doubt(together(self.seen.values()), what)
 
 
 def compare(
@@ -89,7 +102,7 @@ def compare(
     """
     both = _Both.of(plan, source, target)
     try:
-        assembler = Assembler(*both.parts)
+        assembler = _Comparer(*both.parts, both.base)
         first: dict[int, Difference] = {}
         lock = threading.Lock()
 
@@ -105,7 +118,28 @@ def compare(
     finally:
         both.files.close()
     unequal = tuple(_named(first[t], assembler, both.there) for t in sorted(first))
-    return Comparison(unequal, both.elements, report)
+    return Comparison(unequal, both.elements, report, assembler.seen)
+
+
+@frozen(eq=False)
+class _Comparer(Assembler):
+    """An assembler that notes the values of the other side, which are `sources[base:]`."""
+
+    base: int
+    seen: dict[str, Seen] = field(factory=dict)
+    lock: threading.Lock = field(factory=threading.Lock)
+
+    def _met(self, row: int, target: int, made: NDArray[np.uint8]) -> None:
+        if int(self.rows.source[row]) < self.base:
+            return
+        name = self.name(row)
+        seen = self.seen.get(name)
+        if seen is None:
+            with self.lock:
+                seen = self.seen.setdefault(name, Seen())
+        if not seen.varies:
+            with self.lock:
+                seen.add(decode(made, self.targets[target].dtype))
 
 
 def measure(

@@ -7,6 +7,7 @@ from itertools import product
 from ucpl.columns import Slot
 from ucpl.columns.blocks import name_texts
 from ucpl.columns.operations import Recompute, Reconstruct, net_text
+from ucpl.errors import plural
 from ucpl.extents import Shelf, Shelves, size_of
 from ucpl.schedule.plan import Plan, Tally
 
@@ -44,13 +45,14 @@ def reads_of(plan: Plan) -> str:
     else:
         read = {n for m in plan.moves for n in m.source.tolist()}
         count, files = len(read), len({plan.source_shelves[n].file for n in read})
-    return f"reads      {count:,} stored tensors in {files:,} files"
+    return f"reads      {plural(count, 'stored tensor')} in {plural(files, 'file')}"
 
 
 def writes_of(plan: Plan) -> str:
     """`writes     24 stored tensors in 6 files, 22,080 bytes`."""
     targets = plan.target_shelves
-    return f"writes     {len(targets):,} stored tensors in {files_of(targets):,} files, {bytes_of(targets):,} bytes"
+    where = f"{plural(len(targets), 'stored tensor')} in {plural(files_of(targets), 'file')}"
+    return f"writes     {where}, {plural(bytes_of(targets), 'byte')}"
 
 
 def rebuilt_of(plan: Plan) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from warnings import catch_warnings, simplefilter
 
 __all__ = ["offline"]
 
@@ -22,7 +23,29 @@ def offline() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in _SWITCHES:
             stack.enter_context(_set(module, name, value))
+        stack.enter_context(_quiet())
         yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, warnings and reports of transformers: standard error is for diagnostics of ours."""
+    try:
+        logging = import_module("transformers.utils.logging")
+        level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    except (ImportError, AttributeError):
+        yield
+        return
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with catch_warnings():
+            simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import evolve
 
 from ucpl.columns import I64
-from ucpl.extents import DTYPES, Extent, NamedTensor
+from ucpl.extents import DTYPES, Extent, NamedTensor, Seen
 from ucpl.records import frozen
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.masters import FP32, SETTING, renamed
@@ -37,7 +37,7 @@ class _Held:
     elements: int = 0
     weights: int = 0
     amiss: str = ""  # the first weight that is not the state, rounded
-    is_told: bool = False  # whether there is a weight that is not 0, of which nothing can be told
+    is_told: bool = False  # whether two weights differ: equal ones prove nothing
 
 
 def with_masters(checkpoint: Checkpoint) -> Checkpoint:
@@ -73,7 +73,7 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
                 f' of the weights; where it is the master, say {SETTING} = "{state}" in the call of --from'
             )
         elif not held.amiss and (held.is_told or state in _NAMES):
-            why = proof if held.is_told else "no weight that was looked at is other than 0"
+            why = proof if held.is_told else "all weights that were looked at are equal"
             why += "" if is_all else f", and {len(trained) - len(holders)} parameters have none"
             said.append(
                 f"state `{state}` is f32 beside weights of 16 bits, and may be their master ({why}). Masters are made of the"
@@ -93,7 +93,7 @@ def _held(
 ) -> _Held:
     """A sample of each chunk of weights against the state: the first that is not it, rounded, tells."""
     elements = weights = 0
-    is_told = False
+    seen = Seen()
     for t in holders:
         weight, state = entries[t.name]
         others = dict(places.get(state, ()))
@@ -112,12 +112,13 @@ def _held(
                 element = [int(o) + int(i) for o, i in zip(at, sample[differ[0]], strict=True)]
                 return _Held(amiss=f"`{t.name}`{element} is not it, rounded to nearest even")
             looked += len(mine)
-            is_told = is_told or (t.dtype in _NARROW and bool((mine << 1).any()))
+            if t.dtype in _NARROW:
+                seen.add(_numbers(mine, t.dtype))
         elements += looked
         weights += bool(looked)
         if not looked:
             return _Held(amiss=f"no element of `{t.name}` can be held against it")
-    return _Held(elements, weights, is_told=is_told)
+    return _Held(elements, weights, is_told=seen.varies)
 
 
 def _sample(shape: tuple[int, ...]) -> I64:
@@ -147,6 +148,11 @@ def _read(checkpoint: Checkpoint, extent: Extent, sample: I64) -> np.ndarray | N
     finally:
         os.close(fd)
     return out
+
+
+def _numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Bits of 16 as numbers."""
+    return bits.view("<f2") if dtype == "f16" else (bits.astype("<u4") << 16).view("<f4")
 
 
 def _is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
