@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +22,12 @@ class Seen:
     odd: int = 0  # values that are NaN or infinite
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> Seen:
+    def of(cls, values: NDArray[np.generic]) -> Seen:
         seen = cls()
         seen.add(values)
         return seen
 
-    def add(self, values: NDArray[Any]) -> None:
+    def add(self, values: NDArray[np.generic]) -> None:
         """Values are looked at until two finite ones differ, then only counted."""
         self.count += values.size
         if self.varies or not values.size:

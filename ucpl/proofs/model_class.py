@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ __all__ = ["Forward", "HuggingFaceClass", "Logits"]
 
 Logits = NDArray[np.floating]
 Forward = Callable[[Path], Logits]  # a Hugging Face folder -> logits
+_Torch: TypeAlias = Any  # a model or a tensor: torch is loaded when a class is asked
 _STACKED = 3  # dims of a parameter that holds experts one behind the other
 
 
@@ -63,7 +64,7 @@ def _offline() -> AbstractContextManager[None]:
     return offline()
 
 
-def _loaded(folder: Path) -> Any:
+def _loaded(folder: Path) -> _Torch:
     torch = import_module("torch")
 
     with _offline():
@@ -76,7 +77,7 @@ def _loaded(folder: Path) -> Any:
     return model.eval()
 
 
-def _logits(model: Any) -> Any:
+def _logits(model: _Torch) -> _Torch:
     torch = import_module("torch")
 
     vocabulary = int(model.config.vocab_size)
@@ -87,7 +88,7 @@ def _logits(model: Any) -> Any:
     return logits
 
 
-def _equal(model: Any) -> list[str]:
+def _equal(model: _Torch) -> list[str]:
     """Parameters with the elements of another one of the same shape."""
     alike: dict[object, list[str]] = {}
     for name, parameter in model.named_parameters():
@@ -96,14 +97,14 @@ def _equal(model: Any) -> list[str]:
     return [name for names in alike.values() if len(names) > 1 for name in names]
 
 
-def _idle(model: Any) -> list[str]:
+def _idle(model: _Torch) -> list[str]:
     """Parameters, and experts of a stacked one, whose gradient is zero: no small change of them changes a logit."""
     torch = import_module("torch")
 
-    active: dict[str, Any] = {}
+    active: dict[str, _Torch] = {}
 
-    def noted(name: str) -> Callable[[Any], None]:
-        def note(parameter: Any) -> None:
+    def noted(name: str) -> Callable[[_Torch], None]:
+        def note(parameter: _Torch) -> None:
             if parameter.grad is not None:
                 rows = parameter.grad.reshape(len(parameter), -1) if parameter.ndim else parameter.grad.reshape(1, 1)
                 active[name] = (rows != 0).any(dim=1)
@@ -122,7 +123,7 @@ def _idle(model: Any) -> list[str]:
     return [text for name, p in parameters.items() for text in _idle_text(name, p, active.get(name))]
 
 
-def _idle_text(name: str, parameter: Any, rows: Any | None) -> Iterator[str]:
+def _idle_text(name: str, parameter: _Torch, rows: _Torch | None) -> Iterator[str]:
     if rows is None or not rows.any():
         yield name
     elif parameter.ndim >= _STACKED:
