@@ -92,10 +92,13 @@ def save_plan(plan: Plan, path: Here) -> None:
 @meanwhile()
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
+    from ucpl.conversion.accounting import with_account
+
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
     goal = target_at(target)
     refuse_existing(goal, how)
     opened = open_for(made, source) if isinstance(source, str | Path) else source
+    made = with_account(made, opened)
     if not how.get("allow_drift"):
         demand_no_drift(made, opened, bounds_of(how))
     clear_made(goal)
@@ -105,6 +108,8 @@ def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unp
 @meanwhile()
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
+    from ucpl.conversion.accounting import with_account
+
     goal = target_at(target)
     refuse_existing(goal, how)
     layout, model = how.get("layout"), how.get("model")
@@ -115,8 +120,9 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     if not how.get("allow_drift"):
         demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
     with with_made(known, goal, how) as opened:
-        report = run(made.plan, opened, goal, how)
-    return Converted(made.plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
+        plan = with_account(made.plan, known.source)
+        report = run(plan, opened, goal, how)
+    return Converted(plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
 
 
 @meanwhile()

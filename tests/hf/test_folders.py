@@ -161,7 +161,9 @@ def test_a_folder_without_weights_has_a_config_and_nothing_to_convert(tmp_path):
 def test_what_lies_beside_the_weights_is_told_whatever_it_is(tensors, tmp_path):
     source = save(tmp_path / "s", tensors)
     (source / "old.safetensors").symlink_to("gone")
-    assert api.open_checkpoint(source).remarks == ("old.safetensors: not part of model.safetensors, not read",)
+    assert [*map(str, api.open_checkpoint(source).not_read)] == [
+        "old.safetensors is not read: it is not part of model.safetensors"
+    ]
 
 
 def test_an_index_and_shards_that_disagree(tensors, tmp_path):
@@ -201,7 +203,7 @@ def test_a_tensor_in_two_shards_without_an_index_is_refused(tensors, tmp_path):
 def test_files_that_nothing_brings_together_are_refused_and_leftovers_are_told(tensors, tmp_path):
     source = save(tmp_path / "s", tensors)
     save_file({"x": torch.ones(1)}, source / "adapter.safetensors")
-    assert any("adapter.safetensors" in r for r in api.open_checkpoint(source).remarks)
+    assert any("adapter.safetensors" in one.name for one in api.open_checkpoint(source).not_read)
     (source / "model.safetensors").rename(source / "other.safetensors")
     assert code_of(api.open_checkpoint, source) == "E384"
     assert api.open_checkpoint(source / "other.safetensors").tensors[0].name == "layers.0.w"

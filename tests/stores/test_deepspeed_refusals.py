@@ -586,7 +586,7 @@ def test_each_stage_keeps_its_own_client_state(tmp_path: Path) -> None:
         change(folder / meta(mp=stage), partial(_noted, stage))
     found = open_checkpoint(folder).caller_states
     assert (found.pp, found.tp, found.files) == (2, 1, 1)
-    assert [found.at(stage, 0, 0)["mine"] for stage in range(2)] == [0, 1]
+    assert [mine["mine"] for mine in found.of] == [0, 1]
     for call, expected in (("zero1(dp=1, pp=2)", [0, 1]), ("zero1(dp=1, pp=1)", [0])):
         target = tmp_path / call
         ucpl.convert(str(folder), str(target), call, workers=1)
@@ -602,4 +602,5 @@ def test_callers_states_stand_by_pp_tp_and_dp() -> None:
     places = [(pp, tp, dp) for pp in range(2) for tp in range(3) for dp in range(4)]
     states = CallerStates(tuple({"place": place} for place in places), pp=2, tp=3)
     assert states.files == 4
-    assert all(states.at(*place) == {"place": place} for place in places)
+    assert all(states.of[states.number(place, (2, 3, 4), is_each=True)] == {"place": place} for place in places)
+    assert states.taken(2, 3, 2, is_each=True) == {4 * n for n in range(6)}  # other dp ranks take that of the first

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from ucpl.errors import UcplError
 from ucpl.stores.registry import open_checkpoint
@@ -65,13 +64,3 @@ def test_chunks_without_their_metadata_are_told(tmp_path: Path, others: tuple[st
 def test_a_state_dict_alone_is_no_checkpoint_of_lightning(tmp_path: Path) -> None:
     torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "last.ckpt")
     assert refused(tmp_path / "last.ckpt")[0] == "E435"
-
-
-def test_an_optimizer_beside_weights_is_not_overlooked_in_silence(tmp_path: Path) -> None:
-    """As Accelerate and a Trainer save without DeepSpeed."""
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
-    assert open_checkpoint(tmp_path).remarks == ()
-    (tmp_path / "optimizer.bin").write_bytes(b"")
-    assert open_checkpoint(tmp_path).remarks == (
-        "optimizer.bin beside the weights is not read: the weights alone are converted",
-    )

@@ -74,6 +74,7 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    from ucpl.conversion.accounting import with_account
     from ucpl.conversion.beside import checked
     from ucpl.conversion.dialects import described_as
     from ucpl.conversion.drift import demand_no_drift
@@ -89,30 +90,46 @@ def run(options: Namespace, console: Console) -> int:
     described, names = described_as(options.layout)
     made = prepare(Asked(described, options.to, options.source, called=names, twice=True), given)
     assert made.checkpoint is not None
-    console.say(*plan_lines(made.plan))
+    known = checked(made, bounds_of(how), look=not options.dry_run)
+    plan = with_account(made.plan, known.source)
+    console.say(*plan_lines(plan))
     for text in made.checkpoint.unstored:
         console.say(f"not stored    {text}")
     for text in made.odd:
         console.say(f"remark        {text}")
-    for text in advice(made.checkpoint, made.plan.target):
+    for text in advice(made.checkpoint, plan.target):
         console.say(f"to load it    {text}")
-    known = checked(made, bounds_of(how), look=not options.dry_run)
-    for text in (*container_lines(known.source, made.plan), *(f"beside        {one}" for one in known.held)):
+    for text in (*container_lines(known.source, plan), *(f"beside        {one}" for one in known.held)):
         console.say(text)
     if options.dry_run:
-        demand_a_place(made.plan, known.source, how)
+        demand_a_place(plan, known.source, how)
         console.say(
             "proved        every element of the target has one source, and stands where it belongs; nothing was written"
         )
-        console.answer({"plan": plan_object(made.plan), **container_object(known.source, made.plan), "written": False})
+        console.answer(
+            {
+                "plan": plan_object(plan),
+                **container_object(known.source, plan),
+                "remarks": list(made.remarks),
+                "written": False,
+            }
+        )
         return Exit.DONE
     if not options.allow_drift:
-        demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
+        demand_no_drift(plan, known.source, bounds_of(how), made.source.placement)
     with with_made(known, target, how) as source:
-        return write(made.plan, source, target, how, console)
+        return write(plan, source, target, how, console, remarks=made.remarks)
 
 
-def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Console, team: Team | None = None) -> int:
+def write(
+    plan: Plan,
+    source: Checkpoint,
+    target: Path,
+    how: How,
+    console: Console,
+    team: Team | None = None,
+    remarks: tuple[str, ...] = (),
+) -> int:
     """Run the plan, and tell what was done."""
     from ucpl.conversion.running import run as carry_out
 
@@ -121,5 +138,7 @@ def write(plan: Plan, source: Checkpoint, target: Path, how: How, console: Conso
     console.say(*run_lines(report))
     console.say(f"done          {target}")
     beside = container_object(source, plan)
-    console.answer({"plan": plan_object(plan), **beside, "written": True, "report": run_object(report)})
+    console.answer(
+        {"plan": plan_object(plan), **beside, "remarks": list(remarks), "written": True, "report": run_object(report)}
+    )
     return Exit.DONE

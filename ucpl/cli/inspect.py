@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import add_json, write_text
 from ucpl.errors import Exit, plural
+from ucpl.extents.account import Entry, entries_of
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -87,8 +88,13 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
         out += container_lines(f["container"])
     if tensors:
         out += [f"  {t['name']}  {t['shape']} {t['dtype']} {t['kind']}" for t in f["tensors"]]
+    out += [f"not read      {entry}" for entry in _not_read(f["not_read"])]
     out += [f"looks wrong   {text}" for text in f["remarks"]] or ["looks wrong   nothing"]
     return out
+
+
+def _not_read(found: dict[str, str]) -> tuple[Entry, ...]:
+    return entries_of(("not read", "file", name, why) for name, why in found.items())
 
 
 def container_lines(f: ContainerFacts) -> list[str]:

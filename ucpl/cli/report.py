@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    from ucpl.schedule.text import rebuilt_of, replayed_of  # most verbs tell of no plan
+    from ucpl.schedule.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs tell of no plan
 
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
@@ -28,21 +28,8 @@ def plan_lines(plan: Plan) -> list[str]:
     out += [f"rebuilds      {text}" for text in rebuilt_of(plan)]
     out += [f"replays       {text}" for text in replayed_of(plan)]
     out += [f"carried       {blob.said}" for blob in plan.target.blobs]
-    return out + _dropped(plan)
-
-
-def _dropped(plan: Plan) -> list[str]:
-    """One line a reason, with the states and how many tensors: names only where there are few."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for text in plan.dropped:
-        what, _, reason = text.partition(": ")
-        state, _, tensor = what.partition(" of ")
-        reasons.setdefault((state, reason), []).append(tensor)
-    out = []
-    for (state, reason), tensors in reasons.items():
-        names = ", ".join(tensors[:_SHOWN]) if len(tensors) <= 3 else f"{len(tensors):,} tensors"
-        out.append(f"left out      {state}{f' of {names}' if names else ''}: {reason}")
-    return out
+    out += [f"left out      {text}" for text in dropped_of(plan)]
+    return out + left_lines(plan, 14)
 
 
 def container_lines(source: Checkpoint | None, plan: Plan, width: int = 14) -> list[str]:
@@ -78,6 +65,7 @@ def plan_object(plan: Plan) -> dict[str, object]:
         "changed": list(plan.changed),
         "derived": list(plan.derived),
         "dropped": list(plan.dropped),
+        "account": plan.account.facts() if plan.account is not None else None,
         "filled": list(plan.filled),
         "rebuilds": rebuilt_of(plan),
         "replays": replayed_of(plan),
@@ -131,4 +119,5 @@ def run_lines(report: Report) -> list[str]:
 def run_object(report: Report) -> dict[str, object]:
     import attrs
 
-    return attrs.asdict(report)
+    account = report.account.facts() if report.account is not None else None
+    return {**attrs.asdict(attrs.evolve(report, account=None)), "account": account}

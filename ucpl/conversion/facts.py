@@ -75,6 +75,7 @@ class Facts(TypedDict):
     unknown_globals: list[str]
     container: ContainerFacts | None
     not_stored: list[str]
+    not_read: dict[str, str]  # files and values that the reader passes by, each with the reason
     remarks: list[str]
     tensors: list[TensorFacts]
 
@@ -82,6 +83,7 @@ class Facts(TypedDict):
 def facts(c: Checkpoint) -> Facts:
     """The facts of an opened checkpoint. No tensor is read."""
     from ucpl.proofs.values import value_text
+    from ucpl.stores.overlooked import not_read_of
     from ucpl.stores.pickles import unsafe_globals
     from ucpl.stores.registry import KNOWN_GLOBALS
     from ucpl.stores.scalars import number_of
@@ -114,6 +116,7 @@ def facts(c: Checkpoint) -> Facts:
         "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),
         "container": _container(c),
         "not_stored": list(c.unstored),
+        "not_read": {one.name: one.why for one in not_read_of(c)},
         "remarks": [*c.remarks, *(c.container.remarks if c.container is not None else ())],
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}

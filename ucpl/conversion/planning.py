@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
@@ -18,6 +18,7 @@ from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
+from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import rounded
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
@@ -135,11 +136,14 @@ def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
         )
     own = called(source) if source else None
     opened = open_checkpoint(path, own, given) if path is not None else None
-    if opened is not None and opened.lacking and not given.weights_alone:
-        _refuse_gone(opened)
+    aimed = called(target)
+    if opened is not None and not given.weights_alone:
+        from ucpl.conversion.accounting import demand_an_optimizer
+
+        demand_an_optimizer(opened, framework_of(aimed))
     if mine is None and other is None:
-        return (*sides(own, called(target), given, opened), None)
-    return named_sides(opened, own, called(target), (mine, other), given)
+        return (*sides(own, aimed, given, opened), None)
+    return named_sides(opened, own, aimed, (mine, other), given)
 
 
 def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:
@@ -154,18 +158,6 @@ def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:
         return False
     models = [given.model] if given.model is not None else []
     return not reads_config([*models, *(file for one in sides for file in one.library.files.values())])
-
-
-def _refuse_gone(checkpoint: Checkpoint) -> NoReturn:
-    """What was trained with an optimizer goes over without it only where that is said."""
-    first, *others = checkpoint.lacking
-    more = f" (and {len(others)} more, to {others[-1]})" if others else ""
-    fail(
-        "E467",
-        f"{first} is missing{more}: the run had an optimizer under ZeRO, and none of its shards is there",
-        Label(str(checkpoint.root / first), "not there"),
-        Label(str(checkpoint.root / checkpoint.files[0]), "states the optimizer's parameters", where="param_shapes"),
-    )
 
 
 def make_plan(
@@ -211,11 +203,14 @@ def make_plan(
         dropped=made.dropped + without + _numbers_left_out(source, target, beside),
     )
     if source.checkpoint is not None:
+        from ucpl.conversion.accounting import tensors_of
+
         made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
         if (losses := losses_of(source.checkpoint)) is not None:
             made = with_rebuilt(made, losses)
         if (replays := replays_of(source.checkpoint)) is not None:
             made = with_replayed(made, replays)
+        made = evolve(made, account=tensors_of(graph, graph.dropped))
     made = evolve(made, masters=masters_of(source.placement, dtypes, frozenset(changes.frozen)))
     if names is None:
         made = begun(made, source, target)
@@ -231,7 +226,10 @@ def make_plan(
     made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
     if source.checkpoint is None:
         return made
-    return evolve(made, changed=(*made.changed, *of_groups(source.checkpoint, made)))
+    from ucpl.conversion.accounting import with_account
+
+    made = evolve(made, changed=(*made.changed, *of_groups(source.checkpoint, made)))
+    return with_account(made, source.checkpoint)
 
 
 def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
             _show(there)
         if there is not None or report.done_before:
             _look_again(target, plan)
-    return report
+    return evolve(report, account=plan.account)
 
 
 def _show(there: Place) -> None:

@@ -140,11 +140,19 @@ class _Drawing:
         for n, part in enumerate(self.target.parts):
             if part.homes.padding and not there.is_shared(n):
                 self.net.add_edge(Fill(part.label, part.state, part.homes.padding), writes[n])
+        used = frozenset(self.used)
         if not self.is_share:
             self.leftovers()
-        return self.graph(here, there, reads, writes)
+        return self.graph(used, here, there, reads, writes)
 
-    def graph(self, here: Side, there: Side, reads: dict[int, Read], writes: dict[int, Write]) -> Graph:
+    def graph(
+        self,
+        used: frozenset[tuple[str, str]],
+        here: Side,
+        there: Side,
+        reads: dict[int, Read],
+        writes: dict[int, Write],
+    ) -> Graph:
         return Graph(
             self.source,
             self.target,
@@ -156,6 +164,7 @@ class _Drawing:
             writes,
             tuple(self.derived),
             tuple(self.dropped),
+            used,
             self.filler.told(),
         )
 

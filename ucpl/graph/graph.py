@@ -119,6 +119,7 @@ class Graph:
     writes: dict[int, Write]  # by part of the target
     derived: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    used: frozenset[tuple[str, str]] = frozenset()  # (tensor, state) of the source that something is made of
     filled: tuple[str, ...] = ()  # what `fill` lines put where the source has nothing
 
     @property

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from attrs import field
 
+from ucpl.extents.account import Account
 from ucpl.records import define, frozen
 
 __all__ = ["Counters", "Report", "Unverified"]
@@ -58,6 +59,7 @@ class Report:
     source_bytes_without_crc: int = 0  # of storages that were touched, in a format that states no CRC
     unverified: tuple[Unverified, ...] = ()  # the members that `source_bytes_unverified` counts
     remarks: tuple[str, ...] = ()  # what looks odd in the source and stops nothing
+    account: Account | None = None  # of all that the source has, where its headers were read as it was planned
 
     def __str__(self) -> str:
         lines = [f"{self.target}: {self.bytes_target} bytes in {self.files} files, {self.tiles} tiles"]
@@ -74,6 +76,9 @@ class Report:
         ]
         lines += [f"  unverified {member}" for member in self.unverified]
         lines += [f"  remark     {text}" for text in self.remarks]
+        if self.account is not None:
+            lines += [f"  left       {entry}" for entry in self.account.of("dropped", "not read")]
+            lines += [f"  account    {self.account}"]
         lines += [f"  {name:<10} {took:.3f} s" for name, took in self.seconds.items()]
         return "\n".join(lines)
 

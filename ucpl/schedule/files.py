@@ -21,6 +21,7 @@ from typing import Literal
 from ucpl.columns import Side
 from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
+from ucpl.extents.account import FATES, Account, Entry, Fate
 from ucpl.extents.structure import Plain, Structure
 from ucpl.schedule.nets import Columns, net_from, net_json
 from ucpl.schedule.parsed import Json, items, plain, read_json, table, text, texts, whole
@@ -143,6 +144,7 @@ def _header(plan: Plan) -> dict[str, Json]:
         "carry": plan.carry,
         "spec_digest": plan.spec_digest,
         "structure_digest": plan.structure_digest,
+        "account": _account_json(plan.account),
         "unread": plan.unread,
         "layout_text": plan.layout_text,
         **({} if plan.rank is None else {"rank": plan.rank}),
@@ -180,11 +182,39 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         carry={name: text(fate) for name, fate in table(raw["carry"]).items()},
         spec_digest=text(raw["spec_digest"]),
         structure_digest=text(raw["structure_digest"]),
+        account=_account(raw.get("account")),
         unread=_unread(raw["unread"]),
         layout_text=text(raw["layout_text"]),
         rank=whole(raw["rank"]) if "rank" in raw else None,
         masters=_masters(raw["masters"], arrays),
     )
+
+
+def _account_json(account: Account | None) -> Json:
+    if account is None:
+        return None
+    return [account.items, *([e.fate, e.kind, e.count, list(e.names), e.why] for e in account.entries)]
+
+
+def _account(raw: Json) -> Account | None:
+    """Raises: ValueError where its sum is wrong."""
+    if raw is None:
+        return None
+    count, *entries = items(raw)
+    found = tuple(
+        Entry(_fate(f), text(k), whole(n), texts(names), text(why)) for f, k, n, names, why in map(items, entries)
+    )
+    account = Account(whole(count), found)
+    if account.count(*FATES) != account.items:
+        raise ValueError("its account has another sum than its items")
+    return account
+
+
+def _fate(raw: Json) -> Fate:
+    for fate in FATES:
+        if raw == fate:
+            return fate
+    raise ValueError(f"{ascii(raw)[:80]} is no fate")
 
 
 def _masters(raw: Json, arrays: Columns) -> Plan | None:

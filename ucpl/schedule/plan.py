@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ucpl.columns import I64, Moves, Space, expanded, join_runs, straighten
 from ucpl.columns.operations import Flow, Kind, Lane, Node, flows, in_order, net_text
 from ucpl.extents import Shelves, StoredTensor, Structure
+from ucpl.extents.account import Account
 from ucpl.records import frozen
 from ucpl.schedule.runs import Runs, sole
 from ucpl.schedule.unread import Unread
@@ -79,6 +80,7 @@ class Plan:
     carry: dict[str, str] = field(factory=dict)  # fate of blobs by name: keep, first, drop
     spec_digest: str = ""
     structure_digest: str = ""
+    account: Account | None = None  # of all that the source has; None: planned from specs alone, or a rank's share
     unread: Unread | None = None  # what else the source has, which no move reads; None: planned from specs alone
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
     rank: int | None = None  # of the target, whose share this is and no more: it is looked at, and not run

@@ -11,7 +11,7 @@ from ucpl.errors import plural
 from ucpl.extents import Shelf, Shelves, size_of
 from ucpl.schedule.plan import Plan, Tally
 
-LINES_MAX = 40  # of one kind, in the head of a file
+_FEW = 3  # tensors that a line names
 
 
 def summary(plan: Plan) -> str:
@@ -31,7 +31,8 @@ def summary(plan: Plan) -> str:
     lines += [f"derived    {text}" for text in plan.derived]
     lines += [f"filled     {text}" for text in plan.filled]
     lines += [f"carried    {blob.said}" for blob in plan.target.blobs]
-    lines += _limited([f"dropped    {text}" for text in plan.dropped])
+    lines += [f"dropped    {text}" for text in dropped_of(plan)]
+    lines += left_lines(plan, 11)
     lines += [f"rebuilds   {text}" for text in rebuilt_of(plan)]
     lines += [f"replays    {text}" for text in replayed_of(plan)]
     lines += moves_of(plan)
@@ -53,6 +54,37 @@ def writes_of(plan: Plan) -> str:
     targets = plan.target_shelves
     where = f"{plural(len(targets), 'stored tensor')} in {plural(files_of(targets), 'file')}"
     return f"writes     {where}, {plural(bytes_of(targets), 'byte')}"
+
+
+def dropped_of(plan: Plan) -> list[str]:
+    """One line a reason, with the states and how many tensors: names only where there are few."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for text in plan.dropped:
+        what, _, reason = text.partition(": ")
+        state, _, tensor = what.partition(" of ")
+        reasons.setdefault((state, reason), []).append(tensor)
+    out = []
+    for (state, reason), tensors in reasons.items():
+        names = ", ".join(tensors) if len(tensors) <= _FEW else f"{len(tensors):,} tensors"
+        out.append(f"{state}{f' of {names}' if names else ''}: {reason}")
+    return out
+
+
+def left_lines(plan: Plan, width: int) -> list[str]:
+    """What else of the source is left behind, and the account of all of it."""
+    if plan.account is None:
+        return []
+    said = {text.partition(": ")[0] for text in plan.dropped}
+    out = []
+    for word, fate in (("left out", "dropped"), ("not read", "not read")):
+        for entry in plan.account.entries:
+            if (
+                entry.fate == fate
+                and not entry.kind.startswith("tensor")
+                and f"{entry.kind} of {entry.names[0]}" not in said
+            ):
+                out.append(f"{word.ljust(width)}{entry}")
+    return [*out, f"{'account'.ljust(width)}{plan.account}"]
 
 
 def rebuilt_of(plan: Plan) -> list[str]:
@@ -122,12 +154,6 @@ def _bytes(shelf: Shelf) -> int:
         return size_of(shelf.dtypes[0], numel) if shelf.dtypes[0] else 0
     each = (shelf.tensor(i) for i in range(len(shelf)))
     return sum(size_of(t.dtype, t.numel) for t in each if t.shares is None and t.dtype)
-
-
-def _limited(lines: list[str]) -> list[str]:
-    if len(lines) <= LINES_MAX:
-        return lines
-    return [*lines[:LINES_MAX], f"dropped    ... and {len(lines) - LINES_MAX} more"]
 
 
 def _line(t: Tally) -> str:

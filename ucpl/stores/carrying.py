@@ -13,7 +13,7 @@ from typing import TypeVar, overload
 from attrs import evolve
 
 from ucpl.extents import Call, Extent, Global, StorageRef, TensorRef
-from ucpl.stores.checkpoint import Carried
+from ucpl.stores.checkpoint import Carried, Checkpoint
 from ucpl.stores.inert import LEAVES
 from ucpl.stores.pickles import attributes_of, set_attributes
 
@@ -96,6 +96,35 @@ Place = tuple[str, str, int, tuple[int, ...], tuple[int, ...], str]  # file, sto
 def by_place(extents: Iterable[Extent]) -> dict[Place, Extent]:
     """Extents found by what a TensorRef says of them."""
     return {(e.file, e.storage, e.offset, e.shape, e.stride, e.dtype): e for e in extents}
+
+
+def marks_of(checkpoint: Checkpoint) -> Callable[[object], object]:
+    """What tells values of a checkpoint apart: tensors by their bytes' CRC, or by their place where the file states none."""
+    extents = by_place(checkpoint.carried_extents.values())
+
+    def mark(value: object, above: tuple[int, ...] = ()) -> object:
+        if type(value) is TensorRef:
+            file, name = origin_of(value.storage.name)
+            extent = extents.get((file, name, value.offset, value.shape, value.stride, value.storage.dtype))
+            bytes_ = (
+                (extent.crc, extent.storage_bytes) if extent is not None and extent.crc is not None else (file, name)
+            )
+            return "tensor", value.storage.dtype, value.shape, value.stride, value.offset, bytes_
+        if id(value) in above:
+            return "cycle", len(above) - above.index(id(value))
+        inner = (*above, id(value))
+        if isinstance(value, dict):
+            return "dict", tuple((mark(k, inner), mark(v, inner)) for k, v in value.items())
+        if isinstance(value, list | tuple):
+            return type(value).__name__, tuple(mark(v, inner) for v in value)
+        if isinstance(value, set | frozenset):
+            return "set", frozenset(mark(v, inner) for v in value)
+        if type(value) is Call:
+            parts = (value.function, value.args, value.kwargs, value.state, value.list_items, value.dict_items)
+            return "call", tuple(mark(v, inner) for v in parts)
+        return type(value).__name__, repr(value)
+
+    return mark
 
 
 class Storages:

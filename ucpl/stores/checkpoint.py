@@ -5,6 +5,7 @@ Not here: what a tensor means (layout), and the bytes of containers (torch_files
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,7 @@ from attrs import field
 
 from ucpl.errors import Diagnostic
 from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
+from ucpl.extents.account import NotRead
 from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
@@ -55,8 +57,22 @@ class CallerStates:
         """Files of one model-parallel rank."""
         return len(self.of) // (self.pp * self.tp)
 
-    def at(self, pp: int, tp: int, dp: int) -> dict[object, object]:
-        return self.of[(pp * self.tp + tp) * self.files + dp]
+    def number(self, at: tuple[int, int, int], degrees: tuple[int, int, int], *, is_each: bool) -> int:
+        """The rank whose values a target's rank takes, by coordinates and degrees over pp, tp, dp: each its own where both
+        sides have a file a rank and as many ranks, else those of the first.
+
+        is_each: whether the target has a file of each dp rank.
+        """
+        pp, tp = (
+            place if mine == there else 0 for place, mine, there in zip(at, (self.pp, self.tp), degrees, strict=False)
+        )
+        dp = at[2] if is_each and 1 < self.files == degrees[2] else 0
+        return (pp * self.tp + tp) * self.files + dp
+
+    def taken(self, pp: int, tp: int, dp: int, *, is_each: bool) -> frozenset[int]:
+        """All ranks whose values a target of these degrees takes."""
+        places = product(range(pp), range(tp), range(dp if is_each else 1))
+        return frozenset(self.number(at, (pp, tp, dp), is_each=is_each) for at in places)
 
 
 @frozen(eq=False)
@@ -87,6 +103,7 @@ class Checkpoint:
     amiss: tuple[Diagnostic, ...] = ()  # what is wrong with it and was put right as it was read: findings of `verify`
     unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
     lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone
+    not_read: tuple[NotRead, ...] = ()  # what its files have, and the reader passes by: never lost without a word
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
     caller_states: CallerStates = field(factory=CallerStates)
     local_shapes: dict[str, tuple[Shape, ...]] = field(

@@ -110,7 +110,7 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
         for extent in _extents(root, name):
             is_aside = aside(name, tuple(map(str, extent.key)))
             (others if is_aside else extents)[name, extent.key] = extent
-    texts, remarks = read_texts(root) if top.is_dir() else ({}, [])
+    texts, not_read = read_texts(root) if top.is_dir() else ({}, [])
     texts = {name: text for name, text in texts.items() if not name.startswith("latest")}  # trackers are of one folder
     return Checkpoint(
         top=top,
@@ -124,7 +124,7 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
         tensors=(),
         aliases={},
         files=(*names, *(t for t in texts if t not in names)),
-        remarks=tuple(remarks),
+        not_read=tuple(not_read),
     )
 
 

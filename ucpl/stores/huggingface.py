@@ -21,6 +21,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredTensor, Structure, in_elements
+from ucpl.extents.account import NotRead
 from ucpl.records import define
 from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
@@ -90,6 +91,7 @@ class _Folder:
     stated_size: object = None  # what the index says, in bytes
     remarks: list[str] = field(factory=list)
     told: list[str] = field(factory=list)  # which of several files and entries the folder's own loader takes
+    not_read: list[NotRead] = field(factory=list)
     planned: str = FILE  # what the layout calls the weights
     found: dict[str, Extent] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
@@ -106,8 +108,8 @@ class _Folder:
             made = cls._taken(path, choice.file, here)
             made.told += choice.notes
             noted = {name for name in everything for note in choice.notes if note.startswith(f"{name} is not read")}
-            if not choice.is_index and (rest := [n for n in named if n != choice.file and n not in noted]):
-                made.told.append(f"{', '.join(rest)}: not part of {choice.file}, not read")
+            rest = [n for n in named if n != choice.file and n not in noted and not choice.is_index]
+            made.not_read += [NotRead(name, f"it is not part of {choice.file}") for name in rest]
             return made
         indexes = [name for name in everything if name.endswith(INDEX)]
         if len(indexes) > 1:
@@ -210,9 +212,7 @@ class _Folder:
                 )
         metadata = value.get("metadata")
         made = cls(path, names, weight_map, index, metadata.get("total_size") if isinstance(metadata, dict) else None)
-        unlisted = [name for name in here if name not in names]
-        if unlisted:
-            made.told.append(f"{', '.join(unlisted)}: not listed in {index}, not read")
+        made.not_read += [NotRead(name, f"{index} does not list it") for name in here if name not in names]
         return made
 
     @staticmethod
@@ -239,7 +239,7 @@ class _Folder:
         parts = [self.read(name) for name in self.names]
         self.gather(parts)
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
-        self.remarks += more
+        self.not_read += more
         empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}
         blobs: dict[str, object] = {TEXTS: texts} if texts else {}
         if empty:
@@ -262,6 +262,7 @@ class _Folder:
             files=(*self.names, *((self.index,) if self.index else ()), *texts),
             remarks=(*self.told, *self.remarks),
             told=tuple(self.told),
+            not_read=tuple(self.not_read),
         )
 
     def gather(self, parts: Sequence[SafetensorsFile]) -> None:
@@ -341,6 +342,7 @@ def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
     first = parts[0]
     if len(parts) == 1:
         return first
+    read = {name for part in parts for name in part.files}
     return evolve(
         first,
         extents={place: extent for part in parts for place, extent in part.extents.items()},
@@ -349,4 +351,5 @@ def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
         files=tuple(dict.fromkeys(name for part in parts for name in part.files)),
         remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
         told=tuple(dict.fromkeys(text for part in parts for text in part.told)),
+        not_read=tuple(dict.fromkeys(one for part in parts for one in part.not_read if one.name not in read)),
     )

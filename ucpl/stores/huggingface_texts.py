@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from ucpl.extents.account import NotRead
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.texts import read_small
 from ucpl.stores.watching import reading
@@ -18,10 +19,10 @@ TEXT_BYTES_MAX = 64 << 20
 _TEXT = (".json", ".txt", ".jinja", ".md")
 
 
-def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Small text files of a folder by name (config.json, the tokenizer's), and remarks on those that stay behind."""
+def read_texts(folder: Path) -> tuple[dict[str, str], list[NotRead]]:
+    """Small text files of a folder by name (config.json, the tokenizer's), and those that stay behind."""
     texts: dict[str, str] = {}
-    remarks: list[str] = []
+    not_read: list[NotRead] = []
     for path in sorted(folder.iterdir()):
         if not path.is_file() or path.name.startswith("."):
             continue
@@ -29,14 +30,14 @@ def read_texts(folder: Path) -> tuple[dict[str, str], list[str]]:
             try:
                 raw = read_small(path, TEXT_BYTES_MAX)
                 if raw is None:
-                    remarks.append(f"{path.name} is too large a text to be carried")
+                    not_read.append(NotRead(path.name, f"a text of more than {TEXT_BYTES_MAX:,} bytes"))
                 else:
                     texts[path.name] = raw.decode("utf-8")
             except UnicodeDecodeError:
-                remarks.append(f"{path.name} is no UTF-8 text: not carried")
+                not_read.append(NotRead(path.name, "it is no UTF-8 text"))
         elif path.suffix == ".model":
-            remarks.append(f"{path.name} is no text: copy it beside a converted checkpoint yourself")
-    return texts, remarks
+            not_read.append(NotRead(path.name, "it is no text: copy it into a converted folder"))
+    return texts, not_read
 
 
 def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:

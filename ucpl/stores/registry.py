@@ -24,7 +24,7 @@ from ucpl.stores.megatron.fsdp import MegatronFSDP
 from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
 from ucpl.stores.megatron.legacy_arguments import heads_advice
 from ucpl.stores.plain import Plain
-from ucpl.stores.strangers import overlooked, refuse_stranger
+from ucpl.stores.strangers import refuse_stranger
 from ucpl.stores.watching import watched
 
 FRAMEWORKS: tuple[Framework, ...] = (
@@ -90,7 +90,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         if one.recognises(path):
             opened = one.open(path) if not isinstance(one, DeepSpeed) else one.open(path, order)
             if opened.framework == HuggingFace.name:
-                return evolve(opened, remarks=(*opened.remarks, *overlooked(path)))
+                return opened
             chunks = _chunks_of(opened)
             keys = opened.envelope.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks))

@@ -13,17 +13,11 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import read_torch_file
 
-__all__ = ["overlooked", "refuse_stranger"]
+__all__ = ["refuse_stranger"]
 
 LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
 _CHUNKS = re.compile(r"__[0-9]+_[0-9]+\.distcp")  # as torch.distributed.checkpoint calls a rank's file
 BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
-
-
-def overlooked(path: Path) -> tuple[str, ...]:
-    """Remarks on what a folder of weights has of a training run, which goes nowhere: without DeepSpeed, it is not read yet."""
-    names = (name for name in ("optimizer.bin", "optimizer.pt") if path.is_dir() and (path / name).is_file())
-    return tuple(f"{name} beside the weights is not read: the weights alone are converted" for name in names)
 
 
 def refuse_stranger(path: Path) -> None:

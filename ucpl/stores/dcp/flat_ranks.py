@@ -21,6 +21,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.extents.account import NotRead
 from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import lifted
@@ -216,13 +217,14 @@ class _Ranks:
             groups.append(ParameterGroup(str(g), tuple(members), hyper))
         return tuple(groups)
 
-    def unread(self) -> tuple[str, ...]:
+    def not_read(self) -> tuple[NotRead, ...]:
         if self.tops()[0].find(_OPTIM) is None or not self.has_views:
             return ()
-        return (
-            "the optimizer is not read: with use_orig_params its numbers are those of the module's parameters, in an order that"
-            " flat parameters do not tell; SHARDED_STATE_DICT names them",
+        why = (
+            "with use_orig_params its numbers are those of the module's parameters, in an order that flat parameters do not"
+            " tell; SHARDED_STATE_DICT names them"
         )
+        return (NotRead(_OPTIM, why, is_optimizer=True, kind="value"),)
 
     def numbered(self, flat: _Flat, number: int, each: list[Value | None]) -> None:
         held = each[0].find(number) if each[0] is not None else None
@@ -314,7 +316,8 @@ def opened_flats(root: Path) -> Checkpoint:
         tensors=tuple(tensors),
         aliases={},
         files=tuple(names),
-        remarks=("second names of tied tensors are not told by flat parameters", *ranks.unread()),
+        remarks=("second names of tied tensors are not told by flat parameters",),
+        not_read=ranks.not_read(),
         scalar_extents=ranks.scalar_extents,
     )
 

@@ -28,6 +28,7 @@ from ucpl.extents import (
     Setting,
     TensorRef,
 )
+from ucpl.extents.account import NotRead
 from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import lifted
@@ -92,7 +93,7 @@ class _Ranks:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     carried: dict[tuple[str, Key], Extent] = field(factory=dict)
-    remarks: list[str] = field(factory=list)
+    not_read: list[NotRead] = field(factory=list)
     along: list[Shape] = field(factory=list)  # of each rank, its coordinates on what cuts tensors
     aliases: dict[str, str] = field(factory=dict)
     runs: dict[str, list[dict[Key, Extent]]] = field(factory=dict)  # of a parameter's flat states, boxes
@@ -149,18 +150,14 @@ class _Ranks:
         numbers = [number for _, some in groups for number in some]
         is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
         if is_flat and {len(along) for along in self.along} != {1}:
-            self.remarks.append(
-                f"{_OPTIM}_world_size_* is not read: its states are flat, over several dims of the mesh"
-            )
-            return ()
+            return self.unreadable(files, "its states are flat, over several dims of the mesh")
         sharing = [ranks[rank] for rank in self.sharing()] if is_flat else ranks
         found = self.told([some for _, some in groups], sharing, is_flat)
         if isinstance(found, Unclear):
             which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
             which = which if found.is_several else "no order of the model fits"
             of = "its states are flat and number" if is_flat else "it numbers"
-            self.remarks.append(f"{_OPTIM}_world_size_* is not read: {of} its parameters, and {which}")
-            return ()
+            return self.unreadable(files, f"{of} its parameters, and {which}")
         out = []
         for g, ((group, some), each) in enumerate(zip(groups, found, strict=True)):
             for number, held in zip(some, each, strict=True):
@@ -172,6 +169,10 @@ class _Ranks:
             names = [one.name for held in each for one in held if 0 not in one.shape]
             out.append(ParameterGroup(str(g), tuple(names), hyper))
         return tuple(out)
+
+    def unreadable(self, files: list[str], why: str) -> tuple[ParameterGroup, ...]:
+        self.not_read += [NotRead(name, why, is_optimizer=True) for name in files]
+        return ()
 
     def told(self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool) -> list[list[list[Member]]] | Unclear:
         """Which parameters a number is, of each group: of all names, or else without second names of tied tensors."""
@@ -356,7 +357,7 @@ def opened_ranks(root: Path) -> Checkpoint:
     settings = {"prefix": Setting("", origin), "states": Setting(STATES if groups else "", origin)}
     settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
     settings |= degrees
-    others = ["extra_state"] if ranks_in(root, "extra_state") else []
+    others = [NotRead(name, "random numbers and schedules of the rank") for name in ranks_in(root, "extra_state")]
     return Checkpoint(
         top=root,
         root=root,
@@ -375,7 +376,7 @@ def opened_ranks(root: Path) -> Checkpoint:
         tensors=tensors,
         aliases=ranks.aliases,
         files=(*names, *(optims if groups else ())),
-        remarks=(*ranks.remarks, *(f"{what}_world_size_* is not read" for what in others)),
+        not_read=(*ranks.not_read, *others),
         scalar_extents=ranks.scalar_extents,
     )
 

@@ -21,6 +21,7 @@ from ucpl.extents import (
     TensorRef,
     key_text,
 )
+from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen, mutable
@@ -68,6 +69,7 @@ class Gathered:
     settings: dict[str, Setting] = field(factory=dict)
     blobs: dict[str, object] = field(factory=dict)
     remarks: list[str] = field(factory=list)
+    not_read: list[NotRead] = field(factory=list)
     unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
     lacking: tuple[str, ...] = ()  # optimizer shards that the run wrote, all of which are gone
     groups: list[ParameterGroup] = field(factory=list)
@@ -199,6 +201,7 @@ class Gathered:
             stated=tuple(self.stated),
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
+            not_read=tuple(self.not_read),
             unstored=tuple(self.unstored),
             lacking=self.lacking,
             scalar_extents=self.scalar_extents,

@@ -72,9 +72,8 @@ def _client_state(writer: Writer, rank: int) -> dict[object, object]:
     callers = writer.source.caller_states
     if not callers.of:
         return writer.source.envelope.carried
-    pp = writer.here["pp"] if callers.pp == writer.stages else 0
-    tp = writer.tp if callers.tp == writer.degree else 0
-    return callers.at(pp, tp, rank if writer.stage == 3 and 1 < callers.files == writer.dp else 0)
+    at, degrees = (writer.here["pp"], writer.tp, rank), (writer.stages, writer.degree, writer.dp)
+    return callers.of[callers.number(at, degrees, is_each=writer.stage == 3)]
 
 
 def _universal(writer: Writer) -> object:

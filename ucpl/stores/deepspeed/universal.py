@@ -17,6 +17,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
+from ucpl.extents.account import NotRead
 from ucpl.records import frozen
 from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
@@ -227,7 +228,7 @@ class _Universal:
                 )
         extra = sorted(set(folders) - set(self.module.trained))
         if extra:
-            self.gathered.remark(f"atoms of {shown(extra)} are no trained parameters: not read")
+            self.gathered.not_read += [NotRead(f"{ATOMS}/{name}/", "it is of no trained parameter") for name in extra]
         return shapes
 
     def atom(self, part: TorchFile, name: str, state: str, shapes: dict[str, Shape]) -> None:

@@ -23,7 +23,17 @@ from ucpl.stores.megatron.buckets import buckets_in, runs_of
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt, is_expert
 from ucpl.stores.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
-from ucpl.stores.megatron.roles import BUFFERS, MASTER, MASTERS, STATES, Entries, entries_of, is_of_optimizer, unchained
+from ucpl.stores.megatron.roles import (
+    BUFFERS,
+    MASTER,
+    MASTERS,
+    STATES,
+    Entries,
+    entries_of,
+    is_of_optimizer,
+    not_read_in,
+    unchained,
+)
 from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
 from ucpl.stores.torch_files import TorchFile, read_torch_file
@@ -60,7 +70,7 @@ def opened(step: Step) -> Checkpoint:
     roles = Roles("", STATES, entries.weights, entries.states)
     common = read_torch_file(step.root, COMMON)
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
-    made = evolve(dist.checkpoint(), registered=dist.registered)
+    made = evolve(dist.checkpoint(), registered=dist.registered, not_read=not_read_in(entries))
     if dist.copied:
         shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
         told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"

@@ -12,10 +12,21 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.errors import Label, fail
+from ucpl.extents.account import NotRead
 from ucpl.records import frozen
 from ucpl.stores.dcp.metadata import METADATA, Metadata
 
-__all__ = ["BUFFERS", "MASTER", "MASTERS", "STATES", "Entries", "entries_of", "is_of_optimizer", "unchained"]
+__all__ = [
+    "BUFFERS",
+    "MASTER",
+    "MASTERS",
+    "STATES",
+    "Entries",
+    "entries_of",
+    "is_of_optimizer",
+    "not_read_in",
+    "unchained",
+]
 
 STATES = "optimizer.state."
 MASTER = "fp32"
@@ -25,6 +36,7 @@ BUFFERS = re.compile(r"(.*\.)?(expert_bias|local_tokens_per_expert)", re.DOTALL)
 _STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
 _GROUPS = re.compile(r"(?P<chain>chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_0_1")
 _CHAINED = re.compile(r"chained_\d+\.(?P<state>optimizer\.state\..+)", re.DOTALL)
+_DESCRIBES = re.compile(r".*\.(optimizer|per_bucket_numel(_unpadded)?|param_state_sharding_type)/shard_.*", re.DOTALL)
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
 
 
@@ -100,6 +112,13 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
             of_groups.setdefault(said["chain"] or "", entry)
     groups = tuple(of_groups[chain] for chain in sorted(of_groups))
     return Entries(weights, states, tuple(buckets), tuple(metadata.objects), groups, master)
+
+
+def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
+    """Objects of the optimizer that are neither groups nor a description of buckets: its states, in a form that is not read."""
+    why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
+    others = (name for name in entries.objects if is_of_optimizer(name) and _DESCRIBES.fullmatch(name) is None)
+    return tuple(NotRead(name, why, is_optimizer=True, kind="value") for name in others)
 
 
 def is_of_optimizer(name: str) -> bool:

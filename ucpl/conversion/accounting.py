@@ -1,0 +1,268 @@
+"""One account of a source: what is moved, derived, dropped by name, or not read, over tensors, numbers, values and files.
+
+The items are counted in the source, the fates by what the plan and the target's format say; both sums must be equal.
+A run whose optimizer nobody reads is refused here, where its target is more than a folder of weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
+from ucpl.stores.carrying import marks_of
+from ucpl.stores.containers import sorted_into
+from ucpl.stores.leaving import DESCRIBING, EMPTY, TENSORS_ALONE, TEXTS, left_values
+from ucpl.stores.overlooked import not_read_of
+
+if TYPE_CHECKING:
+    from ucpl.graph import Graph
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["account_of", "demand_an_optimizer", "tensors_of", "with_account"]
+
+Item = tuple[Fate, str, str, str]  # fate, kind, name, reason
+_TENSORS = (
+    "tensor"  # the kinds of the first part of an account begin so: it is made of the graph, the rest of the checkpoint
+)
+_REMADE = ", and makes it of "
+
+
+# ---- tensors and states -----------------------------------------------------------------------------------------------
+
+
+def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
+    """Every state of every tensor of the source. Raises: AssertionError where one is neither used nor left out by name."""
+    here = graph.source
+    pairs = {(here.tensors[t], p.state) for p in here.parts for t in p.tensors}
+    items: list[Item] = []
+    moved = Counter(state for _, state in pairs & graph.used)
+    for text in dropped:
+        what, _, why = text.partition(": ")
+        state, _, path = what.partition(" of ")
+        if (path, state) in pairs and (path, state) not in graph.used:
+            items.append(("derived" if _REMADE in why else "dropped", f"{_TENSORS} {state}", path, why))
+    kept = tuple(Entry("moved", f"{_TENSORS} {state}", n) for state, n in sorted(moved.items()))
+    return Account(len(pairs), (*kept, *entries_of(items))).demand_sum()
+
+
+# ---- all of it --------------------------------------------------------------------------------------------------------
+
+
+def with_account(plan: Plan, source: Checkpoint) -> Plan:
+    """The plan with the account of this source: of tensors as it was planned, of all else as it is there."""
+    return evolve(plan, account=account_of(plan, source))
+
+
+def account_of(plan: Plan, source: Checkpoint) -> Account:
+    """Raises: AssertionError where an item has no fate, or two; UcplError E400 where the folder cannot be listed."""
+    tensors = tuple(e for e in plan.account.entries if e.kind.startswith(_TENSORS)) if plan.account is not None else ()
+    if plan.account is None:  # planned from specs alone
+        read = {(t.file, t.key) for t in plan.sources}
+        tensors = entries_of(
+            ("moved" if place in read else "not read", f"{_TENSORS} stored", "/".join(map(str, place)), "" if place in read
+             else "the plan's layouts have no such tensor")
+            for place, extent in source.extents.items() if extent.numel
+        )  # fmt: skip
+    not_read = not_read_of(source)
+    others = (*_numbers(plan, source), *_values(plan, source), *_callers(plan, source), *_groups(plan, source))
+    files = tuple(_files(plan, source, not_read))
+    items = sum(e.count for e in tensors) + _items_of(source, not_read)
+    return Account(items, (*tensors, *entries_of(others), *entries_of(files))).demand_sum()
+
+
+def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:
+    """Items beside tensors, counted in the source alone."""
+    known, container = source.envelope, source.container
+    count = sum(map(len, known.scalars.values())) + len(known.groups) + len(known.carried)
+    count += sum(len(mine) for mine in _unlike(source).values())
+    count += len([name for name in known.blobs if name not in (TEXTS, EMPTY)])
+    files = {*source.files, *_texts(source)}
+    if container is not None:
+        files |= {file.name for file in container.files} | {*container.skipped}
+    values = [one for one in not_read if one.kind != "file"]
+    return count + len(files) + len(values) + len({one.name for one in not_read if one.kind == "file"} - files)
+
+
+def _is_dropped(plan: Plan, name: object) -> bool:
+    return isinstance(name, str) and plan.carry.get(name) == "drop"
+
+
+def _numbers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+    """Numbers that the optimizer keeps of whole parameters, as `step`."""
+    said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
+    gone = frozenset(plan.gone.get("numbers", ()))
+    for state, values in source.envelope.scalars.items():
+        for name in values:
+            if _is_dropped(plan, state):
+                yield "dropped", state, name, "dropped by name"
+            elif (why := said.get(f"{state} of {name}")) is not None:
+                yield "dropped", state, name, why
+            elif name in gone:
+                yield "dropped", state, name, "its tensor is dropped or frozen by name"
+            else:
+                yield "moved", state, name, ""
+
+
+def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+    """What continues a run, of the framework, and what describes its files."""
+    left = left_values(source, plan.target)
+    for name in source.envelope.blobs:
+        if name in (TEXTS, EMPTY):
+            continue
+        if name in DESCRIBING:
+            yield "derived", "value", name, ""
+        elif name in left:
+            yield "dropped", "value", name, left[name]
+        else:
+            yield "moved", "value", name, ""
+
+
+def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+    """The caller's own values: those of the first rank, and of others where they are unlike."""
+    alone = TENSORS_ALONE.get(plan.target.framework)
+    for key in source.envelope.carried:
+        if _is_dropped(plan, key):
+            yield "dropped", "client_state", str(key), "dropped by name"
+        elif alone is not None:
+            yield "dropped", "client_state", str(key), f"{alone} stores tensors alone"
+        else:
+            yield "moved", "client_state", str(key), ""
+    taken = _ranks_taken(plan, source)
+    for rank, keys in _unlike(source).items():
+        for key in keys:
+            name = f"{key} of rank {rank}"
+            if _is_dropped(plan, key):
+                yield "dropped", "client_state", name, "dropped by name"
+            elif rank in taken:
+                yield "moved", "client_state", name, ""
+            else:
+                why = (
+                    f"{alone} stores tensors alone"
+                    if alone is not None
+                    else "the target's ranks take the value of rank 0"
+                )
+                yield "dropped", "client_state", name, why
+
+
+def _unlike(source: Checkpoint) -> dict[int, tuple[object, ...]]:
+    """Of each rank but the first, keys of client_state whose values are others than the first rank's."""
+    of = source.caller_states.of
+    if len(of) < 2:
+        return {}
+    marks = marks_of(source)
+    first = {key: marks(value) for key, value in of[0].items()}
+    found = {
+        rank: tuple(key for key, value in mine.items() if key not in first or marks(value) != first[key])
+        for rank, mine in enumerate(of[1:], 1)
+    }
+    return {rank: keys for rank, keys in found.items() if keys}
+
+
+def _ranks_taken(plan: Plan, source: Checkpoint) -> frozenset[int]:
+    """Ranks of the source whose client_state goes into a target's files."""
+    if plan.target.framework != "deepspeed":
+        return frozenset((0,))
+    degrees = {axis: _whole(plan.target.settings.get(axis)) for axis in ("pp", "tp", "dp")}
+    is_each = plan.target.settings.get("stage") == 3
+    return source.caller_states.taken(degrees["pp"], degrees["tp"], degrees["dp"], is_each=is_each)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+    alone = TENSORS_ALONE.get(plan.target.framework)
+    is_trained = any(t.states for t in plan.target.tensors) or plan.target.framework in (
+        "deepspeed",
+        "plain",
+        "universal",
+    )
+    for group in source.envelope.groups:
+        if alone is not None:
+            yield "dropped", "group", group.name, f"{alone} stores no hyper-parameters"
+        elif group.name in plan.gone.get("groups", ()):
+            yield "dropped", "group", group.name, "no parameter is left in it"
+        elif not is_trained:
+            yield "dropped", "group", group.name, "the target has weights alone"
+        else:
+            yield "moved", "group", group.name, ""
+
+
+# ---- files ------------------------------------------------------------------------------------------------------------
+
+
+def _texts(source: Checkpoint) -> tuple[str, ...]:
+    held = source.envelope.blobs.get(TEXTS)
+    return tuple(map(str, held)) if isinstance(held, dict) else ()
+
+
+def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Iterator[Item]:
+    """Files of the folder: read, carried as they are, left out, or passed by."""
+    seen: set[str] = set()
+
+    def item(fate: Fate, name: str, why: str = "") -> Iterator[Item]:
+        if name not in seen:
+            seen.add(name)
+            yield fate, "file", name, why
+
+    left = left_values(source, plan.target).get(TEXTS)
+    for name in _texts(source):
+        yield from item("moved" if left is None else "dropped", name, left or "")
+    if source.container is not None:
+        dropped = {name for name, fate in plan.carry.items() if fate == "drop"}
+        made = sorted_into(source.container.without(dropped), plan.target, source)
+        for name in (file.name for file in source.container.files):
+            if name in dropped:
+                yield from item("dropped", name, "dropped by name")
+            elif name in made.left:
+                yield from item("dropped", name, made.left[name])
+            else:
+                yield from item("moved", name)
+        for name, why in source.container.skipped.items():
+            yield from item("not read", name, why)
+    for name in source.files:
+        yield from item("moved", name)
+    for one in not_read:
+        if one.kind == "file":
+            yield from item("not read", one.name, one.why)
+        else:
+            yield "not read", one.kind, one.name, one.why
+
+
+# ---- an optimizer that nobody reads ---------------------------------------------------------------------------------
+
+
+def demand_an_optimizer(source: Checkpoint, framework: str) -> None:
+    """A run goes over without its optimizer only where that is said. Raises: UcplError E467.
+
+    framework: the target's; one of tensors alone is an export of weights, and its account names what is left behind.
+    """
+    if framework == "huggingface":
+        return
+    if source.lacking:
+        first, *others = source.lacking
+        more = f" (and {len(others)} more, to {others[-1]})" if others else ""
+        fail(
+            "E467",
+            f"{first} is missing{more}: the run had an optimizer under ZeRO, and none of its shards is there",
+            Label(str(source.root / first), "not there"),
+            Label(str(source.root / source.files[0]), "states the optimizer's parameters", where="param_shapes"),
+        )
+    if source.envelope.scalars or any(t.states for t in source.tensors):
+        return
+    found = [one for one in not_read_of(source) if one.is_optimizer]
+    if found:
+        first_one, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        fail(
+            "E467",
+            f"the folder has an optimizer, {first_one.name}{more}, and nothing of it is read: {first_one.why}",
+            Label(str(source.top / first_one.name if first_one.kind == "file" else source.top), where=first_one.name),
+            remedy="--weights-alone converts the weights; --to 'safetensors()' exports them",
+        )

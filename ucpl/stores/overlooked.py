@@ -1,0 +1,79 @@
+"""Files of a checkpoint's folder that its reader passes by, each with the reason: an optimizer among them is no weights alone.
+
+Not here: files that training frameworks keep around shards (stores.containers), and the refusal (conversion.accounting).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from ucpl.extents.account import NotRead
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.containers.reading import OWN, POINTERS
+from ucpl.stores.watching import reading
+
+__all__ = ["is_of_an_optimizer", "not_read_of"]
+
+FILES_MAX = 10_000  # that are named
+_OPTIMIZER = re.compile(r"(?:^|[_.-])optim(?:izer|izers|s)?(?=[_.\-0-9]|$)", re.IGNORECASE)
+_TEXTS = (".json", ".txt", ".md", ".py", ".yaml", ".yml", ".toml", ".jinja", ".log", ".csv", ".sh", ".ipynb")
+_TRACKERS = (*POINTERS, "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
+_WHY = "it is no part of the checkpoint that is read"
+_STATE = "its optimizer state is in a form that is not read"
+
+
+def is_of_an_optimizer(name: str) -> bool:
+    """Whether a file or folder is called as frameworks call an optimizer's state."""
+    last = PurePosixPath(name.rstrip("/")).name
+    return not last.endswith(_TEXTS) and _OPTIMIZER.search(last) is not None
+
+
+def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
+    """What its reader states, then all other files of its folder; none around a checkpoint that is one file.
+
+    Raises: UcplError E400.
+    """
+    said = {one.name for one in checkpoint.not_read}
+    others = () if checkpoint.top.is_file() else _others(checkpoint)
+    return (*checkpoint.not_read, *(one for one in others if one.name not in said))
+
+
+def _others(checkpoint: Checkpoint) -> Iterator[NotRead]:
+    top, root = checkpoint.top, checkpoint.root
+    is_below = top.resolve() != root.resolve() and top.is_dir()
+    lead = os.path.relpath(root.resolve(), top.resolve()).replace(os.sep, "/") + "/" if is_below else ""
+    known = {PurePosixPath(lead + file).as_posix() for file in checkpoint.files}
+    known |= {one.name for one in checkpoint.not_read}
+    container = checkpoint.container
+    if container is not None:
+        known |= {file.name for file in container.files} | {name.rstrip("/") for name in container.skipped}
+    inside = {parent.as_posix() for name in known for parent in PurePosixPath(name).parents}
+    count = 0
+    with reading(top):
+        for name in _named(top, "", known, inside | {lead.rstrip("/")}, is_below):
+            count += 1
+            if count > FILES_MAX:
+                yield NotRead(f"and more than {FILES_MAX:,} files", _WHY)
+                return
+            is_state = is_of_an_optimizer(name)
+            yield NotRead(name, _STATE if is_state else _WHY, is_state)
+
+
+def _named(top: Path, under: str, known: set[str], inside: set[str], is_below: bool) -> Iterator[str]:
+    """Files, and folders that have nothing of the checkpoint, which are not looked into."""
+    for entry in sorted(os.scandir(top / under), key=lambda entry: entry.name):
+        name = f"{under}{entry.name}"
+        if name in known or (not under and entry.name in (*OWN, *_TRACKERS)):
+            continue
+        if not entry.is_dir():
+            yield name
+        elif name in inside and not entry.is_symlink():
+            if name.split("/")[-1] in OWN:
+                continue
+            yield from _named(top, f"{name}/", known, inside, is_below)
+        elif not (is_below and not under):  # other steps of a save folder are checkpoints of their own
+            if entry.name not in OWN and any(os.scandir(entry.path)):
+                yield f"{name}/"
