@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
 import pytest
@@ -20,10 +21,15 @@ from hypothesis import strategies as st
 from tests.ranks.test_apply import MEMORY, UNIQUE, run, spread, together
 from tests.ranks.test_apply import small as small
 from tests.runtime.test_resume import tree
+from tests.vault.keys import authority, keys_of
 from ucpl.errors import UcplError, fail
+from ucpl.ranks import scattered
 from ucpl.ranks.scattered import one_folder
 from ucpl.ranks.serving import Peer, Server, own_host
 from ucpl.remotes import wire
+from ucpl.remotes.doors import TlsDoor, TlsWay, UnixDoor, UnixWay
+from ucpl.remotes.keys import Keys
+from ucpl.remotes.reading import pread
 from ucpl.runtime.team import SLACK, beside
 
 MANIFEST = "ucpl/manifest.json"
@@ -141,18 +147,19 @@ def test_a_file_that_changes_on_its_host_is_refused(tmp_path):
     assert not (tmp_path / "all").exists()
 
 
-def test_who_does_not_know_the_secret_is_told_nothing(tmp_path):
+def test_ranks_of_several_hosts_give_files_to_those_with_a_certificate_alone(tmp_path):
     (tmp_path / "a").write_bytes(b"0123456789")
-    server = Server({"a": tmp_path / "a"}, own_host("127.0.0.1"), b"secret")
+    server = Server({"a": tmp_path / "a"}, TlsDoor((own_host("127.0.0.1"), 0), Keys(keys_of(0)), None))
     try:
         came = list[int]()
-        good, bad = (Peer(0, server.address, secret, came.append) for secret in (b"secret", b"other"))
+        keys = [Keys(keys_of(1)), Keys(authority("second") / "d1")]
+        good, bad = (Peer(0, TlsWay(server.address, one, None), came.append) for one in keys)
         room = bytearray(4)
         assert good.read("a", [memoryview(room)], 3) == 4
         assert (bytes(room), came) == (b"3456", [4])
         assert good.read("a", [memoryview(room)], 8) == 2
         for peer, name, said in (
-            (bad, "a", "does not answer"),
+            (bad, "a", "has no certificate of this vault's authority"),
             (good, "b", "does not answer"),
             (good, "../a", "does not answer"),
         ):
@@ -166,6 +173,32 @@ def test_who_does_not_know_the_secret_is_told_nothing(tmp_path):
         server.close()
     with pytest.raises(OSError, match="does not answer"):
         good.read("a", [memoryview(room)], 0)
+
+
+def test_ranks_on_several_hosts_speak_over_tls_or_not_at_all(tmp_path, monkeypatch):
+    """Ranks are threads here; each says that it is on a host of its own."""
+    _, source = spread(tmp_path / "src")
+    folders = hosts(tmp_path, tmp_path / "src", {0: "ab", 1: "cm"})
+    monkeypatch.setattr(scattered, "host_mark", lambda: token_hex(8))
+    wanted = {name: (source.root / name).read_bytes() for name in FILES}
+
+    def act(keys):
+        def one(rank, team):
+            with one_folder(team, team, folders[rank], keys[rank]) as folder:
+                found = {}
+                for name in FILES:
+                    fd = os.open(folder / name, os.O_RDONLY)
+                    found[name] = pread(fd, os.fstat(fd).st_size, 0)
+                    os.close(fd)
+                return found
+
+        return together(2, one)
+
+    assert act([keys_of(0), keys_of(1)]) == [wanted, wanted]
+    for keys in ([keys_of(0), None], [None, None]):
+        for end in act(keys):
+            assert isinstance(end, UcplError)
+            assert end.diagnostics[0].code in ("E628", "E621")
 
 
 @given(
@@ -195,8 +228,9 @@ def test_a_rank_that_stands_still_is_waited_for_while_it_is_there(tmp_path, monk
     wakes = threading.Event()
     monkeypatch.setattr(Server, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")
     monkeypatch.setattr(wire, "EVERY", 0.01)
-    monkeypatch.setattr(wire, "STALLED", 0.2)
-    server, looks = Server({"a": tmp_path / "a"}, "127.0.0.1", b"key"), iter(range(30))
+    monkeypatch.setattr(wire, "GREETING", 0.2)
+    way = UnixWay(token_hex(8))
+    server, looks = Server({"a": tmp_path / "a"}, UnixDoor(way.name)), iter(range(30))
 
     def look():
         if next(looks, None) is None:
@@ -205,13 +239,13 @@ def test_a_rank_that_stands_still_is_waited_for_while_it_is_there(tmp_path, monk
     buffer = bytearray(4)
     try:
         with pytest.raises(UcplError, match="rank 1 of 2 is gone"):
-            Peer(1, server.address, b"key", print, look).read("a", [memoryview(buffer)], 0)
+            Peer(1, way, print, look).read("a", [memoryview(buffer)], 0)
         wakes.set()
-        assert Peer(1, server.address, b"key", lambda size: None).read("a", [memoryview(buffer)], 0) == 4
+        assert Peer(1, way, lambda size: None).read("a", [memoryview(buffer)], 0) == 4
     finally:
         server.close()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(OSError, match="rank 1, which has it, does not answer"),
     ):
-        Peer(1, silent.getsockname(), b"key", print).read("a", [memoryview(buffer)], 0)
+        Peer(1, TlsWay(silent.getsockname(), Keys(keys_of(0)), None), print).read("a", [memoryview(buffer)], 0)

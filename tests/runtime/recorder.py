@@ -151,10 +151,10 @@ class Recorder(Disk):
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def open(self, path: Path, flags: int) -> int:
+    def open(self, path: Path, flags: int, mode: int = 0o666) -> int:
         with self._lock:
             new = not os.path.lexists(path)
-            fd = super().open(path, flags)
+            fd = super().open(path, flags, mode)
             if self._inside(path):
                 status = os.fstat(fd)
                 inode = self._number(path)

@@ -35,8 +35,8 @@ class Counting(Disk):
     def __init__(self):
         self.sizes, self.names, self.lock = [], {}, threading.Lock()
 
-    def open(self, path, flags):
-        fd = super().open(path, flags)
+    def open(self, path, flags, mode=0o666):
+        fd = super().open(path, flags, mode)
         self.names[fd] = path.name
         return fd
 

@@ -264,9 +264,9 @@ class Failing(Disk):
         if what == self.what and self.where in str(path):
             raise OSError(self.error, os.strerror(self.error), str(path))
 
-    def open(self, path, flags):
+    def open(self, path, flags, mode=0o666):
         self._fail("open", path)
-        fd = super().open(path, flags)
+        fd = super().open(path, flags, mode)
         self.paths[fd] = path
         return fd
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import datetime
 import os
+import pathlib
 import pickle
 import random
+import shutil
 import struct
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import ucpl
 from tests.sabotage.cost import soon
 from tests.stores.values import FIXTURES, assert_same
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Global
+from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import dumps, loads, unsafe_globals, walk
 from ucpl.stores.torch_files import read_torch_file
 
@@ -334,3 +344,111 @@ def test_named_arguments_copied_again_and_again_end() -> None:
     body = b"}(" + names + b"uq\x00" + b"cm\nC\nq\x01" + b"h\x01)h\x00\x920" * 1000 + b"N."
     with pytest.raises(UcplError, match="E425"):
         loads(b"\x80\x04" + body)
+
+
+# ---- objects of known classes, with contents that their own pickles never have -------------------------------------------
+
+KINDS = ["?", "b", "u1", "i8", ">i4", "f2", "<f4", ">f8", "f16", "c8", "c16", "S3", "S0", "U5", ">U2", "O"]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_what_numpy_writes_itself_is_plain(protocol: int) -> None:
+    for kind in KINDS:
+        dtype = np.dtype(kind)
+        values: list[Any] = [
+            dtype,
+            np.zeros((2, 3), dtype),
+            np.asfortranarray(np.zeros((2, 3), dtype)),
+            np.zeros(0, dtype),
+        ]
+        if kind != "O":
+            values.append(np.zeros(1, dtype)[0])
+        for value in (*values, np.random.RandomState(3).get_state(), np.float32(2.5), np.str_("text")):
+            read = loads(pickle.dumps(value, protocol))
+            assert [name for name in unsafe_globals(read) if name not in HOLDERS] == [], (kind, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.datetime(2026, 11, 27, 12),
+        datetime.date(2026, 11, 27),
+        datetime.timedelta(1, 2, 3),
+        argparse.Namespace(a=1),
+        types.SimpleNamespace(b=[2]),
+        collections.deque([1, 2], 5),
+        collections.deque(),
+        collections.Counter("aab"),
+        pathlib.PurePosixPath("a/b").parts,
+        pathlib.Path("/a/b"),
+        range(1, 9, 2),
+        frozenset({1}),
+        torch.device("cpu"),
+        torch.strided,
+    ],
+)
+def test_what_other_classes_write_themselves_is_plain(value: Any) -> None:
+    read = loads(pickle.dumps(value, 2))
+    assert [name for name in unsafe_globals(read) if name not in HOLDERS] == []
+
+
+class Made:
+    """Pickled, it is a call of a function with these arguments and this state."""
+
+    def __init__(self, function: Any, args: tuple[Any, ...], state: Any = None) -> None:
+        self.call = (function, args) if state is None else (function, args, state)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+RECONSTRUCT = np.zeros(1).__reduce__()[0]
+SCALAR = np.float64(1).__reduce__()[0]
+F8 = Made(np.dtype, ("f8", False, True), (3, "<", None, None, None, -1, -1, 0))
+HIDDEN = Made(np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
+EMPTY = (np.ndarray, (0,), b"b")
+
+MADE = {
+    "a dtype whose bytes are objects": Made(RECONSTRUCT, EMPTY, (1, (1,), HIDDEN, False, b"A" * 8)),
+    "the dtype alone": HIDDEN,
+    "a dtype of another size": Made(np.dtype, ("f8", False, True), (3, "<", None, None, None, 4, 1, 0)),
+    "a dtype of other flags": Made(np.dtype, ("f8", False, True), (3, "<", None, None, None, -1, -1, 63)),
+    "a dtype by its fields": Made(np.dtype, ({"names": ["a"], "formats": ["O"]},)),
+    "a dtype of a text with fields": Made(np.dtype, ("O,f8", False, True)),
+    "a structured dtype": np.dtype([("a", "O")]),
+    "objects that are bytes": Made(RECONSTRUCT, EMPTY, (1, (1,), np.dtype("O"), False, b"A" * 8)),
+    "numbers that are a list": Made(RECONSTRUCT, EMPTY, (1, (1,), F8, False, [1.0])),
+    "fewer bytes than numbers": Made(RECONSTRUCT, EMPTY, (1, (1 << 40,), F8, False, b"A" * 8)),
+    "a negative size": Made(RECONSTRUCT, EMPTY, (1, (-1,), F8, False, b"A" * 8)),
+    "an array of a size at once": Made(RECONSTRUCT, (np.ndarray, (1 << 40,), b"b")),
+    "an array of another class": Made(RECONSTRUCT, (range, (0,), b"b")),
+    "an array by its class": Made(np.ndarray, ((1 << 40,), "O")),
+    "a scalar of an object": Made(SCALAR, (np.dtype("O"), b"A" * 8)),
+    "a scalar of too few bytes": Made(SCALAR, (F8, b"A")),
+    "a deque of a long range": Made(collections.deque, (range(1 << 50),)),
+    "a Counter of a long range": Made(collections.Counter, (range(1 << 50),)),
+    "a namespace with a state of slots": Made(argparse.Namespace, (), (None, {"__class__": range})),
+    "a date of a list": Made(datetime.date, ([1],)),
+    "a tensor of a size": Made(torch.Tensor, (1 << 50,)),
+    "a nested tensor": Made(torch._utils._rebuild_nested_tensor, (1, 2, 3, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_a_known_class_with_made_contents_is_named(what: str) -> None:
+    read = loads(pickle.dumps({"deep": [MADE[what]]}, 2))
+    assert any(name.endswith("(...)") for name in unsafe_globals(read) if name not in HOLDERS)
+
+
+def test_made_contents_go_into_no_target_that_was_not_allowed_them(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "deepspeed" / "z1_dp4", source)
+    for file in source.rglob("*model_states.pt"):
+        state = torch.load(file, weights_only=False)
+        state["made"] = MADE["a dtype whose bytes are objects"]
+        torch.save(state, file)
+    with pytest.raises(UcplError, match=r"E504: .*numpy\.dtype\(\.\.\.\)"):
+        ucpl.convert(source, tmp_path / "out", to="zero1(dp=2)")
+    assert not (tmp_path / "out").exists()
+    names = ("numpy.dtype(...)", "numpy._core.multiarray._reconstruct(...)", "numpy.core.multiarray._reconstruct(...)")
+    ucpl.convert(source, tmp_path / "out", to="zero1(dp=2)", allow_globals=names)

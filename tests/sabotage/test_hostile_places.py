@@ -144,10 +144,10 @@ def test_names_that_a_file_system_takes_for_one_are_refused(tmp_path: Path, monk
     from ucpl.runtime.disk import Disk, use_disk
 
     class Folding(Disk):
-        def open(self, path, flags):
+        def open(self, path, flags, mode=0o666):
             if path.suffix == ".pt" and "tree" in path.parts:
                 path = path.with_name(path.name.casefold())
-            return super().open(path, flags)
+            return super().open(path, flags, mode)
 
     tensors = [Stored(f, (f,), "f32", bits_of("f32", (9,), 1)) for f in ("A", "a")]
     source = write_source(tmp_path / "src", tensors)

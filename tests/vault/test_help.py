@@ -20,7 +20,7 @@ def helped(capsys, *words: str) -> str:
 @pytest.mark.parametrize("action", vault.ACTIONS)
 def test_the_help_of_an_action_is_of_it_alone(action, capsys):
     out = helped(capsys, action, "--help")
-    path = {"plan": "LAYOUT", "drill": "LAYOUT", "gc": "ROOT"}.get(action, "ROOT/JOB")
+    path = {"plan": "LAYOUT", "drill": "LAYOUT", "gc": "ROOT", "keys": "DIR"}.get(action, "ROOT/JOB")
     usage = " ".join(out.partition("\n\n")[0].split())
     assert usage.startswith(f"usage: ucpl vault {action} [-h] ")
     assert usage.endswith(f" {path} DST" if action in ("restore", "persist") else f" {path}")

@@ -6,7 +6,6 @@ whoever asks from one side, whatever was under way.
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import struct
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
+from tests.vault.keys import authority, keys_of
 from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
 from ucpl.remotes import wire
@@ -37,7 +37,6 @@ from ucpl.vault.looking import damage
 from ucpl.vault.server import Server
 
 SIZES = (2_100_000, 2_000_000, 1_900_000)
-SECRET = "what no other job knows"
 
 
 def listed(home: Path) -> Hosts:
@@ -52,8 +51,6 @@ class Cluster:
     def __init__(self, top: Path, hosts: int, protect: str = "raim5") -> None:
         self.top, self.count, self.protect = top, hosts, protect
         self.ports = free_ports(hosts)
-        self.secret = top / "secret"
-        self.secret.write_text(SECRET)
         self.homes = [top / f"host{n}" / "job" for n in range(hosts)]
         self.vaults = [self.made(n) for n in range(hosts)]
         self.servers: dict[int, Server] = {}
@@ -66,7 +63,7 @@ class Cluster:
 
     def made(self, n: int) -> Vault:
         how = {"domains": self.count, "ranks": self.count, "protect": self.protect}
-        return Vault.make(self.homes[n], **how, hosts=self.listed, secret=self.secret)  # type: ignore[arg-type]
+        return Vault.make(self.homes[n], **how, hosts=self.listed, keys=keys_of(n))  # type: ignore[arg-type]
 
     def serve(self, *numbers: int) -> None:
         for n in numbers or range(self.count):
@@ -338,7 +335,7 @@ def test_a_host_that_hears_nobody_when_it_starts_replaces_none_that_lives(tmp_pa
         assert [made.read(n) for n in range(3)] == [20, 20, 20]
 
 
-def test_who_does_not_know_the_secret_is_told_nothing_and_who_does_no_more_than_a_vault_has(tmp_path):
+def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_has(tmp_path):
     with cluster(tmp_path) as made:
         made.serve()
         made.write("first")
@@ -369,9 +366,9 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_who_does_no_more_than_
                 assert not theirs
         with other.locked(5.0) as theirs:  # it is free once the connection has ended
             assert theirs
-        made.secret.write_text("what another job knows, and no more")
-        stranger = Vault.make(tmp_path / "stranger/job", domains=3, ranks=3, hosts=made.listed, secret=made.secret)
-        with pytest.raises(OSError, match="has another secret"):
+        keys = authority("second") / "d0"
+        stranger = Vault.make(tmp_path / "stranger/job", domains=3, ranks=3, hosts=made.listed, keys=keys)
+        with pytest.raises(OSError, match="has no certificate of this vault's authority"):
             Far(stranger.home, 1, listed(stranger.home)).ask({"op": "names"})
         assert committed(stranger.home, stranger.job) == []
 
@@ -525,7 +522,7 @@ def test_half_a_question_holds_no_lock(tmp_path, monkeypatch):
         one, other = (Far(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
         with one.locked(0.0) as mine:
             assert mine and one._holds is not None
-            os.write(one._holds.fileno(), struct.pack("!i", 1000) + b'{"op":')
+            one._holds.socket.sendall(struct.pack("!Q", 1000) + b'{"op":')
             end, theirs = time.monotonic() + 10, False
             while not theirs and time.monotonic() < end:
                 with other.locked(0.1) as theirs:
@@ -556,11 +553,11 @@ def test_what_is_no_question_ends_its_connection_and_nothing_else(tmp_path, garb
     with cluster(tmp_path, 2, "mirror") as made:
         made.serve()
         one = Far(made.homes[0], 1, listed(made.homes[0]))
-        connection = one._line().taken()
-        connection.send_bytes(garbage)
+        channel = one._line().taken()
+        channel.send(garbage)
         with suppress(EOFError, OSError):
-            assert connection.poll(5) and connection.recv_bytes()
-        connection.close()
+            assert channel.poll(5) and channel.receive()
+        channel.close()
         assert one.is_there()
 
 
@@ -586,29 +583,36 @@ def test_a_list_of_hosts_that_is_damaged_is_not_taken_for_none(tmp_path):
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        ({"hosts": "a:1,b:2"}, "`hosts` and `secret` go together"),
-        ({"hosts": "a:1,b", "secret": "secret"}, "`b` is no HOST:PORT"),
-        ({"hosts": "a:1,b:70000", "secret": "secret"}, "`b:70000` is no HOST:PORT"),
-        ({"hosts": "a:1,b:2,c:3", "secret": "secret"}, "3 hosts are listed for 2 domains"),
-        ({"hosts": "a:1,b:2", "secret": "short"}, "a secret has 16 bytes or more"),
-        ({"hosts": "a:1,b:2", "secret": "absent"}, "absent"),
+        ({"hosts": "a:1,b:2"}, "`hosts` and `keys` go together"),
+        ({"hosts": "a:1,b", "keys": "good"}, "`b` is no HOST:PORT"),
+        ({"hosts": "a:1,b:70000", "keys": "good"}, "`b:70000` is no HOST:PORT"),
+        ({"hosts": "a:1,b:2,c:3", "keys": "good"}, "3 hosts are listed for 2 domains"),
+        ({"hosts": "a:1,b:2", "keys": "open"}, "E687: .*tls.key: its mode, 0644, lets other users read or change it"),
+        ({"hosts": "a:1,b:2", "keys": "mixed"}, "E687: .*tls.crt and tls.key cannot be used: key values mismatch"),
+        ({"hosts": "a:1,b:2", "keys": "foreign"}, "E687: .*it is not valid under ca.crt"),
+        ({"hosts": "a:1,b:2", "keys": "absent"}, "E687: absent|E687: .*absent/ca.crt: No such file"),
+        ({"hosts": "a:1,b:2", "keys": "d5"}, "E687: .*is not the certificate of a host of this vault"),
     ],
 )
 def test_what_is_said_of_hosts_must_fit(tmp_path, monkeypatch, said, match):
     monkeypatch.chdir(tmp_path)
-    Path("secret").write_text(SECRET)
-    Path("short").write_text("0123456789abcde")
+    for name in ("good", "open", "mixed", "foreign"):
+        shutil.copytree(keys_of(0), name)
+    shutil.copytree(keys_of(5), "d5")
+    Path("open/tls.key").chmod(0o644)
+    shutil.copy(keys_of(1) / "tls.key", "mixed")
+    shutil.copy(authority("second") / "ca.crt", "foreign")
     with pytest.raises(UcplError, match=match):
         Vault.make(tmp_path / "job", domains=2, ranks=2, **said)
 
 
-def test_hosts_of_one_secret_are_one_vault_and_of_another_another(tmp_path):
+def test_hosts_of_one_authority_are_one_vault_and_of_another_another(tmp_path):
     with cluster(tmp_path) as made:
         assert len({vault.job.ident for vault in made.vaults}) == 1
         assert (made.homes[0] / "hosts.json").stat().st_mode & 0o077 == 0
-        made.secret.write_text("what no other job has known before")
-        with pytest.raises(UcplError, match="is the vault of another job, or has another secret"):
-            made.made(0)
+        how = {"domains": 3, "ranks": 3, "protect": "raim5", "keys": authority("second") / "d0"}
+        with pytest.raises(UcplError, match="is the vault of another job, or its keys are of another authority"):
+            Vault.make(made.homes[0], hosts=made.listed, **how)  # type: ignore[arg-type]
 
 
 def test_a_server_that_is_begun_anew_is_known_at_once(tmp_path):
@@ -637,7 +641,7 @@ def test_who_asks_with_an_older_list_asks_once_more(tmp_path, monkeypatch):
             found = holders_of(home, job)
             for one in found if len(tried) < 3 else ():
                 if isinstance(one, Far):
-                    one.hosts = Hosts(old.secret, old.at, tuple(0 for _ in old.seats), old.job)
+                    one.hosts = Hosts(old.keys, old.at, tuple(0 for _ in old.seats), old.job)
             return found
 
         monkeypatch.setattr(writer_module, "holders_of", stale)

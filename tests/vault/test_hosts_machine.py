@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from tests.ports import free_ports
-from tests.vault.test_hosts import SECRET
+from tests.vault.keys import keys_of
 from tests.vault.test_machine import STEPS_MAX, Machine
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults import far
@@ -69,7 +69,6 @@ class HostsMachine(Machine):
     def _made(self, shape: tuple[int, int, str]) -> Vault:
         self.shape = shape
         self.ports = free_ports(self.domains)
-        (self.top / "secret").write_text(SECRET)
         self.homes = [self.top / f"host{n}" / "job" for n in range(self.domains)]
         self.vaults = [self._on_host(n) for n in range(self.domains)]
         everywhere = self.top / "everywhere" / "job"
@@ -81,7 +80,7 @@ class HostsMachine(Machine):
     def _on_host(self, n: int) -> Vault:
         at = ",".join(f"127.0.0.1:{port}" for port in self.ports)
         how = {"ranks": self.ranks, "domains": self.domains, "protect": self.shape[2], "replays": self.replays}
-        return Vault.make(self.homes[n], **how, hosts=at, secret=self.top / "secret")  # type: ignore[arg-type]
+        return Vault.make(self.homes[n], **how, hosts=at, keys=keys_of(n))  # type: ignore[arg-type]
 
     def _vault(self, number: int) -> Vault:
         return self.vaults[number]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
+from tests.vault.keys import keys_of
 from tests.vault.small import read
-from tests.vault.test_hosts import SECRET
 from tests.vault.test_processes import PATIENCE, RANKS, SERVERS, SIZES, WRITERS, Processes
 from ucpl.errors import UcplError
 from ucpl.remotes.vaults import far
@@ -25,7 +25,6 @@ class Hosts(Processes):
     def make(self) -> None:
         """self.home: where one looks who sees the folders of all."""
         self.ports = free_ports(RANKS)
-        (self.home.parent / "secret").write_text(SECRET)
         self.home.mkdir()
         for number in range(RANKS):
             self.make_host(number)
@@ -34,7 +33,7 @@ class Hosts(Processes):
     def make_host(self, number: int) -> None:
         at = ",".join(f"127.0.0.1:{port}" for port in self.ports)
         how = {"ranks": RANKS, "domains": RANKS, "protect": "raim5"}
-        Vault.make(self.home_of(number), **how, hosts=at, secret=self.home.parent / "secret")  # type: ignore[arg-type]
+        Vault.make(self.home_of(number), **how, hosts=at, keys=keys_of(number))  # type: ignore[arg-type]
 
     def home_of(self, number: int) -> Path:
         return self.home.parent / f"host{number}" / "job"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.vault.held import ROOT, Truth
+from tests.vault.keys import keys_of
 from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault
@@ -147,10 +148,9 @@ def flipped(path: Path) -> None:
 @pytest.mark.parametrize("damaged", ["hosts.json", "d0/job.json"])
 def test_a_damaged_text_of_ours_is_known_by_its_seal(tmp_path, capsys, damaged):
     """Nothing else of the vault is there: it is kept until it is said that it may go."""
-    home, secret = tmp_path / "root/job", tmp_path / "secret"
-    secret.write_text("0123456789abcdef0123456789abcdef")
+    home = tmp_path / "root/job"
     if damaged == "hosts.json":
-        Vault.make(home, ranks=2, domains=2, hosts="127.0.0.1:1,127.0.0.1:2", secret=secret)
+        Vault.make(home, ranks=2, domains=2, hosts="127.0.0.1:1,127.0.0.1:2", keys=keys_of(0))
     else:
         Vault.make(home)
     flipped(home / damaged)

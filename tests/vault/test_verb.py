@@ -18,8 +18,8 @@ import pytest
 import ucpl
 from tests.ports import free_ports
 from tests.vault.held import ROOT, Truth, call, memory
+from tests.vault.keys import keys_of
 from tests.vault.small import give
-from tests.vault.test_hosts import SECRET
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.files import ToSave, text_file
@@ -194,7 +194,7 @@ def test_the_vault_of_another_job_says_how_it_is_removed(tmp_path, truth, capsys
     assert remedy in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [[], ["--hosts", "127.0.0.1:1,127.0.0.1:2", "--secret", "secret"]])
+@pytest.mark.parametrize("more", [[], ["--hosts", "127.0.0.1:1,127.0.0.1:2", "--keys", str(keys_of(0))]])
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -208,7 +208,6 @@ def test_the_vault_of_another_job_says_how_it_is_removed(tmp_path, truth, capsys
 def test_a_folder_that_cannot_be_made_is_no_internal_error(tmp_path, capsys, monkeypatch, name, why, more):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    Path("secret").write_text(SECRET)
     Path("locked/make.lock").mkdir(parents=True)
     assert main(["vault", "serve", name, "--ranks", "2", "--domains", "2", "--domain", "0", *more]) == 4
     said = capsys.readouterr().err
@@ -379,14 +378,14 @@ def test_nothing_is_made_for_a_domain_that_there_is_not(tmp_path, capsys):
 @contextmanager
 def served_by_hosts(top: Path, *more: str):
     """Two hosts, each with a folder of its own, as two machines have; how each was started."""
-    ports, secret = free_ports(2), top / "secret"
-    secret.write_text(SECRET)
+    ports = free_ports(2)
     at = ",".join(f"127.0.0.1:{port}" for port in ports)
-    shape = ["--ranks", "2", "--domains", "2", "--hosts", at, "--secret", str(secret), *more]
+    shape = ["--ranks", "2", "--domains", "2", "--hosts", at, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start(number: int, home: Path):
         command = [sys.executable, "-m", "ucpl", "vault", "serve", str(home), "--domain", str(number), *shape]
+        command += ["--keys", str(keys_of(number))]
         one = subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True)
         servers.append(one)
         assert one.stdout is not None and one.stdout.readline().startswith("serving ")
@@ -446,9 +445,9 @@ def test_two_hosts_keep_what_their_ranks_save_and_make_up_for_each_other(tmp_pat
 
 def test_hosts_are_said_with_all_that_makes_them_a_vault(tmp_path, capsys):
     for more, said in (
-        (["--hosts", "a:1,b:2"], "--secret go together"),
-        (["--hosts", "a:1,b:2", "--secret", str(tmp_path / "s")], "needs the shape of the vault, too"),
-        (["--hosts", "a:1,b", "--secret", str(tmp_path / "s"), "--domains", "2"], "is no HOST:PORT"),
+        (["--hosts", "a:1,b:2"], "--keys go together"),
+        (["--hosts", "a:1,b:2", "--keys", str(keys_of(0))], "needs the shape of the vault, too"),
+        (["--hosts", "a:1,b", "--keys", str(keys_of(0)), "--domains", "2"], "is no HOST:PORT"),
     ):
         assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", *more]) == 2
         assert said in capsys.readouterr().err

@@ -41,6 +41,11 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="of ranks of a job: how long those that are there wait for one that has not started (default 300)",
     )
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        help="of ranks on several hosts, each with files of its own: the keys of this host (ucpl vault keys)",
+    )
     add_json(parser)
 
 
@@ -48,7 +53,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.cli.job import member, seen_by_all
 
     wait = whole_number("--wait", options.wait, WAIT_MAX, "write --wait 600, in seconds")
-    with member(console, wait) as team, seen_by_all(team, options.source) as source:
+    with member(console, wait) as team, seen_by_all(team, options.source, options.keys) as source:
         return _run(options, console, team, source)
 
 

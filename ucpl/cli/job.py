@@ -51,8 +51,8 @@ def member(console: Console, wait: int) -> Iterator[Team | None]:
 
 
 @contextmanager
-def seen_by_all(team: Team | None, source: str) -> Iterator[Path]:
-    """A source as each rank can read it, wherever its files lie. Raises: UcplError E400, E621, E625."""
+def seen_by_all(team: Team | None, source: str, keys: str | None = None) -> Iterator[Path]:
+    """A source as each rank can read it, wherever its files lie. Raises: UcplError E400, E621, E625, E628, E687."""
     path = Path(source)
     if team is None:
         yield path
@@ -62,5 +62,5 @@ def seen_by_all(team: Team | None, source: str) -> Iterator[Path]:
     from ucpl.stores.watching import reading
 
     assert isinstance(team, Job)
-    with reading(path), one_folder(team, team, path) as folder:
+    with reading(path), one_folder(team, team, path, Path(keys) if keys else None) as folder:
         yield folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ def run(options: Namespace, console: Console) -> int:
     if options.action not in ("plan", "drill") and (is_url(options.path) or options.path.startswith("vault:")):
         _demand_folder(home, options.path)
     actions = {
-        "plan": _plan, "drill": _drill, "serve": _serve, "status": _status, "verify": _verify, "scrub": _scrub,
+        "plan": _plan, "drill": _drill, "serve": _serve, "keys": _keys, "status": _status, "verify": _verify, "scrub": _scrub,
         "restore": _restore, "persist": _persist, "gc": _gc,
     }  # fmt: skip
     return actions[options.action](home, options, console)
@@ -68,6 +69,29 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.cli.vault_serve import run_serve
 
     return run_serve(home, options, console)
+
+
+def _keys(home: Path, options: Namespace, console: Console) -> int:
+    from ucpl.remotes.issuing import AUTHORITY_KEY, issue
+
+    hosts = [one.strip() for one in options.hosts.split(",")] if options.hosts else []
+    told = domains_said(options.domains) if options.domains else len(hosts) or 2
+    domains = told if isinstance(told, int) else len(told)
+    if hosts and len(hosts) != domains:
+        wrong("--hosts", f"lists {len(hosts)} for {domains} domains", "one host for each domain, or --domains alone")
+    try:
+        made = issue(home, domains)
+    except OSError as error:
+        what = f"{home} cannot be written: {error.strerror or error}"
+        fail("E695", what, Label(os.fsdecode(error.filename or home)), remedy="name another folder")
+    for path in made:
+        number = int(path.name[1:]) if path.name[1:].isdigit() else None
+        host = hosts[number].rpartition(":")[0] or hosts[number] if number is not None and hosts else ""
+        whose = f" {host}" if host else " the host of this domain" if number is not None else " hosts without a domain"
+        console.say(f"made       {path}: for{whose}")
+    console.say(f"authority  {home}: {AUTHORITY_KEY} makes more of them; no host is given it")
+    console.answer({"keys": str(home), "domains": domains, "made": [str(path) for path in made]})
+    return 0
 
 
 def _drill(home: Path, options: Namespace, console: Console) -> int:

@@ -24,8 +24,12 @@ ucpl vault drill 'job.ucpl:job(dp=4)' --domains 4 --lose 2
 """,
     "serve": """
 ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 4 --domain 0
-ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 2 --domain 1 --hosts node0:7070,node1:7070 --secret secret.txt
+ucpl vault serve /dev/shm/ucpl/job --ranks 8 --domains 2 --domain 1 --hosts node0:7070,node1:7070 --keys keys/d1
 ucpl vault serve /dev/shm/ucpl/job --layout 'job.ucpl:job(dp=4)' --domain 0 --every 10 --into runs
+""",
+    "keys": """
+ucpl vault keys keys --hosts node0,node1
+ucpl vault keys keys --domains 4 --json
 """,
     "status": """
 ucpl vault status /dev/shm/ucpl/job
@@ -56,6 +60,7 @@ ACTIONS = {
     "plan": "what a vault of a layout will be: bytes of each domain, protections ranked, which losses are survived",
     "drill": "try a vault's faults on a layout, with small tensors: which are survived; exit 1 where anything is wrong",
     "serve": "keep what a domain's ranks save: check it, protect it, commit it; until it is told to end",
+    "keys": "make keys and certificates of a vault on several hosts: a folder for each domain, which its host is given",
     "status": "what is there: domains, who lives, which generations count",
     "verify": "hold every byte in memory against its digest; exit 1 where any is lost or damaged",
     "scrub": "hold every byte in memory against its digest, and rebuild what can be rebuilt; exit 1 where any is gone",
@@ -66,6 +71,10 @@ ACTIONS = {
 _PATHS = {
     "plan": ("LAYOUT", "FILE.ucpl:NAME(...)"),
     "drill": ("LAYOUT", "FILE.ucpl:NAME(...)"),
+    "keys": (
+        "DIR",
+        "a folder of your own, on one machine: ca.key, which is in it, is needed for new certificates alone",
+    ),
     "gc": ("ROOT", "the folder above the vaults, or ROOT/JOB, one vault alone"),
 }
 _PATH = ("ROOT/JOB", "the vault's folder, in memory: /dev/shm/...")  # of all others
@@ -75,7 +84,8 @@ _OF_A_LAYOUT = ("domains", "protect", "lose", "model", "sizes", "config")
 _TAKES = {
     "plan": (*_OF_A_LAYOUT, "replays", "room", "bandwidths"),
     "drill": _OF_A_LAYOUT,
-    "serve": ("domain", "domains", "ranks", "layout", "protect", "replays", "every", "into", "hosts", "secret"),
+    "serve": ("domain", "domains", "ranks", "layout", "protect", "replays", "every", "into", "hosts", "keys"),
+    "keys": ("domains", "hosts"),
     "status": (),
     "verify": ("generation",),
     "scrub": (),
@@ -177,7 +187,7 @@ def _options(parser: ArgumentParser, action: str | None = None) -> None:
 
     add("--domain", "which domain, from 0", metavar="K")
     shape = "how many, of as many ranks each; or the ranks of each: 0,1/2,3"
-    by_itself = {"serve": "", None: " (else, of plan and drill: as the layout says)"}
+    by_itself = {"serve": "", "keys": " (default 2)", None: " (else, of plan and drill: as the layout says)"}
     add("--domains", shape + by_itself.get(action, " (else: as the layout says)"), metavar="N")
     add("--ranks", "ranks of the job", metavar="N")
     add("--layout", "whose `domain` says the ranks of each domain", metavar="LAYOUT")
@@ -195,8 +205,8 @@ def _options(parser: ArgumentParser, action: str | None = None) -> None:
     add("--lose", lose.get(action or "", both), metavar="N")
     add("--room", "what a domain may hold in memory, as in 60G", metavar="SIZE")
     at = "of a vault on several hosts, where the server of each domain answers the others"
-    add("--hosts", at, metavar="HOST:PORT,...")
-    add("--secret", "what all hosts know and nobody else", metavar="FILE")
+    add("--hosts", "the host of each domain, by domain" if action == "keys" else at, metavar="HOST:PORT,...")
+    add("--keys", "the keys of this host, as `ucpl vault keys` makes them", metavar="DIR")
     steps = "so many saves one after the other may be of gradients alone, of which AdamW makes its steps again"
     add("--replays", steps, metavar="N")
     add("--every", "write every N-th generation that counts below --into", metavar="N")

@@ -37,8 +37,8 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
         what = f"--domain {text[:SHOWN]}" if text else "serve"
         said = "names no domain" if text else "needs --domain"
         wrong(what, said, "ucpl vault serve ROOT/JOB --domain 0, one for each domain")
-    if bool(options.hosts) != bool(options.secret):
-        wrong("--hosts", "and --secret go together", "--hosts node0:7070,node1:7070 --secret FILE")
+    if bool(options.hosts) != bool(options.keys):
+        wrong("--hosts", "and --keys go together", "--hosts node0:7070,node1:7070 --keys DIR")
     if options.hosts and not (options.ranks or options.domains or options.layout):
         wrong("--hosts", "needs the shape of the vault, too", "--ranks 8 --domains 2, or --layout")
     if bool(options.every) != bool(options.into):
@@ -139,7 +139,7 @@ def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
 def _said(options: Namespace) -> ToMake:
     said: ToMake = {}
     if options.hosts:
-        said["hosts"], said["secret"] = options.hosts, options.secret
+        said["hosts"], said["keys"] = options.hosts, options.keys
     if options.protect:
         said["protect"] = options.protect
     if options.replays:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
 from attrs import evolve
@@ -190,7 +191,7 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
     for d in error.diagnostics:
         name = str(d.about)  # the class
         keys = [str(key) for key, names in holders.items() if name in names]
-        remedy = f"--allow-global {name} carries it over, where you trust it"
+        remedy = f"--allow-global {quote(name)} carries it over, where you trust it"
         remedy += "".join(f"; --drop {key} leaves out what holds it" for key in keys[:3])
         labels = tuple(Label(str(checkpoint.top), f"holds {name}", where=f"client_state {key}") for key in keys[:3])
         beside = [file for file, names in files.items() if name in names][:3]

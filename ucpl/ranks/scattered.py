@@ -19,9 +19,11 @@ import xxhash
 from attrs import field
 
 from ucpl.errors import Label, UcplError, calling, fail
-from ucpl.ranks.serving import Address, Peer, Server, Stamp, own_host, stamp_of
+from ucpl.ranks.serving import Peer, Server, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.remotes import folders
+from ucpl.remotes.doors import Door, TlsDoor, TlsWay, UnixDoor, UnixWay, Way
+from ucpl.remotes.keys import Keys
 from ucpl.remotes.reading import Range, identity_of, registry
 from ucpl.remotes.standing import ends
 from ucpl.runtime.team import Team
@@ -53,10 +55,11 @@ def listed(source: Path) -> Listing:
 
 
 @contextmanager
-def one_folder(team: Team, place: Place, source: Path) -> Iterator[Path]:
+def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None) -> Iterator[Path]:
     """The source as every rank can read it: itself, where all have it, else a folder that stands for it.
 
-    What lies in a store every rank reads from there. Raises: UcplError E621, E625.
+    What lies in a store every rank reads from there. keys: of this host, for files on several hosts.
+    Raises: UcplError E621, E625, E628, E687.
     """
     mine = listed(source)
     objects = {name: identity_of(os.stat(source / name if name else source)) for name in mine}
@@ -77,22 +80,17 @@ def one_folder(team: Team, place: Place, source: Path) -> Iterator[Path]:
         yield source
         return
     server: Server | None = None
-    host = own_host(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-    secret = str(team.all(token_hex(16) if team.rank == 0 else None)[0]).encode()
+    meeting = _Meeting.of(team, keys)
     try:
         files = {name: source / name if name else source for name in mine}
-        server = Server(files, host, secret)
-        addresses: list[Address] = [(str(one[0]), int(one[1])) for one in map(_pair, team.all(list(server.address)))]
+        server = Server(files, meeting.door)
+        ways = meeting.ways(team, server)
         view = _View(team.rank, every, holders, files)
 
         def count(size: int) -> None:
             place.received += size
 
-        view.peers = {
-            rank: Peer(rank, where, secret, count, team.look)
-            for rank, where in enumerate(addresses)
-            if rank != team.rank
-        }
+        view.peers = {rank: Peer(rank, way, count, team.look) for rank, way in enumerate(ways) if rank != team.rank}
         root = view.laid(source)
         place.near = {str(root / name if name else root): ranks for name, ranks in holders.items()}
         yield root
@@ -103,7 +101,39 @@ def one_folder(team: Team, place: Place, source: Path) -> Iterator[Path]:
             server.close()
 
 
-def _pair(told: object) -> tuple[str, int]:
+@frozen(eq=False)
+class _Meeting:
+    """How ranks reach each other. The job's store has their addresses, and anybody may read it; it has no secret."""
+
+    door: Door
+    keys: Keys | None  # None: all are processes of one user on one host
+
+    @classmethod
+    def of(cls, team: Team, folder: Path | None) -> _Meeting:
+        """All ranks call it. Raises: UcplError E621, E628, E687."""
+        marks = team.all([host_mark(), folder is not None])
+        if len({mark for mark, _ in map(_pair, marks)}) == 1:
+            return cls(UnixDoor(f"ucpl-{token_hex(16)}"), None)
+        lacking = [rank for rank, (_, has_keys) in enumerate(map(_pair, marks)) if not has_keys]
+        if lacking:
+            ranks = ", ".join(map(str, lacking[:8])) + (" and others" if len(lacking) > 8 else "")
+            fail("E628", f"ranks have different files of the source, and no keys: {ranks}", Label(f"rank {lacking[0]}"))
+        assert folder is not None
+        keys = Keys(folder)
+        keys.demand(None, "a host of this job")
+        host = own_host(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        return cls(TlsDoor((host, 0), keys, None), keys)
+
+    def ways(self, team: Team, server: Server) -> list[Way]:
+        """To the server of each rank, by rank. Raises: UcplError E621."""
+        if self.keys is None:
+            assert isinstance(self.door, UnixDoor)
+            return [UnixWay(str(name)) for name in team.all(self.door.name)]
+        told = map(_pair, team.all(list(server.address[:2])))
+        return [TlsWay((str(host), int(str(port))), self.keys, None) for host, port in told]
+
+
+def _pair(told: object) -> tuple[object, object]:
     assert isinstance(told, list)
     return told[0], told[1]
 

@@ -1,6 +1,7 @@
 """Bytes of files that another rank has on a disk of its own: each rank serves its files by range to the ranks of its job.
 
-Only files that were listed are served, and nothing but their bytes and their sizes and times.
+Only files that were listed are served, and nothing but their bytes and their sizes and times. Ranks of one user on one host
+speak over Unix sockets, where the kernel says whose process is at the other end; ranks on several hosts over TLS, with keys.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 
 from attrs import field
 
 from ucpl.records import define
+from ucpl.remotes.doors import Door, Way
 from ucpl.remotes.reading import identity_of
-from ucpl.remotes.wire import Address, Answerer, Line, Question, Session
+from ucpl.remotes.wire import Answerer, Line, Question, Session
 
-__all__ = ["BLOCK", "Address", "Peer", "Server", "own_host"]
+__all__ = ["BLOCK", "Peer", "Server", "host_mark", "own_host"]
 
 BLOCK = 4 << 20  # bytes of an answer, at most
 Stamp = tuple[int, int]  # size, time in ns
@@ -34,6 +37,18 @@ def own_host(other: str) -> str:
         return host
 
 
+def host_mark() -> str:
+    """The same text for processes of one user that can meet at a Unix socket; other processes have another one."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return token_hex(16)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return token_hex(16)
+    return f"{boot} {network} {os.geteuid()}"
+
+
 def stamp_of(path: Path) -> Stamp:
     """Of what stands for an object in a store: the object's. Raises: OSError."""
     status = os.stat(path)
@@ -44,10 +59,10 @@ def stamp_of(path: Path) -> Stamp:
 class Server:
     """Serves `files`, by their names, until it is closed."""
 
-    def __init__(self, files: Mapping[str, Path], host: str, secret: bytes) -> None:
+    def __init__(self, files: Mapping[str, Path], door: Door) -> None:
         """Raises: OSError, where this host cannot listen there."""
         self._files = dict(files)
-        self._answers = Answerer((host, 0), secret, self._answer)
+        self._answers = Answerer(door, self._answer)
         self.address = self._answers.address
 
     def _answer(self, asked: Question, _: Session) -> bytes:
@@ -75,14 +90,13 @@ class Peer:
     """Another rank's files."""
 
     rank: int
-    address: Address
-    secret: bytes
+    way: Way
     count: Callable[[int], None]  # told how many bytes came
     look: Callable[[], None] = lambda: None  # called while an answer does not come; what it raises ends the question
     _line: Line = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._line = Line(self.address, self.secret, f"rank {self.rank}, which has it,")
+        self._line = Line(self.way, f"rank {self.rank}, which has it,")
 
     def read(self, name: str, views: Sequence[memoryview], position: int) -> int:
         """As os.preadv of the file. Raises: OSError."""

@@ -1,36 +1,42 @@
-"""Questions and answers between processes on several hosts: JSON one way, bytes the other, and a secret that both know.
+"""Questions and answers between processes: JSON one way, bytes the other, over connections whose other end is known.
 
-Who does not know the secret is told nothing. Nothing is encrypted, and no pickle goes either way.
+A door (doors.py) greets each caller before a byte of a question is read. No pickle goes either way.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import socket
+import ssl
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import TypeAlias
 
 from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import define
+from ucpl.remotes.doors import Address, Door, Refused, Way
+from ucpl.remotes.keys import Names
 
-__all__ = ["Address", "Answerer", "Line", "Question", "Session", "Silence", "hang_up"]
+__all__ = ["Address", "Answerer", "Channel", "Line", "Question", "Session", "Silence", "hang_up"]
 
-Address = tuple[str, int]
 Question: TypeAlias = Mapping[str, object]
 EVERY = 0.2  # seconds between two looks whether who is asked is there
-STALLED = 6.0  # seconds for which a message that has begun, or a greeting, may stand still
+STALLED = 6.0  # seconds for which a message that has begun may stand still
+GREETING = 6.0  # seconds that a greeting may take in all
 PAUSE = 0.02  # seconds, where a caller could not be heard
-STRANGERS = 64  # who may greet at once
+STRANGERS = 128  # callers who may be greeted at once; one more takes the place of the oldest
 HOLDS = 10.0  # seconds for which who holds something may ask nothing: after that it holds it no more
+ANSWER_MAX = 1 << 32  # bytes
+_LENGTH = struct.Struct("!Q")
+_PIECE = 1 << 20  # bytes that are written at once
 
 
 class Silence(OSError):
@@ -40,10 +46,60 @@ class Silence(OSError):
         super().__init__(5, said)
 
 
+class Channel:
+    """Messages over a connected socket: eight bytes of length, and so many bytes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        connection.settimeout(STALLED)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Raises: OSError."""
+        view = memoryview(_LENGTH.pack(len(data)) + data if len(data) < _PIECE else _LENGTH.pack(len(data)))
+        self._write(view)
+        if len(data) >= _PIECE:
+            self._write(memoryview(data))
+
+    def _write(self, view: memoryview) -> None:
+        while view:
+            view = view[self.socket.send(view[:_PIECE]) :]
+
+    def receive(self, most: int = ANSWER_MAX) -> bytes:
+        """Raises: OSError, EOFError; ValueError of more bytes than that."""
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if size > most:
+            raise ValueError(f"a message of {size} bytes")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:  # room for what came, not for what is announced
+            some = self.socket.recv(min(size - len(found), _PIECE))
+            if not some:
+                raise EOFError
+            found += some
+        return bytes(found)
+
+    def poll(self, seconds: float | None) -> bool:
+        """Whether something has come, within so many seconds; None: however long it takes. Raises: OSError."""
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
+        waits = select.poll()
+        waits.register(self.socket, select.POLLIN)
+        return bool(waits.poll(None if seconds is None else seconds * 1000))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
 @define(eq=False)
 class Session:
     """What one connection holds: it is let go of when the connection ends."""
 
+    names: Names = frozenset()  # of who asks
     ends: ExitStack = field(factory=ExitStack)
     holds: set[str] = field(factory=set)
 
@@ -51,19 +107,17 @@ class Session:
 class Answerer:
     """Answers questions, each connection in a thread of its own, until it is closed."""
 
-    def __init__(
-        self, address: Address, secret: bytes, answer: Callable[[Question, Session], bytes], most: int = 1 << 24
-    ) -> None:
+    def __init__(self, door: Door, answer: Callable[[Question, Session], bytes], most: int = 1 << 24) -> None:
         """answer: may raise OSError, which is told; whatever else it raises ends the connection. most: bytes of a question.
 
         Raises: OSError, where this host cannot listen there.
         """
-        self._secret, self._answer, self._most = secret, answer, most
-        self._listener = Listener(address, backlog=64)
-        self.address: Address = self._listener.address
+        self._door, self._answer, self._most = door, answer, most
+        self._listener = door.listener()
+        self.address = self._listener.getsockname()
         self._is_open = True
-        self._open: set[Connection] = set()
-        self._strangers = threading.Semaphore(STRANGERS)
+        self._open: set[socket.socket] = set()
+        self._greeted: dict[socket.socket, object] = {}  # who is being greeted, the oldest first, and from where
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, name="ucpl-serves", daemon=True)
         self._thread.start()
@@ -71,70 +125,73 @@ class Answerer:
     def _accept(self) -> None:
         while self._is_open:
             try:
-                connection = self._listener.accept()
-            except (OSError, EOFError):  # closed; whoever called is gone already; no descriptor is left
+                plain, peer = self._listener.accept()
+            except OSError:  # closed; whoever called is gone already; no descriptor is left
                 time.sleep(PAUSE)
                 continue
-            if not self._strangers.acquire(blocking=False):  # so many have not greeted yet
-                connection.close()
+            try:
+                plain.settimeout(GREETING)
+                caller = self._door.wrap(plain)
+            except OSError:  # keys that cannot be read; whoever called is gone already
+                plain.close()
                 continue
+            with self._lock:
+                while len(self._greeted) >= STRANGERS:
+                    self._turn_away()
+                self._greeted[caller] = peer[0] if isinstance(peer, tuple) else None
+                self._open.add(caller)
             try:
-                threading.Thread(target=self._serve, args=(connection,), name="ucpl-serving", daemon=True).start()
+                threading.Thread(target=self._serve, args=(caller,), name="ucpl-serving", daemon=True).start()
             except RuntimeError:  # no thread is left
-                self._strangers.release()
-                connection.close()
+                self._ended(caller)
 
-    def _serve(self, connection: Connection) -> None:
-        """What is no question, or comes from whoever does not know the secret, ends the connection."""
+    def _turn_away(self) -> None:
+        """The oldest of those who are greeted and come from the address with the most of them."""
+        most = Counter(self._greeted.values()).most_common(1)[0][0]
+        oldest = next(caller for caller, where in self._greeted.items() if where == most)
+        del self._greeted[oldest]
+        hang_up(oldest)
+
+    def _serve(self, caller: socket.socket) -> None:
+        """What is no question, or comes from whoever is not known, ends the connection."""
         session = Session()
-        ended = (
-            OSError,
-            EOFError,
-            AuthenticationError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AssertionError,
-            RecursionError,
-        )
-        with self._kept(connection), session.ends, suppress(*ended):
-            try:
-                _bound(connection)
-                _option(connection, socket.SO_KEEPALIVE, 1)  # a host that is gone says nothing
-                deliver_challenge(connection, self._secret)
-                answer_challenge(connection, self._secret)
-            finally:
-                self._strangers.release()
+        ended = (OSError, EOFError, ValueError, LookupError, TypeError, AssertionError, RecursionError)
+        with self._kept(caller), session.ends, suppress(*ended):
+            session.names = self._door.greet(caller)
+            with self._lock:
+                self._greeted.pop(caller, None)
+            channel = Channel(caller)
             while self._is_open:
-                if not connection.poll(HOLDS if session.holds else None):
+                if not channel.poll(HOLDS if session.holds else None):
                     return
-                question = json.loads(connection.recv_bytes(self._most))
+                question = json.loads(channel.receive(self._most))
                 if not isinstance(question, dict):
                     return
                 try:
-                    connection.send_bytes(b"+" + self._answer(question, session))
+                    answer = b"+" + self._answer(question, session)
                 except OSError as error:
-                    connection.send_bytes(b"-" + (error.strerror or str(error)).encode())
+                    answer = b"-" + (error.strerror or str(error)).encode()
+                channel.send(answer)
 
     @contextmanager
-    def _kept(self, connection: Connection) -> Iterator[None]:
-        with self._lock:
-            self._open.add(connection)
+    def _kept(self, caller: socket.socket) -> Iterator[None]:
         try:
             yield
         finally:
-            with self._lock:
-                self._open.discard(connection)
-                connection.close()
+            self._ended(caller)
+
+    def _ended(self, caller: socket.socket) -> None:
+        with self._lock:
+            self._greeted.pop(caller, None)
+            self._open.discard(caller)
+            caller.close()
 
     def close(self) -> None:
         self._is_open = False
+        hang_up(self._listener)  # wakes who waits for a caller
         with self._lock:
-            for connection in self._open:
-                hang_up(connection)
-        host = self.address[0] if self.address[0] not in ("0.0.0.0", "") else "127.0.0.1"
-        with suppress(OSError, AuthenticationError, EOFError):  # wakes who waits for a caller
-            Client((host, self.address[1])).close()
+            for caller in self._open:
+                hang_up(caller)
         self._thread.join(1.0)
         self._listener.close()
 
@@ -143,36 +200,39 @@ class Answerer:
 class Line:
     """To one who answers, over connections that are kept: one for each thread that asks at once."""
 
-    address: Address
-    secret: bytes = field(repr=False)
+    way: Way
     who: str  # "rank 3, which has it,": begins what is said where it does not answer
-    _idle: list[Connection] = field(factory=list)
+    _idle: list[Channel] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def ask(self, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
         """look: called while an answer does not come; what it raises ends the question. Raises: OSError."""
-        connection = self.taken()
-        answer = self.asked(connection, question, look)
-        self.free(connection)
+        channel = self.taken()
+        answer = self.asked(channel, question, look)
+        self.free(channel)
         return self.told(answer)
 
-    def free(self, connection: Connection) -> None:
+    def free(self, channel: Channel) -> None:
         """It may be another's to ask over."""
         with self._lock:
-            self._idle.append(connection)
+            self._idle.append(channel)
 
-    def asked(self, connection: Connection, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
+    def asked(self, channel: Channel, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
         """The answer over one connection, which is closed where none comes. Raises: Silence."""
         try:
-            connection.send_bytes(json.dumps(question).encode())
-            while not connection.poll(EVERY):
+            channel.send(json.dumps(question).encode())
+            while not channel.poll(EVERY):
                 look()
-            return connection.recv_bytes()
-        except (OSError, EOFError) as error:
-            connection.close()
+            return channel.receive()
+        except (OSError, EOFError, ValueError) as error:
+            channel.close()
+            if isinstance(error, ssl.SSLError) and "ALERT" in (
+                error.reason or ""
+            ):  # in TLS 1.3 it comes with the answer
+                raise Silence(f"{self.who} refuses the certificate of this host") from error
             raise Silence(f"{self.who} does not answer") from error
         except UcplError:
-            connection.close()
+            channel.close()
             raise
 
     def told(self, answer: bytes) -> bytes:
@@ -181,49 +241,28 @@ class Line:
             raise OSError(5, f"{self.who} says: {answer[1:].decode(errors='replace')}")
         return answer[1:]
 
-    def taken(self) -> Connection:
+    def taken(self) -> Channel:
         """A connection of the caller's own. Raises: Silence."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         try:
-            with socket.create_connection(self.address, timeout=STALLED) as channel:
-                channel.settimeout(None)
-                channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection = Connection(os.dup(channel.fileno()))
-            try:
-                _bound(connection)
-                answer_challenge(connection, self.secret)
-                deliver_challenge(connection, self.secret)
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-        except (AuthenticationError, AssertionError, ValueError) as error:
-            raise Silence(f"{self.who} has another secret, and does not answer") from error
-        except (OSError, EOFError) as error:
-            raise Silence(f"{self.who} does not answer at {self.address[0]}") from error
+            return Channel(self.way.open(GREETING))
+        except ssl.SSLCertVerificationError as error:
+            raise Silence(f"{self.who} has no certificate of this vault's authority: {error.verify_message}") from error
+        except Refused as error:
+            raise Silence(f"{self.who} is another one: {error.strerror}") from error
+        except OSError as error:
+            raise Silence(f"{self.who} does not answer at {self.way.where}") from error
 
     def close(self) -> None:
         with self._lock:
-            for connection in self._idle:
-                connection.close()
+            for channel in self._idle:
+                channel.close()
             self._idle.clear()
 
 
-def hang_up(connection: Connection) -> None:
+def hang_up(connection: Channel | socket.socket) -> None:
     """End it for both sides at once, whoever else has its descriptor: a process that was forked meanwhile."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as channel:
         channel.shutdown(socket.SHUT_RDWR)
-
-
-def _bound(connection: Connection) -> None:
-    """Whoever stands still within a message is not waited for: reading and writing end with an OSError."""
-    seconds = struct.pack("@ll", int(STALLED), int(STALLED % 1 * 1e6))
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        _option(connection, option, seconds)
-
-
-def _option(connection: Connection, option: int, value: int | bytes) -> None:
-    with socket.socket(fileno=os.dup(connection.fileno())) as channel:
-        channel.setsockopt(socket.SOL_SOCKET, option, value)

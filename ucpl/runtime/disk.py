@@ -44,8 +44,8 @@ LACKING = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF, errno.ENOL
 class Disk:
     """System calls as they are. Each raises OSError."""
 
-    def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+    def open(self, path: Path, flags: int, mode: int = 0o666) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
 
     def close(self, fd: int) -> None:
         os.close(fd)

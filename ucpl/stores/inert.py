@@ -14,6 +14,7 @@ from typing import TypeGuard, TypeVar
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_STORAGE, Call, Global, Key, Size, Step, StorageRef, TensorRef, TorchDType
+from ucpl.stores.plain_calls import NUMPY_MODULES, is_plain_call
 
 __all__ = [
     "Bad",
@@ -335,6 +336,7 @@ HOLDERS = frozenset(
         "types.SimpleNamespace",
         "builtins.frozenset",
         "builtins.range",
+        "builtins.xrange",  # its name in protocol 2
         "builtins.slice",
         "collections.deque",
         "datetime.date",
@@ -344,7 +346,7 @@ HOLDERS = frozenset(
         "pathlib.PosixPath",
         *(
             f"{module}.{name}"  # numpy 1 and 2: a random state is one of its arrays
-            for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy")
+            for module in NUMPY_MODULES
             for name in ("_reconstruct", "scalar", "ndarray", "dtype")
         ),
     }
@@ -354,6 +356,7 @@ HOLDERS = frozenset(
 def unsafe_globals(value: object) -> list[str]:
     """The names under `value` that torch.load(weights_only=True) refuses, sorted: "module.name".
 
+    "module.name(...)" is an object of a known class with arguments or a state that its own pickle never has.
     Which of them a framework is known to need is the caller's to say.
     """
     found: set[str] = set()
@@ -373,6 +376,9 @@ def unsafe_globals(value: object) -> list[str]:
             if type(item) is frozenset:
                 found.add("builtins.frozenset")
             seen.add(id(item))
+            if type(item) is Call and not is_plain_call(item):
+                assert type(item.function) is Global
+                found.add(f"{item.function.module}.{item.function.name}(...)")
             todo.extend(parts_of(item))
             if type(item) is dict or type(item) is OrderedDict:
                 todo.extend(key for key in item if type(key) is Global)

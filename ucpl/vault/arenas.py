@@ -111,7 +111,7 @@ class Arenas:
 
     def _room(self, path: Path, size: int) -> memoryview:
         """Raises: OSError."""
-        fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             make_room(fd, size)
             known, inode = self._mapped.get(path), os.fstat(fd).st_ino

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
+import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from ucpl.owned import opened_as_is
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, domains_of, no_vault
 from ucpl.remotes.vaults.hosts import FILE, LOCK
@@ -15,6 +17,9 @@ from ucpl.remotes.vaults.records import Job
 from ucpl.vault.looking import Seen, is_alive, seen, vaults_in
 
 __all__ = ["Left", "clear"]
+
+DOMAIN = re.compile(r"d(?:0|[1-9][0-9]*)")
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @frozen
@@ -32,11 +37,12 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
 
     Raises: UcplError E692, where there is no such folder, or none that may be looked into.
     """
+    root = Path(os.path.realpath(root))  # from here on no link is followed
     try:
         below = vaults_in(root)
     except OSError:
         no_vault(root)
-    alone = seen(root.resolve()) if all(one.barred for one in below) else None
+    alone = seen(root) if all(one.barred for one in below) else None
     some = below if alone is None or alone.barred else [alone]
     return [_cleared(one, with_state) for one in some if only is None or one.home.name == only]
 
@@ -56,7 +62,7 @@ def _cleared(one: Seen, with_state: bool) -> Left:
             return Left(one.home, "kept", "it holds files that are not of a vault")
         return _removed(one.home)
     except OSError as error:  # it is another user's, say
-        why = f"{os.fsdecode(error.filename or one.home)}: {(error.strerror or str(error)).lower()}"
+        why = f"{one.home / os.fsdecode(error.filename or '')}: {(error.strerror or str(error)).lower()}"
         return Left(one.home, "kept", f"it cannot be removed: {why}")
 
 
@@ -88,20 +94,40 @@ def _is_ours(home: Path) -> bool:
 
 
 def _removed(home: Path) -> Left:
-    """All locks are held meanwhile: nobody begins to use what is being removed. Raises: OSError."""
-    with ExitStack() as locks:
-        if not locks.enter_context(held(home / "make.lock", wait=0)):
+    """All locks are held meanwhile: nobody begins to use what is being removed. Raises: OSError.
+
+    Everything is opened and removed by descriptors, and no link is followed: another user may own a folder on the way, and
+    put a link in its place after it was looked at.
+    """
+    with ExitStack() as ends:
+
+        def opened(fd: int) -> int:
+            ends.callback(os.close, fd)
+            return fd
+
+        top = opened(opened_as_is(home))
+        if not ends.enter_context(held(Path("make.lock"), wait=0, within=top)):
             return Left(home, "living", "it is being made")
-        for number in domains_of(home):
-            if not locks.enter_context(held(Domain(home, number).lock("server"), wait=0)):
+        names = sorted(name for name in os.listdir(top) if DOMAIN.fullmatch(name))
+        folders = {name: opened(os.open(name, FOLDER, dir_fd=top)) for name in names}
+        for folder in folders.values():
+            if not ends.enter_context(held(Path("server.lock"), wait=0, within=folder)):
                 return Left(home, "living", "a server holds it")
-        for number in domains_of(home):
-            shutil.rmtree(Domain(home, number).folder)
+        if any(not _is_file_of_ours(folder, name) for folder in folders.values() for name in os.listdir(folder)):
+            return Left(home, "kept", "it holds files that are not of a vault")
+        for name, folder in folders.items():
+            for inner in os.listdir(folder):
+                os.unlink(inner, dir_fd=folder)
+            os.rmdir(name, dir_fd=top)
         with suppress(OSError):
-            for tries in home.glob("tries.*"):
-                tries.unlink()
-            for name in (FILE, LOCK):
-                (home / name).unlink(missing_ok=True)
-            (home / "make.lock").unlink()
-            home.rmdir()
+            for name in os.listdir(top):
+                if name.startswith("tries.") or name in (FILE, LOCK, "make.lock"):
+                    os.unlink(name, dir_fd=top)
+            os.rmdir(home.name, dir_fd=opened(opened_as_is(home.parent)))
     return Left(home, "removed", "no process holds it")
+
+
+def _is_file_of_ours(folder: int, name: str) -> bool:
+    """Raises: OSError."""
+    mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    return OURS.fullmatch(name) is not None and stat.S_ISREG(mode)

@@ -9,12 +9,14 @@ import re
 import threading
 from pathlib import Path
 
+from ucpl.remotes.doors import Address, TlsDoor
+from ucpl.remotes.keys import READER, Keys, any_name, names_of
 from ucpl.remotes.vaults.far import BLOCK
 from ucpl.remotes.vaults.hosts import LOCK, Hosts, hosts_at, table_of
 from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import Commit, Job
 from ucpl.remotes.vaults.sealed import read_sealed
-from ucpl.remotes.wire import Address, Answerer, Question, Session
+from ucpl.remotes.wire import Answerer, Question, Session
 
 __all__ = ["Giving"]
 
@@ -29,11 +31,13 @@ QUESTION_MAX = 1 << 30  # bytes: a text of what is committed
 class Giving:
     """Answers for one domain until it is closed."""
 
-    def __init__(self, home: Path, number: int, job: Job, port: int, secret: bytes) -> None:
+    def __init__(self, home: Path, number: int, job: Job, port: int, keys: Keys) -> None:
         """Raises: OSError, where this host cannot listen there."""
         self.home, self.job, self.here = home, job, Domain(home, number)
         self._table = threading.Lock()
-        self._answers = Answerer(("0.0.0.0", port), secret, self._answer, QUESTION_MAX)
+        self._members = any_name(home.name, len(job.domains)) - names_of(home.name, READER)
+        door = TlsDoor(("0.0.0.0", port), keys, any_name(home.name, len(job.domains)))
+        self._answers = Answerer(door, self._answer, QUESTION_MAX)
 
     def close(self) -> None:
         self._answers.close()
@@ -53,6 +57,8 @@ class Giving:
         """Raises: OSError, which is told; ValueError, LookupError, TypeError of what is no question."""
         if asked.get("domain") != self.here.number:
             raise OSError(5, f"here is d{self.here.number}")
+        if (asked["op"] in ("lock", "commit") or "at" in asked) and not session.names & self._members:
+            raise OSError(13, "a reader changes nothing")
         match asked["op"]:
             case "hosts":
                 at, seats = table_of(dict(asked)) if "at" in asked else ((), ())

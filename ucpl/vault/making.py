@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.owned import make_owned
 from ucpl.records import frozen
+from ucpl.remotes.keys import Keys, any_name
 from ucpl.remotes.vaults.codes import Protection, demand_each, even_domains, sets_of
 from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
 from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.remotes.vaults.places import Domain, held
 from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
 from ucpl.remotes.vaults.sealed import Told, write_whole
-from ucpl.texts import read_text
 from ucpl.vault.obstacles import NO_ROOM, why_not_made
 from ucpl.vault.schemes import default_protection
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ToMake", "Vault", "asked_for", "demand_domain"]
 
-SECRET_MIN = 16
 SAFE = "/dev/shm/ucpl/job"  # that can be written, nearly everywhere
 
 
@@ -44,10 +44,10 @@ class ToMake(TypedDict, total=False):
     protect: str  # none, mirror, mirror(2), raim5, raim5(4), rs(6, 2)
     # So many saves, one after the other, may be of gradients alone: the optimizer's step is made once more when they are read.
     replays: int
-    # Of several hosts: where the server of each domain answers the others, HOST:PORT,HOST:PORT, and a file with what they all
-    # know and nobody else. The folder of a domain is then on its host alone.
+    # Of several hosts: where the server of each domain answers the others, HOST:PORT,HOST:PORT, and the folder of this host's
+    # keys, as `ucpl vault keys` makes it. The folder of a domain is then on its host alone.
     hosts: str
-    secret: str | os.PathLike[str]
+    keys: str | os.PathLike[str]
 
 
 @frozen
@@ -70,7 +70,7 @@ class Vault:
     def make(cls, home: str | os.PathLike[str], **said: Unpack[ToMake]) -> Vault:
         """A new vault, or the one that is there if it is of the same ranks, domains and protection.
 
-        Raises: UcplError E690, E692 of one that is damaged, E694, E695.
+        Raises: UcplError E686, E687, E690, E692 of one that is damaged, E694, E695.
         """
         asked = asked_for(home, said)
         path = Path(os.path.abspath(home))
@@ -147,20 +147,20 @@ def demand_domain(job: Job, number: int, home: Path) -> None:
 
 def _made(path: Path, asked: Job, said: ToMake) -> Job:
     """Folders, and which vault it is in each of them. Raises: UcplError E170, E690, E692, E694, OSError."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_owned(path)
     with held(path / "make.lock", wait=60):
         there = job_at(path)
         if there is not None and evolve(there, name=path.name, ident="") != asked:
             what = f"{path} is the vault of another job: {_said(there)}"
             fail("E694", what, Label(str(path), f"asked for: {_said(asked)}"), remedy=_instead(path, there))
-        if "hosts" in said or "secret" in said:
+        if "hosts" in said or "keys" in said:
             return _listed(path, asked, said)
         if there is None and any(os.path.lexists(Domain(path, number).job()) for number in domains_of(path)):
             no_vault(path)  # it may be all that is left of a job
         job = there or evolve(asked, ident=token_hex(8))
         for number in range(len(job.domains)):
             here = Domain(path, number)
-            here.folder.mkdir(exist_ok=True, mode=0o700)
+            make_owned(here.folder)
             if not here.job().exists():
                 write_whole(here.job(), job.sealed())
     return job
@@ -174,24 +174,22 @@ def _instead(home: Path, job: Job) -> str:
 
 def _listed(home: Path, job: Job, said: ToMake) -> Job:
     """The vault of several hosts, which each of them calls by one name. Raises: UcplError E170, E690, E694, OSError."""
-    if "hosts" not in said or "secret" not in said:
-        fail("E690", "`hosts` and `secret` go together", Label("--hosts", where=str(home)))
-    at, secret = addresses_of(said["hosts"]), read_text(Path(said["secret"])).strip()
+    if "hosts" not in said or "keys" not in said:
+        fail("E690", "`hosts` and `keys` go together", Label("--hosts", where=str(home)))
+    at, keys = addresses_of(said["hosts"]), Keys(Path(os.path.abspath(said["keys"])))
     if len(at) != len(job.domains):
         fail(
             "E690", f"{len(at)} hosts are listed for {len(job.domains)} domains", Label("--hosts", where=said["hosts"])
         )
-    if len(secret.encode()) < SECRET_MIN:
-        what = f"{said['secret']}: a secret has {SECRET_MIN} bytes or more"
-        fail("E690", what, Label(str(said["secret"])), remedy=f"openssl rand -hex 32 > {said['secret']}")
-    # None of them may have to ask another which vault it is: whoever knows the secret knows that, too.
+    keys.demand(any_name(job.name, len(at)), "a host of this vault")
+    # No host has to ask another which vault it is: all of them have the certificate of one authority.
     name = f"{job.name} {job.domains} {job.protection}" + (f" {job.replays}" if job.replays else "")
-    job = evolve(job, ident=blake2b(name.encode(), key=secret.encode()[:64], digest_size=8).hexdigest())
+    job = evolve(job, ident=blake2b(name.encode(), key=keys.authority(), digest_size=8).hexdigest())
     there = job_at(home)
     if there is not None and there != job:
-        what = f"{home} is the vault of another job, or has another secret"
+        what = f"{home} is the vault of another job, or its keys are of another authority"
         fail("E694", what, Label(str(home)), remedy=_instead(home, there))
-    hosts = Hosts(secret, at, tuple(0 for _ in at), job.sealed())
+    hosts = Hosts(str(keys.folder), at, tuple(0 for _ in at), job.sealed())
     with held(home / LOCK, wait=60):
         known = None
         with suppress(OSError):  # one that is damaged is made anew

@@ -12,14 +12,15 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define
+from ucpl.remotes.keys import Keys, names_of
 from ucpl.remotes.vaults.far import Far
 from ucpl.remotes.vaults.hosts import Hosts, hosts_at, table_of
 from ucpl.remotes.vaults.places import Domain
 from ucpl.vault.giving import Giving
 
 if TYPE_CHECKING:
+    from ucpl.remotes.doors import Address
     from ucpl.remotes.vaults.records import Job
-    from ucpl.remotes.wire import Address
 
 __all__ = ["Others"]
 
@@ -50,8 +51,10 @@ class Others:
         hosts = self._hosts()
         number = self.here.number
         self._at = at or hosts.at[number]
+        keys = Keys(Path(hosts.keys))
+        keys.demand(names_of(self.home.name, f"d{number}"), f"d{number}")
         try:
-            self._giving = Giving(self.home, number, self.job, self._at[1], hosts.secret.encode())
+            self._giving = Giving(self.home, number, self.job, self._at[1], keys)
         except OSError as error:
             what = f"d{number} of {self.home} cannot answer at port {self._at[1]}: {error.strerror or error}"
             fail(

@@ -19,7 +19,9 @@ import xxhash
 from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.owned import demand_owned, make_owned
 from ucpl.records import define, frozen
+from ucpl.remotes.doors import Address
 from ucpl.remotes.vaults.codes import block_size, sets_of
 from ucpl.remotes.vaults.counted import (
     committed,
@@ -36,7 +38,6 @@ from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
 from ucpl.remotes.vaults.places import LOOKED_AT, Domain, Holder, held
 from ucpl.remotes.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
 from ucpl.remotes.vaults.sealed import read_sealed, write_whole
-from ucpl.remotes.wire import Address
 from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.vault.arenas import make_room
@@ -75,14 +76,15 @@ class Server:
     _bad: set[str] = field(factory=set)  # marks of shards that are not as they were said to be
 
     def __enter__(self) -> Server:
-        """Raises: UcplError E692, E694, E695."""
+        """Raises: UcplError E686, E687, E692, E694, E695."""
         job = job_at(self.home)
         if job is None:
             no_vault(self.home)
         demand_domain(job, self.number, self.home)
         self.job, self.here = job, Domain(self.home, self.number)
         try:
-            self.here.folder.mkdir(exist_ok=True, mode=0o700)
+            demand_owned(self.home)
+            make_owned(self.here.folder)
             if not self._ends.enter_context(held(self.here.lock("server"), wait=LOOKED_AT)):
                 self._ends.close()
                 fail("E694", f"d{self.number} of {self.home} has a server already", Label(str(self.here.folder)))
@@ -263,7 +265,7 @@ class Server:
 
     def _made(self, memory: Memory, slot: int, size: int) -> tuple[int, ...] | None:
         """Write what this domain keeps for others; digests of its chunks. None: theirs are not as they say. Raises: OSError."""
-        fd = disk().open(self.here.parity(slot), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        fd = disk().open(self.here.parity(slot), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         chunks: list[int] = []
         try:
             make_room(fd, size)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn, TypedDict, Unpack
 import torch.distributed as dist
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, committed_in, holders_of, saved_in, silent
 from ucpl.remotes.vaults.hosts import hosts_at
@@ -108,7 +109,7 @@ class Writer:
         self._patience = math.inf  # less, where the last one did not count for a reason that no waiting mends
         self._shares: Shares | None = None
         self._replaying: Replaying | None = None
-        self.here.folder.mkdir(exist_ok=True, mode=0o700)
+        make_owned(self.here.folder)
         if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=LOOKED_AT)):
             self._ends.close()
             fail("E694", f"rank {rank} of {home} is written by another process", Label(str(self.here.folder)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar, cast
 
+from ucpl.remotes.doors import Address, Refused, TlsWay
+from ucpl.remotes.keys import Keys, names_of
 from ucpl.remotes.vaults import said
 from ucpl.remotes.vaults.hosts import Hosts
 from ucpl.remotes.vaults.places import Holder
 from ucpl.remotes.vaults.records import Job
-from ucpl.remotes.wire import Address, Line, Question, Silence, hang_up
+from ucpl.remotes.wire import Channel, Line, Question, Silence, hang_up
 
 __all__ = ["BLOCK", "PATIENCE", "Far"]
 
@@ -24,7 +26,9 @@ PATIENCE = 5.0  # seconds for which an answer is waited for
 SILENT, SILENT_MAX = 0.5, 5.0  # seconds for which one that did not answer is not asked again: twice as many each time
 
 T = TypeVar("T")
-_lines: dict[tuple[int, Address, str], Line] = {}  # by process, too: what is forked has connections of its own
+_lines: dict[
+    tuple[int, Address, str, str, int], Line
+] = {}  # by process, too: what is forked has connections of its own
 _silent: dict[Address, tuple[float, float]] = {}  # until when one is not asked, and for how long that was
 
 
@@ -34,13 +38,14 @@ class Far(Holder):
     def __init__(self, home: Path, number: int, hosts: Hosts) -> None:
         self.home, self.number, self.hosts = home, number, hosts
         self.address = hosts.at[number]
-        self._holds: Connection | None = None  # the connection that has the lock
+        self._holds: Channel | None = None  # the connection that has the lock
 
     def _line(self) -> Line:
-        key = os.getpid(), self.address, self.hosts.secret
+        key = os.getpid(), self.address, self.hosts.keys, self.home.name, self.number
         if key not in _lines:
             who = f"d{self.number} of {self.home.name}, at {self.address[0]}:{self.address[1]},"
-            _lines[key] = Line(self.address, self.hosts.secret.encode(), who)
+            way = TlsWay(self.address, Keys(Path(self.hosts.keys)), names_of(self.home.name, f"d{self.number}"))
+            _lines[key] = Line(way, who)
         return _lines[key]
 
     def ask(self, question: Question, patience: float | None = None) -> bytes:
@@ -54,7 +59,7 @@ class Far(Holder):
             try:
                 answer = line.ask(told, _until(patience or PATIENCE))
             except Silence as error:
-                if isinstance(error.__cause__, TimeoutError | BlockingIOError):
+                if isinstance(error.__cause__, TimeoutError | Refused | ssl.SSLError):
                     raise
                 line.close()  # of another server, which was here before
                 answer = line.ask(told, _until(patience or PATIENCE))
@@ -116,16 +121,16 @@ class Far(Holder):
     @contextmanager
     def locked(self, wait: float) -> Iterator[bool]:
         line = self._line()
-        connection = line.taken()
+        channel = line.taken()
         question = {"op": "lock", "wait": wait, "by": list(self.hosts.seats), "domain": self.number}
         try:
-            mine = line.told(line.asked(connection, question, _until(wait + PATIENCE))) == b"1"
-            self._holds = connection if mine else None
+            mine = line.told(line.asked(channel, question, _until(wait + PATIENCE))) == b"1"
+            self._holds = channel if mine else None
             yield mine
         finally:
             self._holds = None
-            hang_up(connection)  # which lets go of it
-            connection.close()
+            hang_up(channel)  # which lets go of it
+            channel.close()
 
     def tell(self, generation: int, text: bytes, job: Job) -> None:
         self.ask({"op": "commit", "generation": generation, "text": text.decode()})

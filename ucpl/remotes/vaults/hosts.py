@@ -14,8 +14,8 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.remotes.doors import Address
 from ucpl.remotes.vaults.sealed import Told, opened, read_sealed, seal, write_whole
-from ucpl.remotes.wire import Address
 
 __all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]
 
@@ -41,7 +41,7 @@ def _address(text: str) -> Address:
 class Hosts:
     """Where the server of each domain is."""
 
-    secret: str = field(repr=False)  # who knows it may read and commit
+    keys: str  # the folder of this host's keys
     at: tuple[Address, ...]  # by domain
     seats: tuple[int, ...]  # by domain, the time in ns at which it was taken; 0: nobody has said
     job: bytes = field(repr=False)  # the sealed text of which vault this is, for hosts without a domain
@@ -68,7 +68,7 @@ class Hosts:
 
     def write(self, home: Path) -> None:
         """Raises: OSError."""
-        write_whole(home / FILE, seal({**self.told(), "secret": self.secret, "job": self.job.decode()}))
+        write_whole(home / FILE, seal({**self.told(), "keys": self.keys, "job": self.job.decode()}))
 
 
 def table_of(told: Told) -> tuple[tuple[Address, ...], tuple[int, ...]]:
@@ -110,11 +110,11 @@ def _parsed(data: bytes | None) -> Hosts | None:
     told = opened(data) if data is not None else None
     if told is None:
         return None
-    secret, job = told.get("secret"), told.get("job")
+    keys, job = told.get("keys"), told.get("job")
     try:
         at, seats = table_of(told)
     except ValueError:
         return None
-    if not isinstance(secret, str) or not isinstance(job, str):
+    if not isinstance(keys, str) or not isinstance(job, str):
         return None
-    return Hosts(secret, at, seats, job.encode())
+    return Hosts(keys, at, seats, job.encode())

@@ -181,12 +181,12 @@ class Domain(Holder):
 
 
 @contextmanager
-def held(path: Path, *, wait: float) -> Iterator[bool]:
+def held(path: Path, *, wait: float, within: int | None = None) -> Iterator[bool]:
     """A lock, for as long as it is held or this process lives. Gives False where another has it for so many seconds.
 
-    Raises: OSError.
+    within: a descriptor of the folder that `path` is relative to. Raises: OSError.
     """
-    with unshared(path, os.O_RDWR | os.O_CREAT) as fd:
+    with unshared(path, os.O_RDWR | os.O_CREAT, within) as fd:
         yield _locked(fd, time.monotonic() + wait)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import xxhash
 
+from ucpl.owned import open_new
+
 __all__ = ["Told", "json_text", "opened", "read_sealed", "seal", "was_sealed", "write_whole"]
 
 Told = dict[str, object]
@@ -83,7 +85,11 @@ def was_sealed(path: Path) -> bool:
 def write_whole(path: Path, data: bytes) -> None:
     """A file that is there whole or not at all. Raises: OSError."""
     new = path.with_name(f"{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fd = open_new(new)
+    except FileExistsError:  # of a process that was killed
+        os.unlink(new)
+        fd = open_new(new)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)

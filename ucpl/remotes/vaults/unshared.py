@@ -34,10 +34,10 @@ _changing = threading.RLock()  # no fork sees a descriptor that is open and not 
 
 
 @contextmanager
-def unshared(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor, until the end of this or a fork, of this process alone. Raises: OSError."""
+def unshared(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
+    """A descriptor, until the end of this or a fork, of this process alone. within: the folder's. Raises: OSError."""
     with _changing:
-        mine = _Opened(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        mine = _Opened(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=within))
         _opened.add(mine)
     try:
         yield mine.fd

@@ -1,0 +1,248 @@
+"""A process of another user, without keys, on the loopback address and on the same host: nothing is read or changed.
+
+As root, that process is a user of its own. Else it is the same user's: what the kernel keeps users apart by is left out then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+
+from tests.vault.keys import authority, keys_of
+from tests.vault.test_hosts import Cluster, cluster, listed
+from ucpl.errors import UcplError
+from ucpl.ranks.serving import Peer, Server
+from ucpl.remotes import wire
+from ucpl.remotes.doors import UnixDoor, UnixWay
+from ucpl.remotes.vaults import far
+from ucpl.remotes.vaults.far import Far
+from ucpl.vault import Vault, clearing, others
+from ucpl.vault.clearing import clear
+
+NOBODY = 65534
+IS_ROOT = os.geteuid() == 0
+other_users = pytest.mark.skipif(not IS_ROOT, reason="only root can start a process of another user")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Path]:
+    """A place for everybody, as /dev/shm is."""
+    with tempfile.TemporaryDirectory(prefix="ucpl-attack-") as name:
+        os.chmod(name, 0o1777)
+        yield Path(name)
+
+
+class Attack:
+    """What an attacker does, in a process of its own, while members work."""
+
+    def __init__(self, shared: Path, what: str, *arguments: object) -> None:
+        script, user = Path(__file__).with_name("attacker.py"), str(NOBODY if IS_ROOT else 0)
+        command = [sys.executable, "-I", str(script), user, what, json.dumps(arguments)]
+        self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, cwd=shared)
+
+    def is_there(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == '"there"', self.process.communicate(timeout=60)
+
+    def answer(self) -> Any:
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return json.loads(out.strip().splitlines()[-1])
+
+
+@pytest.fixture(autouse=True)
+def asked_at_once(monkeypatch):
+    monkeypatch.setattr(far, "SILENT", 0.0)
+    monkeypatch.setattr(others, "EVERY", 0.0)
+
+
+@pytest.fixture
+def made(tmp_path) -> Iterator[Cluster]:
+    with cluster(tmp_path) as three:
+        three.serve()
+        three.write("first")
+        three.step(10)
+        yield three
+
+
+def all_files(made: Cluster) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for home in made.homes for path in home.rglob("*") if path.is_file()}
+
+
+def test_strangers_get_no_answer_whatever_they_say(made, shared, tmp_path):
+    """Reading, the lock, a commit and a seat: without TLS, without a certificate, with one of another authority, in TLS 1.2."""
+    foreign = shared / token_hex(4)
+    shutil.copytree(authority("second") / "d1", foreign)
+    for path in (foreign, *foreign.iterdir()):
+        os.chmod(path, 0o755)
+    before, port = all_files(made), made.ports[1]
+    attacks = [Attack(shared, "plain", port)]
+    attacks += [Attack(shared, "tls", port, keys, how) for keys in ("", str(foreign)) for how in ("", "older")]
+    for attack in attacks:
+        for answer in map(bytes.fromhex, attack.answer()):
+            assert len(answer) < 64 and b"+" not in answer and b"job" not in answer  # an alert of TLS at most
+    assert all_files(made) == before
+    made.step(20)
+    assert [made.read(n) for n in range(3)] == [20, 20, 20]
+
+
+def test_members_alone_come_in_and_by_tls_1_3_alone(made, tmp_path):
+    """By another program than ours: with good keys, without a certificate, with one of no name of this vault, in TLS 1.2."""
+    request = struct.pack("!Q", 27) + b'{"op": "names","domain": 1}'
+
+    def asked(keys: Path | None, highest: ssl.TLSVersion) -> bytes:
+        context = ssl.create_default_context(cafile=str(authority() / "ca.crt"))
+        context.check_hostname, context.maximum_version = False, highest
+        if keys is not None:
+            context.load_cert_chain(keys / "tls.crt", keys / "tls.key")
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", made.ports[1]), timeout=5) as under,
+                context.wrap_socket(under) as channel,
+            ):
+                channel.sendall(request)
+                return channel.recv(1 << 16)
+        except OSError:
+            return b""
+
+    newest = ssl.TLSVersion.MAXIMUM_SUPPORTED
+    assert b"job.json" in asked(keys_of(0), newest)
+    assert asked(None, newest) == asked(keys_of(5), newest) == asked(keys_of(0), ssl.TLSVersion.TLSv1_2) == b""
+
+
+def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkeypatch):
+    monkeypatch.setattr(wire, "GREETING", 3.0)
+    attack = Attack(shared, "slow", made.ports[1], 1000)
+    attack.is_there()
+    began, most = time.monotonic(), 0
+    for saved in range(1, 5):
+        for one in (made.homes[0], made.homes[2]):  # by connections of their own, too
+            far._lines.clear()
+            assert Far(one, 1, listed(one)).is_there()
+        made.step(10 + 10 * saved)
+        assert made.servers[1].here.commits()[0] == saved + 1
+        most = max(most, sum(thread.name == "ucpl-serving" for thread in threading.enumerate()))
+    assert attack.process.poll() is None and time.monotonic() - began < 20
+    assert most < wire.STRANGERS + 32
+    assert attack.answer() > 0  # they were let go
+    assert made.read(0) == 50
+
+
+def test_a_greeting_ends_in_time_however_many_bytes_come(made, shared, monkeypatch):
+    monkeypatch.setattr(wire, "GREETING", 0.5)
+    attack = Attack(shared, "slow", made.ports[1], 1)
+    attack.is_there()
+    time.sleep(1.5)
+    assert attack.answer() >= 1
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, other):
+    """Everything is passed on, to the caller's own server or to another one, and sent once more afterwards."""
+    made.servers.pop(2)._ends.close()
+    before = all_files(made)
+    attack = Attack(shared, "between", made.ports[2], made.ports[other], 1.0)
+    attack.is_there()
+    far._silent.clear()
+    with pytest.raises(OSError, match=rf"is another one: its certificate is of ucpl:d{other}"):
+        Far(made.homes[0], 2, listed(made.homes[0])).ask({"op": "names"})
+    with suppress(OSError):  # the next turn tries again
+        made.servers[0].turn()
+    found = attack.answer()
+    assert found["calls"] >= 1 and not found["answered"] and found["replayed"] < 64 * 64
+    assert {path: data for path, data in all_files(made).items() if path.suffix != ".lock"} == {
+        path: data for path, data in before.items() if path.suffix != ".lock"
+    }
+    far._silent.clear()
+    made.serve(2)
+    made.turn()
+    made.step(20)
+    assert [made.read(n) for n in range(3)] == [20, 20, 20]
+
+
+def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
+    """A server with the keys of another domain is not begun, and one that was is not taken for that domain; readers read."""
+    made.servers.pop(1)._ends.close()
+    how = {"domains": 3, "ranks": 3, "protect": "raim5", "hosts": made.listed}
+    Vault.make(made.homes[1], **how, keys=keys_of(0))
+    with pytest.raises(UcplError, match=r"E687: .*is not the certificate of d1"):
+        made.serve(1)
+    reader = Vault.make(tmp_path / "reader/job", **how, keys=authority() / "reader")
+    one = Far(reader.home, 0, listed(reader.home))
+    assert "job.json" in one.names()
+    seats = listed(made.homes[0]).told()
+    for question in ({"op": "lock", "wait": 0, "by": seats["seats"]}, {"op": "hosts", **seats}, {"op": "commit"}):
+        with pytest.raises(OSError, match="a reader changes nothing"):
+            one.ask(question)
+    assert len(json.loads(one.ask({"op": "hosts"}))["at"]) == 3
+
+
+@other_users
+def test_ranks_on_one_host_serve_processes_of_their_own_user_alone(tmp_path, shared):
+    (tmp_path / "a").write_bytes(b"0123456789")
+    way = UnixWay(token_hex(8))
+    server = Server({"a": tmp_path / "a"}, UnixDoor(way.name))
+    try:
+        assert Attack(shared, "local", way.name).answer() == ""
+        room = bytearray(4)
+        assert Peer(0, way, lambda size: None).read("a", [memoryview(room)], 3) == 4 and room == b"3456"
+    finally:
+        server.close()
+
+
+@other_users
+def test_a_vault_in_a_place_for_everybody_is_its_owners_alone(shared):
+    home = shared / token_hex(4) / "job"
+    vault = Vault.make(home, ranks=1)
+    with vault.writer(0) as writer:
+        assert writer.save(1, {"w": 1})
+    assert Attack(shared, "files", str(home)).answer() == []
+    for path in (home.parent, *home.parent.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@other_users
+@pytest.mark.parametrize("how", ["folder", "link", "job", "job-link"])
+def test_a_folder_that_another_user_made_first_gets_nothing(shared, how):
+    root = Path(Attack(shared, "squat", str(shared), how).answer())
+    for keys in ({}, {"hosts": "127.0.0.1:1", "keys": keys_of(0)}):
+        with pytest.raises(UcplError, match=r"E686: .*is not safe from other users"):
+            Vault.make(root / "job", ranks=1, **keys)  # type: ignore[arg-type]
+    assert [path for path in (*root.rglob("*"), *(shared / "mine").rglob("*")) if path.is_file()] == []
+
+
+def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    (victim / "d0/thesis").mkdir(parents=True)
+    (victim / "d0/thesis/chapter").write_text("years of work")
+    (victim / "d0/job.json").write_text("a name of ours")
+    removed = clearing._removed
+    for swapped in ("job", "root"):
+        top = tmp_path / swapped
+        home = Vault.make(top / "root/job", ranks=1).home
+
+        def swap(found: Path, place: Path = home if swapped == "job" else home.parent) -> Any:
+            os.rename(place, f"{place}.aside")
+            os.symlink(victim if place.name == "job" else tmp_path / "job", place)
+            return removed(found)
+
+        monkeypatch.setattr(clearing, "_removed", swap)
+        assert [one.what for one in clear(top / "root")] == ["kept"]
+        assert sorted(path.name for path in victim.rglob("*")) == ["chapter", "d0", "job.json", "thesis"]

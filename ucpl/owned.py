@@ -1,0 +1,123 @@
+"""Folders and files in places that several users share: opened by descriptor, owner and mode checked, created exclusively.
+
+/dev/shm and /tmp are writable for everybody, so another user may create a name first, as a folder, a link or a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ucpl.errors import Label, fail
+
+__all__ = ["NotOwned", "demand_owned", "is_owned", "make_owned", "open_new", "opened_as_is", "opened_folder"]
+
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PASSED = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)  # a parent may be searchable and not readable
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class NotOwned(PermissionError):
+    """A folder that another user owns or may change."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(1, why, path)
+
+
+def opened_folder(path: Path) -> int:
+    """A descriptor of a folder that only this user and root can change, like all its parents.
+
+    Symbolic links above it are resolved first, and then no component may be one. Raises: OSError; NotOwned.
+    """
+    path = Path(os.path.abspath(path))
+    parts = (Path(os.path.realpath(path.parent)) / path.name).parts
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}
+    at = os.open(parts[0], _PASSED)
+    try:
+        for number, part in enumerate(parts[1:], start=1):
+            _check_parent(at, str(Path(*parts[:number])), trusted)
+            at = _below(at, part, Path(*parts[: number + 1]), is_last=number == len(parts) - 1)
+        _check_own(at, str(path))
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def opened_as_is(path: Path) -> int:
+    """A descriptor of a folder, of which no component is a symbolic link, whoever owns it. Raises: OSError."""
+    parts = Path(os.path.abspath(path)).parts
+    at = os.open(parts[0], _PASSED)
+    try:
+        for number, part in enumerate(parts[1:], start=1):
+            at = _below(at, part, Path(*parts[: number + 1]), is_last=number == len(parts) - 1)
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _below(fd: int, name: str, path: Path, *, is_last: bool) -> int:
+    """A descriptor of a folder in another one, which is closed then. Raises: OSError, and the other one stays open."""
+    try:
+        below = os.open(name, _FOLDER | os.O_RDONLY if is_last else _PASSED, dir_fd=fd)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    os.close(fd)
+    return below
+
+
+def _check_parent(fd: int, path: str, trusted: set[int]) -> None:
+    """Whoever owns a parent, or may write to it without the sticky bit, can replace what is below. Raises: NotOwned."""
+    status = os.fstat(fd)
+    if status.st_uid not in trusted:
+        raise NotOwned(path, f"its owner, user {status.st_uid}, can replace everything below it")
+    if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        raise NotOwned(path, f"its mode, {stat.S_IMODE(status.st_mode):04o}, lets other users replace what is below it")
+
+
+def _check_own(fd: int, path: str) -> None:
+    """Raises: NotOwned."""
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid():
+        raise NotOwned(path, f"it belongs to user {status.st_uid}, and this process is user {os.geteuid()}")
+    if status.st_mode & _OTHERS_WRITE:
+        raise NotOwned(path, f"its mode, {stat.S_IMODE(status.st_mode):04o}, lets other users write to it")
+
+
+def is_owned(path: Path) -> bool:
+    """Whether `opened_folder` would open it."""
+    try:
+        os.close(opened_folder(path))
+    except OSError:
+        return False
+    return True
+
+
+def demand_owned(path: Path) -> None:
+    """Raises: UcplError E686, where another user owns a folder or may change it; OSError."""
+    try:
+        os.close(opened_folder(path))
+    except NotOwned as error:
+        where = os.fsdecode(error.filename)
+        fail("E686", f"{path} is not safe from other users: {where}: {error.strerror}", Label(str(path), where=where))
+
+
+def make_owned(path: Path) -> None:
+    """Make a folder of mode 0700, with missing parents, unless it is there. Raises: UcplError E686, OSError."""
+    missing = [path] if not os.path.lexists(path) else []
+    while missing and not os.path.lexists(missing[-1].parent):
+        missing.append(missing[-1].parent)
+    for one in reversed(missing):
+        try:
+            os.mkdir(one, 0o700)
+        except FileExistsError:  # another process of this job, or another user: see below
+            break
+    demand_owned(path)
+
+
+def open_new(path: Path, mode: int = 0o600) -> int:
+    """Create a file for writing that nobody made before. Raises: OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
