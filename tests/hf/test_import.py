@@ -375,3 +375,14 @@ def test_the_verb(tmp_path, capsys):
     assert main(["fmt", "--check", str(tmp_path / "a.ucpl")]) == 0
     assert main(["check", str(tmp_path / "a.ucpl"), "--config", str(WRITTEN / "llama" / "config.json")]) == 0
     assert main(["import", "hf", str(tmp_path / "nothing")]) == 3
+
+
+def test_weights_in_bin_files_are_named_where_there_is_no_class(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UcplError, match=r"E396.*a config alone has no names"):
+        hf.import_hf(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    with pytest.raises(UcplError, match=r"E396.*weights are in pytorch_model\.bin") as caught:
+        hf.import_hf(tmp_path)
+    assert "save_pretrained" in caught.value.diagnostics[0].remedy

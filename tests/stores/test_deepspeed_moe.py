@@ -26,6 +26,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 ONE = FIXTURES / "moe_ep2_dp2_z1"  # one layer of four experts, on two ranks
 TWO = FIXTURES / "moe_ep2_dp4_z1"  # layers of four and of eight, on four ranks
 AUTO = FIXTURES / "autoep_ep2_dp4_z1"
+OLDER = [FIXTURES / "moe_of_0.9.5", FIXTURES / "moe_of_0.17.6"]
 BOTH = pytest.mark.parametrize("path", [ONE, TWO], ids=lambda p: p.name)
 STEP = "global_step3"
 MARK = ".deepspeed_moe.experts.deepspeed_experts."
@@ -59,9 +60,9 @@ def assert_is_truth(path: Path, truth: Path) -> None:
             assert torch.equal(every[name][state], value), (name, state)
 
 
-@BOTH
+@pytest.mark.parametrize("path", [ONE, TWO, *OLDER], ids=lambda p: p.name)
 def test_plain_is_the_truth(path: Path, tmp_path: Path) -> None:
-    """Of `moe_ep2_dp2_z1` the truth has weights alone, which are the masters: it trains in fp32."""
+    """But for `moe_ep2_dp4_z1` the truth has weights alone, which are the masters: they train in fp32."""
     (tmp_path / "plain.pt").write_bytes(plain_bytes(path))
     assert_is_truth(tmp_path, path)
     for states in plain_of(path)["params"].values():
@@ -312,3 +313,86 @@ def test_experts_and_masters_swapped_are_seen(folder: Path, tmp_path: Path) -> N
     for name, value in zip(names, (one, other), strict=True):
         torch.save(value, folder / STEP / name)
     assert not verify(folder)
+
+
+# ---- as releases before 0.19.4 write it --------------------------------------------------------------------------------
+
+NOT_YET = (
+    "buffer_names", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments",
+    "checkpoint_parallel_dimensions", "ds_config", "ds_version", "ds_autoep_layers",
+)  # fmt: skip
+
+
+def older(source: Path, folder: Path, change: Callable[[Any], object] = lambda _: None) -> Path:
+    """A run's files as releases before 0.19.4 write them: `change` is of the optimizer's shards."""
+    shutil.copytree(source, folder)
+    model = "mp_rank_00_model_states.pt"
+    config = loaded(folder, model)["ds_config"]
+
+    def less(held: Any) -> None:
+        for key in NOT_YET:
+            held.pop(key, None)
+
+    def more(held: Any) -> None:
+        held["ds_config"] = config
+        change(held["optimizer_state_dict"])
+
+    edited(folder, model, less)
+    for rank, path in enumerate(sorted((folder / STEP).glob("zero_pp_rank_*_optim_states.pt"))):
+        edited(folder, path.name, more)
+        torch.save({"optimizer": None}, folder / STEP / f"expp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return folder
+
+
+@BOTH
+def test_older_releases_say_the_same_elsewhere(path: Path, tmp_path: Path) -> None:
+    """Every tensor and state; a buffer that no file names as one is a tensor that nobody trains."""
+    old = older(path, tmp_path / "old")
+    mine, theirs = plain_of(old), plain_of(path)
+    every = {**theirs["params"], **{name: {"weight": t} for name, t in theirs["buffers"].items()}}
+    assert mine["params"].keys() == every.keys() and mine["aliases"] == theirs["aliases"]
+    for name, states in every.items():
+        for state, value in states.items():
+            assert torch.equal(torch.as_tensor(mine["params"][name][state]), torch.as_tensor(value)), (name, state)
+    assert [g["params"] for g in mine["groups"]] == [g["params"] for g in theirs["groups"]]
+    convert(old, tmp_path / "new", "zero1(dp=4, ep=4)" if path == ONE else "zero1(dp=2, ep=1)")
+    assert not list((tmp_path / "new" / STEP).glob("expp_*"))
+    assert compare(old, tmp_path / "new")
+    made = loaded(tmp_path / "new", "mp_rank_00_model_states.pt")
+    assert [*made["param_shapes"][0]] == [*loaded(path, "mp_rank_00_model_states.pt")["param_shapes"][0]]
+
+
+def test_experts_that_a_release_leaves_out_are_those_that_fill_the_buffer(tmp_path: Path) -> None:
+    """Before 0.13 the first names of a group are stated, and the rest follow in the order of the module, if in one way."""
+
+    def first_names(source: Path, most: int = 9) -> Callable[[Any], None]:
+        shard = loaded(source, "zero_pp_rank_0_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
+        groups = shard["param_slice_mappings"]
+        known = {name for group in groups for name in [*group][: min(most, len(group) // 2 or 1)] if MARK in name}
+
+        def cut(state: Any) -> None:
+            for names in state["param_slice_mappings"]:
+                for name in [name for name in names if MARK in name and name not in known]:
+                    del names[name]
+
+        return cut
+
+    for n, path in enumerate((ONE, TWO)):
+        found = older(path, tmp_path / f"old{n}", first_names(path))
+        assert compare(found, older(path, tmp_path / f"all{n}"))
+    told = refusal(lambda: open_checkpoint(older(TWO, tmp_path / "none", first_names(TWO, 0))), "E457")
+    assert "no choice of the others would fill it" in told.message
+
+
+def test_what_no_file_says_of_older_experts_is_refused(tmp_path: Path) -> None:
+    told = refusal(lambda: open_checkpoint(older(ONE, tmp_path / "a", lambda s: s.pop("param_slice_mappings"))), "E457")
+    assert "neither param_shapes nor param_slice_mappings" in told.message
+    old = older(ONE, tmp_path / "b")
+    torch.save({"optimizer": {"state": {}}}, old / STEP / "expp_rank_1_mp_rank_00_optim_states.pt")
+    told = refusal(lambda: open_checkpoint(old), "E457")
+    assert "beside the shards of ZeRO" in told.message
+
+
+def test_a_tied_tensor_that_older_releases_save_twice_is_one() -> None:
+    """0.9.5 saves one storage under both names, 0.17.6 a copy, and neither `shared_params`."""
+    assert [open_checkpoint(path).aliases for path in OLDER] == [{"lm_head.weight": "wte.weight"}] * 2

@@ -10,9 +10,12 @@ import json
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -508,3 +511,19 @@ def test_states_that_megatron_moved_are_diagnosed_and_what_is_there_is_saved(tmp
 def test_what_was_saved_is_whole(tmp_path: Path) -> None:
     ucpl.convert(FIXTURES / "dist_bug", tmp_path / "dist", to="megatron_core(tp=2)", freeze=[WORDS])
     assert ucpl.verify(tmp_path / "dist")
+
+
+def test_the_metadata_of_megatron_0_15_is_a_class_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`MCoreMetadata` of strategies/torch.py: torch's Metadata with `mcore_data` and plans of its own class."""
+    shutil.copytree(FIXTURES / "dist_muon", tmp_path / "in")
+    held = pickle.loads((tmp_path / "in" / ".metadata").read_bytes())
+    module = "megatron.core.dist_checkpointing.strategies.torch"
+    own: Any = type("MCoreMetadata", (type(held),), {"__module__": module})
+    for name in (module, "megatron"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[module], "MCoreMetadata", own, raising=False)
+    made = own.__new__(own)
+    vars(made).update(vars(held), mcore_data={}, all_local_plans=[])
+    (tmp_path / "in" / ".metadata").write_bytes(pickle.dumps(made))
+    assert b"MCoreMetadata" in (tmp_path / "in" / ".metadata").read_bytes()
+    assert ucpl.compare(FIXTURES / "dist_muon", tmp_path / "in")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from attrs import evolve, field
 
@@ -65,7 +66,7 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
         library = _Library(import_module("torch"), import_module("transformers"))
     except ImportError:
         if needed:
-            fail("E396", "transformers is not installed: a config alone has no names", Label(str(file)))
+            _refuse_without_names(file)
         notes.append(
             "transformers is not installed: no plan of tensor parallelism, no aliases, no buffers were looked up."
         )
@@ -80,6 +81,21 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
             fail("E396", f"transformers cannot build {file.name}: {said}", Label(str(file)))
         notes.append(f"transformers could not build the class ({said[:200]}): only headers were read.")
         return None
+
+
+def _refuse_without_names(file: Path) -> NoReturn:
+    """Neither headers nor transformers give names. Raises: UcplError E396."""
+    pickled = next((n for n in sorted(os.listdir(file.parent)) if n.endswith((".bin", ".pt", ".pth"))), None)
+    if pickled is None:
+        fail("E396", "transformers is not installed: a config alone has no names", Label(str(file)))
+    fail(
+        "E396",
+        f"the weights are in {pickled}: names are read from the headers of .safetensors files alone,"
+        " or asked of transformers, which is not installed",
+        Label(str(file.parent / pickled), "is no .safetensors file"),
+        Label(str(file), "has no names"),
+        remedy="save the model as .safetensors (save_pretrained does so), or install a transformers that knows the model type",
+    )
 
 
 def built_of(config: Config) -> tuple[object, object]:

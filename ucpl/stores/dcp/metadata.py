@@ -31,6 +31,8 @@ ENVELOPE = ("ucpl", "envelope")  # where a target keeps what a framework's run h
 Shape = tuple[int, ...]
 Step = str | int
 _MODULE = "torch.distributed.checkpoint"
+# Megatron-Core 0.15's own class of it, with fields more.
+_MCORE = Global("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
 STEPS_MAX = 100  # of dicts and lists in each other
 
 
@@ -128,8 +130,10 @@ def _is(value: Value, name: str) -> bool:
     return (
         isinstance(held, Call)
         and isinstance(held.function, Global)
-        and held.function.name == name
-        and held.function.module.startswith(_MODULE)
+        and (
+            (held.function.name == name and held.function.module.startswith(_MODULE))
+            or (name == "Metadata" and held.function == _MCORE)
+        )
     )
 
 

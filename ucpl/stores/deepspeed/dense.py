@@ -16,6 +16,7 @@ from ucpl.records import mutable
 from ucpl.stores.checkpoint import Order
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
+from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling, keep_whole_scaling
 from ucpl.stores.deepspeed.copies import trusted
 from ucpl.stores.deepspeed.experts import (
@@ -88,6 +89,7 @@ def read_dense(
     else:
         keep_whole_scaling(gathered, first)
     experts = grid.held.parts if grid.held is not None else ()
+    experts += tuple(read_shard(topology.listing.root, name) for name in topology.listing.experts_optims)
     return (*topology.metas, *experts, *topology.optims), _facts(gathered, grid, by_tp, first, pipeline)
 
 

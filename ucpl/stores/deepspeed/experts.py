@@ -7,8 +7,8 @@ cut, too (enable_expert_tensor_parallelism), and the dp ranks of each tp coordin
 runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.py (`_create_expert_and_data_parallel`,
 `_get_expert_parallel_ranks`), moe/utils.py.
 
-AutoEP's experts are fused in the module, and apart in their files: auto_ep. Not here: experts without ZeRO (expp_rank
-files) (E457).
+AutoEP's experts are fused in the module, and apart in their files: auto_ep. What releases before 0.19.4 leave out:
+older_experts. Not here: experts without ZeRO (expp_rank files) (E457).
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Groups, Module, groups_of
-from ucpl.stores.deepspeed.names import Listing
+from ucpl.stores.deepspeed.names import Listing, expert_place
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.settings import is_data_first
 from ucpl.stores.deepspeed.topology import Shard, Topology, not_yet
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
-_FILE = re.compile(r"layer_(?P<layer>\d{1,9})_expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt\Z")
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
 _DEGREE = re.compile(r"ep_size_(?P<ep>[0-9]{1,9})\Z")
 _NAME = re.compile(rf"(?P<module>.*{re.escape(_MARK)})(?P<number>\d{{1,18}})\.(?P<inner>.+)\Z", re.DOTALL)
@@ -104,11 +103,12 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
         )
     experts = Experts(ep, is_data_first(topology), files.of, is_within_tp)
     stated = auto_ep.layers_of(file)
-    said = f"param_shapes of {file.file}, and the files of experts"
+    orders = "param_slice_mappings" if topology.shards[0].is_restated else "param_shapes"
+    said = f"{orders} of {topology.config.file}, and the files of experts"
     gathered.set("ep", ep, said if stated is None else auto_ep.check_placement(file, stated, experts))
     if experts.is_fused and edp > 1 and gathered.settings["round_robin"].value:
         not_yet(file.path, "its experts are AutoEP's, and round_robin_gradients deals them")
-    origin = f"use_data_before_expert_parallelism in ds_config of {file.file}"
+    origin = f"use_data_before_expert_parallelism in ds_config of {topology.config.file}"
     gathered.set("data_first", int(experts.is_data_first), origin)
     for name, one in files.parts.items():
         for key, value in Value.of(one).named():
@@ -234,10 +234,10 @@ def _places(listing: Listing) -> dict[tuple[int, int, int], str]:
     """Files of experts by layer, expert and model-parallel rank."""
     out: dict[tuple[int, int, int], str] = {}
     for name in listing.experts:
-        found = _FILE.match(name)
-        if found is None:
-            not_yet(listing.root / name, "it has experts and no ZeRO, or was written before layers had numbers")
-        out[int(found["layer"]), int(found["expert"]), int(found["mp"])] = name
+        place = expert_place(name)
+        if place is None:
+            not_yet(listing.root / name, "its experts were written before layers had numbers")
+        out[place] = name
     return out
 
 

@@ -21,8 +21,10 @@ _OPTIM = re.compile(r"(?P<prefix>bf16_|fp16_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(
 # A layer of a PipelineModule: one file, or one for each tensor-parallel rank.
 _LAYER = re.compile(r"(?P<stem>layer_(?P<number>\d+))(?:-model_(?P<tp>\d+))?-model_states\.pt\Z")
 _EXPERT = re.compile(
-    r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt\Z|expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z"
+    r"(?:layer_(?P<layer>\d{1,9})_)?expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt\Z"
 )
+# The optimizer's states of an expert-parallel rank: without ZeRO. Before 0.19.4 there is one beside ZeRO's shards, too, empty.
+_EXPERTS_OPTIM = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z")
 _NUMBER = re.compile(r"\d+")
 _DIGITS_MAX = 10  # of a layer's number
 
@@ -75,16 +77,17 @@ class Listing:
     prefix: str = ""
     layers: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    experts_optims: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.models or self.optims or self.layers or self.experts)
+        return not (self.models or self.optims or self.layers or self.experts or self.experts_optims)
 
     @property
     def files(self) -> tuple[str, ...]:
         models = [self.models[k] for k in sorted(self.models, key=lambda k: (k[1], -1 if k[0] is None else k[0]))]
         optims = [self.optims[k] for k in sorted(self.optims, key=lambda k: (k[1], k[0]))]
-        return (*models, *optims, *self.layers, *self.experts)
+        return (*models, *optims, *self.layers, *self.experts, *self.experts_optims)
 
 
 def list_files(root: Path) -> Listing:
@@ -100,7 +103,7 @@ def list_files(root: Path) -> Listing:
     models: dict[tuple[int | None, int], str] = {}
     optims: dict[tuple[int, int], str] = {}
     prefixes: dict[str, str] = {}
-    layers, experts = [], []
+    layers, experts, experts_optims = [], [], []
     for name in names:
         if found := _MODEL.match(name):
             model_rank = (None if found["dp"] is None else int(found["dp"]), int(found["mp"]))
@@ -115,11 +118,13 @@ def list_files(root: Path) -> Listing:
             prefixes.setdefault(found["prefix"] or "", name)
         elif _EXPERT.match(name):
             experts.append(name)
+        elif _EXPERTS_OPTIM.match(name):
+            experts_optims.append(name)
         elif _LAYER.match(name):
             layers.append(name)
     _refuse_two_runs(root, prefixes)
     _refuse_two_forms(root, models)
-    return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts))
+    return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts), tuple(experts_optims))
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -162,11 +167,19 @@ def layer_place(name: str) -> tuple[int, str, int | None]:
 
 def is_apart(name: str) -> bool:
     """Whether a file holds a layer of a pipeline or an expert, and not a rank's states."""
-    return bool(_LAYER.match(name) or _EXPERT.match(name))
+    return bool(_LAYER.match(name)) or is_of_expert(name)
 
 
 def is_of_expert(name: str) -> bool:
-    return _EXPERT.match(name) is not None
+    return bool(_EXPERT.match(name) or _EXPERTS_OPTIM.match(name))
+
+
+def expert_place(name: str) -> tuple[int, int, int] | None:
+    """(layer, expert, mp rank) of an expert's file. None before layers have numbers."""
+    found = _EXPERT.match(name)
+    if found is None or found["layer"] is None:
+        return None
+    return int(found["layer"]), int(found["expert"]), int(found["mp"])
 
 
 @frozen
@@ -182,7 +195,7 @@ def place_in_run(name: str) -> PlaceInRun | None:
 
     A prefix that tells of the dtype is no part of it: files of one rank differ in it without being of another.
     """
-    if not any(pattern.match(name) for pattern in (_MODEL, _OPTIM, _LAYER, _EXPERT)):
+    if not any(pattern.match(name) for pattern in (_MODEL, _OPTIM, _LAYER, _EXPERT, _EXPERTS_OPTIM)):
         return None
     bare = re.sub(r"\A(?:bf16|fp16)_", "", name)
     return PlaceInRun(_NUMBER.sub("#", bare), tuple(map(int, _NUMBER.findall(bare))))

@@ -20,7 +20,7 @@ def read_settings(gathered: Gathered, topology: Topology) -> None:
     """All settings of the configuration. Those that only the shards tell are corrected by who reads them."""
     first, optim = topology.first, topology.optim
     config = _config(Value.of(first))
-    origin = f"ds_config of {first.file}"
+    origin = f"ds_config of {topology.config.file}"
     zero = _section(config, "zero_optimization")
     bf16, bf16_origin = _bf16(topology, _section(config, "bf16", "bfloat16"))
     gathered.set("stage", topology.stage, f"zero_stage of {optim.file}" if optim else "there are no optimizer shards")
@@ -93,16 +93,16 @@ def _flag(value: object) -> int:
 
 def _bf16(topology: Topology, section: dict[object, object]) -> tuple[int, str]:
     """Whether training was in bf16, and what says so: the names of optimizer shards, with which ds_config must agree."""
-    first, optim = topology.first, topology.optim
+    optim = topology.optim
     stated = _flag(section.get("enabled"))
     if optim is None:
-        return stated, f"ds_config of {first.file}"
+        return stated, f"ds_config of {topology.config.file}"
     by_name = int(topology.listing.prefix == "bf16_")
     if stated != by_name and type(section.get("enabled")) is bool:
         fail(
             "E456",
             f"ds_config says bf16 is {'on' if stated else 'off'}, the optimizer shards' names say it is not",
-            Label(str(first.path), f"bf16: {section.get('enabled')}", where="ds_config"),
+            Label(str(topology.config.path), f"bf16: {section.get('enabled')}", where="ds_config"),
             Label(str(optim.path)),
         )
     return by_name, f"name of {optim.file}"

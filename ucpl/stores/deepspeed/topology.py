@@ -18,6 +18,7 @@ from ucpl.stores.ahead import ahead
 from ucpl.stores.deepspeed import auto_ep
 from ucpl.stores.deepspeed.as_written import read_shard
 from ucpl.stores.deepspeed.names import Listing, layer_place, model_file
+from ucpl.stores.deepspeed.older_experts import lacks_shapes, restated
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
@@ -32,6 +33,7 @@ class Shard:
     pp: int
     metas: tuple[TorchFile, ...]  # of model states: one, or at stage 3 one for each dp rank
     optims: tuple[TorchFile, ...]  # of optimizer states, by dp rank; none without ZeRO
+    is_restated: bool = False  # the optimizer states say what is not in the model states
 
     @property
     def first(self) -> TorchFile:
@@ -53,6 +55,11 @@ class Topology:
     def first(self) -> TorchFile:
         """The file that speaks for what all ranks share."""
         return self.shards[0].first
+
+    @property
+    def config(self) -> TorchFile:
+        """The file that has the run's ds_config, and the orders of the optimizer's buffers."""
+        return self.shards[0].optims[0] if self.shards[0].is_restated else self.first
 
     @property
     def optim(self) -> TorchFile | None:
@@ -89,7 +96,10 @@ def topology_of(listing: Listing) -> Topology:
         mine = _of_rank(listing, mp)
         dp = _dp_degree(mine, metas[0], is_sliced)
         optims = tuple(read_shard(root, mine.optims[rank, mp]) for rank in range(dp)) if mine.optims else ()
-        shards.append(Shard(mp % tp, mp // tp, metas[:dp], optims))
+        is_older = lacks_shapes(metas[0], listing)
+        if is_older:
+            metas = tuple(restated(meta, optims, listing, mp) for meta in metas)
+        shards.append(Shard(mp % tp, mp // tp, metas[:dp], optims, is_older))
     stage = _stage([part for shard in shards for part in shard.optims], is_sliced)
     if listing.layers and stage > 1:
         not_yet(shards[0].optims[0].path, f"a PipelineModule at ZeRO stage {stage}, which DeepSpeed does not train")
@@ -123,8 +133,12 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
             not_yet(part.path, _LAYERS)
     if pp > 1 and not (listing.layers or listing.experts):
         not_yet(first.path, f"it has {pp} stages of a pipeline and no files of layers")
-    if listing.experts and not listing.optims:
-        not_yet(listing.root / listing.experts[0], "it has experts and no ZeRO")
+    if (listing.experts or listing.experts_optims) and not listing.optims:
+        not_yet(listing.root / (listing.experts or listing.experts_optims)[0], "it has experts and no ZeRO")
+    for name in listing.experts_optims:  # beside ZeRO's shards
+        part = read_shard(listing.root, name)
+        if any(held is not None for held in Value.of(part).mapping().values()):
+            not_yet(part.path, "it has an optimizer of experts beside the shards of ZeRO")
     if auto_ep.layers_of(first) is not None:
         _refuse_auto_ep(first, degrees, listing)
 
