@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 from attrs import evolve
 
 from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
+from ucpl.conversion.demanded import found_in
 from ucpl.conversion.dialects import described_as
 from ucpl.conversion.drift import demand_no_drift
 from ucpl.conversion.given import Given, called, library_of, model_named
@@ -156,8 +157,9 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     asked = Asked(side, source_at(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
-    notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs))
-    found = evolve(found, findings=(*found.findings, *findings_of(opened, held)), notes=notes)
+    loader = found_in(opened, of_class=how.get("witness", True))
+    notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs), *loader.notes)
+    found = evolve(found, findings=(*found.findings, *findings_of(opened, held), *loader.wrong), notes=notes)
     if against is None:
         return found
     same = hold_genuine(opened, side.placement, open_alike(against, side.placement))

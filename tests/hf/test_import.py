@@ -247,7 +247,7 @@ def test_what_files_and_configs_say_stays_within_its_line(tmp_path):
     tensors = random_of(llama_shapes(config))
     source = save(tmp_path / "s", tensors, config)
     owner = "model.layers.1.input_layernorm.weight"
-    save_file(tensors, source / "model.safetensors", metadata={"format": "pt", f"evil {said}": owner})
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt", f"evil {said}.weight": owner})
     text, _ = imported(source, tmp_path)
     named = [(type(s), getattr(s, "name", "")) for s in parse(text, "made").statements]
     assert named == [(nodes.Model, "any_model"), (nodes.Layout, "hf"), (nodes.Layout, "tensor_parallel")]

@@ -12,6 +12,7 @@ from ucpl.columns.operations import Fill, Split, Write
 from ucpl.extents import DTYPES, Envelope, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef
 from ucpl.schedule import Plan, Runs
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.demands import Demands
 from ucpl.stores.torch_files import read_torch_file
 
 
@@ -20,6 +21,7 @@ class Torch:
 
     name = "world"
     known_globals: frozenset[str] = frozenset()
+    demands = Demands()
 
     def __init__(self, carried=(), unsafe=(), texts=None):
         self.carried, self.unsafe, self.texts = carried, unsafe, {"latest": "step1"} if texts is None else texts

@@ -461,16 +461,17 @@ def test_groups_of_another_framework_are_dealt_as_megatron_deals_them(tmp_path: 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda plain: plain["params"]["w"].update(step=3.0), "at steps"),
-        (lambda plain: plain["params"]["w"].update(eta=0.5), "`eta`"),
+        (lambda plain: plain["params"]["output_layer.weight"].update(step=3.0), "at steps"),
+        (lambda plain: plain["params"]["output_layer.weight"].update(eta=0.5), "`eta`"),
     ],
     ids=["two steps", "another number"],
 )
 def test_what_megatron_has_no_place_for_is_refused(tmp_path: Path, change: object, text: str) -> None:
-    params = {n: {"weight": torch.ones(2, 2), "exp_avg": torch.ones(2, 2), "step": 7.0, "eta": 0.5} for n in "vw"}
+    names = [WORDS, "output_layer.weight"]
+    params = {n: {"weight": torch.ones(2, 2), "exp_avg": torch.ones(2, 2), "step": 7.0, "eta": 0.5} for n in names}
     if "eta" not in text:
         params = {n: {k: v for k, v in states.items() if k != "eta"} for n, states in params.items()}
-    plain = {"params": params, "groups": [{"params": ["v", "w"], "lr": 0.5}]}
+    plain = {"params": params, "groups": [{"params": names, "lr": 0.5}]}
     assert callable(change)
     change(plain)
     torch.save(plain, tmp_path / "plain.pt")

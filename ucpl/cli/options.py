@@ -61,7 +61,9 @@ def add_sizes(parser: ArgumentParser) -> None:
         "-D", dest="sizes", action="append", default=[], metavar="NAME=VALUE", help="a size of model or layout"
     )
     parser.add_argument(
-        "--config", metavar="CONFIG.JSON", help="offers a Hugging Face config's sizes, as config.NAME, and its class"
+        "--config",
+        metavar="CONFIG.JSON",
+        help="a Hugging Face config: its sizes as config.NAME, its class, and the config.json of such a target",
     )
 
 
@@ -157,6 +159,7 @@ def given_of(options: Namespace) -> Given:
     return Given(
         model=model_named(model, sizes) if model else None,
         config=config_at(Path(config)) if config is not None else None,
+        config_file=Path(config) if config is not None else None,
         sizes=sizes,
         drop=tuple(getattr(options, "drop", ())),
         fill=tuple(getattr(options, "fill", ())),

@@ -73,6 +73,7 @@ class Given:
 
     model: nodes.Model | None = None  # what a layout of any model is over
     config: Config | None = None  # what `config.x` is
+    config_file: Path | None = None  # where it was read
     sizes: dict[str, Value] = field(factory=dict)  # -D
     inherited: Inherited = field(factory=dict)
     fill: tuple[str, ...] = ()  # `fill` lines of the target, as NAME=VALUE

@@ -113,6 +113,7 @@ def given_from(beside: Beside | ToPlan | ToConvert | ToVerify, model: nodes.Mode
         else dict(config)
         if config is not None
         else None,
+        config_file=Path(config) if isinstance(config, str | Path) else None,
         sizes=dict(beside.get("sizes") or {}),
         drop=tuple(beside.get("drop", ())),
         fill=tuple(beside.get("fill", ())),

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
+from ucpl.conversion.demanded import demand_loadable
 from ucpl.conversion.dialects import Names, split_names
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.lessening import shortened
 from ucpl.conversion.logical import placements
+from ucpl.conversion.model_files import with_model_files
 from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
@@ -54,6 +56,7 @@ class Prepared:
     plan: Plan
     source: Side
     target: Side
+    loader: tuple[str, ...] = ()  # notes on what the target's loader will say
     config_unread: bool = False  # a config was given, and no text names a key of it
     model_unread: bool = False  # a model was given, and neither layout is of any
 
@@ -75,6 +78,7 @@ class Prepared:
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
         out += self.checkpoint.told if self.checkpoint is not None else ()
         out += _names_of_the_spec(self.source, self.target)
+        out += self.loader
         changes = self.target.changes
         if changes is not None:
             from ucpl.proofs.unstored import stored_states
@@ -114,9 +118,11 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
 def prepare(asked: Asked, given: Given) -> Prepared:
     """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""
     here, there, names = described(asked, given)
+    here = with_model_files(here, there)
     made = make_plan(here, there, name=asked.name, twice=asked.twice, names=names)
     is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
-    return Prepared(made, here, there, config_unread=_is_unread((here, there), given), model_unread=is_named)
+    notes = demand_loadable(made, here, there)
+    return Prepared(made, here, there, notes, config_unread=_is_unread((here, there), given), model_unread=is_named)
 
 
 def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:

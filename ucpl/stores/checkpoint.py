@@ -18,6 +18,7 @@ from ucpl.extents.containers import Container
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen
+from ucpl.stores.demands import Demands
 from ucpl.stores.watching import Identity
 
 if TYPE_CHECKING:  # most checkpoints are none of Megatron's
@@ -170,6 +171,7 @@ class Framework(Protocol):
 
     name: str
     known_globals: frozenset[str]  # classes that its own files name and that it needs, though torch would refuse them
+    demands: Demands  # of its loader
 
     def recognises(self, path: Path) -> bool:
         """Whether `path` looks like this framework's checkpoint (cheap: names of files, perhaps one header)."""

@@ -21,6 +21,7 @@ from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
 from ucpl.stores.carrying import Place, Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.demands import Demands
 from ucpl.stores.huggingface import TEXTS, carried_texts, read_texts
 from ucpl.stores.pickles import tensors_of, unsafe_globals
 from ucpl.stores.safetensors_files import read_safetensors_file
@@ -37,6 +38,7 @@ NAME = "torch"
 class Generic:
     name = NAME
     known_globals: frozenset[str] = frozenset()
+    demands = Demands()
 
     def recognises(self, path: Path) -> bool:
         """Never: nothing in such a folder says what it is. A spec does, and `open_files` reads what the spec names."""

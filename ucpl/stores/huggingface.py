@@ -25,6 +25,7 @@ from ucpl.extents.account import NotRead
 from ucpl.records import define
 from ucpl.stores.ahead import ahead
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.huggingface_demands import DEMANDS
 from ucpl.stores.huggingface_precedence import INDEX, SHARD, chosen
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.huggingface_writing import EMPTY, Shards
@@ -41,6 +42,7 @@ _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceSt
 class HuggingFace:
     name = "huggingface"
     known_globals: frozenset[str] = frozenset()
+    demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
         """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""

@@ -14,8 +14,9 @@ from ucpl.extents import DTYPES, Key, StorageRef, StoredTensor, Structure, Tenso
 from ucpl.records import define, frozen
 from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.huggingface_demands import with_vocabulary
 from ucpl.stores.huggingface_precedence import INDEX
-from ucpl.stores.huggingface_texts import carried_texts
+from ucpl.stores.huggingface_texts import carried_files, carried_texts
 from ucpl.stores.safetensors_files import ALIASES
 from ucpl.stores.values import Empty, Value
 
@@ -87,6 +88,8 @@ class Shards:
                 metadata = {"format": "pt"} | ({ALIASES: json.dumps(second, sort_keys=True)} if second else {})
                 value = {t.name: t.ref for t in shard}
                 files.append(SkeletonFile(path, value, "safetensors", metadata, storage_of))
+        other = ((n, raw) for n, raw in carried_files(self.source).items() if isinstance(raw, bytes))
+        files += [SkeletonFile(name, raw, "bytes") for name, raw in other]
         return Skeleton(folder="", files=tuple(files), texts=texts)
 
     def planned(self) -> dict[str, list[_Tensor]]:
@@ -114,7 +117,8 @@ class Shards:
         if (config := texts.get("config.json")) is not None:
             names = (_name(key) for _, key in self.source.extents)
             config = without_quantisation(config, names, (_name(t.key) for t in self.targets))
-            texts["config.json"] = with_dtype(config, self.targets)
+            named = {_name(t.key): t.shape for t in self.targets}
+            texts["config.json"], _ = with_vocabulary(with_dtype(config, self.targets), named)
         return texts
 
 

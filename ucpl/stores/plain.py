@@ -36,6 +36,7 @@ from ucpl.extents import (
 from ucpl.records import frozen
 from ucpl.stores.carrying import Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.demands import Demands
 from ucpl.stores.groups import matched
 from ucpl.stores.masters import SETTING, renamed
 from ucpl.stores.pickles import unsafe_globals
@@ -58,6 +59,7 @@ _OWN = frozenset(
 class Plain:
     name = "plain"
     known_globals: frozenset[str] = frozenset()
+    demands = Demands()
 
     def recognises(self, path: Path) -> bool:
         if path.is_dir():

@@ -19,7 +19,7 @@ from ucpl.frontends.hf.records import Config, Found, Version
 from ucpl.frontends.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
 from ucpl.records import frozen
 
-__all__ = ["Class", "built_of", "class_of"]
+__all__ = ["Class", "Saved", "built_of", "class_of", "saved_of"]
 
 LAYERS_MAX = 10_000  # of a kind, and experts of a layer
 _VARIATIONS = 2
@@ -313,3 +313,43 @@ def _said_dtype(config: Config) -> str:
     """The dtype of a config, where torch can make tensors of it by default; else float32."""
     said = config.get("dtype") or config.get("torch_dtype")
     return said if isinstance(said, str) and said in ("bfloat16", "float16", "float64") else "float32"
+
+
+@frozen
+class Saved:
+    """Tensors that a class reads from a folder, by name. `tied`: second names; `dropped`: patterns of names that it ignores."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    tied: frozenset[str] = frozenset()
+    dropped: tuple[str, ...] = ()
+    prefix: str = ""  # of the base model: names of a folder may have it, or lack it
+
+
+def saved_of(config: Config) -> Saved | None:
+    """The tensors of the class that a config names. None without transformers, or if it cannot make the class."""
+    if config.get("auto_map") and _custom(config):
+        return None
+    try:
+        model, _ = built_of(config)
+        library = _Library(import_module("torch"), import_module("transformers"))
+        with offline(), library.silent():
+            tensors = library.saved(model, config)  # type: ignore[arg-type]
+            tied = library.on_disk(model, library.ties(model))  # type: ignore[arg-type]
+    except Exception:  # a class raises whatever it likes of a config that it does not expect
+        return None
+    return Saved(
+        type(model).__name__,
+        {t.name: t.shape for t in tensors},
+        frozenset((*tied, *tied.values())),
+        tuple(map(str, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
+        str(getattr(model, "base_model_prefix", "") or ""),
+    )
+
+
+def _custom(config: Config) -> bool:
+    """Whether the class is one that the folder brings along."""
+    named, mapped = config.get("architectures"), config.get("auto_map")
+    name = named[0] if isinstance(named, list) and named else None
+    values = mapped.values() if isinstance(mapped, dict) else ()
+    return any(isinstance(value, str) and value.rpartition(".")[2] == name for value in values)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.demands import Demands
 from ucpl.stores.watching import watched
 
 __all__ = ["DCP"]
@@ -20,6 +21,7 @@ __all__ = ["DCP"]
 class DCP:
     name = "dcp"
     known_globals: frozenset[str] = frozenset()
+    demands = Demands()
 
     def recognises(self, path: Path) -> bool:
         """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such

@@ -13,11 +13,13 @@ from ucpl.stores.deepspeed.names import LATEST, list_files
 from ucpl.stores.deepspeed.step import open_step
 from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
 from ucpl.stores.deepspeed.writing import skeleton
+from ucpl.stores.demands import Demands
 
 
 class DeepSpeed:
     name = "deepspeed"
     known_globals = KNOWN_GLOBALS
+    demands = Demands()
 
     def recognises(self, path: Path) -> bool:
         """A folder with DeepSpeed's files, or one whose `latest` stands beside folders."""

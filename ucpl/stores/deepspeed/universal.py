@@ -35,6 +35,7 @@ from ucpl.stores.deepspeed.target import KNOWN_GLOBALS
 from ucpl.stores.deepspeed.topology import not_yet
 from ucpl.stores.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
+from ucpl.stores.demands import Demands
 from ucpl.stores.texts import names_like, read_name
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
@@ -46,6 +47,7 @@ _SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_op
 class Universal:
     name = "universal"
     known_globals = KNOWN_GLOBALS
+    demands = Demands()
 
     def recognises(self, path: Path) -> bool:
         """A folder of atoms, or a save folder whose only pointer is `latest_universal`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
+from ucpl.stores.megatron.demands import DEMANDS
 from ucpl.stores.megatron.folder import found, step_of
 from ucpl.stores.watching import watched
 
@@ -36,6 +37,7 @@ def objects_advice(source: Checkpoint) -> tuple[str, ...]:
 class MegatronCore:
     name = "megatron_core"
     known_globals: frozenset[str] = KNOWN_GLOBALS
+    demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
         """`.metadata` beside the files of Megatron-Core's own, here or in the folder that a tracker leads to."""

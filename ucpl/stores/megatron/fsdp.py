@@ -13,6 +13,7 @@ from ucpl.extents import StoredTensor, Structure
 from ucpl.remotes.reading import fetch_all
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
+from ucpl.stores.megatron.demands import DEMANDS
 from ucpl.stores.megatron.folder import found, step_of
 from ucpl.stores.watching import watched
 
@@ -29,6 +30,7 @@ _MARK_BYTES_MAX = 96
 class MegatronFSDP:
     name = "megatron_fsdp"
     known_globals: frozenset[str] = KNOWN_GLOBALS
+    demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
         """`.metadata` with Megatron-FSDP's names and *.distcp, here or in the folder that a tracker leads to."""

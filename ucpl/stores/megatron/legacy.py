@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.megatron.demands import DEMANDS
 from ucpl.stores.megatron.folder import TRACKER, found, step_of
 from ucpl.stores.megatron.legacy_arguments import KNOWN_GLOBALS, heads_advice
 from ucpl.stores.watching import watched
@@ -27,6 +28,7 @@ def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 class MegatronLegacy:
     name = "megatron_legacy"
     known_globals = KNOWN_GLOBALS
+    demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
         """A folder of an iteration, or one whose tracker names one."""

@@ -1,0 +1,159 @@
+"""Demands of loaders on targets: names that Megatron looks for, config.json against the tensors, files of a model's folder."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ucpl
+from tests.hf.folders import llama_config, llama_shapes, random_of, save
+from ucpl import api
+from ucpl.cli import main
+from ucpl.conversion import demanded
+from ucpl.errors import UcplError
+from ucpl.frontends.hf.classes import Saved
+from ucpl.frontends.hf.fitting import _fitted
+
+CONFIG = llama_config(num_hidden_layers=2, architectures=["LlamaForCausalLM"])
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture
+def tensors():
+    return random_of(llama_shapes(CONFIG))
+
+
+def refused(code, *args, **how):
+    with pytest.raises(UcplError) as caught:
+        ucpl.convert(*args, **how)
+    assert caught.value.diagnostics[0].code == code, caught.value
+    return caught.value.diagnostics[0]
+
+
+# ---- names -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["megatron_core(tp=2)", "megatron_legacy()", "megatron_fsdp(dp=2)"])
+@pytest.mark.parametrize("source", ["hf", "bart", "plain"])
+def test_names_that_no_megatron_model_has_are_refused(to, source, tensors, tmp_path):
+    """BART's decoder.layers.0.self_attn is none of Megatron's, whose modules have other names there."""
+    made = {"hf": tensors, "bart": {f"decoder.layers.0.self_attn.{p}_proj.weight": torch.ones(4, 4) for p in "qkv"}}
+    here = tmp_path / "s"
+    if source == "plain":
+        here = tmp_path / "s.pt"
+        torch.save({"params": {name: {"weight": t} for name, t in tensors.items()}}, here)
+    else:
+        save(here, made[source])
+    found = refused("E549", here, tmp_path / "made", to)
+    assert "llama.ucpl:torch_dist()" in found.remedy and not (tmp_path / "made").exists()
+
+
+def test_names_of_a_dialect_and_of_a_spec_are_those_of_megatron(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, CONFIG)
+    hf = "llama.ucpl:hf()"
+    ucpl.convert(source, tmp_path / "one", "megatron_core(tp=2) of llama.ucpl:torch_dist()", layout=f"of {hf}")
+    ucpl.convert(source, tmp_path / "two", "llama.ucpl:megatron(tp=1)", layout=hf)
+    assert (tmp_path / "one" / "latest_checkpointed_iteration.txt").exists()
+
+
+# ---- config.json ---------------------------------------------------------------------------------------------------------
+
+
+def grown(source, tmp_path, rows, name="grown"):
+    """The model of a folder with more words, as a text."""
+    text = ucpl.infer(source).text()
+    path = tmp_path / f"{name}.ucpl"
+    head = text[: text.index("layout ")]
+    for word in (WORDS, HEAD):
+        line = next(line for line in head.splitlines() if word in line)
+        head = head.replace(line, line.replace("67", str(rows)))
+    path.write_text(head)
+    return f"{path}:{head.split('model ', 1)[1].split()[0]}"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_vocabulary_that_grows_is_in_config_json(nested, tensors, tmp_path, capsys):
+    inner = {"vocab_size": CONFIG["vocab_size"], "hidden_size": CONFIG["hidden_size"]}
+    config = {"model_type": "some_vl", "text_config": inner} if nested else CONFIG
+    source = save(tmp_path / "s", tensors, config)
+    how = ["--fill", f"{WORDS}=0", "--fill", f"{HEAD}=0", "--model", grown(source, tmp_path, 80)]
+    assert main(["convert", str(source), str(tmp_path / "made"), "--to", "safetensors()", *how]) == 0
+    assert "config.json: vocab_size = 67 becomes 80" in capsys.readouterr().out
+    now = json.loads((tmp_path / "made" / "config.json").read_text())
+    assert (now["text_config"] if nested else now)["vocab_size"] == 80
+    assert ucpl.verify(tmp_path / "made", witness=False)
+    shutil.copy(source / "config.json", tmp_path / "made" / "config.json")
+    (tmp_path / "made" / "ucpl" / "manifest.json").unlink()
+    found = ucpl.verify(tmp_path / "made", witness=False)
+    assert [d.code for d in found.findings] == ["E388"] and "vocab_size = 67" in found.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"hidden_size": 40}, "hidden_size = 40"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers = 3"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers = 2 would fit"),
+        ({"intermediate_size": 20}, "intermediate_size = 20"),
+    ],
+)
+def test_a_size_that_is_no_tensor_s_is_refused_and_found(more, says, tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, {**CONFIG, **more})
+    assert says in refused("E388", source, tmp_path / "made", "safetensors()").message
+    found = ucpl.verify(source, witness=False)
+    assert not found and says in str([d.message for d in found.findings])
+    (tmp_path / "right.json").write_text(json.dumps(CONFIG))
+    ucpl.convert(source, tmp_path / "made", "safetensors()", config=tmp_path / "right.json")
+    assert json.loads((tmp_path / "made" / "config.json").read_text()) == CONFIG
+
+
+def test_layers_of_multi_token_prediction_are_beyond_the_count(tmp_path):
+    config = {**CONFIG, "num_nextn_predict_layers": 1, "num_hidden_layers": 1}
+    source = save(tmp_path / "s", random_of(llama_shapes(CONFIG)), config)
+    assert ucpl.verify(source, witness=False)
+    ucpl.convert(source, tmp_path / "made", "safetensors()")
+
+
+def test_names_and_shapes_are_held_against_the_class(monkeypatch, tensors, tmp_path):
+    """The class is transformers' own in tests/interop; here a stand-in."""
+    shapes = {**llama_shapes(CONFIG), "model.layers.0.self_attn.q_proj.weight": (3, 3)}
+    saved = Saved("LlamaForCausalLM", shapes, prefix="model")
+    monkeypatch.setattr("ucpl.frontends.hf.fitting.saved_of", lambda _: saved)
+    (tmp_path / "p.json").write_text(json.dumps(CONFIG))
+    for case, names, code in (("wrong", tensors, "E388"), ("foreign", {"x.y": torch.ones(2)}, "E399")):
+        torch.save({"params": {n: {"weight": t} for n, t in names.items()}}, tmp_path / f"{case}.pt")
+        refused(code, tmp_path / f"{case}.pt", tmp_path / "made", "safetensors()", config=tmp_path / "p.json")
+    found = _fitted(Saved("M", {"model.a": (2,), "model.b": (2,), "c": (1,)}, frozenset({"c"}), (r"\.inv",), "model"),
+                    {"a": (2,), "x.inv": (1,), "z": (3,)})  # fmt: skip
+    assert (found.missing, found.unexpected, found.mismatched, found.common) == (("model.b",), ("z",), (), 1)
+    assert demanded.Found().notes == ()
+
+
+# ---- files -------------------------------------------------------------------------------------------------------------------
+
+
+def test_code_and_tokenizer_go_along_and_those_beside_a_given_config_too(tensors, tmp_path):
+    config = {**CONFIG, "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
+    source = save(tmp_path / "s", tensors, config)
+    raw = b"\x0a\xff\x00sentencepiece"
+    (source / "modeling_x.py").write_text("from .configuration_x import C\n")
+    (source / "configuration_x.py").write_text("C = 1\n")
+    (source / "tokenizer.model").write_bytes(raw)
+    ucpl.convert(source, tmp_path / "made", "safetensors()")
+    ucpl.convert(source, tmp_path / "plain.pt", "plain()")
+    ucpl.convert(tmp_path / "plain.pt", tmp_path / "back", "safetensors()")
+    save_file(tensors, tmp_path / "bare.safetensors", {"format": "pt"})
+    ucpl.convert(tmp_path / "bare.safetensors", tmp_path / "other", "safetensors()", config=source / "config.json")
+    for folder in ("made", "back", "other"):
+        for name in ("modeling_x.py", "configuration_x.py", "tokenizer.model", "config.json"):
+            assert (tmp_path / folder / name).read_bytes() == (source / name).read_bytes(), (folder, name)
+
+
+def test_code_that_no_config_names_is_left_out_and_said(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, CONFIG)
+    (source / "train.py").write_text("")
+    ucpl.convert(source, tmp_path / "made", "safetensors()")
+    assert not (tmp_path / "made" / "train.py").exists()
+    assert "train.py" in {one.name for one in api.open_checkpoint(source).not_read}

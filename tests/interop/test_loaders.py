@@ -1,0 +1,95 @@
+"""Targets that their own loader loads: from_pretrained of what was grown or renamed, with nothing missing and nothing left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import ucpl
+from ucpl.errors import UcplError
+
+pytestmark = pytest.mark.interop
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 67, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 40, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def written(folder: Path, **more: Any) -> Any:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **more}))
+    model.save_pretrained(folder)
+    return model
+
+
+def loaded(folder: Path) -> Any:
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        assert not told.get(what), (what, told[what])
+    return model
+
+
+def grown(source: Path, to: Path, rows: int) -> str:
+    text = ucpl.infer(source).text()
+    head = text[: text.index("layout ")]
+    for word in (WORDS, HEAD):
+        line = next((line for line in head.splitlines() if word in line), "")
+        head = head.replace(line, line.replace("67", str(rows))) if line else head
+    to.write_text(head)
+    return f"{to}:{head.split('model ', 1)[1].split()[0]}"
+
+
+def test_transformers_loads_a_vocabulary_that_has_grown(tmp_path: Path) -> None:
+    model = written(tmp_path / "hf")
+    fill = [f"{WORDS}=0", f"{HEAD}=0"]
+    how: dict[str, Any] = {"model": grown(tmp_path / "hf", tmp_path / "grown.ucpl", 80), "fill": fill}
+    ucpl.convert(tmp_path / "hf", tmp_path / "made", "safetensors()", **how)
+    found = loaded(tmp_path / "made")
+    assert found.config.vocab_size == 80 and ucpl.verify(tmp_path / "made")
+    assert torch.equal(found.model.embed_tokens.weight[:67], model.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "intermediate_size", "num_hidden_layers"])
+def test_a_config_of_another_class_is_refused_and_found_by_the_class(key: str, tmp_path: Path) -> None:
+    written(tmp_path / "hf")
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: SIZES[key] // 2}))
+    found = ucpl.verify(tmp_path / "hf")
+    assert [d.code for d in found.findings] == ["E388"]
+    other = tmp_path / "plain.pt"
+    torch.save(
+        {"params": {n: {"weight": t} for n, t in load_file(tmp_path / "hf" / "model.safetensors").items()}}, other
+    )
+    with pytest.raises(UcplError, match="E388"):
+        ucpl.convert(other, tmp_path / "made", "safetensors()", config=file)
+
+
+def test_names_that_the_class_does_not_have_are_refused_or_told(tmp_path: Path) -> None:
+    model = written(tmp_path / "hf")
+    tensors = dict(model.state_dict())
+    torch.save({"params": {f"net.{n}.w": {"weight": t} for n, t in tensors.items()}}, tmp_path / "foreign.pt")
+    with pytest.raises(UcplError, match="E399"):
+        ucpl.convert(
+            tmp_path / "foreign.pt", tmp_path / "made", "safetensors()", config=tmp_path / "hf" / "config.json"
+        )
+    del tensors["model.norm.weight"]
+    torch.save({"params": {n: {"weight": t} for n, t in tensors.items()}}, tmp_path / "less.pt")
+    ucpl.convert(tmp_path / "less.pt", tmp_path / "made", "safetensors()", config=tmp_path / "hf" / "config.json")
+    assert any("random numbers" in n and "model.norm.weight" in n for n in ucpl.verify(tmp_path / "made").notes)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_folder_with_or_without_ties_is_what_the_class_reads(tie: bool, tmp_path: Path) -> None:
+    written(tmp_path / "hf", tie_word_embeddings=tie)
+    found = ucpl.verify(tmp_path / "hf")
+    assert found and not any("from_pretrained" in note for note in found.notes)

@@ -1,0 +1,135 @@
+"""A target, or a checkpoint that is read, held against the demands of its framework's own loader (stores/demands)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ucpl.errors import Diagnostic, UcplError
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    from ucpl.conversion.side import Side
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.stores.demands import Seen
+    from ucpl.texts import Json
+
+__all__ = ["Found", "demand_loadable", "found_in"]
+
+_WEIGHTS = "model.safetensors"
+
+
+@frozen(eq=False)
+class Found:
+    """What a loader would refuse, and what it would read otherwise than it is meant."""
+
+    wrong: tuple[Diagnostic, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
+    """Notes on what is written anew for the loader, and on what it will say of the target.
+
+    Raises: UcplError E388, E399, E549, and others that a framework demands.
+    """
+    found = _of_target(plan, source.checkpoint, target)
+    if found.wrong:
+        raise UcplError(*found.wrong)
+    return found.notes
+
+
+def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
+    """A checkpoint as it is read. of_class: whether the class of transformers that config.json names is asked, too."""
+    from ucpl.stores.demands import Seen, unmet
+    from ucpl.stores.huggingface_texts import config_of
+    from ucpl.stores.registry import framework
+
+    stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
+    config = config_of(checkpoint) if checkpoint.framework == "huggingface" else None
+    seen = Seen(str(checkpoint.top), stored, config, checkpoint.envelope.groups)
+    wrong = unmet(framework(checkpoint.framework).demands, seen)
+    if not of_class or config is None or wrong:
+        return Found(wrong)
+    return _of_class(config, seen)
+
+
+def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
+    """A plan's target, as it will be written."""
+    from ucpl.stores.demands import Seen, unmet
+    from ucpl.stores.registry import framework
+
+    if source is None:
+        return Found()
+    target = plan.target
+    config, notes = _config_written(plan, source)
+    groups = source.envelope.groups
+    seen = Seen(side.layout.call, _stored(plan), config, groups, source.framework, side.called.is_of_any)
+    wrong = unmet(framework(target.framework).demands, seen)
+    if wrong or config is None or _is_as_it_was(seen, source, notes):
+        return Found(wrong, notes)
+    found = _of_class(config, seen)
+    return Found(found.wrong, notes + found.notes)
+
+
+def _stored(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Weights of a target by their names: in a Hugging Face folder those of the files, else the model's."""
+    if plan.target.framework != "huggingface":
+        return {t.name: t.shape for t in plan.target.tensors}
+    return {"/".join(map(str, t.key)): t.shape for t in plan.targets if t.file == _WEIGHTS}
+
+
+def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | None, tuple[str, ...]]:
+    """config.json of a Hugging Face target, and notes on what is written anew in it."""
+    if plan.target.framework != "huggingface":
+        return None, ()
+    from ucpl.stores.huggingface_demands import with_vocabulary
+    from ucpl.stores.huggingface_texts import carried_texts
+
+    text = carried_texts(source).get("config.json")
+    if text is None:
+        return None, ()
+    text, note = with_vocabulary(text, _stored(plan))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None, ()
+    return (value if isinstance(value, dict) else None), ((note,) if note else ())
+
+
+def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> bool:
+    """Whether a folder keeps names and shapes of the folder that it comes from: its class need not be asked."""
+    if source.framework != "huggingface" or notes:
+        return False
+    return {t.name: t.shape for t in source.tensors} == dict(seen.stored)
+
+
+def _of_class(config: Mapping[str, Json], seen: Seen) -> Found:
+    """The tensors against the class that config.json names, where transformers can make it."""
+    from ucpl.errors import Label, catalogue
+    from ucpl.frontends.hf.fitting import fitting
+
+    found = fitting(dict(config), seen.stored)
+    if found is None:
+        return Found()
+    if found.mismatched:
+        name, ours, theirs = found.mismatched[0]
+        more = f" (and {len(found.mismatched) - 1} more)" if len(found.mismatched) > 1 else ""
+        says = f"`{name}` is {list(ours)}, and {found.kind} of config.json has it as {list(theirs)}{more}"
+        return Found((Diagnostic("E388", says, (Label(seen.place, where=name),), remedy=catalogue()["E388"].remedy),))
+    if not found.common and seen.stored:
+        first, theirs_first = next(iter(seen.stored)), next(iter(found.missing), "")
+        says = f"{found.kind} of config.json has no tensor `{first}`, nor any other of these; its own are `{theirs_first}`, ..."
+        return Found((Diagnostic("E399", says, (Label(seen.place, where=first),), remedy=catalogue()["E399"].remedy),))
+    notes = []
+    if found.missing:
+        notes.append(_listed(f"from_pretrained begins with random numbers, since {found.kind} has", found.missing))
+    if found.unexpected:
+        notes.append(_listed(f"from_pretrained leaves out, since {found.kind} does not have", found.unexpected))
+    return Found((), tuple(notes))
+
+
+def _listed(text: str, names: tuple[str, ...], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{text}: {', '.join(names[:most])}{more}"

@@ -1,0 +1,63 @@
+"""config.json, tokenizer and code for a Hugging Face target: the source's own, those around its shards, those of --config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.texts import read_text
+
+if TYPE_CHECKING:
+    from ucpl.conversion.side import Side
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["with_model_files"]
+
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+
+
+def with_model_files(source: Side, target: Side) -> Side:
+    """The source with the small files that a loader of the target needs. Those of --config come before its own.
+
+    Of the folder of --config everything comes along that describes the model: config.json, the tokenizer, code.
+    """
+    checkpoint = source.checkpoint
+    if checkpoint is None or target.layout.framework != "huggingface":
+        return source
+    from ucpl.stores.huggingface_texts import TEXTS, carried_files
+
+    own = carried_files(checkpoint)
+    files = _around(checkpoint) | own
+    if (file := target.given.config_file) is not None:
+        files = _of_folder(file) | files | {_called(file): read_text(file)}
+    if files == own:
+        return source
+    known = evolve(checkpoint.envelope, blobs={**checkpoint.envelope.blobs, TEXTS: files})
+    container = checkpoint.container.without({*files}) if checkpoint.container is not None else None
+    return evolve(source, checkpoint=evolve(checkpoint, envelope=known, container=container))
+
+
+def _around(checkpoint: Checkpoint) -> dict[str, str | bytes]:
+    """config.json, and an adapter's, of the folder of a training framework. Its other files go along as they are."""
+    container = checkpoint.container
+    if container is None:
+        return {}
+    found: dict[str, str | bytes] = {}
+    for file in container.files:
+        name = Path(file.name).name
+        if name in (CONFIG, ADAPTER) and name not in found:
+            found[name] = read_text(container.where(file))
+    return found
+
+
+def _of_folder(file: Path) -> dict[str, str | bytes]:
+    """Files that describe a model in the folder of a config.json. A config of another name is one file, and no folder's."""
+    from ucpl.stores.huggingface_texts import read_texts
+
+    return read_texts(file.parent)[0] if file.name == CONFIG else {}
+
+
+def _called(file: Path) -> str:
+    return ADAPTER if file.name == ADAPTER else CONFIG

@@ -1,0 +1,55 @@
+"""Demands of transformers on a folder: config.json against the shapes of the tensors.
+
+from_pretrained builds the class of config.json and refuses a tensor of another shape; layers that the folder lacks begin with
+random numbers, and layers that it has beyond the config are left out. These are sizes that all language models of transformers
+call alike; the class itself says the rest (frontends/hf/fitting).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ucpl.stores.demands import Demands, Size, sizes_of
+from ucpl.texts import Json
+
+__all__ = ["DEMANDS", "with_vocabulary"]
+
+_LEAD = r"(?:model\.|transformer\.|gpt_neox\.|language_model\.)*"
+_VOCABULARY = Size(
+    ("vocab_size",),
+    rf"{_LEAD}(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|lm_head|embed_out)\.weight",
+    0,
+)
+
+DEMANDS = Demands(
+    sizes=(
+        _VOCABULARY,
+        Size(
+            ("hidden_size", "n_embd", "d_model"),
+            rf"{_LEAD}(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight",
+            1,
+        ),
+        Size(("num_hidden_layers", "n_layer"), rf"{_LEAD}(?:layers|h)\.(?P<number>[0-9]{{1,9}})\..+", None,
+             more="num_nextn_predict_layers"),
+        Size(("intermediate_size",), rf"{_LEAD}layers\.[0-9]+\.mlp\.(?:gate_proj|up_proj)\.weight", 0, every=False),
+    ),
+)  # fmt: skip
+
+
+def with_vocabulary(config: str, stored: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+    """config.json with the rows that the embeddings have, and a note on it; as it is where they agree, or tell no one size."""
+    try:
+        value: Json = json.loads(config)
+    except (ValueError, RecursionError):
+        return config, ""
+    sizes = set(_VOCABULARY.found(stored).values())
+    if not isinstance(value, dict) or len(sizes) != 1 or type(was := sizes_of(value).get("vocab_size")) is not int:
+        return config, ""
+    (now,) = sizes
+    inner = value.get("text_config")
+    owner = inner if "vocab_size" not in value and isinstance(inner, dict) else value
+    if was == now or "quantization_config" in value:
+        return config, ""
+    owner["vocab_size"] = now
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n", f"config.json: vocab_size = {was} becomes {now}"
