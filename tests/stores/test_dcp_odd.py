@@ -175,7 +175,7 @@ def test_averages_of_weights_are_not_the_model(tmp_path: Path) -> None:
     assert found.envelope.settings["prefix"].value == "model."
     both = {("b", "w"): numbered(4, 2), **trained({"w": numbered(4, 2)}, ("a",))}
     said = refusal(lambda: open_checkpoint(save(tmp_path / "b", both)), "E524")
-    assert said.message == "the optimizer has states of `w`, which is `b.w` and `a.w`"
+    assert said.message == "the optimizer has states of `w`, and several models have one: `b.w` and `a.w`"
 
 
 def test_what_the_optimizer_says_of_no_elements_is_left_out_and_told(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ class Checkpoint:
     experts: Experts | None = None  # its experts, where files of their own hold them
     # What keeps its files there, of one that lies elsewhere.
     standing: object = field(default=None, eq=False, repr=False)
+    # Of tensors whose names are without wraps of modules: the names that the model's dict and the optimizer's have.
+    model_names: dict[str, str] = field(factory=dict)
+    optimizer_names: dict[str, str] = field(factory=dict)
     legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
     registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
     is_apart: bool = False  # whether stacks of layers were taken apart, for a target that has none

@@ -45,8 +45,8 @@ _f64 = struct.Struct(">d").unpack_from
 _EMPTY: tuple[object, ...] = ()
 
 
-def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> object:
-    """The value that a pickle makes; `alone`, if nothing may stand behind it.
+def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[object, int]:
+    """The value that a pickle makes, and the bytes that it has; `alone`, if nothing may stand behind it.
 
     Raises: UcplError E420-E427, with the place of the instruction.
     """
@@ -55,7 +55,7 @@ def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> object:
         value = _loop(machine)
         if alone and machine.pos != len(data):
             raise Bad("E420", f"has {len(data) - machine.pos} bytes behind its end")
-        return value
+        return value, machine.pos
     except Bad as bad:
         where = f"byte {machine.start} of the pickle"
         fail(bad.code, f"{file}: the pickle {bad.message}", Label(file, where=where))

@@ -324,7 +324,11 @@ def check_key(key: object) -> None:
 
 
 def storage_of(pid: object) -> StorageRef:
-    """The persistent id that torch writes for a storage: ("storage", class, key, location, elements)."""
+    """The persistent id that torch writes for a storage: ("storage", class, key, location, elements), and before torch 1.6 a
+    None behind them, where it is no view of another one.
+    """
+    if type(pid) is tuple and len(pid) == 6 and pid[5] is None:
+        pid = pid[:5]
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
         raise Bad("E427", "refers to an outside object that is no storage")
     _, kind, name, location, numel = pid

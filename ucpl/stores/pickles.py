@@ -49,6 +49,7 @@ class Pickle:
     value: object
     storages: tuple[StorageRef, ...]
     tensors: tuple[TensorRef, ...]
+    size: int = 0  # bytes, up to its end
 
 
 def loads(data: bytes, file: str = "pickle", *, alone: bool = False) -> object:
@@ -68,9 +69,9 @@ def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False) -> Pi
     collecting = gc.isenabled()
     gc.disable()
     try:
-        value = run(data, file, build, alone=alone)
+        value, size = run(data, file, build, alone=alone)
         check_nesting(value, file)
     finally:
         if collecting:
             gc.enable()
-    return Pickle(value, tuple(build.storages), tuple(build.tensors))
+    return Pickle(value, tuple(build.storages), tuple(build.tensors), size)

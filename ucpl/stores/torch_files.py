@@ -23,6 +23,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, Scalar, StorageRef, TensorRef, key_text
 from ucpl.records import frozen
 from ucpl.remotes.reading import pread
+from ucpl.stores.legacy_files import MAGIC, read_legacy
 from ucpl.stores.pickles import Pickle, dump_pickle, load_pickle, tensors_of
 from ucpl.stores.zips import Member, crc_of_bytes, open_file, read_exactly, read_member, read_zip_directory
 
@@ -31,7 +32,6 @@ __all__ = ["TorchFile", "TorchFilePlan", "crc_of", "layout_archive", "layout_tor
 REPEATS_MAX = 1 << 31  # elements of a tensor that is larger than its storage (stride 0)
 SCALAR_BYTES_MAX = 1 << 20
 RECORD_BYTES_MAX = 64  # of the records `version` and `byteorder`, which have a few
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number that torch < 1.6 pickles first
 
 
 @frozen
@@ -140,8 +140,8 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
     file = relative_path
     fd = open_file(path, file)
     try:
-        if pread(fd, len(_LEGACY), start) == _LEGACY:
-            fail("E410", f"{file} is a torch file of the format before torch 1.6", Label(str(path)))
+        if not start and pread(fd, len(MAGIC), 0) == MAGIC:
+            return _of_legacy(root, file, *read_legacy(fd, path, file))
         directory = read_zip_directory(fd, file, start, size)
         members = directory.members
         archive = _archive_name(members, file, path)
@@ -156,15 +156,26 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         fail("E400", f"{file} cannot be read: {error.strerror}", Label(str(path)))
     finally:
         os.close(fd)
-    storages: dict[str, Member] = {}
+    return _checked(TorchFile(root, file, archive, pickle.value, {}, version_text), pickle, members)
+
+
+def _of_legacy(root: Path, file: str, pickle: Pickle, storages: dict[str, Member]) -> TorchFile:
+    archive = Path(file).stem
+    members = {f"{archive}/data/{name}": member for name, member in storages.items()}
+    return _checked(TorchFile(root, file, archive, pickle.value, {}), pickle, members)
+
+
+def _checked(found: TorchFile, pickle: Pickle, members: dict[str, Member]) -> TorchFile:
+    """A file with its storages, once these have room for its tensors. Raises: UcplError E413-E416."""
+    file, path = found.file, found.path
     checked: dict[StorageRef, None] = {}
     for storage in pickle.storages:
         if storage not in checked:
             checked[storage] = None
-            storages[storage.name] = _storage_member(storage, members, archive, file, path)
+            found.storages[storage.name] = _storage_member(storage, members, found.archive, file, path)
     for tensor in pickle.tensors:
-        _check_geometry(tensor, storages[tensor.storage.name], file, path)
-    return TorchFile(root, file, archive, pickle.value, storages, version_text)
+        _check_geometry(tensor, found.storages[tensor.storage.name], file, path)
+    return found
 
 
 def crc_of(root: Path, extent: Extent) -> int:

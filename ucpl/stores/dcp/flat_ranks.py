@@ -34,6 +34,7 @@ from ucpl.stores.scalars import is_counted
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
 from ucpl.stores.values import Value
+from ucpl.stores.wrappers import bare
 
 __all__ = ["flats_in", "opened_flats"]
 
@@ -41,7 +42,6 @@ FILE = "model.pt"  # what layouts call all of it, however many ranks have saved
 PREFIX, STATES = "model.", "optim.state."
 _STATE, _META, _OPTIM = "state", "flat_meta", "optim"
 _FLAT = "_flat_param"
-_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 _RANK = re.compile(r"rank_(?P<rank>[0-9]+)\.pt")
 
 Shape = tuple[int, ...]
@@ -326,7 +326,7 @@ def _flats(top: Value) -> tuple[_Flat, ...]:
     """As the handles tell of them. Raises: UcplError E455."""
     out = []
     for module, said in top.at(_META).named():
-        owner = ".".join(step for step in module.split(".") if step and step not in _WRAPPERS)
+        owner = bare(module).strip(".")
         prefix = f"{owner}." if owner else ""
         names, shapes = said.at("fqns").texts(), [one.shape() for one in said.at("shapes").items()]
         lengths = [one.whole() for one in said.at("numels_with_padding").items()]

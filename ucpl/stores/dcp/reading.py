@@ -18,7 +18,8 @@ from ucpl.stores.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, 
 from ucpl.stores.dcp.chunks import Chunks, address
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Metadata, Place
-from ucpl.stores.dcp.roles import Roles, roles_of
+from ucpl.stores.dcp.roles import Roles
+from ucpl.stores.dcp.wrapped import Wrapped, found_in
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import decode
@@ -35,7 +36,8 @@ _LEAST = 2  # elements of a tensor of which equal bytes say something
 
 def opened(path: Path, metadata: Metadata) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E457, E460, E521, E522, E524."""
-    return Opened(path, metadata, roles_of(metadata, path), Chunks(path, metadata.described)).checkpoint()
+    metadata, roles, wrapped = found_in(metadata, path)
+    return Opened(path, metadata, roles, Chunks(path, metadata.described), wrapped=wrapped).checkpoint()
 
 
 @define(eq=False)
@@ -48,6 +50,7 @@ class Opened:
     metadata: Metadata
     roles: Roles
     chunks: Chunks
+    wrapped: Wrapped = field(factory=Wrapped, kw_only=True)
     extents: dict[tuple[str, Key], Extent] = field(factory=dict)
     carried: dict[tuple[str, Key], Extent] = field(factory=dict)
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
@@ -106,6 +109,9 @@ class Opened:
             ),
             scalar_extents=self.scalar_extents,
             amiss=tuple(self.chunks.amiss),
+            told=self.wrapped.told(),
+            model_names=self.wrapped.model,
+            optimizer_names=self.wrapped.optimizer,
         )
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
@@ -276,7 +282,7 @@ class Opened:
         for number, entries in sorted(self.roles.groups.items()):
             hyper = {key: self.hyper(entry) for key, entry in entries.items()}
             params = hyper.pop("params", None)
-            members = params if isinstance(params, list) else []
+            members = [self.wrapped.plain(name) for name in params] if isinstance(params, list) else []
             said = entries.get("params", f"param_groups {number}")
             file = self.metadata.describes(said)
             where = Value(self.root / file, file, (said,), params)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.stores.dcp.metadata import Metadata
+from ucpl.stores.dcp.metadata import Metadata, Step
 
 __all__ = ["Roles", "roles_of"]
 
@@ -29,6 +30,7 @@ _HALVES = (
     "_v",
 )  # Megatron-FSDP saves the gate and the up projection of a SwiGLU apart, and one meta for both
 _LEADS_MAX = 4  # modules around a model
+_LOOKED_AT_MAX = 10_000  # names among which the nearest is looked for
 _ROOTS_MAX = 100  # places of a dict called `param_groups` that are looked at
 _NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
 
@@ -106,7 +108,7 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path,
     """The dict that has `state` and `param_groups`: all of its entries. Modules of a model may be called so, too: the names
     under the optimizer's `state` are those of a model's tensors. Raises: UcplError E524.
     """
-    refused: tuple[str, str] | None = None
+    refused: tuple[str, str, str] | None = None
     words = [word for word in (_GROUPS, _METAS) if any(word in text for text in texts.values())]
     roots = dict.fromkeys(
         (r, word) for word in words for text in texts.values() for r in islice(_roots(text, word), _ROOTS_MAX)
@@ -116,23 +118,32 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path,
         found: dict[tuple[str, str], str] = {}
         for name, text in texts.items():
             if text.startswith(state):
-                owner, _, key = text.removeprefix(state).rpartition(".")
-                found[owner, key] = name
+                found[_owned(metadata.paths[name], text, state)] = name
         if not found or not all(owner and key for owner, key in found):
             continue
         for lead in _leads({owner for owner, _ in found}):
             mine = {(owner.removeprefix(lead), key): name for (owner, key), name in found.items()}
-            fitting, amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()))
+            fitting, *amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()))
             if len(fitting) == 1:
                 of_groups = {
                     t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
                 }
                 return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
-            refused = refused or (amiss, state)
+            refused = refused or (amiss[0], amiss[1], state)
     if refused is not None:
-        described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[1])))
-        fail("E524", refused[0], Label(str(root / described), where=refused[1]))
+        described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[2])))
+        fail("E524", refused[0], Label(str(root / described), where=refused[2]), remedy=refused[1])
     return _Optimizer()
+
+
+def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
+    """(parameter, state) of an entry of the optimizer's dict: dicts and lists tell where a state has parts, `GG.0` of SOAP."""
+    for n in range(1, len(steps) - 1):
+        owner = steps[n]
+        if isinstance(owner, str) and ".".join(map(str, steps[:n])) + "." == state:
+            return owner, ".".join(map(str, steps[n + 1 :]))
+    owner, _, key = text.removeprefix(state).rpartition(".")
+    return owner, key
 
 
 def _roots(text: str, word: str) -> Iterator[str]:
@@ -156,8 +167,8 @@ def _leads(owners: set[str]) -> Iterator[str]:
             yield lead
 
 
-def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str]:
-    """What the names of a model's tensors begin with, and what is amiss where that is not one text.
+def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str, str]:
+    """What the names of a model's tensors begin with, and what is amiss where that is not one text, with a remedy.
 
     Of several models with the same names, as a run has that keeps averages of its weights, the one that is called so.
     """
@@ -169,11 +180,18 @@ def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -
         called = [p for p in fitting if not p or p.split(".")[-2] in _MODELS]
         if len(called) != 1:
             names = " and ".join(f"`{p}{first}`" for p in (called or fitting)[:2])
-            return fitting, f"the optimizer has states of `{first}`, which is {names}"
-        return called, ""
+            remedy = (
+                f"Call the dict of the model that is trained `{_MODELS[0]}` and the others otherwise,"
+                " or save each model with its own optimizer into a folder of its own."
+            )
+            return fitting, f"the optimizer has states of `{first}`, and several models have one: {names}", remedy
+        return called, "", ""
     nearest = ends[0] if ends else ""
     missing = next((name for name in sorted(trained) if nearest + name not in tensors), first)
-    return fitting, f"the optimizer has states of `{missing}`, and no tensor of a model is called so"
+    texts = [text for text, name in islice(tensors.items(), _LOOKED_AT_MAX) if name not in states]
+    close = get_close_matches(missing, texts, 1)
+    more = f"; the nearest is `{close[0]}`" if close else ""
+    return fitting, f"the optimizer has states of `{missing}`, and no tensor of a model is called so{more}", ""
 
 
 def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata) -> str:

@@ -170,6 +170,33 @@ class Writer:
         """The files that describe the others, each in the folder of those."""
         return sorted({f"{self.home(name)}{METADATA}" for name in self.described} or {METADATA})
 
+    # ---- names with the wraps of the source's modules -----------------------------------------------------------------
+
+    def said(self, name: str) -> str:
+        """An entry's name, its parameter called as the source's dict does."""
+        return self.wraps(name)[0]
+
+    def said_steps(self, name: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        made, plain, called = self.wraps(name)
+        if made == name:
+            return steps
+        return tuple(one.replace(plain, called, 1) if isinstance(one, str) and plain in one else one for one in steps)
+
+    def wraps(self, name: str) -> tuple[str, str, str]:
+        """The name as it is written, and its parameter without wraps and with them."""
+        top = self.states.removesuffix("state.")
+        for begin, names in (
+            (self.states, self.source.optimizer_names),
+            (f"{top}param_groups.", self.source.optimizer_names),
+        ):
+            owner, _, key = name.removeprefix(begin).rpartition(".")
+            if names and name.startswith(begin) and owner in names:
+                return f"{begin}{names[owner]}.{key}", owner, names[owner]
+        owner = name.removeprefix(self.prefix)
+        if name.startswith(self.prefix) and owner in self.source.model_names:
+            return self.prefix + self.source.model_names[owner], owner, self.source.model_names[owner]
+        return name, "", ""
+
     def file(self, rank: int, name: str) -> tuple[str, File]:
         """The file of a rank that a value goes to."""
         path = f"{self.home(name)}__{rank}_0.distcp"
@@ -201,7 +228,7 @@ class Writer:
             self.described[name] = _described(tensor.storage.dtype, whole, mine)
         path, file = self.file(rank, name)
         number, start, size = file.add(archive)
-        self.places.append((name, _index(name, offset, len(mine)), _stored(path, start, size)))
+        self.places.append((name, _index(self.said(name), offset, len(mine)), _stored(path, start, size)))
         mine.append(_record("ChunkStorageMetadata", {"offsets": Size(offset), "sizes": Size(tensor.shape)}))
         return number
 
@@ -259,7 +286,8 @@ class Writer:
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
             if not self.is_flat:
-                self.value(self.within("param_groups", number, "params"), list(members))
+                called = self.source.optimizer_names
+                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in members])
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:
         name = ".".join(map(str, steps))
@@ -275,7 +303,7 @@ class Writer:
             self.claim(name, steps)
             number, start, size = file.add(Archive(made))
             self.described[name] = _record("BytesStorageMetadata", None)
-            self.places.append((name, _index(name, None, None), _stored(path, start, size)))
+            self.places.append((name, _index(self.said(name), None, None), _stored(path, start, size)))
         file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
 
     def envelope(self) -> None:
@@ -301,8 +329,13 @@ class Writer:
             _record(
                 "Metadata",
                 {
-                    "state_dict_metadata": {name: one for name, one in self.described.items() if name in mine},
-                    "planner_data": paths and {name: steps for name, steps in paths.items() if name in mine},
+                    "state_dict_metadata": {
+                        self.said(name): one for name, one in self.described.items() if name in mine
+                    },
+                    "planner_data": paths
+                    and {
+                        self.said(name): self.said_steps(name, steps) for name, steps in paths.items() if name in mine
+                    },
                     "storage_data": {index: place for name, index, place in self.places if name in mine},
                     "storage_meta": None,
                     "version": "1.0.0",
