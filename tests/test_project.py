@@ -54,7 +54,7 @@ def test_the_codemap_names_every_file_of_a_room() -> None:
     told = text.partition("### Room by room")[2].partition("\n## ")[0]
     rooms = {line.split("`")[1]: line for line in told.split("\n- ") if line.startswith("**`")}
     named = {room: set(re.findall(r"`([a-z_]+)/?`", line)) for room, line in rooms.items()}
-    assert len(named) == 16
+    assert len(named) == 17
     here = {room: {p.stem for p in (PACKAGE / room).iterdir() if not p.stem.startswith("__")} for room in named}
     for room, files in here.items():
         assert named[room] - {room} == files - {room}, room
@@ -99,6 +99,60 @@ def has_torch(tree: ast.Module) -> bool:
             case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == "torch":
                 return True
     return False
+
+
+# The memory of a tensor of a running job, and what only looks like its numbers: `ucpl.live.tensors` alone asks for it.
+OF_MEMORY = {
+    "data_ptr", "untyped_storage", "_local_tensor", "to_local", "local_shards", "resolve_conj", "resolve_neg", "as_strided",
+    "from_numpy", "frombuffer", "numpy", "__array__", "__array_interface__", "from_dlpack",
+}  # fmt: skip
+OF_ARRAYS = {  # modules without tensors of a job
+    "ucpl/runtime/values.py": "casts arrays of its own by torch",
+    "ucpl/proofs/model_class.py": "looks at a model that it loaded itself",
+}
+
+
+def taken_of_memory(tree: ast.Module) -> set[str]:
+    """Names by which a module takes memory of tensors. numpy's functions of the same names are none, nor is `import numpy`."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="np")) | ast.Attribute(value=ast.Attribute(value=ast.Name(id="np"))):
+                continue
+            case ast.Attribute(value=ast.Attribute(attr="stride_tricks")):
+                continue
+            case ast.Attribute(attr=name) if name in OF_MEMORY:
+                found.add(name)
+            case ast.Call(
+                func=ast.Attribute(attr="view"), args=[ast.Attribute(value=ast.Name(id="torch"), attr="uint8")]
+            ):
+                found.add("view(torch.uint8)")
+            case ast.Name(id="DTensor") | ast.ImportFrom(names=[ast.alias(name="DTensor")]):
+                found.add("DTensor")
+    return found
+
+
+def test_memory_of_tensors_is_taken_at_one_entrance(parsed: dict[str, ast.Module]) -> None:
+    taken = {path: taken_of_memory(tree) for path, tree in parsed.items() if path not in OF_ARRAYS}
+    assert {path for path, names in taken.items() if names} == {"ucpl/live/tensors.py"}
+    for path in OF_ARRAYS:
+        assert taken_of_memory(parsed[path]), path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x.data_ptr()", "x.detach().cpu().numpy()", "torch.from_numpy(x)", "torch.frombuffer(x, dtype=d)",
+        "x.view(torch.uint8)",
+        "d._local_tensor", "isinstance(x, DTensor)", "torch.as_strided(x, s, t)", "take = torch.Tensor.numpy",
+        "np.asarray(x.__array__())",
+    ],
+)  # fmt: skip
+def test_no_way_around_the_entrance_is_passed_over(line: str) -> None:
+    assert taken_of_memory(ast.parse(line))
+    assert not taken_of_memory(
+        ast.parse("np.frombuffer(x); np.lib.stride_tricks.as_strided(x); import numpy as np; x.view(d)")
+    )
 
 
 # All that the proof of a graph takes from the rooms that make graphs: values to look at, and what sorts a column. The contract

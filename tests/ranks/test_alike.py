@@ -159,7 +159,7 @@ def over(how: str, rank: int, top: Path) -> object:
         ("tensors of their own", None),
         ("the source", "lies where state"),
         ("a part of it", "out['u'] lies where state['fp32'] does"),
-        ("expanded", "out['u'] is not contiguous"),
+        ("expanded", "out['u'] is a view whose elements share memory"),
         ("another type", "out['u'] is torch.float64, the layout says f32"),
         ("one less", "u of out, of L("),
     ],

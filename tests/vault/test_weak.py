@@ -92,11 +92,11 @@ def test_what_cannot_be_kept_is_said_and_training_goes_on(vault, caplog, step, w
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"k": None}, "is no tensor with bytes: NoneType"),
-        ({"k": np.zeros(3)}, "is no tensor with bytes: ndarray"),
-        ({"k": 5}, "is no tensor with bytes: int"),
+        ({"k": None}, "a NoneType, and no tensor with bytes"),
+        ({"k": np.zeros(3)}, "a ndarray, and no tensor with bytes"),
+        ({"k": 5}, "a int, and no tensor with bytes"),
         ({3: torch.zeros(3)}, "3 is no key: keys are texts"),
-        ({"k": torch.empty(3, device="meta")}, "is no tensor with bytes: a tensor that lies nowhere (meta)"),
+        ({"k": torch.empty(3, device="meta")}, "a tensor on no device (meta), and no tensor with bytes"),
     ],
     ids=["none", "numpy", "number", "key", "meta"],
 )

@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Envelope, Scalar
+from ucpl.live.agreement import Ranks
+from ucpl.live.tensors import Goal, unwritable
 from ucpl.ranks.fitting import Asked, Index, demand_fit
 from ucpl.records import frozen
 from ucpl.stores.groups import agreed
@@ -153,7 +155,7 @@ class _Filling:
     def __init__(self, engine: Engine, known: Known, names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
         self.engine, self.known, self.names = engine, known, names
         self.wanted: dict[str, _Parts] = {}
-        self.beside: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors, and the elements of each, end to end
+        self.goals: list[Goal] = []
         self._having: dict[str, set[str]] = {}  # state: parameters that have it element by element
         for name, told in known.metadata.items():
             if name.startswith(STATES) and isinstance(told, TensorStorageMetadata) and name not in known.values:
@@ -183,15 +185,16 @@ class _Filling:
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
 
     def ask_whole(self, name: str, tensor: torch.Tensor) -> None:
-        """One whose elements do not lie end to end is read beside, and has them once `put` was called."""
-        flat = tensor.view(-1) if tensor.is_contiguous() else tensor.new_empty(tensor.numel())
-        if not tensor.is_contiguous():
-            self.beside.append((tensor, flat))
-        self.ask(name, tuple(tensor.shape), 0, flat)
+        """One whose elements are not end to end has them once `put` was called."""
+        if why := unwritable(tensor):
+            refuse(f"{name} of the engine is {why}")
+        goal = Goal.of(tensor)
+        self.goals.append(goal)
+        self.ask(name, tuple(tensor.shape), 0, goal.flat)
 
     def put(self) -> None:
-        for tensor, flat in self.beside:
-            tensor.copy_(flat.view(tensor.shape))
+        for goal in self.goals:
+            goal.put()
 
     def master(self, param: nn.Parameter) -> str:
         """Of a checkpoint without masters the weights are."""
@@ -357,7 +360,7 @@ def shape_of(param: nn.Parameter) -> Ints:
 
 @torch.no_grad()
 def fill(
-    engine: Engine, reader: StorageReader, known: Known, rename: Callable[[str], str], group: dist.ProcessGroup | None,
+    engine: Engine, reader: StorageReader, known: Known, rename: Callable[[str], str], ranks: Ranks,
     *, states: bool, strict: bool = True, src: str = "",
 ) -> None:  # fmt: skip
     """Masters, weights and buffers of an engine, and with `states` its optimizer, schedule, loss scale and counters.
@@ -365,39 +368,45 @@ def fill(
     Raises: UcplError E645 for engines that are not filled, and for states that no flat buffer can hold; E646 for tensors that
     are not those of the checkpoint.
     """
-    if why := refused(engine):
-        refuse(f"the engine {why}")
-    if states and not known.envelope.groups and not known.envelope.scalars:
-        refuse("the checkpoint has no optimizer: give None for the engine's, and weights alone are filled")
-    module, optimizer, is_cut = engine.module, engine.optimizer, engine.zero_optimization_stage() == 3
-    names: dict[nn.Parameter, tuple[str, ...]] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        names[param] = (*names.get(param, ()), rename(name))
-    filling = _Filling(engine, known, names)
-    demand_fit(Asked(filling.weights(module, rename), src=src), cast("Index", known.metadata), strict, group)
+    with ranks.agreeing():
+        if why := refused(engine):
+            refuse(f"the engine {why}")
+        if states and not known.envelope.groups and not known.envelope.scalars:
+            refuse("the checkpoint has no optimizer: give None for the engine's, and weights alone are filled")
+        module, optimizer, is_cut = engine.module, engine.optimizer, engine.zero_optimization_stage() == 3
+        names: dict[nn.Parameter, tuple[str, ...]] = {}
+        for name, param in module.named_parameters(remove_duplicate=False):
+            names[param] = (*names.get(param, ()), rename(name))
+        filling = _Filling(engine, known, names)
+        asked = Asked(filling.weights(module, rename), src=src, has_shapes_alone=True)
+    demand_fit(asked, cast("Index", known.metadata), strict, ranks)
     if is_cut:
         cast("_Zero3", optimizer).checkpoint_event_prologue()  # parameters that are together are cut
-    flats = flats_of_stage_3(cast("_Zero3", optimizer)) if is_cut else flats_of(cast("_Bf16", optimizer))
-    numbers = [filling.numbers(flat.params) if states else {} for flat in flats]
-    made = [_ask(filling, flat, states=states) for flat in flats]
-    _ask_others(filling, {p for flat in flats for p in flat.params}, is_cut=is_cut)
-    for of, buffer in _buffers(module):
-        called = [f"model.{rename(name)}" for name in of]
-        filling.ask_whole(next((name for name in called if name in known.metadata), called[0]), buffer)
+    with ranks.agreeing():
+        flats = flats_of_stage_3(cast("_Zero3", optimizer)) if is_cut else flats_of(cast("_Bf16", optimizer))
+        numbers = [filling.numbers(flat.params) if states else {} for flat in flats]
+        made = [_ask(filling, flat, states=states) for flat in flats]
+        _ask_others(filling, {p for flat in flats for p in flat.params}, is_cut=is_cut)
+        for of, buffer in _buffers(module):
+            called = [f"model.{rename(name)}" for name in of]
+            filling.ask_whole(next((name for name in called if name in known.metadata), called[0]), buffer)
     wanted = cast("dict[str, object]", filling.wanted)
-    load(wanted, storage_reader=reader, planner=_Planner(), process_group=group)
-    filling.put()
-    if is_cut:
-        for flat in flats:
+    with ranks.together():
+        load(wanted, storage_reader=reader, planner=_Planner(), process_group=ranks.group)
+    with ranks.agreeing():
+        filling.put()
+        for flat in flats if is_cut else ():
             for share in flat.shares:
                 size = share.stop - share.start
                 cast("_Cut", share.param).ds_tensor[:size].copy_(flat.masters[share.at : share.at + size])
+    if is_cut:
         cast("_Zero3", optimizer).checkpoint_event_epilogue()
     else:
         cast("_Zero", optimizer).update_lp_params()  # each rank rounds its own masters, and has those of all others
-    if states:
-        _settle(filling, zip(flats, made, numbers, strict=True))
-        _go_on(engine, known.envelope)
+    with ranks.agreeing():
+        if states:
+            _settle(filling, zip(flats, made, numbers, strict=True))
+            _go_on(engine, known.envelope)
 
 
 def _ask(filling: _Filling, flat: _Flat, *, states: bool) -> dict[str, torch.Tensor]:

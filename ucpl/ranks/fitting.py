@@ -6,15 +6,15 @@ Names are those of the checkpoint's index, as torch.distributed.checkpoint.state
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from ucpl.errors import Label, fail
 from ucpl.layout.near import nearest
+from ucpl.live.agreement import Ranks
+from ucpl.live.tensors import Place, flat_bytes, overlap, part_of, parts_of, place_of, unreadable, unwritable
 from ucpl.records import frozen
 
 __all__ = ["Asked", "demand_fit", "demand_one", "is_empty", "tied"]
@@ -38,35 +38,68 @@ class Asked:
     optimizer: str = ""  # its class; empty: weights are asked for
     src: str = ""
     empty: frozenset[str] = frozenset()
+    has_shapes_alone: bool = False  # its tensors have no memory, and none is filled
 
     def needs(self, name: str) -> bool:
         value, owner = self.wanted[name], name.removeprefix(STATE).rpartition(".")[0]
         return not is_empty(value) and owner not in self.empty
 
 
-def demand_fit(asked: Asked, index: Index, strict: bool, group: dist.ProcessGroup | None) -> dict[str, object]:
+def demand_fit(asked: Asked, index: Index, strict: bool, ranks: Ranks) -> dict[str, object]:
     """What can be filled of what is asked for: all of it, where that is strict. All ranks raise, or none.
 
     What the checkpoint has and no rank asks for counts as well: of the weights all of it, of states those of parameters that
     an optimizer holds. Raises: UcplError E646.
     """
-    found = {name: value for name, value in asked.wanted.items() if name in index}
-    said = [_shape(name, value, index[name]) for name, value in found.items()]
-    without = [name for name in asked.wanted if name not in index and asked.needs(name)]
-    mine = (without, list(asked.wanted), list(asked.trained), said)
-    every = [mine]
-    if dist.is_initialized() and dist.get_world_size(group) > 1:
-        every = [mine] * dist.get_world_size(group)
-        dist.all_gather_object(every, mine, group=group)
-    for text in (text for one in every for text in one[3] if text):
-        _refuse(asked, text, "a tensor of another shape is another tensor: load into the model that was saved")
+    with ranks.agreeing():
+        _demand_writable(asked)
+        found = {name: value for name, value in asked.wanted.items() if name in index}
+        said = [_shape(name, value, index[name]) for name, value in found.items()]
+        without = [name for name in asked.wanted if name not in index and asked.needs(name)]
+    dtypes = {name: str(value.dtype) for name, value in found.items() if isinstance(value, torch.Tensor)}
+    mine = (without, list(asked.wanted), list(asked.trained), said, dtypes)
+    every = cast("list[tuple[list[str], list[str], list[str], list[str], dict[str, str]]]", ranks.all(mine))
+    for rank, text in ((rank, text) for rank, one in enumerate(every) for text in one[3] if text):
+        _refuse(
+            asked,
+            text,
+            "a tensor of another shape is another tensor: load into the model that was saved",
+            where=_on(rank, every),
+        )
+    known: dict[str, tuple[int, str]] = {}
+    for rank, one in enumerate(every):
+        for name, dtype in one[4].items():
+            first, there = known.setdefault(name, (rank, dtype))
+            if there != dtype:
+                what = f"{_called(name)} is {there} on rank {first}, and {dtype} on rank {rank}"
+                _refuse(asked, what, "give it one type on all ranks")
     if not strict:
         return found
     lacking, names, trained = (dict.fromkeys(x for one in every for x in one[i]) for i in range(3))
     if lacking:
-        _lacking(asked, list(lacking), index)
+        some = [rank for rank, one in enumerate(every) if one[0]]
+        _lacking(asked, list(lacking), index, _on(some[0], every) if len(some) < len(every) else "")
     _left(asked, [name for name in index if name not in names and _is_kind(name, asked, trained, index[name])])
     return found
+
+
+def _on(rank: int, every: Sequence[object]) -> str:
+    return f" (rank {rank})" if len(every) > 1 else ""
+
+
+def _demand_writable(asked: Asked) -> None:
+    """Each tensor can be filled, and none shares memory with another but as one tensor. Raises: UcplError E646."""
+    one_each: dict[Place, tuple[str, torch.Tensor]] = {}
+    for name, value in asked.wanted.items():
+        if not isinstance(value, torch.Tensor) or asked.has_shapes_alone:
+            continue
+        if why := unwritable(value):
+            remedy = "give a model and an optimizer whose tensors are in memory"
+            _refuse(asked, f"{_called(name)} of the job is {why}", remedy)
+        for part in parts_of(value):
+            one_each.setdefault(place_of(part), (_called(name), part))
+    if (pair := overlap(one_each.values())) is not None:
+        _refuse(asked, f"{pair[0]} and {pair[1]} share memory in the job, and are not one tensor", "clone one of them")
 
 
 def _shape(name: str, value: object, entry: TensorStorageMetadata | BytesStorageMetadata) -> str:
@@ -86,7 +119,7 @@ def _is_kind(name: str, asked: Asked, trained: Iterable[str], entry: object) -> 
     return name.startswith(STATE) and owner in trained and not name.endswith(_MASTER)
 
 
-def _lacking(asked: Asked, names: Sequence[str], index: Index) -> NoReturn:
+def _lacking(asked: Asked, names: Sequence[str], index: Index, where: str) -> NoReturn:
     first = _called(names[0])
     if not asked.optimizer:
         close = nearest(names[0], [name for name in index if name.startswith(MODEL) and name not in asked.wanted])
@@ -94,12 +127,14 @@ def _lacking(asked: Asked, names: Sequence[str], index: Index) -> NoReturn:
         why = (
             f"the checkpoint has {close.removeprefix(MODEL)}: rename= says what it calls a parameter; " if close else ""
         )
-        _refuse(asked, what, why + "strict=False leaves what it lacks as it is", names[1:])
+        _refuse(asked, what, why + "strict=False leaves what it lacks as it is", names[1:], where)
     owner = names[0].removeprefix(STATE).rpartition(".")[0]
     states = [name.rpartition(".")[2] for name in index if name.startswith(f"{STATE}{owner}.")]
     what = f"{asked.optimizer} keeps {first}, and the checkpoint has {', '.join(states) or 'no state'} of {owner}"
     why = "another optimizer made it" if states else "it was not trained there, or is another name of a tensor that was"
-    _refuse(asked, what, f"{why}: strict=False begins anew what it lacks, and None for the optimizer all", names[1:])
+    _refuse(
+        asked, what, f"{why}: strict=False begins anew what it lacks, and None for the optimizer all", names[1:], where
+    )
 
 
 def _left(asked: Asked, names: Sequence[str]) -> None:
@@ -121,24 +156,24 @@ def _called(name: str) -> str:
     return f"{state} of {owner}"
 
 
-def _refuse(asked: Asked, what: str, remedy: str, more: Sequence[str] = ()) -> NoReturn:
+def _refuse(asked: Asked, what: str, remedy: str, more: Sequence[str] = (), where: str = "") -> NoReturn:
     also = ", ".join(_called(name) for name in more[:_SHOWN])
     rest = f" and {len(more) - _SHOWN} more" if len(more) > _SHOWN else ""
-    fail("E646", what + (f"; so {also}{rest}" if more else ""), Label(asked.src), remedy=remedy)
+    fail("E646", what + (f"; so {also}{rest}" if more else "") + where, Label(asked.src), remedy=remedy)
 
 
 def is_empty(value: object) -> bool:
     """A tensor without elements in the whole job: what a rank has of it says nothing."""
-    return isinstance(value, torch.Tensor) and 0 in value.shape
+    return isinstance(value, torch.Tensor) and not value.is_nested and 0 in value.shape
 
 
 def tied(weights: Mapping[str, object]) -> dict[str, str]:
     """Names of one tensor: each further one, and the first."""
-    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+    first: dict[Place, str] = {}
     out: dict[str, str] = {}
     for name, value in weights.items():
-        if isinstance(value, torch.Tensor) and (local := _local(value)).numel():
-            owner = first.setdefault((local.data_ptr(), local.shape, local.stride()), name)
+        if not unreadable(value) and isinstance(value, torch.Tensor) and part_of(value).numel():
+            owner = first.setdefault(place_of(value), name)
             if owner != name:
                 out[name] = owner
     return out
@@ -146,11 +181,7 @@ def tied(weights: Mapping[str, object]) -> dict[str, str]:
 
 def demand_one(name: str, owner: str, values: tuple[torch.Tensor, torch.Tensor], src: str) -> None:
     """What the model has once the checkpoint has once, or twice the same, as this rank sees it. Raises: UcplError E646."""
-    if not torch.equal(*map(_local, values)):
+    if not torch.equal(*map(flat_bytes, values)):
         remedy = "load into a model that does not tie them, or give rename= that calls both by the name that is meant"
         what = f"{name} and {owner} are one tensor in the model, and differ in the checkpoint"
         fail("E646", what, Label(src), remedy=remedy)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

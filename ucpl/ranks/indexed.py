@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
 from ucpl.layout.layout import Policy
+from ucpl.live.tensors import tensor_of
 from ucpl.proofs.values import Beside
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
@@ -218,10 +219,8 @@ def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
         extent = beside.extent(value) if isinstance(value, TensorRef) else None
         if extent is None or extent.dtype not in DTYPES:
             return value
-        if 0 in extent.shape:
-            return torch.empty(extent.shape, dtype=dtype_of(extent.dtype), device="cpu")
         data = bytearray(b"".join(beside.chunks(extent)))
-        return torch.frombuffer(data, dtype=dtype_of(extent.dtype)).reshape(extent.shape)
+        return tensor_of(data, dtype_of(extent.dtype), extent.shape)
 
     groups = (evolve(g, hyper={key: held(value) for key, value in g.hyper.items()}) for g in checkpoint.envelope.groups)
     return evolve(checkpoint, envelope=evolve(checkpoint.envelope, groups=tuple(groups)))
@@ -229,6 +228,5 @@ def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
 
 def _as_tensor(value: object) -> torch.Tensor | None:
     if isinstance(value, Scalar):
-        raw = torch.frombuffer(bytearray(value.data), dtype=torch.uint8)
-        return raw.view(dtype_of(value.dtype)).view(value.shape) if not value.shape else None
+        return tensor_of(bytearray(value.data), dtype_of(value.dtype), ()) if not value.shape else None
     return torch.tensor(float(value), device="cpu") if isinstance(value, int | float) else None

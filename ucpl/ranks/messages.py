@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
+from ucpl.live.tensors import boxed, overflows, survives
 from ucpl.ranks.dealing import Dealt, Message, Part
 from ucpl.ranks.pieces import Box, Name
 from ucpl.records import define, frozen
@@ -30,7 +31,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 def seen(flat: torch.Tensor, box: Box) -> torch.Tensor:
     """A box of a stored tensor, where it lies. The tensor may be a part of a larger one."""
-    return flat.as_strided(box.shape, box.stride, flat.storage_offset() + box.offset)
+    return boxed(flat, box.shape, box.stride, box.offset)
 
 
 def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool) -> None:
@@ -41,15 +42,11 @@ def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool)
     made = values.to(there.dtype)
     key = key_text(target.name[1])
     place = Label(target.name[0], where=key)
-    if not may_round and not _is_same(made.to(values.dtype), values):
+    if not may_round and not survives(values, made):
         fail("E605", f"{key} is {target.dtype}, which cannot hold what is sent", place)
-    if values.is_floating_point() and bool((made.isinf() & ~values.isinf()).any()):
+    if overflows(values, made):
         fail("E607", f"a finite value for {key} is infinite as {target.dtype}", place)
     there.copy_(made)
-
-
-def _is_same(made: torch.Tensor, values: torch.Tensor) -> bool:
-    return bool(((made == values) | ((made != made) & (values != values))).all())
 
 
 @frozen
@@ -104,6 +101,7 @@ class Exchange:
     sent: int = 0
     received: int = 0
     staging: int = 0  # the most bytes that were in use at once
+    _error: Exception | None = None
 
     def keep(self, graph: Dealt) -> None:
         """What stays on this rank goes to its place. Raises: UcplError E605, E607."""
@@ -113,7 +111,7 @@ class Exchange:
             self.kept += target.elements * there.element_size()
 
     def run(self, graph: Dealt) -> None:
-        """What is sent and received, in rounds. Raises: UcplError E605, E607."""
+        """What is sent and received, in rounds, of which none is left out: others wait. Raises: UcplError E605, E607."""
         gives = {peer: windows_of(parts, self.most) for peer, parts in graph.given().items()}
         takes = {peer: windows_of(parts, self.most) for peer, parts in graph.taken().items()}
         for i in range(max((len(windows) for windows in (*takes.values(), *gives.values())), default=0)):
@@ -121,6 +119,8 @@ class Exchange:
                 [(peer, windows[i]) for peer, windows in gives.items() if i < len(windows)],
                 [(peer, windows[i]) for peer, windows in takes.items() if i < len(windows)],
             )
+        if self._error is not None:
+            raise self._error
 
     def _round(self, gives: Sequence[tuple[int, Window]], takes: Sequence[tuple[int, Window]]) -> None:
         calls, arriving = [], []
@@ -134,8 +134,11 @@ class Exchange:
         self.staging = max(self.staging, sum(window.size for _, window in (*gives, *takes)))
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
-        for window, raw in arriving:
-            self._unpacked(window, raw)
+        try:
+            for window, raw in arriving if self._error is None else ():
+                self._unpacked(window, raw)
+        except Exception as error:
+            self._error = error
 
     def _packed(self, window: Window) -> torch.Tensor:
         raw = torch.empty(window.size, dtype=torch.uint8, device=self.device)

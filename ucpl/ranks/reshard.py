@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from ucpl.columns.operations import Fill, net_text
 from ucpl.conversion.given import model_named
 from ucpl.conversion.keywords import given_from
 from ucpl.conversion.planning import Asked, closed_text, described
 from ucpl.conversion.share import share_of
-from ucpl.errors import Diagnostic, Label, UcplError, fail
-from ucpl.errors import catalogue as codes
+from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
+from ucpl.live.agreement import Ranks
+from ucpl.live.tensors import Goal, flat_of, memory_of, overlap, part_of, tensor_of, unreadable, unwritable
 from ucpl.ranks.dealing import Dealt, Message, asked_of, dealt, request
 from ucpl.ranks.messages import Exchange, dtype_of, global_rank
 from ucpl.ranks.pieces import Name, Piece, pieces_of
@@ -75,43 +75,31 @@ def reshard(
     Returns this rank's tensors of the target, by key. Raises: UcplError E640-E644 on all ranks, E622 where they were given
     different things, E30x where the layouts do not fit. Whatever else is raised on one rank is E644 on the others.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
     memory = beside.get("memory", MEMORY)
-    error: Exception | None = None
-    work: _Work | None = None
-    try:
+    ranks = Ranks.of(group)
+    with ranks.agreeing():
         _demand_known(beside)
-        work = _Work.of(state, (source, target), beside, (rank, size))
-    except Exception as caught:
-        error = caught
-    _agree(group, error, {**work.marks, "memory": memory} if work is not None else {})
-    assert work is not None
-    told: list[list[Name]] = [[] for _ in range(size)]
-    dist.all_gather_object(told, sorted(work.sources), group=group)
+        work = _Work.of(state, (source, target), beside, (ranks.rank, ranks.size))
+    ranks.demand_same({**work.marks, "memory": memory}, "reshard")
+    told = ranks.all(sorted(work.sources))
     held: dict[Name, list[int]] = {}
-    for peer, names in enumerate(told):
+    for peer, names in enumerate(cast("list[list[Name]]", told)):
         for file, key in names:
             held.setdefault((file, tuple(key)), []).append(peer)
-    pieces: list[Piece] = []
-    try:
-        pieces = pieces_of(work.plan, held, rank) if work.plan is not None else []
-    except Exception as caught:
-        error = caught
-    _agree(group, error)
+    with ranks.agreeing():
+        pieces = pieces_of(work.plan, held, ranks.rank) if work.plan is not None else []
     device = _device(group)
-    graph = dealt(pieces, _asked(pieces, group, device), rank)
-    exchange = Exchange(group, work.sources, work.targets, device, memory // (2 * max(1, size - 1)))
-    try:
+    with ranks.together():
+        asked = _asked(pieces, group, device)
+    exchange = Exchange(group, work.sources, work.targets, device, memory // (2 * max(1, ranks.size - 1)))
+    with ranks.agreeing():
+        graph = dealt(pieces, asked, ranks.rank)
         work.demand_types(graph)
         exchange.keep(graph)
-    except Exception as caught:
-        error = caught
-    _agree(group, error)
-    try:
-        exchange.run(graph)
-    except Exception as caught:
-        error = caught
-    _agree(group, error)
+    with ranks.agreeing():
+        with ranks.together():
+            exchange.run(graph)
+        work.put()
     made = Resharded(work.result)
     made.graph = net_text(graph.net)
     made.sent, made.received, made.kept = exchange.sent, exchange.received, exchange.kept
@@ -125,6 +113,7 @@ class _Work:
     def __init__(self, plan: Plan | None, sources: dict[Name, torch.Tensor], marks: dict[str, object]) -> None:
         self.plan, self.sources, self.marks = plan, sources, marks  # marks: what must be the same on all ranks
         self.targets: dict[Name, torch.Tensor] = {}
+        self._goals: list[Goal] = []
         self.result: dict[str, torch.Tensor] = {}
 
     @classmethod
@@ -182,27 +171,37 @@ class _Work:
         """Tensors that are there, and nowhere where the source lies: it would be written over before it is read."""
         assert self.plan is not None
         names = _names((t.file, t.key, t.shape) for t in self.plan.targets)
-        given = _given(out, names, f"out, of {self.plan.target_call}")
-        read = sorted((*_span(_local(one)), text) for text, one in state.items())
+        _demand_given(out, names, f"out, of {self.plan.target_call}")
         for text, (name, _) in names.items():
-            local, place = _local(out[text]), Label(name[0], where=text)
-            if local.numel() and local.dtype != dtype_of(dtypes[name]):
-                fail("E640", f"out[{text!r}] is {local.dtype}, the layout says {dtypes[name]}", place)
-            if not local.is_contiguous():
-                fail("E640", f"out[{text!r}] is not contiguous, and cannot be filled", place)
-            low, high = _span(local)
-            over = next((other for a, b, other in read if max(a, low) < min(b, high)), None)
-            if over is not None:
-                what = f"out[{text!r}] lies where state[{over!r}] does, which would be written over before it is read"
-                fail("E640", what, place, remedy="give tensors of their own, or none: they are made")
-            self.targets[name], self.result[text] = given[name], out[text]
+            one, place = out[text], Label(name[0], where=text)
+            if one.numel() and one.dtype != dtype_of(dtypes[name]):
+                fail("E640", f"out[{text!r}] is {one.dtype}, the layout says {dtypes[name]}", place)
+            if why := unwritable(one):
+                fail("E640", f"out[{text!r}] is {why}", place)
+        read = [(f"state[{text!r}]", one) for text, one in state.items()]
+        if (pair := overlap([(f"out[{text!r}]", out[text]) for text in names], read)) is not None:
+            filled, other = pair
+            what = f"{filled} lies where {other} does, which would be written over" + " before it is read" * (
+                other in dict(read)
+            )
+            place, remedy = Label(self.plan.target_call), "give tensors of their own, or none: they are made"
+            fail("E640", what, place, remedy=remedy)
+        for text, (name, _) in names.items():
+            goal = Goal.of(out[text])
+            self._goals.append(goal)
+            self.targets[name], self.result[text] = goal.flat, out[text]
+
+    def put(self) -> None:
+        """What could not be received where it goes goes there."""
+        for goal in self._goals:
+            goal.put()
 
     def _make(self, dtypes: Mapping[Name, str], device: torch.device) -> None:
         assert self.plan is not None
         names = _names((t.file, t.key, t.shape) for t in self.plan.targets)
         for text, (name, shape) in names.items():
             self.result[text] = torch.zeros(shape, dtype=dtype_of(dtypes[name]), device=device)
-            self.targets[name] = self.result[text].view(-1)
+            self.targets[name] = flat_of(self.result[text])
 
     def _fill(self) -> None:
         """What is filled with another number than zero, and padding of tensors that were there before."""
@@ -247,11 +246,10 @@ def _names(homes: Iterable[tuple[str, Key, tuple[int, ...]]]) -> dict[str, tuple
     return found
 
 
-def _given(
+def _demand_given(
     tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[Name, tuple[int, ...]]], call: str
-) -> dict[Name, torch.Tensor]:
-    """Tensors by name, flat. Raises: UcplError E640."""
-    found: dict[Name, torch.Tensor] = {}
+) -> None:
+    """Tensors are those of the layout, with elements, in its shapes. Raises: UcplError E640."""
     if not isinstance(tensors, Mapping):
         fail(
             "E640", f"{call} is given a {type(tensors).__name__}, where a dict of tensors by key is meant", Label(call)
@@ -260,29 +258,19 @@ def _given(
         what = "it is not given" if text in wanted else "the layout has no such tensor on this rank"
         fail("E640", f"{text} of {call}: {what}", Label(call, where=text))
     for text, (name, shape) in wanted.items():
-        one: object = tensors[text]
-        if not isinstance(one, torch.Tensor) or one.is_meta:
-            kind = "a tensor on no device (meta)" if isinstance(one, torch.Tensor) else f"a {type(one).__name__}"
-            what = f"{kind}, and no tensor with bytes"
-            fail("E640", f"{text} of {call} is {what}", Label(name[0], where=text))
-        local = _local(one)
-        if tuple(local.shape) != shape:
-            fail("E640", f"{text} is {list(local.shape)}, the layout says {list(shape)}", Label(name[0], where=text))
-        found[name] = local.reshape(-1)
-    return found
+        if why := unreadable(tensors[text]):
+            fail("E640", f"{text} of {call} is {why}", Label(name[0], where=text))
+        here = tuple(part_of(tensors[text]).shape)
+        if here != shape:
+            fail("E640", f"{text} is {list(here)}, the layout says {list(shape)}", Label(name[0], where=text))
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor lies: the address of its first byte, and the one behind its last."""
-    begin = tensor.data_ptr()
-    if not tensor.numel():
-        return begin, begin
-    steps = ((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (1 + sum(steps)) * tensor.element_size()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+def _given(
+    tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[Name, tuple[int, ...]]], call: str
+) -> dict[Name, torch.Tensor]:
+    """Tensors by name, flat. Raises: UcplError E640."""
+    _demand_given(tensors, wanted, call)
+    return {name: flat_of(tensors[text]) for text, (name, _) in wanted.items()}
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
@@ -300,7 +288,8 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
         if piece.peer != rank:
             wanted.setdefault(piece.peer, []).append(piece)
     mine = {
-        peer: torch.frombuffer(bytearray(request(some)), dtype=torch.uint8).to(device) for peer, some in wanted.items()
+        peer: tensor_of(bytearray(raw := request(some)), torch.uint8, (len(raw),)).to(device)
+        for peer, some in wanted.items()
     }
     sizes = torch.tensor([len(mine.get(peer, ())) for peer in range(size)], device=device)
     every = [torch.empty_like(sizes) for _ in range(size)]
@@ -311,7 +300,7 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
     calls += [dist.P2POp(dist.irecv, raw, global_rank(peer, group), group) for peer, raw in theirs.items()]
     for work in dist.batch_isend_irecv(calls) if calls else ():
         work.wait()
-    return {peer: asked_of(raw.cpu().numpy().tobytes(), peer) for peer, raw in theirs.items()}
+    return {peer: asked_of(memory_of(raw).tobytes(), peer) for peer, raw in theirs.items()}
 
 
 def _demand_known(beside: ToReshard) -> None:
@@ -322,33 +311,3 @@ def _demand_known(beside: ToReshard) -> None:
     memory: object = beside.get("memory", MEMORY)
     if type(memory) is not int or memory < 1:
         fail("E173", f"memory = {memory!r}: a number of bytes is needed, from 1 on", Label("reshard", where="memory"))
-
-
-def _agree(group: dist.ProcessGroup | None, error: Exception | None, marks: Mapping[str, object] | None = None) -> None:
-    """All go on, or none does. Raises: the error, UcplError E644 where another rank has one, E622 where marks differ."""
-    told: list[tuple[str, str, dict[str, object]] | None] = [None] * dist.get_world_size(group)
-    code, said = "", ""
-    if isinstance(error, UcplError):
-        code, said = error.diagnostics[0].code, error.diagnostics[0].message
-    elif error is not None:
-        code, said = type(error).__name__, f"{type(error).__name__}: {error}"
-    dist.all_gather_object(told, (code, said, dict(marks or {})), group=group)
-    if error is not None:
-        raise error
-    every = [one for one in told if one is not None]
-    for peer, (code, said, _) in enumerate(every):
-        if code:
-            raise UcplError(
-                Diagnostic("E644", f"rank {peer} failed: {said}", (Label(f"rank {peer}", f"it ended with {code}"),),
-                           remedy=codes()["E644"].remedy)
-            )  # fmt: skip
-    for peer, (_, _, theirs) in enumerate(every):
-        for name, mark in theirs.items():
-            if mark != every[0][2][name]:
-                what = f"rank {peer} was given another {name} than rank 0"
-                fail(
-                    "E622",
-                    what,
-                    Label("reshard", where=name),
-                    remedy="give all ranks the same layouts, sizes and memory",
-                )

@@ -28,7 +28,7 @@ from ucpl.remotes.reading import Range, identity_of, registry
 from ucpl.remotes.standing import ends
 from ucpl.runtime.team import Team
 
-__all__ = ["Place", "one_folder"]
+__all__ = ["Ends", "Place", "Says", "copies_differ", "demand_copies", "ends_of", "one_folder"]
 
 END = 1 << 16  # bytes of the beginning and of the end of a file that tell copies of it apart
 Listing = dict[str, Stamp]
@@ -39,6 +39,18 @@ class Place(Protocol):
 
     near: Mapping[str, Sequence[int]]
     received: int
+
+
+class Says(Protocol):
+    """The part of a team that looks whether its members have the same files."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def all(self, mine: object) -> list[object]: ...
+
+
+Ends = dict[str, tuple[int, str]]  # of files by name: the size, and a digest of the first and last bytes
 
 
 def listed(source: Path) -> Listing:
@@ -75,7 +87,7 @@ def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None)
     for rank, one in enumerate(every):
         for name in one:
             holders.setdefault(name, []).append(rank)
-    _demand_copies(team, source, every, holders)
+    demand_copies(team, {name: source / name if name else source for name in mine}, str(source), every)
     if all(len(ranks) == team.size for ranks in holders.values()):  # copies of all of it everywhere
         yield source
         return
@@ -143,35 +155,46 @@ def _listing(told: object) -> Listing:
     return {str(name): (int(size), int(time)) for name, (size, time) in told.items()}
 
 
-def _demand_copies(team: Team, source: Path, every: Sequence[Listing], holders: Mapping[str, Sequence[int]]) -> None:
-    """What several ranks have under one name is one thing: of one size, and, where times differ, alike at both ends.
+def demand_copies(team: Says, mine: Mapping[str, Path], source: str, every: Sequence[Listing] | None = None) -> None:
+    """Files that several ranks have under one name are one file: of one size, and, if their times differ, alike at both ends.
 
-    Raises: UcplError E625.
+    mine: this rank's, by name. every: what each has, where that is known. All ranks call it together. Raises: UcplError E625.
     """
-    unsure = []
-    for name, ranks in sorted(holders.items()):
-        first = every[ranks[0]][name]
-        for rank in ranks[1:]:
-            if every[rank][name][0] != first[0]:
-                sizes = f"{first[0]} bytes", f"{every[rank][name][0]} bytes"
-                _differ(source, name, (ranks[0], rank), sizes)
-        if any(every[rank][name] != first for rank in ranks):
-            unsure.append(name)
-    if not unsure:
-        return
-    told = team.all({name: _ends(source / name if name else source) for name in unsure if name in every[team.rank]})
-    for name in unsure:
-        marks = {rank: one[name] for rank, one in enumerate(told) if isinstance(one, dict) and name in one}
-        first_rank = holders[name][0]
-        for rank, mark in marks.items():
-            if mark != marks[first_rank]:
-                _differ(source, name, (first_rank, rank), ("other bytes", "than there"))
+    if every is None:
+        every = [_listing(told) for told in team.all({name: stamp_of(path) for name, path in mine.items()})]
+    first: dict[str, Stamp] = {}
+    unsure = set()
+    for one in every:
+        for name, stamp in one.items():
+            if stamp != first.setdefault(name, stamp):
+                unsure.add(name)
+    if unsure:
+        told = team.all(ends_of({name: path for name, path in mine.items() if name in unsure}))
+        copies_differ([_ends_told(one) for one in told], source)
 
 
-def _differ(source: Path, name: str, ranks: tuple[int, int], what: tuple[str, str]) -> None:
-    path = str(source / name) if name else str(source)
-    message = f"{path} is not the same file on rank {ranks[0]} and on rank {ranks[1]}"
-    fail("E625", message, *(Label(f"rank {rank}", said) for rank, said in zip(ranks, what, strict=True)))
+def ends_of(files: Mapping[str, Path]) -> Ends:
+    """Raises: OSError."""
+    return {name: (os.stat(path).st_size, _ends(path)) for name, path in sorted(files.items())}
+
+
+def copies_differ(every: Sequence[Ends], source: str) -> None:
+    """Raises: UcplError E625 for the first file that is another one on another rank."""
+    first: dict[str, tuple[int, tuple[int, str]]] = {}
+    for rank, one in enumerate(every):
+        for name, mark in one.items():
+            there, known = first.setdefault(name, (rank, mark))
+            if mark != known:
+                sizes = f"{known[0]} bytes", f"{mark[0]} bytes"
+                path = f"{source}/{name}" if name else source
+                what = f"{path} is not the same file on rank {there} and on rank {rank}"
+                said = sizes if known[0] != mark[0] else ("other bytes", "than there")
+                fail("E625", what, *(Label(f"rank {r}", s) for r, s in zip((there, rank), said, strict=True)))
+
+
+def _ends_told(told: object) -> Ends:
+    assert isinstance(told, dict)
+    return {str(name): (int(size), str(digest)) for name, (size, digest) in told.items()}
 
 
 def _ends(path: Path) -> str:

@@ -10,16 +10,17 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from attrs import field
 from numpy.typing import NDArray
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     Metadata,
     TensorStorageMetadata,
@@ -40,13 +41,15 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
+from ucpl.live.agreement import Ranks
+from ucpl.live.tensors import is_direct, memory_of, overflows, plain, survives, tensor_of, unwritable
 from ucpl.ranks.engines import Engine, Known, as_kept, fill, is_engine
 from ucpl.ranks.fitting import Asked, demand_fit, demand_one, is_empty, tied
-from ucpl.ranks.indexed import GROUPS, MODEL, STATES, told, with_tensors
+from ucpl.ranks.indexed import GROUPS, MODEL, STATES, Index, told, with_tensors
 from ucpl.ranks.messages import dtype_of
-from ucpl.records import define
+from ucpl.ranks.scattered import Ends, copies_differ, demand_copies, ends_of
+from ucpl.records import define, frozen
 from ucpl.remotes.urls import is_url
-from ucpl.remotes.vaults.marks import flat_bytes
 from ucpl.remotes.vaults.view import SCHEME, passed_over, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
@@ -74,6 +77,14 @@ class _Room:
         return self._bytes[:size]
 
 
+@frozen
+class _Read:
+    """Said of a plan: the vault's generation that it is of, and the files that a rank reads."""
+
+    generation: int | None
+    files: Ends = field(factory=dict)
+
+
 class StorageReader(Base):
     """`dcp.load(state_dict, storage_reader=ucpl.StorageReader(PATH))`: from any checkpoint that `ucpl inspect` knows.
 
@@ -91,12 +102,29 @@ class StorageReader(Base):
         self._names = model, states, groups
         self._layout = layout
         self._values, self._staging = _Room(), _Room()
+        self._is_agreed = False  # whether all ranks were asked whether they read the same files
         self.bytes_read = 0
+        self.generation: int | None = None  # of a vault
+        self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
+        self.error: Exception | None = (
+            None  # the reason why it could not be opened, if there are other ranks to be told
+        )
+        self._told = Index()
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Open a checkpoint. With other ranks it fails as torch's own reader does: within dcp.load, where all ranks hear it."""
         if checkpoint_id is None:
             return
+        self.error = None
+        try:
+            self._open(checkpoint_id)
+        except Exception as error:
+            if Ranks.of().size == 1:
+                raise
+            self.error = error
+
+    def _open(self, checkpoint_id: str | os.PathLike[str]) -> None:
         given = os.fspath(checkpoint_id)
         is_vault = given.startswith(f"{SCHEME}:")
         source = pinned(given) if is_vault else given
@@ -110,8 +138,8 @@ class StorageReader(Base):
         # What was read before ends here, and goes on where this one could not be opened.
         self._checkpoint: Checkpoint = opened
         self._placement = placement
-        self.generation: int | None = int(source.rpartition("@")[2]) if is_vault else None  # of a vault
-        self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
+        self.generation = int(source.rpartition("@")[2]) if is_vault else None  # of a vault
+        self._generation = None
         if source != given:
             self._newest, self._generation = given, self.generation
 
@@ -138,21 +166,35 @@ class StorageReader(Base):
         return Metadata(dict(self._told.metadata))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: object, **__: object) -> None:
-        """Nothing is to be set up: files are opened when they are read."""
+        """Files are opened when they are read. Raises: what a reader raised that could not be opened."""
+        if self.error is not None:
+            raise self.error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return replace(plan, storage_data=self._generation)
+        is_asked = not self._is_agreed and self.generation is None and Ranks.of().size > 1
+        return replace(plan, storage_data=_Read(self._generation, ends_of(self.files()) if is_asked else {}))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Of a vault, all ranks read one generation: the oldest that any of them took for the newest."""
-        seen = [plan.storage_data for plan in plans if isinstance(plan.storage_data, int)]
-        return [replace(plan, storage_data=min(seen)) for plan in plans] if seen else plans
+        """Of a vault, all ranks read one generation: the oldest that any of them took for the newest.
+
+        Raises: UcplError E625 if ranks have different files under one name.
+        """
+        every = [cast("_Read", plan.storage_data) for plan in plans]
+        copies_differ([one.files for one in every], str(self._checkpoint.root))
+        seen = [one.generation for one in every if one.generation is not None]
+        return [replace(plan, storage_data=_Read(min(seen, default=None))) for plan in plans]
+
+    def files(self) -> dict[str, Path]:
+        """Files whose headers were read, by their names in the folder that was read."""
+        root = self._checkpoint.root
+        return {os.path.relpath(path, root): Path(path) for path in self._checkpoint.opened}
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the planner asks for, a block at a time. Raises: UcplError E610, E611, E691, E692."""
-        if plan.storage_data != self._generation and self._generation is not None:
-            self.reset(f"{self._newest}@{plan.storage_data}")
-            self._demand_all(plan)
+        told = cast("_Read", plan.storage_data).generation
+        if told != self._generation and self._generation is not None:
+            self._open(f"{self._newest}@{told}")
+            self._demand_all(plan, told)
         items = [item for item in plan.items if item.storage_index in self._told.chunks]
         files = {self._told.chunks[item.storage_index].extent.file for item in items}
         sources = SourceFiles(self._checkpoint.root, sorted(files), self._checkpoint.opened)
@@ -171,12 +213,12 @@ class StorageReader(Base):
         done.set_result(None)
         return done
 
-    def _demand_all(self, plan: LoadPlan) -> None:
+    def _demand_all(self, plan: LoadPlan, generation: int | None) -> None:
         """Of a generation that was not asked when the plan was made. Raises: UcplError E692."""
         for item in plan.items:
             if item.storage_index not in self._told.chunks and item.storage_index.fqn not in self._told.values:
                 where = item.storage_index.fqn
-                what = f"{self._newest}@{plan.storage_data}, which all ranks see, has no `{where}` as the newest one has it"
+                what = f"{self._newest}@{generation}, which all ranks see, has no `{where}` as the newest one has it"
                 fail(
                     "E692",
                     what,
@@ -217,7 +259,7 @@ class StorageReader(Base):
         return chunk.extent.file, low, low + prod(shape) * size if is_run else low
 
     def _tensor(self, item: ReadItem, planner: LoadPlanner, reader: Reader, sources: SourceFiles) -> None:
-        chunk, goal = self._told.chunks[item.storage_index], planner.resolve_tensor(item).detach()
+        chunk, goal = self._told.chunks[item.storage_index], self._goal(item, planner)
         size = DTYPES[chunk.extent.dtype].itemsize
         shape, begins = tuple(item.lengths), tuple(item.storage_offsets)
         steps = tuple(s * size for s in chunk.stride)
@@ -228,9 +270,9 @@ class StorageReader(Base):
         for low in range(0, shape[0] if shape else 1, rows):
             part = (min(rows, shape[0] - low), *shape[1:]) if shape else ()
             into, dtype = goal[low : low + part[0]] if shape else goal, dtype_of(chunk.extent.dtype)
-            is_as_stored = into.dtype == dtype and into.device.type == "cpu" and into.is_contiguous()
+            is_as_stored = into.dtype == dtype and is_direct(into)
             there = (
-                flat_bytes(into).numpy()  # read where it goes
+                np.asarray(memory_of(into))  # read where it goes
                 if is_as_stored
                 else self._values.of(prod(part) * size)
             )
@@ -238,7 +280,7 @@ class StorageReader(Base):
             at = position + (low * steps[0] if shape else 0)
             reader.gather(file, at, part, steps, there, 0, packed(part, size), size, self._staging.of(max(1, spread)))
             if not is_as_stored:
-                into.copy_(torch.from_numpy(there).view(dtype).view(part))
+                _put(tensor_of(there, dtype, part), into, item.dest_index.fqn)
         planner.commit_tensor(item, goal)
 
     def _value(self, item: ReadItem, planner: LoadPlanner) -> None:
@@ -249,10 +291,30 @@ class StorageReader(Base):
             raw.seek(0)
             planner.load_bytes(item, raw)
             return
-        goal = planner.resolve_tensor(item).detach()
+        goal = self._goal(item, planner)
         assert isinstance(value, torch.Tensor)
-        goal.copy_(value)
+        _put(value, goal, item.dest_index.fqn)
         planner.commit_tensor(item, goal)
+
+    def _goal(self, item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
+        """The tensor to fill. Raises: UcplError E646 of one that cannot be filled."""
+        goal, name = planner.resolve_tensor(item), item.dest_index.fqn
+        if why := unwritable(goal):
+            fail("E646", f"{name} of the job is {why}", Label(str(self._checkpoint.root), where=name))
+        return plain(goal)
+
+
+def _put(values: torch.Tensor, into: torch.Tensor, name: str) -> None:
+    """Numbers into a tensor of a job: those of a floating type are rounded, all others stay. Raises: UcplError E646."""
+    if values.dtype == into.dtype:
+        into.copy_(values)
+        return
+    made = values.to(into.dtype)
+    is_rounded = values.is_floating_point() and (made.is_floating_point() or made.is_complex())
+    if overflows(values, made) or not (is_rounded or survives(values, made)):
+        what = f"{name} is {into.dtype} in the job, which cannot hold the {values.dtype} of the checkpoint"
+        fail("E646", what, Label("the job", where=name), remedy=f"make it {values.dtype} in the job")
+    into.copy_(made)
 
 
 def _by_file(spans: Iterable[tuple[str, int, int]]) -> dict[str, list[tuple[int, int]]]:
@@ -261,17 +323,6 @@ def _by_file(spans: Iterable[tuple[str, int, int]]) -> dict[str, list[tuple[int,
         if low < high:
             found.setdefault(file, []).append((low, high))
     return found
-
-
-def _load(some: dict[str, object], reader: StorageReader, group: dist.ProcessGroup | None) -> None:
-    """As torch's own does. Raises: UcplError as it was raised, of the first rank that had one."""
-    try:
-        load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
-    except CheckpointException as error:
-        for _, (failed, _) in sorted(error.failures.items()):
-            if isinstance(failed, UcplError):
-                raise failed from error
-        raise
 
 
 def load_into(
@@ -296,50 +347,89 @@ def load_into(
     Returns the reader, whose `bytes_read` are this rank's; of a vault, `generation` is what was read.
     Raises: UcplError, E646 where that does not fit.
     """
-    src = _one_of_all(os.fspath(src), group)
-    reader = StorageReader(src, layout)
+    ranks = Ranks.of(group)
+    with ranks.agreeing():
+        src = os.fspath(src)
+    asked_for = {"kind of model": "an engine" if is_engine(model) else "a module", "layout": layout, "strict": strict}
+    ranks.demand_same({**asked_for, "optimizer": "none" if optimizer is None else "one"}, "load_into")
+    src = _one_of_all(src, ranks)
+    with ranks.agreeing():
+        reader = StorageReader(src, layout)
+        if reader.error is not None:
+            raise reader.error
+        files = reader.files() if reader.generation is None else {}
+    demand_copies(ranks, files, src)
+    reader._is_agreed = True
     if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
         known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.envelope)
-        with_states, where = optimizer is not None, os.fspath(src)
-        fill(model, reader, known, rename or str, group, states=with_states, strict=strict, src=where)
+        fill(model, reader, known, rename or str, ranks, states=optimizer is not None, strict=strict, src=src)
         return reader
-    weights = get_model_state_dict(model)
-    names = {name: rename(name) if rename is not None else name for name in weights}
-    asked = {f"model.{names[name]}": value for name, value in weights.items()}
-    empty = frozenset(name for name, value in weights.items() if is_empty(value))
-    twice = {f"model.{names[a]}": f"model.{names[b]}" for a, b in tied(weights).items() if names[a] != names[b]}
-    asked |= {name: torch.empty_like(cast("torch.Tensor", asked[name])) for name in twice}  # read apart, to be compared
-    reader.take_masters(asked)
-    where, index = os.fspath(src), reader._told.metadata
-    there = demand_fit(Asked(asked, src=where), index, strict, group)
+    with ranks.agreeing():
+        weights = get_model_state_dict(model)
+        names = {name: rename(name) if rename is not None else name for name in weights}
+        asked: dict[str, object] = {f"model.{names[name]}": value for name, value in weights.items()}
+        empty = frozenset(name for name, value in weights.items() if is_empty(value))
+        twice = _apart(tied(weights), names, asked, frozenset(reader._told.metadata))
+        # Read apart, to be compared.
+        asked |= {name: torch.empty_like(cast("torch.Tensor", asked[name])) for name in twice}
+        reader.take_masters(asked)
+    index = reader._told.metadata
+    there = demand_fit(Asked(asked, src=src), index, strict, ranks)
     own: _Optimizer | None = None
-    if optimizer is not None:
-        own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty)
-    states = demand_fit(own.asked(where), index, strict, group) if own is not None else {}
+    with ranks.agreeing():
+        if optimizer is not None:
+            own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty)
+    states = demand_fit(own.asked(src), index, strict, ranks) if own is not None else {}
     for some in (there, states):
-        _load(some, reader, group)
-    for name, owner in twice.items():
-        if name in there and owner in there:
-            pair = cast("torch.Tensor", there[name]), cast("torch.Tensor", there[owner])
-            demand_one(name.removeprefix("model."), owner.removeprefix("model."), pair, where)
-    filled = {name: there.get(f"model.{names[name]}", value) for name, value in weights.items()}
-    set_model_state_dict(model, filled)  # type: ignore[arg-type]
-    if own is not None:
-        own.put(states, reader)
+        with ranks.together():
+            load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
+    with ranks.agreeing():
+        for name, owner in twice.items():
+            if name in there and owner in there:
+                pair = cast("torch.Tensor", there[name]), cast("torch.Tensor", there[owner])
+                demand_one(name.removeprefix("model."), owner.removeprefix("model."), pair, src)
+        filled = {name: there.get(f"model.{names[name]}", value) for name, value in weights.items()}
+        # Weights that were made in inference mode are written in it alone.
+        is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in weights.values())
+        with torch.inference_mode() if is_inference else nullcontext():
+            set_model_state_dict(model, filled)  # type: ignore[arg-type]
+        if own is not None:
+            own.put(states, reader)
     return reader
 
 
-def _one_of_all(src: str, group: dist.ProcessGroup | None) -> str:
+def _apart(
+    tied_names: Mapping[str, str], names: Mapping[str, str], asked: dict[str, object], index: frozenset[str]
+) -> dict[str, str]:
+    """Names of one tensor of the job that the checkpoint has more than once: each further one, and the first.
+
+    Names that the checkpoint lacks are asked for no longer where it has the tensor by another one.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, owner in tied_names.items():
+        groups.setdefault(owner, [f"model.{names[owner]}"]).append(f"model.{names[name]}")
+    out: dict[str, str] = {}
+    for some in map(list, map(dict.fromkeys, groups.values())):
+        stored = [name for name in some if name in index]
+        for name in some if stored else ():
+            if name not in stored:
+                del asked[name]
+        first, *more = stored or some
+        out |= dict.fromkeys(more, first)
+    return out
+
+
+def _one_of_all(src: str, ranks: Ranks) -> str:
     """What all ranks read: a server may commit while they begin."""
-    if not (src.startswith(f"{SCHEME}:") and dist.is_initialized() and dist.get_world_size(group) > 1):
+    if ranks.size == 1 or not any(str(one).startswith(f"{SCHEME}:") for one in ranks.all(src)):
         return src
-    told: list[object] = [src]
-    if dist.get_rank(group) == 0:
+    ranks.demand_same({"source": src}, "load_into")
+    told = src
+    if ranks.rank == 0:
         with suppress(UcplError):  # which each rank then says for itself
-            told = [pinned(src)]
+            told = pinned(src)
             _warn(src)
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    return str(told[0])
+    return str(ranks.all(told)[0])
 
 
 def _warn(src: str) -> None:

@@ -24,6 +24,7 @@ from attrs import field
 from ucpl.conversion.given import Given
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, StoredTensor, key_text
+from ucpl.live.tensors import flat_bytes, memory_of
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.counted import committed, job_at
 from ucpl.remotes.vaults.places import Domain
@@ -179,7 +180,7 @@ class _Drill:
                     except UcplError:
                         lacking.add((rank, one.tensor.file, key_text(one.tensor.key)))
                         continue
-                    if bytes(room) != self.value(one.tensor, step).reshape(-1).view(torch.uint8).numpy().tobytes():
+                    if bytes(room) != memory_of(self.value(one.tensor, step)):
                         return "wrong"
         finally:
             memory.close()
@@ -288,7 +289,7 @@ class _Drill:
                     room = bytearray(one.size)
                     with suppress(UcplError):
                         memory.fill(rank, memoryview(room), one.at)
-                        if bytes(room) != self.value(one.tensor, KNOWN).reshape(-1).view(torch.uint8).numpy().tobytes():
+                        if bytes(room) != memory_of(self.value(one.tensor, KNOWN)):
                             return "wrong"
         finally:
             memory.close()
@@ -400,7 +401,7 @@ class _Drill:
                 state = self._state(writer.rank, KNOWN + 1)
                 writer.save(KNOWN + 1, state)
                 for tensor in state.values():
-                    tensor.view(torch.uint8).bitwise_not_() if tensor.dim() else tensor.zero_()
+                    flat_bytes(tensor).bitwise_not_() if tensor.dim() else tensor.zero_()
             self._served(home, ends)
         found.count(self.outcome(home, newest=KNOWN + 1), "changed")
         return found

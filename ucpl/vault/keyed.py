@@ -10,13 +10,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Key, StoredTensor, key_text
+from ucpl.live.tensors import plain, unreadable
 from ucpl.records import frozen
 from ucpl.regions import locate
 from ucpl.stores.generic import NAME
@@ -78,10 +78,9 @@ class Keyed:
         by_file: dict[str, dict[Key, torch.Tensor]] = {}
         for text, stored in self.wanted.items():
             given = what[text]
-            if not isinstance(given, torch.Tensor) or given.is_meta:
-                said = "a tensor that lies nowhere (meta)" if isinstance(given, torch.Tensor) else type(given).__name__
-                fail("E693", f"{text} is no tensor with bytes: {said}", Label(stored.file, where=text))
-            local = given.to_local() if isinstance(given, DTensor) else given
+            if why := unreadable(given):
+                fail("E693", f"{text} is {why}", Label(stored.file, where=text))
+            local = plain(given)
             found = f"{list(local.shape)} of {dtype_name(local, text)}"
             if found != (said := f"{list(stored.shape)} of {stored.dtype}"):
                 fail("E640", f"{text} is {found}, the layout says {said}", Label(stored.file, where=text))
@@ -134,7 +133,7 @@ def _name(key: Key) -> str:
 
 
 def _safetensors(name: str, tensors: Mapping[Key, torch.Tensor]) -> ToSave:
-    named = {_name(key): tensor.detach() for key, tensor in tensors.items()}
+    named = {_name(key): tensor for key, tensor in tensors.items()}
     told = [(key, dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in named.items()]
     plan = layout_safetensors_file(told, {"format": "pt"})
     places = tuple((at, key, named[key]) for key, (at, size) in plan.storages.items() if size)

@@ -28,18 +28,18 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.live.agreement import Ranks
+from ucpl.live.tensors import is_placed, unreadable
 from ucpl.records import define, frozen
 from ucpl.remotes.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.trees import Held, held_in, one_tensor
 
-__all__ = ["Ready", "Shares", "agree", "all_agree", "files_of", "looked_at", "of_state", "ready", "sizes_of", "text_of"]
+__all__ = ["Ready", "Shares", "files_of", "looked_at", "of_state", "ranks", "ready", "sizes_of"]
 
-SAID_MAX = 500  # characters of an error that ranks tell each other
 TOP = "/vault"  # where DeepSpeed believes to write
 
 
@@ -67,6 +67,9 @@ def ready(what: object) -> Ready:
         for key, value in _state_of(what).items()
     }
     planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
+    for name, value in planner.state_dict.items():
+        if isinstance(value, torch.Tensor) and (why := unreadable(value)):
+            fail("E693", f"{name} is {why}", Label("what is saved", where=name))
     return Ready(None, state, planner, _held(planner))
 
 
@@ -287,7 +290,7 @@ def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
 def of_state(one: Ready, shares: Shares) -> list[ToSave]:
     """The files that this rank would write of a state dict. All ranks call it together. Raises: UcplError E693."""
     again = _as_before(one.held, one.planner, shares.known)
-    shares.is_known = all_agree(again is not None)
+    shares.is_known = ranks().all_agree(again is not None)
     if shares.is_known and again is not None:
         file, shares.known = again
     else:
@@ -308,7 +311,7 @@ def _held(planner: DefaultSavePlanner) -> _Held | None:
     """What DCP's plans rest on. None: there is something among it that may tell more of itself."""
     found: list[object] = []
     for name, value in planner.state_dict.items():
-        if isinstance(value, DTensor):
+        if is_placed(value):
             found.append((name, value.shape, value.dtype, value.requires_grad, value.placements, value.device_mesh))
         elif type(value) in (torch.Tensor, torch.nn.Parameter):
             found.append((name, value.shape, value.dtype, value.requires_grad, value.layout))
@@ -374,42 +377,9 @@ def _refilled(known: _Share, planner: SavePlanner) -> ToSave | None:
     )
 
 
-def all_agree(mine: bool) -> bool:
-    """Whether all ranks say so."""
-    if _is_alone() or dist.get_world_size() == 1:
-        return mine
-    if "gloo" in dist.get_backend():  # which has tensors on the CPU
-        told = torch.tensor(int(mine), device="cpu")
-        dist.all_reduce(told, dist.ReduceOp.MIN)
-        return bool(told)
-    each: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(each, mine)
-    return all(each)
-
-
-def text_of(error: Exception) -> str:
-    """What an error says, if it can say it."""
-    if isinstance(error, UcplError):
-        return error.diagnostics[0].message
-    try:
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    except Exception:
-        return type(error).__name__
-
-
-def agree(mine: Exception | None) -> None:
-    """All ranks go on, or none does: who cannot raises why, all others whose fault it is. Raises: `mine`, UcplError E693."""
-    said = "" if mine is None else text_of(mine)  # before ranks wait for each other
-    if all_agree(mine is None):
-        return
-    each: list[object] = [said[:SAID_MAX]]
-    if not _is_alone():
-        each = [None] * dist.get_world_size()
-        dist.all_gather_object(each, said[:SAID_MAX])
-    if mine is not None:
-        raise mine
-    rank, why = next((rank, why) for rank, why in enumerate(each) if why)
-    fail("E693", f"rank {rank} cannot save, so that no rank does: {why}", Label(f"rank {rank}"))
+def ranks() -> Ranks:
+    """The ranks of the job, where one that cannot save keeps all others from saving."""
+    return Ranks.of(code="E693", words="cannot save, so that no rank does")
 
 
 def _dealt(state: dict[str, object]) -> _Collecting:

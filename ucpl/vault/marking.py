@@ -8,26 +8,22 @@ from collections.abc import Iterable
 
 import torch
 from attrs import field
-from torch.distributed.tensor import DTensor
 
 from ucpl.errors import Label, fail
+from ucpl.live.tensors import memory_of, part_of, place_of
 from ucpl.records import define
-from ucpl.remotes.vaults.marks import flat_bytes, mark_of, of_sum, weighed
+from ucpl.remotes.vaults.marks import mark_of, of_sum, weighed
 
-__all__ = ["Marks", "Stamp", "is_far", "local", "stamp_of"]
+__all__ = ["Marks", "Stamp", "is_far", "stamp_of"]
 
 _PATIENCE = 600.0  # seconds that a step waits for marks
-Stamp = tuple[int, ...]  # of a tensor: what changes where it is written, or another takes its place
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+Stamp = tuple[object, ...]  # of a tensor: what changes where it is written, or another takes its place
 
 
 def stamp_of(tensor: torch.Tensor) -> Stamp:
     """Raises: RuntimeError for what was made in torch.inference_mode, which counts no writes."""
-    mine = local(tensor)
-    return id(tensor), tensor._version, id(mine), mine._version, mine.data_ptr()
+    mine = part_of(tensor)
+    return id(tensor), tensor._version, id(mine), mine._version, place_of(mine)
 
 
 def is_far(tensor: torch.Tensor) -> bool:
@@ -49,7 +45,7 @@ class Marks:
     def __attrs_post_init__(self) -> None:
         """What lies on a device is weighed there before anything that the trainer asks of it from now on."""
         for name, tensor, to in self.tensors:
-            mine = local(tensor)
+            mine = part_of(tensor)
             to.append("")
             if is_far(mine):
                 self._far.append((weighed(mine), to, len(to) - 1))
@@ -77,7 +73,7 @@ class Marks:
             self.fetch()
             for _, tensor, to, _ in self._left:
                 at = to.index("")
-                to[at] = mark_of(flat_bytes(local(tensor)).numpy().data)
+                to[at] = mark_of(memory_of(tensor))
             for name, tensor, _, known in self._left:
                 if stamp_of(tensor) != known:
                     what = f"{name} was written to before what its step made of it was digested"

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from attrs import field
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ucpl.errors import UcplError
+from ucpl.live.tensors import is_placed, part_of, place_of
 from ucpl.records import define
 from ucpl.remotes.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
 from ucpl.remotes.vaults.replay import GRADIENT, Replay
-from ucpl.vault.live import Ready, Shares, all_agree, looked_at, of_state, ready, sizes_of
-from ucpl.vault.marking import Marks, Stamp, local, stamp_of
+from ucpl.vault.live import Ready, Shares, looked_at, of_state, ranks, ready, sizes_of
+from ucpl.vault.marking import Marks, Stamp, stamp_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -46,12 +46,6 @@ def is_replayed(what: object) -> TypeGuard[Pair]:
     if not (isinstance(what, tuple) and len(what) == 2):
         return False
     return isinstance(what[0], torch.nn.Module) and type(what[1]) is torch.optim.AdamW
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    """The same of any two tensors that are one."""
-    mine = local(tensor)
-    return mine.data_ptr(), mine.dtype, tuple(mine.shape), mine.stride()
 
 
 @define(eq=False)
@@ -216,7 +210,7 @@ class Replaying:
             if may and is_as_before and not self.is_refused and sizes == self._sizes and self._last == generation - 1:
                 if self._watch.one_step() and (found := self._gradients(flat)) is not None:
                     made = ready(found[0]), found[1]
-        if all_agree(made is not None) and made is not None:
+        if ranks().all_agree(made is not None) and made is not None:
             light, units = made
             files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
             return files, self._told(files, units)
@@ -251,13 +245,13 @@ class Replaying:
         assert self._watch is not None
         by_place: dict[tuple[object, ...], list[str]] = {}
         for name, value in flat.items():
-            if isinstance(value, torch.Tensor) and local(value).numel():
-                by_place.setdefault(_place(value), []).append(name)
+            if isinstance(value, torch.Tensor) and part_of(value).numel():
+                by_place.setdefault(place_of(value), []).append(name)
         # Of what a rank has nothing of, it saves nothing.
-        light = {n: v for n, v in flat.items() if not isinstance(v, torch.Tensor) or local(v).numel()}
+        light = {n: v for n, v in flat.items() if not isinstance(v, torch.Tensor) or part_of(v).numel()}
         units = []
         for number, parameter in self._watch.parameters():
-            if parameter.grad is None or not local(parameter).numel():
+            if parameter.grad is None or not part_of(parameter).numel():
                 continue
             unit = _Unit.of(number, parameter, self._watch.optimizer.state.get(parameter, {}), by_place)
             if unit is None:
@@ -274,7 +268,7 @@ class Replaying:
         assert self._watch is not None
         mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
         some = [unit for unit in units if GRADIENT + unit.name in mine]
-        device = local(units[0].parameter).device.type if units else "cpu"
+        device = part_of(units[0].parameter).device.type if units else "cpu"
         told: Told = {unit.name: unit.told() for unit in some}
         self.marks = self._watch.marks = Marks([one for unit in some for one in unit.marked()])
         return {"optimizer": "AdamW", "by": made_by(device), "groups": self._watch.groups, "units": told}
@@ -310,17 +304,19 @@ class _Unit:
         """None: it is not saved as a whole, or not by itself."""
         grad = parameter.grad
         assert grad is not None
-        placed = parameter.placements if isinstance(parameter, DTensor) else None
-        if (grad.placements if isinstance(grad, DTensor) else None) != placed:
+        placed = parameter.placements if is_placed(parameter) else None
+        if (grad.placements if is_placed(grad) else None) != placed:
             return None
         moments = {name: state[name] for name in MOMENTS if name in state}
         tensors = [parameter, *(t for t in moments.values() if isinstance(t, torch.Tensor))]
         if len(tensors) != len(moments) + 1 or state.keys() != {"step", *moments}:
             return None
-        if not all(local(t).is_contiguous() and local(t).shape == local(parameter).shape for t in (*tensors, grad)):
+        if not all(
+            part_of(t).is_contiguous() and part_of(t).shape == part_of(parameter).shape for t in (*tensors, grad)
+        ):
             return None
-        weights = by_place.get(_place(parameter), [])
-        names = [by_place.get(_place(t), []) for t in tensors[1:]]
+        weights = by_place.get(place_of(parameter), [])
+        names = [by_place.get(place_of(t), []) for t in tensors[1:]]
         if not weights or any(len(some) != 1 for some in names):
             return None
         return cls(

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from attrs import field
 
+from ucpl.live.tensors import flat_bytes, memory_of
 from ucpl.records import define, frozen
-from ucpl.remotes.vaults.marks import flat_bytes
 
 __all__ = ["BUCKET", "Cuda", "Lane", "Stages", "lane_of"]
 
@@ -107,7 +107,7 @@ class Stages:
             yield from ((number, _near(data[number])) for number in some)
             return
         lane, rooms = known
-        flat = {number: _flat(one) for number in some if isinstance(one := data[number], torch.Tensor)}
+        flat = {number: flat_bytes(one) for number in some if isinstance(one := data[number], torch.Tensor)}
         buckets = self._cut(flat)
         begun: list[Copying] = []
 
@@ -121,7 +121,7 @@ class Stages:
         for number, parts in enumerate(buckets):
             begin(number + 1)
             begun[number].synchronize()
-            view: memoryview = rooms[number % ROOMS].numpy().data
+            view: memoryview = memory_of(rooms[number % ROOMS])
             for part in parts:
                 yield part.tensor, view[part.at : part.at + part.high - part.low]
 
@@ -142,14 +142,6 @@ class Stages:
         return buckets
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes where it lies; one with gaps, or that stands for the conjugate of what lies there, is copied there."""
-    return flat_bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
-
-
 def _near(data: bytes | torch.Tensor) -> memoryview:
-    """Bytes as they lie in memory; what lies on another device is brought here first."""
-    if isinstance(data, bytes):
-        return memoryview(data)
-    found: memoryview = _flat(data.detach().to("cpu")).numpy().data
-    return found
+    """Bytes as they are in memory; those on another device are brought here first."""
+    return memoryview(data) if isinstance(data, bytes) else memory_of(data)

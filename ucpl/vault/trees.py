@@ -18,6 +18,7 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Key, StorageRef, TensorRef
 from ucpl.extents.dtypes import BY_TORCH
+from ucpl.live.tensors import Place, is_placed, place_of, plain, unreadable
 from ucpl.records import define, frozen
 from ucpl.stores.pickles import load_pickle
 
@@ -49,18 +50,11 @@ class _Storages:
     """Tensors that were met. One that is met twice is one storage."""
 
     tensors: dict[str, torch.Tensor] = field(factory=dict)
-    _known: dict[tuple[object, ...], str] = field(factory=dict)
+    _known: dict[Place, str] = field(factory=dict)
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        what: tuple[object, ...] = (
-            tensor.data_ptr(),
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            str(tensor.device),
-        )
-        if tensor.numel() == 0 or tensor.is_meta:  # what lies nowhere is like nothing else
-            what = (id(tensor),)
+        # Without memory it is like nothing else.
+        what = (id(tensor),) if tensor.numel() == 0 or tensor.is_meta else place_of(tensor)
         name = self._known.setdefault(what, str(len(self._known)))
         self.tensors[name] = tensor
         return name
@@ -68,8 +62,10 @@ class _Storages:
 
 def dtype_name(tensor: torch.Tensor, where: str) -> str:
     """A tensor's type by its name in the language. Raises: UcplError E693."""
+    if not tensor.is_meta and (why := unreadable(tensor)):  # those without bytes are laid out, and never read
+        fail("E693", f"{where} is {why}", Label("what is saved", where=where))
     found = BY_TORCH.get(str(tensor.dtype).removeprefix("torch."))
-    if found is None or tensor.layout != torch.strided or tensor.is_quantized:
+    if found is None:
         what = f"{where} is a tensor of {tensor.dtype} and layout {tensor.layout}, which is not kept"
         fail("E693", what, Label("what is saved", where=where))
     return found.name
@@ -88,18 +84,22 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Reduced:
         if not isinstance(obj, torch.Tensor):
             return cast(Reduced, NotImplemented)
+        if is_placed(obj):
+            fail("E693", "a DTensor among values of a file is not kept", Label("what is saved"))
+        if why := unreadable(obj):
+            fail("E693", f"a tensor of a file is {why}", Label("what is saved"))
         if isinstance(obj, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (obj.data, obj.requires_grad, OrderedDict())
-        plain = obj.detach()
-        dtype = DTYPES[dtype_name(plain, "a tensor")]
-        numel = plain.numel() if dtype.storage else plain.numel() * dtype.itemsize
+        bare = plain(obj)
+        dtype = DTYPES[dtype_name(bare, "a tensor")]
+        numel = bare.numel() if dtype.storage else bare.numel() * dtype.itemsize
         kind = getattr(torch, dtype.storage) if dtype.storage else torch.UntypedStorage
-        storage = _Storage(kind, self.storages.name_of(plain), numel)
-        steps = torch.empty(plain.shape, device="meta").stride()
-        shape, hooks = tuple(plain.shape), OrderedDict[str, object]()
+        storage = _Storage(kind, self.storages.name_of(bare), numel)
+        steps = torch.empty(bare.shape, device="meta").stride()
+        shape, hooks = tuple(bare.shape), OrderedDict[str, object]()
         if dtype.storage:
             return torch._utils._rebuild_tensor_v2, (storage, 0, shape, steps, obj.requires_grad, hooks)
-        return torch._utils._rebuild_tensor_v3, (storage, 0, shape, steps, obj.requires_grad, hooks, plain.dtype)
+        return torch._utils._rebuild_tensor_v3, (storage, 0, shape, steps, obj.requires_grad, hooks, bare.dtype)
 
 
 def held_in(value: object, where: str) -> Held:
@@ -117,10 +117,10 @@ def held_in(value: object, where: str) -> Held:
 
 
 def _ref(storages: _Storages, tensor: torch.Tensor, where: str) -> TensorRef:
-    plain = tensor.detach()
-    dtype = dtype_name(plain, where)
-    shape, steps = tuple(plain.shape), tuple(torch.empty(plain.shape, device="meta").stride())
-    return TensorRef(StorageRef(storages.name_of(plain), dtype, plain.numel()), 0, shape, steps)
+    dtype = dtype_name(tensor, where)
+    bare = plain(tensor)
+    shape, steps = tuple(bare.shape), tuple(torch.empty(bare.shape, device="meta").stride())
+    return TensorRef(StorageRef(storages.name_of(bare), dtype, bare.numel()), 0, shape, steps)
 
 
 def one_tensor(tensor: torch.Tensor, where: str) -> Held:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn, TypedDict, Unpack
 import torch.distributed as dist
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.live.agreement import text_of
 from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, committed_in, holders_of, saved_in, silent
@@ -241,7 +242,7 @@ class Writer:
             if met is not None:
                 raise met
             return self.keyed.files(what), None
-        from ucpl.vault.live import Shares, agree, all_agree, files_of, ready
+        from ucpl.vault.live import Shares, files_of, ranks, ready
 
         one, replaying, found = None, None, None
         try:
@@ -250,7 +251,7 @@ class Writer:
             found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
         except Exception as error:
             met = met or error
-        agree(met)
+        ranks().agree(met)
         assert one is not None
         if replaying is not None:
             may = found is not None and self._follows(found)
@@ -258,7 +259,7 @@ class Writer:
                 self._attempt(replaying, found)
             return replaying.files(one, self._next - 1, may=may)
         if self.job.replays:
-            all_agree(False)  # with ranks that have an optimizer of another kind, which ask
+            ranks().all_agree(False)  # with ranks that have an optimizer of another kind, which ask
         self._shares = self._shares or Shares()
         return files_of(one, step, self._shares), None
 
@@ -521,8 +522,6 @@ def _json(state: object) -> Told:
 def _failed(writer: Writer, error: Exception) -> UcplError:
     where = str(writer.here.folder)
     if not isinstance(error, OSError):  # whatever is said of what was given: training goes on
-        from ucpl.vault.live import text_of
-
         try:
             fail("E693", text_of(error), Label("what is saved"))
         except UcplError as told:

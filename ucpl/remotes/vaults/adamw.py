@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
+from ucpl.live.tensors import memory_of, tensor_of
 from ucpl.records import frozen
-from ucpl.remotes.vaults.marks import flat_bytes
 
 __all__ = ["MOMENTS", "NUMBERS", "Raw", "flushes", "made_by", "stepped"]
 
@@ -38,7 +38,7 @@ class Raw:
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.dtype!a} is no dtype")
-        return torch.frombuffer(self.data, dtype=dtype).reshape(self.shape)
+        return tensor_of(self.data, dtype, self.shape)
 
 
 def made_by(device: str) -> dict[str, str]:
@@ -77,4 +77,4 @@ def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], gr
     with torch.no_grad():
         inspect.unwrap(torch.optim.AdamW.step)(optimizer)
     made = {"weight": weight.detach(), **optimizer.state[weight]}
-    return {name: flat_bytes(made[name].cpu().contiguous()).numpy().data for name in had}
+    return {name: memory_of(made[name]) for name in had}

@@ -9,25 +9,19 @@ from __future__ import annotations
 import torch
 import xxhash
 
-__all__ = ["flat_bytes", "mark_of", "of_sum", "weighed"]
+from ucpl.live.tensors import flat_bytes, is_aligned, tensor_of
+
+__all__ = ["mark_of", "of_sum", "weighed"]
 
 TILE = 1 << 20  # words that are weighed at a time
 _DIGEST, _SUM = "xxh3 ", "sum "
 _STEPS = -7046029254386353131, -4658895280553007687  # as int64: 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, where they lie."""
-    flat = tensor.detach().reshape(-1)
-    if flat.stride(0) != 1:  # of one element, which is contiguous whatever its stride is
-        flat = flat.as_strided(flat.shape, (1,))
-    return flat.view(torch.uint8)
-
-
 def mark_of(data: memoryview, like: str = _DIGEST) -> str:
     """like: a mark, or what it begins with: of two kinds none is the other's."""
     if like.startswith(_SUM):
-        return of_sum(weighed(torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, device="cpu")))
+        return of_sum(weighed(tensor_of(data, torch.uint8, (len(data),))))
     return _DIGEST + xxhash.xxh3_64_hexdigest(data)
 
 
@@ -45,7 +39,7 @@ def weighed(tensor: torch.Tensor) -> torch.Tensor:
     found = torch.zeros((), dtype=torch.int64, device=raw.device)
     for low in range(0, raw.numel(), 8 * TILE):
         tile = raw[low : low + 8 * TILE]
-        if tile.numel() % 8 or (tile.data_ptr() | int(tile.storage_offset())) % 8:  # words lie at multiples of 8
+        if tile.numel() % 8 or not is_aligned(tile, 8):  # words lie at multiples of 8
             whole = torch.zeros(-(-tile.numel() // 8) * 8, dtype=torch.uint8, device=raw.device)
             whole[: tile.numel()] = tile
             tile = whole
