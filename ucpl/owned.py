@@ -102,7 +102,8 @@ def demand_owned(path: Path) -> None:
         os.close(opened_folder(path))
     except NotOwned as error:
         where = os.fsdecode(error.filename)
-        fail("E686", f"{path} is not safe from other users: {where}: {error.strerror}", Label(str(path), where=where))
+        whose = "" if where == str(path) else f"{where}: "
+        fail("E686", f"{path} is not safe from other users: {whose}{error.strerror}", Label(str(path), where=where))
 
 
 def make_owned(path: Path) -> None:

@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import ucpl
 from ucpl import errors
@@ -82,3 +84,34 @@ def test_what_replaces_somebody_else_s_is_theirs(tmp_path: Path) -> None:
     os.chown(file, 1234, 2345)
     ucpl.convert(EXAMPLE, file, to="plain()", force=True)
     assert (file.stat().st_uid, file.stat().st_gid) == (1234, 2345)
+
+
+def test_a_copy_is_readable_for_nobody_who_could_not_read_its_source(tmp_path: Path) -> None:
+    """A private file that a link in the source leads to, and shards that are private; the folder of the run is private too."""
+    source = tmp_path / "source"
+    state = {"model.embed.weight": torch.ones(4, 2), "model.norm.weight": torch.ones(2)}
+    source.mkdir()
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    os.chmod(source / "model.safetensors", 0o644)  # some releases of safetensors write 0600
+    (source / "config.json").write_text("{}")
+    os.chmod(source / "config.json", 0o644)
+    (tmp_path / "private").write_text("{}")
+    os.chmod(tmp_path / "private", 0o600)
+    os.symlink(tmp_path / "private", source / "tokenizer.json")
+
+    def modes(name: str) -> dict[str, int]:
+        ucpl.convert(source, tmp_path / name, to="safetensors()")
+        return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / name).iterdir()}
+
+    umask = os.umask(0o022)
+    try:
+        first = modes("first")
+        assert (first["tokenizer.json"], first["config.json"], first["model.safetensors"]) == (0o600, 0o644, 0o644)
+        os.chmod(source / "model.safetensors", 0o640)
+        second = modes("second")
+        assert (second["config.json"], second["model.safetensors"]) == (0o644, 0o640)
+        os.chmod(source / "model.safetensors", 0o600)
+        ucpl.convert(source, tmp_path / "third.pt", to="plain()")
+        assert stat.S_IMODE((tmp_path / "third.pt").stat().st_mode) == 0o600
+    finally:
+        os.umask(umask)

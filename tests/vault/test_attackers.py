@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from tests.vault.keys import authority, keys_of
+from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
 from ucpl.ranks.serving import Peer, Server
@@ -35,6 +36,8 @@ from ucpl.remotes.vaults import far
 from ucpl.remotes.vaults.far import Far
 from ucpl.vault import Vault, clearing, others
 from ucpl.vault.clearing import clear
+from ucpl.vault.looking import scrub
+from ucpl.vault.restoring import restored
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
@@ -246,3 +249,22 @@ def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path
         monkeypatch.setattr(clearing, "_removed", swap)
         assert [one.what for one in clear(top / "root")] == ["kept"]
         assert sorted(path.name for path in victim.rglob("*")) == ["chapter", "d0", "job.json", "thesis"]
+
+
+@other_users
+def test_root_writes_nothing_through_links_in_a_vault_of_another_user(tmp_path):
+    """Restoring counts its tries in the vault, and scrub writes texts and chunks again."""
+    home, precious = tmp_path / "job", tmp_path / "precious"
+    with job(home, 2, "mirror") as here:
+        here.save(1)
+        here.turn()
+    precious.write_text("root's own")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    os.symlink(precious, home / "tries.1")
+    (home / "d1/job.json").write_text("damaged")
+    with pytest.raises(UcplError, match=r"E686: .*belongs to user"):
+        scrub(home)
+    assert (home / "d1/job.json").read_text() == "damaged"
+    assert restored(home, lambda source: None).source == f"vault:{home}@1"
+    assert precious.read_text() == "root's own"

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ucpl.remotes.reading import preadv
@@ -177,12 +178,20 @@ def make_folders(top: Path, below: Path) -> None:
 
 
 def demand_own(folder: Path) -> None:
-    """A folder in which nobody else can put a link where we write. Raises: OSError."""
+    """Close a folder of ours to others, who could read it or put a link where we write. Raises: OSError."""
     state = os.lstat(folder)
     if not stat.S_ISDIR(state.st_mode):
         raise OSError(errno.ENOTDIR, "it is a link, or no folder", str(folder))
     if state.st_uid != os.geteuid():
         raise OSError(errno.EPERM, "it belongs to another user", str(folder))
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "it belongs to another user", str(folder))
+        with suppress(PermissionError):  # a file system without modes
+            os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)
 
 
 def make_file(path: Path, data: bytes) -> None:

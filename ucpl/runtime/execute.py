@@ -40,6 +40,7 @@ from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, dig
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.known import Known
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
+from ucpl.runtime.modes import limit_modes
 from ucpl.runtime.mounts import network_remark
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
@@ -525,6 +526,8 @@ class _Run:
                 make_folders(self.work.tree, path.parent)
                 make_file(path, text.encode())
                 self.counters.add(written=len(text.encode()))
+            names = (*(file.path for file in self.layout.files), *self.texts)
+            limit_modes(self.work.tree, names, self.sources.root, self.sources.files)
         except OSError as error:
             cannot_write(path, error)
 

@@ -13,6 +13,7 @@ import numpy as np
 from attrs import field
 
 from ucpl.errors import UcplError
+from ucpl.owned import demand_owned
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import (
     barred,
@@ -272,8 +273,11 @@ def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int])
 def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
     """Rebuild what is damaged of the newest generation: (chunks that were rebuilt, what is left). say: what else was mended.
 
-    Raises: UcplError E692, OSError.
+    Raises: UcplError E686 of a vault that another user can change, E692, OSError.
     """
+    if job_at(home) is not None:
+        for folder in (home, *(Domain(home, number).folder for number in domains_of(home))):
+            demand_owned(folder)
     for number in _count_again(home):
         say(f"counts     generation {number} again, of what its ranks saved and its domains voted for")
     if texts := mend_texts(home):

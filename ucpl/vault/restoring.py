@@ -14,6 +14,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Exit, Label, UcplError, fail
+from ucpl.owned import is_owned
 from ucpl.records import frozen
 from ucpl.remotes.vaults.counted import committed, domains_of, job_at, newer, no_vault
 from ucpl.remotes.vaults.places import Domain
@@ -197,7 +198,7 @@ def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
 
 
 def _count(tries: Path | None) -> int:
-    if tries is None:
+    if tries is None or not is_owned(tries.parent):  # another user may have put a link or a pipe there
         return 0
     with suppress(OSError, ValueError):
         return int(tries.read_text()[:6])
@@ -206,9 +207,9 @@ def _count(tries: Path | None) -> int:
 
 def _tell(tries: Path | None, count: int) -> None:
     """Where memory is full, or another's, nothing is counted: what can be restored is restored all the same."""
-    if tries is not None:
+    if tries is not None and is_owned(tries.parent):
         with suppress(OSError):
-            tries.write_text(str(count))
+            write_whole(tries, str(count).encode())
 
 
 def _forget(tries: Path | None) -> None:
