@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from attrs import field
@@ -145,6 +146,8 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         directory = read_zip_directory(fd, file, start, size)
         members = directory.members
         archive = _archive_name(members, file, path)
+        if len({name.lower() for name in members}) != len(members):
+            _refuse_cases(members, file, path)
         order = f"{archive}/byteorder"
         if order in members and (text := directory.read(fd, order, RECORD_BYTES_MAX)) != b"little":
             fail("E412", f"{file} has the byte order {text[:20].decode('ascii', 'replace')}", Label(str(path)))
@@ -169,7 +172,14 @@ def _checked(found: TorchFile, pickle: Pickle, members: dict[str, Member]) -> To
     """A file with its storages, once these have room for its tensors. Raises: UcplError E413-E416."""
     file, path = found.file, found.path
     checked: dict[StorageRef, None] = {}
+    dtypes: dict[str, str] = {}
     for storage in pickle.storages:
+        if dtypes.setdefault(storage.name, storage.dtype) != storage.dtype:
+            fail(
+                "E418",
+                f"{file}: storage {storage.name} is of {dtypes[storage.name]}, and of {storage.dtype} further on",
+                Label(str(path), where=storage.name),
+            )
         if storage not in checked:
             checked[storage] = None
             found.storages[storage.name] = _storage_member(storage, members, found.archive, file, path)
@@ -220,6 +230,19 @@ def _archive_name(members: dict[str, Member], file: str, path: Path) -> str:
         if not name.startswith(archive + "/"):
             fail("E411", f"{file} has a member outside {archive}/", Label(str(path), where=name))
     return archive
+
+
+def _refuse_cases(members: dict[str, Member], file: str, path: Path) -> NoReturn:
+    """torch finds members whatever the case of their letters, so that of two it takes either. Raises: UcplError E417."""
+    seen: dict[str, str] = {}
+    for name in members:
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            break
+    fail(
+        "E417",
+        f"{file} has the members {other} and {name}, which are one name to torch",
+        Label(str(path), where=name),
+    )
 
 
 def _storage_member(storage: StorageRef, members: dict[str, Member], archive: str, file: str, path: Path) -> Member:
