@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -105,12 +105,12 @@ class Ranks:
 
     def demand_same(self, marks: Mapping[str, object], call: str) -> None:
         """Raises: UcplError E622 if ranks were given different things."""
-        every = self.all((call, dict(marks)))
+        every = cast("list[tuple[str, dict[str, object]]]", self.all((call, dict(marks))))
         first = every[0]
         for rank, one in enumerate(every):
-            assert isinstance(one, tuple) and isinstance(first, tuple)
             if one[0] != first[0]:
                 fail("E622", f"rank {rank} calls {one[0]}, and rank 0 {first[0]}", Label(f"rank {rank}"))
+        for rank, one in enumerate(every):
             for name in marks:
                 if one[1][name] != first[1][name]:
                     what = f"rank {rank} was given another {name} than rank 0"

@@ -350,6 +350,8 @@ def load_into(
     ranks = Ranks.of(group)
     with ranks.agreeing():
         src = os.fspath(src)
+        if not (isinstance(model, torch.nn.Module) or is_engine(model)):
+            raise TypeError(f"load_into() fills a module or an engine of DeepSpeed, and no {type(model).__name__}")
     asked_for = {"kind of model": "an engine" if is_engine(model) else "a module", "layout": layout, "strict": strict}
     ranks.demand_same({**asked_for, "optimizer": "none" if optimizer is None else "one"}, "load_into")
     src = _one_of_all(src, ranks)
@@ -378,6 +380,7 @@ def load_into(
     own: _Optimizer | None = None
     with ranks.agreeing():
         if optimizer is not None:
+            _demand_own(model, cast("torch.optim.Optimizer", optimizer), src)
             own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty)
     states = demand_fit(own.asked(src), index, strict, ranks) if own is not None else {}
     for some in (there, states):
@@ -396,6 +399,15 @@ def load_into(
         if own is not None:
             own.put(states, reader)
     return reader
+
+
+def _demand_own(model: torch.nn.Module, optimizer: torch.optim.Optimizer, src: str) -> None:
+    """Parameters of the optimizer are the model's. Raises: UcplError E646."""
+    mine = set(map(id, model.parameters()))
+    others = sum(id(p) not in mine for group in optimizer.param_groups for p in group["params"])
+    if others:
+        what = f"the optimizer holds {others} parameters that are none of the model's"
+        fail("E646", what, Label(src), remedy="give the optimizer that was made with the parameters of this model")
 
 
 def _apart(
