@@ -92,6 +92,7 @@ def assert_as_written(name: str, states: tuple[str, ...], folder: Path) -> None:
     ("name", "states"),
     [
         ("dist_moe", ("fp32", "exp_avg", "exp_avg_sq")),
+        ("dist_of_0_19", ("fp32", "exp_avg", "exp_avg_sq")),  # no common.pt
         ("dist_muon", ("fp32", "exp_avg", "exp_avg_sq", "momentum_buffer")),
         ("dist_buckets", ("fp32", "exp_avg", "exp_avg_sq")),
         ("dist_moe_buckets", ("fp32", "exp_avg", "exp_avg_sq")),
@@ -100,6 +101,26 @@ def assert_as_written(name: str, states: tuple[str, ...], folder: Path) -> None:
 )
 def test_each_value_is_as_megatron_wrote_it(tmp_path: Path, name: str, states: tuple[str, ...]) -> None:
     assert_as_written(name, states, tmp_path / "plain")
+
+
+def test_the_common_state_of_0_19_is_an_object_among_the_chunks(tmp_path: Path) -> None:
+    """What common.pt has in other releases: a folder with it, made of the same values, is the same."""
+    folder = tmp_path / "in"
+    shutil.copytree(FIXTURES / "dist_of_0_19", folder)
+    found = open_checkpoint(folder)
+    assert "common.pt" not in found.files
+    assert "common_state/shard_0_1" not in str(found.envelope.blobs)
+    assert {"iteration", "checkpoint_version", "megatron"} <= found.envelope.carried.keys()
+    assert set(found.envelope.scalars["step"].values()) == {1.0}
+    ucpl.convert(folder, tmp_path / "out", to="megatron_core()")
+    assert (tmp_path / "out" / "common.pt").is_file() and ucpl.compare(folder, tmp_path / "out")
+
+    held = pickle.loads((folder / ".metadata").read_bytes())
+    del held.state_dict_metadata["common_state/shard_0_1"]
+    held.storage_data = {index: at for index, at in held.storage_data.items() if index.fqn != "common_state/shard_0_1"}
+    (folder / ".metadata").write_bytes(pickle.dumps(held))
+    with pytest.raises(UcplError, match=r"E400.*neither common\.pt nor `common_state/shard_0_1`"):
+        open_checkpoint(folder)
 
 
 def test_groups_are_dealt_by_megatrons_rule_and_steps_are_counted(tmp_path: Path) -> None:

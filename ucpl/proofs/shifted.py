@@ -1,4 +1,4 @@
-"""Masters that are their weights, moved: what Megatron-Core up to 0.16.1 saves of buckets that end in padding.
+"""Masters that are their weights, moved: what Megatron-Core up to 0.19.2 saves of buckets that end in padding.
 
 Gathering a bucket it leaves the padding at its end out, and cuts parameters of later buckets out as if it were there: of such a
 one the first elements are lost, of its master and moments alike, and as many zeros follow its last.
@@ -32,7 +32,7 @@ def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], 
     if not moved:
         return (), ""
     return (
-        f"the master is the weight from element {moved} on: Megatron-Core up to 0.16.1 saves so what lies behind the padding of"
+        f"the master is the weight from element {moved} on: Megatron-Core up to 0.19.2 saves so what lies behind the padding of"
         f" a bucket; {moved} elements of the master and of each moment are in no file, and the weight is whole",
     ), (
         f"convert with --freeze '{_name_of(unequal.key)}' to keep its weight, and all states of the other tensors; a later"

@@ -106,6 +106,10 @@ class Disk:
         """One folder, which may be there, unless it is to be a fresh one. Raises: FileExistsError, too."""
         path.mkdir(exist_ok=not fresh)
 
+    def remove_folder(self, path: Path) -> None:
+        """One that is empty."""
+        os.rmdir(path)
+
     def remove(self, path: Path) -> None:
         os.unlink(path)
 

@@ -83,5 +83,13 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names at once; False where the file system cannot. Raises: OSError."""
-    return _renameat2(one, other, _EXCHANGE)
+    """Swap two names at once; False where the file system cannot, or not these: overlayfs moves no folder of a lower layer.
+
+    Raises: OSError.
+    """
+    try:
+        return _renameat2(one, other, _EXCHANGE)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise

@@ -18,6 +18,7 @@ from ucpl.records import frozen
 from ucpl.runtime.disk import LACKING, disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
+from ucpl.runtime.moving_aside import move_apart
 from ucpl.runtime.targets import cannot_write
 
 __all__ = ["Lock", "Workplace"]
@@ -54,12 +55,20 @@ class Workplace:
     def aside(self) -> Path:
         return self.folder / "old"  # the replaced target, where names cannot be exchanged
 
+    @property
+    def parting(self) -> Path:
+        return self.folder / "old-part"  # what of it is there so far, where its files are moved one by one
+
     def restore(self) -> None:
         """Put back a target that was moved aside and not yet replaced. Raises: UcplError E503."""
-        if not os.path.lexists(self.aside) or os.path.lexists(self.target):
+        is_part = os.path.lexists(self.parting)
+        if not is_part and (not os.path.lexists(self.aside) or os.path.lexists(self.target)):
             return
         try:
-            disk().rename(self.aside, self.target)
+            if is_part:
+                move_apart(self.parting, self.target)
+            else:
+                disk().rename(self.aside, self.target)
             sync_folder(self.target.parent)
         except OSError as error:
             cannot_write(self.target, error, resumable=False)
@@ -88,7 +97,7 @@ class Workplace:
             if not force or not os.path.lexists(self.target):
                 disk().rename_new(thing, self.target)
             elif not disk().exchange(thing, self.target):
-                disk().rename(self.target, self.aside)
+                self._move_aside()
                 failpoint("publish-between")
                 disk().rename_new(thing, self.target)
             failpoint("publish-after")
@@ -97,6 +106,16 @@ class Workplace:
             fail("E500", f"{self.target} exists: it was made while this run was under way", Label(str(self.target)))
         except OSError as error:
             cannot_write(self.target, error)
+
+    def _move_aside(self) -> None:
+        """Raises: OSError."""
+        try:
+            disk().rename(self.target, self.aside)
+        except OSError as error:
+            if error.errno != errno.EXDEV or self.target.is_symlink() or not self.target.is_dir():
+                raise
+            move_apart(self.target, self.parting)
+            disk().rename(self.parting, self.aside)
 
     def _like_before(self, thing: Path) -> None:
         """Give it the owner and the mode of what it replaces: what was private stays so. Raises: OSError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from attrs import evolve, field
@@ -16,7 +17,7 @@ from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.cells import placed
 from ucpl.stores.dcp.chunks import Chunks
-from ucpl.stores.dcp.metadata import METADATA, read_metadata
+from ucpl.stores.dcp.metadata import METADATA, Metadata, read_metadata
 from ucpl.stores.dcp.reading import Opened
 from ucpl.stores.dcp.roles import Roles
 from ucpl.stores.megatron.buckets import buckets_in, runs_of
@@ -56,6 +57,7 @@ __all__ = [
 Shape = tuple[int, ...]
 _T = TypeVar("_T")
 COMMON, BACKEND = "common.pt", "metadata.json"
+COMMON_STATE = "common_state/shard_0_1"
 OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
 ITERATION, VERSION = "iteration", "checkpoint_version"
@@ -66,9 +68,9 @@ KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
 def opened(step: Step) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E460, E521, E522, E530-E533."""
     metadata = unchained(read_metadata(step.root))
+    common = _common(step.root, metadata)
     entries = entries_of(metadata, step.root)
     roles = Roles("", STATES, entries.weights, entries.states)
-    common = read_torch_file(step.root, COMMON)
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
     made = evolve(dist.checkpoint(), registered=dist.registered, not_read=not_read_in(entries))
     if dist.copied:
@@ -79,7 +81,34 @@ def opened(step: Step) -> Checkpoint:
     stacks = said.find("stacks") if said is not None else None
     if stacks is not None:
         made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.tensors}))
-    return evolve(made, top=step.top, tag=step.tag, files=(*made.files, COMMON, BACKEND))
+    return evolve(made, top=step.top, tag=step.tag, files=tuple(dict.fromkeys((*made.files, common.file, BACKEND))))
+
+
+def _common(root: Path, metadata: Metadata) -> TorchFile:
+    """All that is no tensor of the model: common.pt, or from 0.19 on an object among the chunks, which is taken out of
+    `metadata`. Raises: UcplError E400, E455, and what the file raises.
+    """
+    place = metadata.objects.get(COMMON_STATE)
+    if place is None or (root / COMMON).exists():
+        if place is None and not (root / COMMON).exists():
+            fail(
+                "E400",
+                f"{root} has neither {COMMON} nor `{COMMON_STATE}` in {METADATA}, as Megatron-Core 0.19 has it",
+                Label(str(root / COMMON), "not there"),
+                Label(str(root / METADATA), where=COMMON_STATE),
+            )
+        return read_torch_file(root, COMMON)
+    part = Chunks(root).archive(place)
+    held = Value.of(part).items()
+    if len(held) != 1:
+        Value.of(part).wrong("a list of one dict")
+    del metadata.objects[COMMON_STATE], metadata.paths[COMMON_STATE]
+
+    def called(name: str) -> str:
+        return f"{place.start}:{name}"
+
+    value = mapped(held[0].held, lambda t: evolve(t, storage=evolve(t.storage, name=called(t.storage.name))))
+    return evolve(part, value=value, storages={called(name): one for name, one in part.storages.items()})
 
 
 def _templates(said: Value, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
@@ -281,7 +310,7 @@ class _Dist(Opened):
         return str(value) if isinstance(value, int | float | str) else ""
 
     def rest(self) -> dict[object, object]:
-        """What common.pt has beside the optimizer, without what a target was given that its source had nothing of."""
+        """What the common state has beside the optimizer, without what a target was given that its source had nothing of."""
         top = Value.of(self.common)
         said = top.find(KEPT)
         given = said.find(GIVEN) if said is not None else None
@@ -289,5 +318,5 @@ class _Dist(Opened):
         kept = {key: one for key, one in top.mapping().items() if key not in known}
         for extent in self.common.extents():
             if extent.key[0] in kept:
-                self.carried[COMMON, extent.key] = extent
-        return {key: lifted(mapped(one, lambda t: t), COMMON) for key, one in kept.items()}
+                self.carried[self.common.file, extent.key] = extent
+        return {key: lifted(mapped(one, lambda t: t), self.common.file) for key, one in kept.items()}
