@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import ModuleType
@@ -92,11 +93,11 @@ def assert_as_written(name: str, states: tuple[str, ...], folder: Path) -> None:
     ("name", "states"),
     [
         ("dist_moe", ("fp32", "exp_avg", "exp_avg_sq")),
-        ("dist_of_0_19", ("fp32", "exp_avg", "exp_avg_sq")),  # no common.pt
         ("dist_muon", ("fp32", "exp_avg", "exp_avg_sq", "momentum_buffer")),
         ("dist_buckets", ("fp32", "exp_avg", "exp_avg_sq")),
         ("dist_moe_buckets", ("fp32", "exp_avg", "exp_avg_sq")),
         ("dist_split", ("fp32", "exp_avg", "exp_avg_sq")),  # three data-parallel ranks: runs end within rows
+        ("dist_of_0_19", ("fp32", "exp_avg", "exp_avg_sq")),  # no common.pt
     ],
 )
 def test_each_value_is_as_megatron_wrote_it(tmp_path: Path, name: str, states: tuple[str, ...]) -> None:
@@ -549,3 +550,27 @@ def test_the_metadata_of_megatron_0_15_is_a_class_of_its_own(tmp_path: Path, mon
     (tmp_path / "in" / ".metadata").write_bytes(pickle.dumps(made))
     assert b"MCoreMetadata" in (tmp_path / "in" / ".metadata").read_bytes()
     assert ucpl.compare(FIXTURES / "dist_muon", tmp_path / "in")
+
+
+def test_masters_of_muon_have_another_name_than_those_of_a_distributed_optimizer(tmp_path: Path) -> None:
+    """As 0.19 saves a split run, where 0.16 calls all of them `fp32_param`."""
+    folder = tmp_path / "in"
+    shutil.copytree(FIXTURES / "dist_muon", folder)
+    held = pickle.loads((folder / ".metadata").read_bytes())
+    first, second = "optimizer.state.param.", "optimizer.state.fp32_param."
+    entries = held.state_dict_metadata
+    others = {n for n in entries if n.startswith(second) and n.replace("fp32_param", "exp_avg", 1) in entries}
+    assert others and len(others) < sum(n.startswith(second) for n in entries)
+    called = {name: name.replace(second, first) for name in others}
+    held.state_dict_metadata = {called.get(name, name): one for name, one in entries.items()}
+    held.storage_data = {
+        replace(index, fqn=called.get(index.fqn, index.fqn)): one for index, one in held.storage_data.items()
+    }
+    (folder / ".metadata").write_bytes(pickle.dumps(held))
+    assert ucpl.compare(FIXTURES / "dist_muon", folder)
+    ucpl.convert(folder, tmp_path / "out", to="megatron_core()")
+    made = pickle.loads((tmp_path / "out" / ".metadata").read_bytes()).state_dict_metadata
+    assert {n for n in made if ".fp32_param." in n or ".param." in n} == {
+        n for n in held.state_dict_metadata if ".fp32_param." in n or ".param." in n
+    }
+    assert ucpl.compare(folder, tmp_path / "out")

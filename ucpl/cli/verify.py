@@ -66,7 +66,7 @@ def tell(found: Verdict, console: Console) -> None:
         "manifest      "
         + ("matches, file by file" if files.manifest else "none: this checkpoint was not written by ucpl")
     )
-    console.say(f"protected     {files.bytes_protected:,} of {total:,} bytes by a CRC or the manifest")
+    console.say(f"protected     {files.bytes_protected:,} of {total:,} bytes by a CRC, the manifest or integrity.json")
     for name, size in files.unprotected.items():
         console.say(f"  bare        {size:,} bytes of {name}")
     for note in found.notes:

@@ -22,6 +22,7 @@ from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
 from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.disk import disk, read_upto
+from ucpl.runtime.integrity import Sums
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.watching import reading
@@ -37,7 +38,7 @@ class Verified:
     findings: tuple[Diagnostic, ...]
     files: int
     bytes_read: int
-    bytes_protected: int  # under a CRC or the manifest
+    bytes_protected: int  # under a CRC, the manifest, or a sum of integrity.json
     bytes_unprotected: int
     bytes_live_max: int
     manifest: bool
@@ -62,7 +63,7 @@ class _Span:
 
 
 def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Verified:
-    """Check every file that belongs to the checkpoint. Damage is a finding (E630-E633), not an error.
+    """Check every file that belongs to the checkpoint. Damage is a finding (E630-E633, E635), not an error.
 
     Raises: UcplError E400 where the disk does not say what is there.
     """
@@ -103,10 +104,15 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
 
     run_through(queue, work, workers)
     findings += listed.whole_files(seen)
+    sums = Sums.of(checkpoint.root)
+    sums.check(lambda: Workspace(share, budget), workers)
+    findings += sums.findings
+    for name in sums.stated:
+        listed.unprotected.pop((way / name).as_posix(), None)
     findings.sort(key=lambda d: (d.labels[0].file, d.labels[0].where, d.code))
     total, bare = sum(listed.sizes.values()), sum(listed.unprotected.values())
     return Verified(
-        tuple(findings), len(listed.sizes), bytes_read, total - bare, bare, budget.live_max, manifest is not None,
+        tuple(findings), len(listed.sizes), bytes_read + sums.read, total - bare, bare, budget.live_max, manifest is not None,
         listed.unprotected,
     )  # fmt: skip
 

@@ -163,7 +163,8 @@ class _Dist(Opened):
         """Those in buckets, as boxes of their parameters. Raises: UcplError E533."""
         if not self.entries.buckets:
             return
-        names = tuple(n for n in self.roles.weights if self.kind(n) == "parameter")
+        own = self.roles.states  # of parameters that another optimizer of a chain trains
+        names = tuple(n for n in self.roles.weights if n not in own and BUFFERS.fullmatch(n) is None)
         self.demand_linear(names)
         buckets = buckets_in(self.entries.buckets, self.root)
         runs, self.copied, self.registered = runs_of(self.metadata, names, buckets, self.root)
@@ -180,7 +181,7 @@ class _Dist(Opened):
                     low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
                     if low < high:
                         mine = evolve(piece, shape=(high - low,), offset=piece.offset + low - run.low)
-                        name = f"{STATES}{MASTERS[0] if state == MASTER else state}.{box.name}"
+                        name = f"{STATES}{(self.entries.master or MASTERS[0]) if state == MASTER else state}.{box.name}"
                         made = placed(mine, name, box.begin, box.shape, low - first)
                         found.setdefault(box.name, {}).setdefault(state, {}).update(made)
                     first += box.numel

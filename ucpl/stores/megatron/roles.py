@@ -7,6 +7,7 @@ buckets, which are of no one parameter, are `optimizer.distributed. ...` (bucket
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from attrs import evolve, field
@@ -20,6 +21,8 @@ __all__ = [
     "BUFFERS",
     "MASTER",
     "MASTERS",
+    "MOMENTUM",
+    "SPLIT",
     "STATES",
     "Entries",
     "entries_of",
@@ -31,12 +34,16 @@ __all__ = [
 STATES = "optimizer.state."
 MASTER = "fp32"
 MASTERS = ("param", "fp32_param")  # what a master is called: by the distributed optimizer, and by all others
+# What it is called here where a run has both: Muon's parameters, of layers, and those of a distributed optimizer.
+SPLIT = "split"
+MOMENTUM = "momentum_buffer"  # which Muon alone keeps
 # Tensors of a router that no optimizer trains.
 BUFFERS = re.compile(r"(.*\.)?(expert_bias|local_tokens_per_expert)", re.DOTALL)
 _STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
 _GROUPS = re.compile(r"(?P<chain>chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_0_1")
 _CHAINED = re.compile(r"chained_\d+\.(?P<state>optimizer\.state\..+)", re.DOTALL)
 _DESCRIBES = re.compile(r".*\.(optimizer|per_bucket_numel(_unpadded)?|param_state_sharding_type)/shard_.*", re.DOTALL)
+_MASTER_OF = re.compile(rf"\A{re.escape(STATES)}({'|'.join(MASTERS)})\.")
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
 
 
@@ -54,7 +61,7 @@ class Entries:
 
 def unchained(metadata: Metadata) -> Metadata:
     """States of optimizers in a chain, `chained_0.optimizer.state. ...`, as Megatron-Core saved them before 0.12 and still does
-    unless told otherwise, under the names that states have: a parameter is one optimizer's.
+    unless told otherwise, under the names that states have: a parameter is one optimizer's. Masters have one name.
 
     Raises: UcplError E530 where two optimizers have one.
     """
@@ -64,6 +71,8 @@ def unchained(metadata: Metadata) -> Metadata:
         return name if match is None else match["state"]
 
     names = {name: plain(name) for name in metadata.tensors}
+    if _is_split(names.values()):
+        names = {name: _MASTER_OF.sub(f"{STATES}{SPLIT}.", made) for name, made in names.items()}
     if all(name == made for name, made in names.items()):
         return metadata
     seen: dict[str, str] = {}
@@ -81,6 +90,14 @@ def unchained(metadata: Metadata) -> Metadata:
         runs_of={names.get(name, name): shape for name, shape in metadata.runs_of.items()},
         described={names.get(name, name): file for name, file in metadata.described.items()},
     )
+
+
+def _is_split(names: Iterable[str]) -> bool:
+    """Whether masters have both names; those in buckets have the first."""
+    called = {
+        m["state"] if (m := _STATE.fullmatch(name)) is not None else "" for name in names if _OPTIMIZER.match(name)
+    }
+    return MASTERS[1] in called and bool(called & {MASTERS[0], ""})
 
 
 def entries_of(metadata: Metadata, root: Path) -> Entries:
@@ -103,7 +120,7 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
                 f"the optimizer has `{state}` of `{name}`, and no tensor of the model is called so",
                 Label(str(root / METADATA), where=entry),
             )
-        if state in MASTERS:
+        if state in (*MASTERS, SPLIT):
             master, state = state, MASTER
         states.setdefault(name, {})[state] = entry
     of_groups: dict[str, str] = {}  # of each optimizer in a chain, the first rank's

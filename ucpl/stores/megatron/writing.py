@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from attrs import evolve, field
@@ -35,7 +36,7 @@ from ucpl.stores.megatron.legacy_arguments import (
     values_of,
 )
 from ucpl.stores.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
-from ucpl.stores.megatron.roles import STATES, is_of_optimizer
+from ucpl.stores.megatron.roles import MASTERS, MOMENTUM, SPLIT, STATES, is_of_optimizer
 from ucpl.stores.megatron.stacks import Stacks, blocks_of, stacks_of
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain import EMPTY
@@ -125,6 +126,20 @@ class CoreWriter(Writer):
 
     def path_of(self, name: str) -> tuple[Step, ...]:
         return (name,)
+
+    def said(self, name: str) -> str:
+        """An entry's name: of masters that have two, by whose they are."""
+        called = f"{STATES}{SPLIT}."
+        if not name.startswith(called):
+            return super().said(name)
+        owner = name.removeprefix(called)
+        return f"{STATES}{MASTERS[owner in self.of_muon]}.{owner}"
+
+    @cached_property
+    def of_muon(self) -> frozenset[str]:
+        names = (address(target)[0] for target in self.targets if target.state == MOMENTUM)
+        stacks = (found[0] if (found := self.stacks.of(name)) is not None else name for name in names)
+        return frozenset(name.removeprefix(f"{STATES}{MOMENTUM}.") for name in stacks)
 
     def planner(self) -> dict[str, tuple[Step, ...]] | None:
         """None: names are all there is."""

@@ -1,0 +1,54 @@
+"""integrity.json of Megatron-Core: verify holds each file against its sum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ucpl
+
+SOURCE = Path(__file__).parents[1] / "fixtures" / "megatron" / "dist_muon"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As megatron-core 0.17 to 0.19 write it with verify_integrity: all files but integrity.json itself."""
+    copy = shutil.copytree(SOURCE, tmp_path / "in")
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in copy.iterdir()}
+    (copy / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": sums}, indent=2))
+    return copy
+
+
+def codes(folder: Path) -> list[str]:
+    return [f"{d.code} {Path(d.labels[0].file).name}" for d in ucpl.verify(folder).findings]
+
+
+def test_every_byte_is_protected(folder: Path) -> None:
+    found = ucpl.verify(folder)
+    assert found and found.files.bytes_unprotected == 0
+    plain = ucpl.verify(SOURCE)
+    assert plain.files.bytes_unprotected > 0 and plain.files.bytes_read < found.files.bytes_read
+
+
+def test_what_no_crc_covers_is_found(folder: Path) -> None:
+    path = folder / "metadata.json"
+    path.write_text(path.read_text().rstrip() + " ")
+    assert codes(folder) == ["E635 metadata.json"]
+    (folder / "extra.txt").write_text("of nobody")
+    sums = json.loads((folder / "integrity.json").read_text())
+    sums["files"]["gone.distcp"] = "0" * 64
+    (folder / "integrity.json").write_text(json.dumps(sums))
+    assert codes(folder) == ["E635 gone.distcp", "E635 metadata.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"algorithm": "md5", "files": {}}', '{"algorithm": "sha256", "files": {"../x": "00"}}', '{"files": 3}'],
+)
+def test_a_list_that_cannot_be_read_is_a_finding(folder: Path, text: str) -> None:
+    (folder / "integrity.json").write_text(text)
+    assert codes(folder) == ["E632 integrity.json"]

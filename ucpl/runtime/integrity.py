@@ -1,0 +1,107 @@
+"""integrity.json, which Megatron-Core writes under --verify-integrity: a SHA-256 of each file of an iteration.
+
+    {"algorithm": "sha256", "files": {"__0_0.distcp": "9fd2...", ".metadata": "5bda..."}}
+
+Read in megatron-core 0.18.2 and 0.19.2. Not here: our own manifest, and CRCs of members (verify).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from attrs import field
+
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.errors import catalogue as codes
+from ucpl.records import define
+from ucpl.runtime.buffers import Workspace
+from ucpl.runtime.crew import Queue, run_through
+from ucpl.runtime.disk import disk
+from ucpl.texts import json_object, read_text
+
+__all__ = ["INTEGRITY", "Sums"]
+
+INTEGRITY = "integrity.json"
+_ALGORITHM = "sha256"
+
+
+@define
+class Sums:
+    """The sums of a folder's files, held against their bytes."""
+
+    root: Path
+    stated: dict[str, str] = field(factory=dict)  # file, relative to root -> its sum
+    findings: list[Diagnostic] = field(factory=list)
+    read: int = 0  # bytes
+
+    @classmethod
+    def of(cls, root: Path) -> Sums:
+        """Those of a folder: none where it has no integrity.json. One that cannot be read is a finding."""
+        out = cls(root)
+        path = root / INTEGRITY
+        if not path.is_file():
+            return out
+        try:
+            held = json_object(read_text(path))
+        except UcplError as error:
+            held = str(error)
+        if isinstance(held, str):
+            return out._unread(held)
+        files, algorithm = held.get("files"), held.get("algorithm")
+        if algorithm != _ALGORITHM or not isinstance(files, dict):
+            return out._unread(f"its algorithm is {algorithm!r:.40}, and {_ALGORITHM} is known here")
+        for name, said in files.items():
+            parts = PurePosixPath(name).parts
+            if not isinstance(said, str) or not parts or name.startswith("/") or ".." in parts:
+                return out._unread(f"its entry of {name[:100]!a} is no sum of a file of the folder")
+            out.stated[name] = said.lower()
+        return out
+
+    def _unread(self, why: str) -> Sums:
+        what = f"{INTEGRITY} cannot be read: {why}"
+        self.findings.append(
+            Diagnostic("E632", what, (Label(str(self.root / INTEGRITY)),), remedy=codes()["E632"].remedy)
+        )
+        return Sums(self.root, findings=self.findings)
+
+    def check(self, workspace: Callable[[], Workspace], workers: int) -> None:
+        """Read all of these files."""
+        names = sorted(self.stated)
+        queue, lock = Queue(len(names)), threading.Lock()
+
+        def work(stop: threading.Event) -> None:
+            with workspace() as space:
+                while not stop.is_set() and (i := queue.take()) is not None:
+                    found, size = self._check(names[i], space.tile_view, stop)
+                    with lock:
+                        self.findings += found
+                        self.read += size
+
+        run_through(queue, work, workers)
+
+    def _check(self, name: str, view: memoryview, stop: threading.Event) -> tuple[list[Diagnostic], int]:
+        path, done, made = self.root / name, 0, hashlib.sha256()
+        try:
+            fd = disk().open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                while not stop.is_set() and (got := disk().read(fd, [view], done)):
+                    made.update(view[:got])
+                    done += got
+            finally:
+                disk().close(fd)
+        except FileNotFoundError:
+            return [self._wrong(name, f"{name} is missing, and {INTEGRITY} has it", "not there")], 0
+        except OSError as error:
+            what = f"{name} cannot be read: {error.strerror or error}"
+            return [Diagnostic("E633", what, (Label(str(path)),), remedy=codes()["E633"].remedy)], done
+        if stop.is_set() or made.hexdigest() == self.stated[name]:
+            return [], done
+        said = f"{_ALGORITHM} {self.stated[name][:16]} stated, {made.hexdigest()[:16]} of the bytes"
+        return [self._wrong(name, f"{name} does not match {INTEGRITY}", said)], done
+
+    def _wrong(self, name: str, what: str, said: str) -> Diagnostic:
+        return Diagnostic("E635", what, (Label(str(self.root / name), said),), remedy=codes()["E635"].remedy)
