@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 import ucpl
 from tests.cli.command import ucpl as command
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures"))
 RUN = FIXTURES / "deepspeed" / "z1_dp2_bf16"
@@ -99,3 +101,156 @@ def test_lines_are_few(tmp_path: Path) -> None:
     out = command("plan", "--from", RUN, "--to", "safetensors()").out.splitlines()
     assert len([line for line in out if line.startswith("dropped")]) == 4
     assert len(out) < 40
+
+
+# ---- companions of a run ------------------------------------------------------------------------------------------------
+
+
+def trainer(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FIXTURES / "trainer" / "checkpoint-3", tmp_path / "checkpoint-3"))
+
+
+def of_step_6(folder: Path, name: str) -> None:
+    """A companion as the run would have saved it three steps later."""
+    if name.endswith(".json"):
+        (folder / name).write_text(json.dumps({**json.loads((folder / name).read_text()), "global_step": 6}))
+        return
+    held = torch.load(folder / name, weights_only=True)
+    torch.save({**held, "last_epoch": 6, "_step_count": 7}, folder / name)
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "scheduler.pt"])
+@pytest.mark.parametrize("verb", ["plan", "convert"])
+def test_a_companion_of_another_step_is_said(tmp_path: Path, verb: str, name: str) -> None:
+    folder = trainer(tmp_path)
+    argv = {
+        "plan": ("plan", "--from", folder, "--to", "zero1(dp=2)"),
+        "convert": ("convert", folder, tmp_path / "target", "--to", "zero1(dp=2)"),
+    }[verb]
+    said = f"{name} is of step 6, the shards are of step 3"
+    assert "is of step" not in command(*argv).out
+    shutil.rmtree(tmp_path / "target", ignore_errors=True)
+    of_step_6(folder, name)
+    assert said in command(*argv).out
+    shutil.rmtree(tmp_path / "target", ignore_errors=True)
+    assert said in json.loads(command(*argv, "--json").out)["remarks"]
+    assert said in command("inspect", folder).out
+
+
+def test_accelerate_steps_a_schedule_once_a_rank(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIXTURES / "accelerate" / "state", tmp_path / "state"))
+    held = torch.load(folder / "scheduler.bin", weights_only=True)
+    for count, is_odd in ((2, False), (4, False), (3, True), (6, True)):
+        torch.save({**held, "last_epoch": count}, folder / "scheduler.bin")
+        assert ("scheduler.bin is of step" in command("plan", "--from", folder, "--to", "zero1(dp=2)").out) is is_odd
+
+
+@pytest.mark.parametrize(("run", "rank", "name"), [
+    ("trainer/checkpoint-3", 1, "rng_state_1.pth"),
+    ("trainer/checkpoint-3", 0, "rng_state_0.pth"),
+    ("accelerate/state", 1, "random_states_1.pkl"),
+    ("accelerate/fsdp", 1, "random_states_1.pkl"),
+])  # fmt: skip
+def test_a_missing_file_of_a_rank_is_said(tmp_path: Path, run: str, rank: int, name: str) -> None:
+    folder = Path(shutil.copytree(FIXTURES / run, tmp_path / "run"))
+    (folder / name).unlink()
+    target = "zero1(dp=2)" if run != "accelerate/fsdp" else "dcp(fsdp=3)"
+    done = command("plan", "--from", folder, "--to", target)
+    assert f"{name} is missing: random numbers of rank {1 - rank} alone" in done.out, done.err + done.out
+
+
+def test_files_of_another_iteration_are_said(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "megatron" / "legacy_adam" / "iter_0000010", tmp_path / "iter_0000007")
+    done = command("plan", "--from", tmp_path / "iter_0000007", "--to", "plain()")
+    assert "iter_0000007 has files of iteration" in done.out, done.err
+
+
+def test_client_state_of_other_ranks_is_named(tmp_path: Path) -> None:
+    """ZeRO-3 saves client_state once a rank: at another degree all ranks of the target take the first one's."""
+    shutil.copytree(FIXTURES / "deepspeed" / "z3_dp2_subgroup", tmp_path / "run")
+    file = tmp_path / "run" / "global_step3" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
+    held = torch.load(file, weights_only=False)
+    torch.save({**held, "rng": held["rng"] + 1, "mine": 1}, file)
+    found = accounted("plan", "--from", tmp_path / "run", "--to", "zero3(dp=3)")
+    assert sorted(found["dropped", "client_state"]["names"]) == ["mine of rank 1", "rng of rank 1"]
+    assert "rng of rank 1" in command("convert", tmp_path / "run", tmp_path / "target", "--to", "zero3(dp=3)").out
+    assert ("dropped", "client_state") not in accounted("plan", "--from", tmp_path / "run", "--to", "zero3(dp=2)")
+    found = accounted("plan", "--from", tmp_path / "run", "--to", "zero3(dp=2)", "--drop", "rng")
+    assert sorted(found["dropped", "client_state"]["names"]) == ["rng", "rng of rank 1"]
+
+
+# ---- what is planted in a source is named, kept or refused -------------------------------------------------------------
+
+MARK = "planted_7f3a"
+
+
+def planted(tmp_path: Path, change: Callable[[Any], object], name: str, run: Path = RUN) -> Path:
+    """The run with one file changed."""
+    shutil.copytree(run, tmp_path / "run")
+    value = torch.load(tmp_path / "run" / name, weights_only=False)
+    change(value)
+    torch.save(value, tmp_path / "run" / name)
+    return tmp_path / "run"
+
+
+def is_lost(source: Path, target: Path, call: str) -> bool:
+    """Whether a conversion is done and the planted item is neither in the target's files nor in its account."""
+    try:
+        made = ucpl.convert(source, target, call)
+    except ucpl.UcplError:
+        return False
+    assert made.report.account is not None
+    names = [name for entry in made.report.account.entries for name in entry.names]
+    files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
+    return not any(MARK in name for name in names) and not any(MARK.encode() in file.read_bytes() for file in files)
+
+
+SHARD = "global_step3/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+STATES = "global_step3/mp_rank_00_model_states.pt"
+PLANTS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "client_state": (STATES, lambda v: v.update({MARK: 1})),
+    "a tensor in client_state": (STATES, lambda v: v.update({MARK: torch.arange(5)})),
+    "a value in the module": (STATES, lambda v: v["module"].update({MARK: "x"})),
+    "a tensor in the module": (STATES, lambda v: v["module"].update({MARK: torch.ones(3)})),
+    "a shard": (SHARD, lambda v: v.update({MARK: 1})),
+    "a shard's optimizer": (SHARD, lambda v: v["optimizer_state_dict"].update({MARK: [1]})),
+    "a tensor in a shard": (SHARD, lambda v: v["optimizer_state_dict"].update({MARK: torch.ones(3)})),
+    "the base optimizer": (SHARD, lambda v: v["optimizer_state_dict"]["base_optimizer_state"].update({MARK: 1})),
+    "its states": (SHARD, lambda v: v["optimizer_state_dict"]["base_optimizer_state"]["state"].update({MARK: 1})),
+    "a state": (SHARD, lambda v: v["optimizer_state_dict"]["base_optimizer_state"]["state"][0].update({MARK: 1})),
+    "a group": (
+        SHARD.replace("rank_1", "rank_0"),
+        lambda v: v["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][1].update({MARK: 1}),
+    ),
+}
+TARGETS = (
+    "safetensors()",
+    "plain()",
+    "dcp(fsdp=2)",
+    "zero1(dp=3)",
+    "zero3(dp=2)",
+    "universal()",
+    "megatron_core(dp=2)",
+)
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_a_planted_key_is_kept_named_or_refused(tmp_path: Path, what: str) -> None:
+    """Three targets for each place."""
+    name, change = PLANTS[what]
+    source = planted(tmp_path, change, name)
+    first = len(what) % len(TARGETS)
+    for n, call in enumerate(TARGETS[i % len(TARGETS)] for i in range(first, first + 3)):
+        assert not is_lost(source, tmp_path / f"target{n}" / "x.pt", call), call
+
+
+@pytest.mark.parametrize("where", ["", "global_step3"])
+def test_a_planted_file_is_named(tmp_path: Path, where: str) -> None:
+    shutil.copytree(RUN, tmp_path / "run")
+    (tmp_path / "run" / where / f"{MARK}.bin").parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / "run" / where / f"{MARK}.bin").write_bytes(b"1")
+    (tmp_path / "run" / "global_step3" / f"more_{MARK}").mkdir()
+    (tmp_path / "run" / "global_step3" / f"more_{MARK}" / "file").write_bytes(b"1")
+    found = accounted("plan", "--from", tmp_path / "run", "--to", "zero1(dp=3)")["not read", "file"]["names"]
+    assert f"global_step3/more_{MARK}/" in found
+    assert any(Path(name).name == f"{MARK}.bin" for name in found)

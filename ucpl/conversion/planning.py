@@ -77,6 +77,8 @@ class Prepared:
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
         out += self.checkpoint.told if self.checkpoint is not None else ()
+        if self.checkpoint is not None and self.checkpoint.container is not None:
+            out += self.checkpoint.container.odd
         out += _names_of_the_spec(self.source, self.target)
         out += self.loader
         changes = self.target.changes

@@ -142,6 +142,9 @@ class Container:
     files: tuple[Beside, ...]
     skipped: dict[str, str] = field(factory=dict)
     remarks: tuple[str, ...] = ()
+    odd: tuple[
+        str, ...
+    ] = ()  # those of them that a conversion says, too: files of another step, files that are missing
 
     def without(self, names: frozenset[str] | set[str]) -> Container:
         """As if these files were not there."""

@@ -10,9 +10,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from ucpl.extents import key_text
 from ucpl.extents.account import NotRead
+from ucpl.stores.carrying import by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.containers.reading import OWN, POINTERS
+from ucpl.stores.pickles import tensors_of
 from ucpl.stores.watching import reading
 
 __all__ = ["is_of_an_optimizer", "not_read_of"]
@@ -38,7 +41,22 @@ def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
     """
     said = {one.name for one in checkpoint.not_read}
     others = () if checkpoint.top.is_file() else _others(checkpoint)
-    return (*checkpoint.not_read, *(one for one in others if one.name not in said))
+    found = (*checkpoint.not_read, *(one for one in others if one.name not in said))
+    return (*found, *_tensors(checkpoint, tuple(said)))
+
+
+def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:
+    """Tensors of its files that are neither payload, nor in a value that is carried."""
+    envelope = checkpoint.envelope
+    values = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups], checkpoint.caller_states.of]
+    held = set()
+    for value in values:
+        for _, ref in tensors_of(value, ""):
+            held.add((*origin_of(ref.storage.name), ref.offset, ref.shape, ref.stride, ref.storage.dtype))
+    for place, extent in by_place(checkpoint.carried_extents.values()).items():
+        name = f"{extent.file}: {key_text(extent.key)}"
+        if extent.numel and place not in held and not any(name.startswith(f"{one}/") or name == one for one in said):
+            yield NotRead(name, "it is neither a tensor of the model nor in a value of the run", kind="value")
 
 
 def _others(checkpoint: Checkpoint) -> Iterator[NotRead]:

@@ -11,7 +11,7 @@ A parameter in no group is frozen; where there is no `groups`, all parameters th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from ucpl.extents import (
     in_elements,
     key_text,
 )
+from ucpl.extents.account import NotRead
 from ucpl.records import frozen
 from ucpl.stores.carrying import Storages, by_place, lifted
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
@@ -43,9 +44,12 @@ from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import counted_states, is_counted, number_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.unknown import unknown_keys
 from ucpl.stores.values import Empty, Value
 
 FILE = "plain.pt"
+_KEYS = frozenset(("params", "buffers", "aliases", "groups", "scalars", "envelope"))
+_ENVELOPE = frozenset(("ucpl", "framework", "version", "settings", "blobs", "carried"))
 VERSION = 1
 EMPTY = "empty_tensors"  # the blob that tells of tensors without elements: here they stand among the others
 # What a run has counted: in sight under `scalars`, whatever framework it came from.
@@ -105,6 +109,12 @@ class _Opened:
             fail("E480", f'{part.file} has no dict "params"', Label(str(part.path), where="params"))
         return cls(part, Value.of(part, "E481"))
 
+    def unknown(self) -> Iterator[NotRead]:
+        """Keys that the format has not."""
+        top = self.part.value
+        yield from unknown_keys(self.part.file, top, _KEYS, by="ucpl")
+        yield from unknown_keys(self.part.file, top.get("envelope"), _ENVELOPE, "envelope/", by="ucpl")
+
     def named(self, *steps: str) -> dict[str, Value]:
         """What stands under names in a dict of the file; nothing where there is none."""
         here: Value | None = self.value
@@ -159,6 +169,7 @@ class _Opened:
             aliases=self.aliases(shapes),
             files=(part.file,),
             remarks=() if self.value.find("groups") else ("no parameter groups are stated: no lr, no weight decay",),
+            not_read=tuple(self.unknown()),
             scalar_extents=self.scalar_extents,
         )
         called = self.settings().get(SETTING)

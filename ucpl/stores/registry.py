@@ -12,6 +12,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
+from ucpl.stores.containers.steps import Run
 from ucpl.stores.dcp import DCP
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
@@ -24,6 +25,7 @@ from ucpl.stores.megatron.fsdp import MegatronFSDP
 from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
 from ucpl.stores.megatron.legacy_arguments import heads_advice
 from ucpl.stores.plain import Plain
+from ucpl.stores.scalars import number_of
 from ucpl.stores.strangers import refuse_stranger
 from ucpl.stores.watching import watched
 
@@ -91,9 +93,11 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
             opened = one.open(path) if not isinstance(one, DeepSpeed) else one.open(path, order)
             if opened.framework == HuggingFace.name:
                 return opened
+            if lines := _of_another_iteration(opened):
+                opened = evolve(opened, told=(*opened.told, *lines), remarks=(*opened.remarks, *lines))
             chunks = _chunks_of(opened)
             keys = opened.envelope.carried.keys()
-            return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks))
+            return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
     refuse_stranger(path)
     fail(
         "E435",
@@ -103,6 +107,33 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         or _of_language(path)
         or "give the save folder (with `latest`), one step's folder, or a plain file; known: "
         + ", ".join(f.name for f in FRAMEWORKS),
+    )
+
+
+def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
+    """Of Megatron's folders, which are called by the iteration that their files count, too."""
+    said = opened.envelope.carried.get("iteration")
+    name = re.fullmatch(r"iter_0*(\d+)", opened.tag or opened.root.name)
+    if not opened.framework.startswith("megatron") or name is None or type(said) is not int or int(name[1]) == said:
+        return ()
+    return (f"{opened.root.name} has files of iteration {said}",)
+
+
+def _run_of(opened: Checkpoint) -> Run:
+    """Facts of the run that are held against files next to the shards."""
+    envelope = opened.envelope
+    steps = [number_of(value) for value in envelope.scalars.get("step", {}).values()]
+    counted = envelope.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
+    ranks = 1
+    for axis in ("dp", "fsdp", "tp", "pp"):
+        degree = envelope.settings.get(axis)
+        ranks *= degree.value if degree is not None and isinstance(degree.value, int) else 1
+    skipped = envelope.blobs.get("skipped_steps")
+    return Run(
+        int(counted) if isinstance(counted, int | float) else None,
+        skipped if isinstance(skipped, int) else 0,
+        0 if opened.framework == "universal" else ranks,
+        envelope.carried,
     )
 
 

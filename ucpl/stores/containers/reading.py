@@ -17,6 +17,7 @@ from ucpl.extents.containers import Beside, Container, Kind, Rule
 from ucpl.remotes.reading import pread
 from ucpl.stores.containers.accelerate import ACCELERATE
 from ucpl.stores.containers.lightning import LIGHTNING
+from ucpl.stores.containers.steps import Run, of_another_step
 from ucpl.stores.containers.trainer import TRAINER
 from ucpl.stores.inert import HOLDERS
 from ucpl.stores.pickles import loads, unsafe_globals
@@ -37,10 +38,12 @@ PICKLE_MAX = 64 << 20  # bytes of a bare pickle
 JSON_MAX = 64 << 20
 
 
-def container_of(top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = ()) -> Container | None:
+def container_of(
+    top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = (), *, run: Run | None = None
+) -> Container | None:
     """What a step's folder `root` lies in, where the folder above it was named. client: keys of its client_state.
 
-    chunks: folders of FSDP's chunks, which lie in `root` side by side with a container's files.
+    run: facts that the shards state of the run. chunks: folders of FSDP's chunks, which `root` has next to a container's files.
     Raises: UcplError E487, E489.
     """
     if not top.is_dir() or (top.resolve() == root.resolve() and not chunks):
@@ -59,7 +62,8 @@ def container_of(top: Path, root: Path, client: Collection[object], chunks: Sequ
             skipped[name] = rule.why
         else:
             files.append(_looked_at(top, name, rule, rank))
-    return Container(kind, top, tuple(files), skipped, tuple(_remarks(kind, top, files)))
+    odd = (*_missing(kind, files, run or Run()), *of_another_step(top, files, run or Run()))
+    return Container(kind, top, tuple(files), skipped, (*_remarks(kind, top, files), *odd), odd)
 
 
 def _is(kind: Kind, top: Path) -> bool:
@@ -174,11 +178,22 @@ def _remarks(kind: Kind, top: Path, files: list[Beside]) -> Iterator[str]:
             yield f"{file.name} cannot be looked at: {file.reason}"
         elif file.unsafe:
             yield f"{file.name} names {', '.join(file.unsafe[:3])}: convert asks for --allow-global, or --drop {file.name}"
+
+
+def _missing(kind: Kind, files: list[Beside], run: Run) -> Iterator[str]:
+    """Files of ranks that are not there: of as many as the shards say, or up to the last one that has a file."""
     for rule in kind.rules:
         ranks = sorted(file.rank for file in files if file.rule is rule and file.rank >= 0)
-        missing = [rule.name_of(rank, len(ranks) + 1) for rank in range(len(ranks)) if rank not in ranks]
+        missing = [rank for rank in range(max(run.ranks, len(ranks))) if rank not in ranks] if ranks else []
         if missing:
-            yield f"{missing[0]} is missing: {rule.why} of ranks {', '.join(map(str, ranks[:8]))} alone"
+            names = [rule.name_of(rank, len(ranks) + len(missing)) for rank in missing]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            of = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}"
+            yield (
+                f"{names[0]}{more} missing: {rule.why} of {of} alone"
+                if more
+                else (f"{names[0]} is missing: {rule.why} of {of} alone")
+            )
 
 
 def _is_json(path: Path) -> bool:

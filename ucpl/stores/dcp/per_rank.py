@@ -9,6 +9,7 @@ FSDP1's, whose states are flat, where lengths do.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -41,9 +42,10 @@ from ucpl.stores.dcp.per_rank_flats import Member, Named, members_of
 from ucpl.stores.deepspeed.order import Slots, Unclear, match
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
-from ucpl.stores.scalars import is_counted
+from ucpl.stores.scalars import is_counted, number_of
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
+from ucpl.stores.unknown import unknown_keys
 from ucpl.stores.values import Value
 
 __all__ = ["FILE", "opened_ranks", "ranks_in"]
@@ -148,6 +150,10 @@ class _Ranks:
         ranks = [(Value.of(part), part) for part in (read_torch_file(self.root, name) for name in files)]
         groups = [(g, [n.whole() for n in g.at("params").items()]) for g in ranks[0][0].at("param_groups").items()]
         numbers = [number for _, some in groups for number in some]
+        for top, part in ranks:
+            self.not_read += unknown_keys(part.file, top.held, ("state", "param_groups"), by="torch")
+            states = top.at("state").held
+            self.not_read += unknown_keys(part.file, states, {*numbers}, "state/", by="torch")
         is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
         if is_flat and {len(along) for along in self.along} != {1}:
             return self.unreadable(files, "its states are flat, over several dims of the mesh")
@@ -357,7 +363,8 @@ def opened_ranks(root: Path) -> Checkpoint:
     settings = {"prefix": Setting("", origin), "states": Setting(STATES if groups else "", origin)}
     settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
     settings |= degrees
-    others = [NotRead(name, "random numbers and schedules of the rank") for name in ranks_in(root, "extra_state")]
+    extra = ranks_in(root, "extra_state")
+    others = [NotRead(name, "random numbers and schedules of the rank") for name in extra]
     return Checkpoint(
         top=root,
         root=root,
@@ -377,8 +384,27 @@ def opened_ranks(root: Path) -> Checkpoint:
         aliases=ranks.aliases,
         files=(*names, *(optims if groups else ())),
         not_read=(*ranks.not_read, *others),
+        told=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),
         scalar_extents=ranks.scalar_extents,
     )
+
+
+def _missing(extra: list[str], ranks: int) -> Iterator[str]:
+    """Files of random numbers and schedules that some ranks have, and others lack."""
+    there = {int(found["rank"]) for name in extra if (found := _RANK.fullmatch(name)) is not None}
+    missing = [rank for rank in range(ranks) if rank not in there]
+    if there and missing:
+        yield f"extra_state_world_size_{ranks}_rank_{missing[0]}.pt is missing, of {len(missing)} of {ranks} ranks"
+
+
+def _of_another_step(root: Path, extra: list[str], scalars: dict[str, dict[str, Counted]]) -> Iterator[str]:
+    """A schedule steps at most as often as the optimizer."""
+    steps = [n for value in scalars.get("step", {}).values() if isinstance(n := number_of(value), int | float)]
+    for name in extra if steps else ():
+        schedule = Value.of(read_torch_file(root, name)).find("lr_scheduler")
+        counted = schedule.find("last_epoch") if schedule is not None else None
+        if counted is not None and isinstance(counted.held, int) and counted.held > max(steps):
+            yield f"{name} is of step {counted.held}, the optimizer is of step {max(steps):g}"
 
 
 def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | None = None) -> list[str]:

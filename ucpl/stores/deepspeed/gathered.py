@@ -32,6 +32,7 @@ from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.states import named as state_named
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.unknown import unknown_in
 from ucpl.stores.values import Value, kind_text
 
 
@@ -201,7 +202,7 @@ class Gathered:
             stated=tuple(self.stated),
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
-            not_read=tuple(self.not_read),
+            not_read=(*self.not_read, *(one for part in files for one in unknown_in(part))),
             unstored=tuple(self.unstored),
             lacking=self.lacking,
             scalar_extents=self.scalar_extents,

@@ -38,9 +38,14 @@ from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST,
 from ucpl.stores.demands import Demands
 from ucpl.stores.texts import names_like, read_name
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.unknown import SHARED, unknown_keys
 from ucpl.stores.values import Value
 
 _STATES = ("optimizer_state_dict", "state")
+# Keys of an atom, as ds_to_universal.py of DeepSpeed writes them.
+_ATOM = frozenset(
+    ("param", "cat_dim", "vocab_tensor", "param_n_sub_params", "sub_param_shape", "ds_autotp_universal_checkpoint_meta")
+)
 _SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_optimizer_state",))
 
 
@@ -150,6 +155,7 @@ class _Universal:
         keep_module_facts(gathered, module)
         if self.shared is not None and isinstance(self.shared.value, dict):
             keep_fields(gathered, Value.of(self.shared), SCALING)
+            gathered.not_read += unknown_keys(self.shared.file, self.shared.value, SHARED, by="DeepSpeed")
         if self.ranks > 1 and module.tensors:
             gathered.remark(
                 "the source was model-parallel: its cut weights in `module` are not read, the masters are whole"
@@ -239,6 +245,7 @@ class _Universal:
         value = Value.of(part)
         is_dict = isinstance(value.held, dict) and "param" in value.held
         if is_dict:
+            gathered.not_read += unknown_keys(part.file, value.held, _ATOM, by="DeepSpeed")
             value = value.at("param")
         held = value.held
         if held is None or isinstance(held, int | float | bool | str):
