@@ -226,3 +226,62 @@ def test_a_part_that_is_not_what_its_placements_make_is_refused(folder: Path) ->
     with pytest.raises(UcplError, match=r"element \[0, 0\] of `w` is in no chunk") as found:
         open_checkpoint(folder)
     assert found.value.diagnostics[0].code == "E521"
+
+
+# ---- one rank, which saves plain tensors -----------------------------------------------------------------------------
+
+
+def trained(model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def alone(folder: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> Path:
+    folder = folder / "run"
+    folder.mkdir(exist_ok=True)
+    torch.save(model, folder / "model_world_size_1_rank_0.pt")
+    torch.save(optimizer, folder / "optim_world_size_1_rank_0.pt")
+    return folder
+
+
+def test_the_optimizer_of_one_rank_is_read_by_its_shapes(tmp_path: Path) -> None:
+    """As FSDP2 and verl save on one GPU: the first layer is frozen, and only the others' shapes fit the numbers."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=False))
+    model[0].requires_grad_(False)
+    optimizer = trained(model)
+    source = alone(tmp_path, model.state_dict(), optimizer.state_dict())
+    ucpl.convert(source, tmp_path / "plain.pt", "plain()")
+    held = torch.load(tmp_path / "plain.pt", weights_only=True)
+    names = ["1.weight", "1.bias", "2.weight"]
+    assert [(g["lr"], g["params"]) for g in held["groups"]] == [(0.5, names)]
+    for name, p in model.named_parameters():
+        mine = held["params"][name]
+        assert torch.equal(mine["weight"], p) and ("exp_avg" in mine) is (name in names)
+        for state, value in optimizer.state[p].items():
+            assert torch.equal(torch.as_tensor(mine[state]), value.reshape(mine[state].shape)), (name, state)
+
+
+def test_the_flat_optimizer_of_one_rank_is_read(tmp_path: Path) -> None:
+    """FSDP1 without `use_orig_params`: one flat parameter, whose states are all parameters' in a row."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    optimizer = trained(model)
+    flat = {
+        state: torch.cat([optimizer.state[p][state].flatten() for p in model.parameters()])
+        for state in ("exp_avg", "exp_avg_sq")
+    }
+    said = {"state": {0: {"step": torch.tensor(2.0), **flat}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    ucpl.convert(alone(tmp_path, model.state_dict(), said), tmp_path / "plain.pt", "plain()")
+    held = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    for name, p in model.named_parameters():
+        assert torch.equal(held[name]["exp_avg"], optimizer.state[p]["exp_avg"]) and held[name]["step"] == 2
+
+
+def test_numbers_of_one_rank_that_may_be_several_parameters_are_refused(tmp_path: Path) -> None:
+    two = {name: torch.randn(6, 6) for name in ("first", "second")}
+    said = {"state": {0: {"exp_avg": torch.zeros(6, 6)}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    with pytest.raises(UcplError, match="E467"):
+        ucpl.plan(str(alone(tmp_path, two, said)), "plain()")

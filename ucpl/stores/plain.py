@@ -111,7 +111,7 @@ class _Opened:
 
     def unknown(self) -> Iterator[NotRead]:
         """Keys that the format has not."""
-        top = self.part.value
+        top = self.value.mapping()
         yield from unknown_keys(self.part.file, top, _KEYS, by="ucpl")
         yield from unknown_keys(self.part.file, top.get("envelope"), _ENVELOPE, "envelope/", by="ucpl")
 

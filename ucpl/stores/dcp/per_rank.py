@@ -155,10 +155,13 @@ class _Ranks:
             states = top.at("state").held
             self.not_read += unknown_keys(part.file, states, {*numbers}, "state/", by="torch")
         is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
-        if is_flat and {len(along) for along in self.along} != {1}:
+        if is_flat and not self.is_alone and {len(along) for along in self.along} != {1}:
             return self.unreadable(files, "its states are flat, over several dims of the mesh")
         sharing = [ranks[rank] for rank in self.sharing()] if is_flat else ranks
-        found = self.told([some for _, some in groups], sharing, is_flat)
+        of_groups = [some for _, some in groups]
+        found = self.told(of_groups, sharing, is_flat)
+        if self.is_alone:
+            is_flat, found = self.told_alone(of_groups, ranks, found)
         if isinstance(found, Unclear):
             which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
             which = which if found.is_several else "no order of the model fits"
@@ -176,13 +179,34 @@ class _Ranks:
             out.append(ParameterGroup(str(g), tuple(names), hyper))
         return tuple(out)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank saved plain tensors: FSDP leaves them so where there is nothing to cut."""
+        return len(self.along) == 1 and all(not p.placements for parts in self.parts.values() for p in parts)
+
+    def told_alone(
+        self, groups: list[list[int]], ranks: list[_Rank], by_shape: list[list[list[Member]]] | Unclear
+    ) -> tuple[bool, list[list[list[Member]]] | Unclear]:
+        """Of one rank: states have the shapes of parameters, or are FSDP1's flat ones. States of one dim may be either."""
+        (top, part), numbers = ranks[0], [number for some in groups for number in some]
+        if any(len(shape) != 1 for n in numbers if (shape := self.numbered(top, n, part)) is not None):
+            return False, by_shape
+        flat = self.told(groups, ranks, True)
+        if isinstance(by_shape, Unclear):
+            return True, flat
+        return False, by_shape if isinstance(flat, Unclear) or flat == by_shape else Unclear(True)
+
     def unreadable(self, files: list[str], why: str) -> tuple[ParameterGroup, ...]:
         self.not_read += [NotRead(name, why, is_optimizer=True) for name in files]
         return ()
 
     def told(self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool) -> list[list[list[Member]]] | Unclear:
         """Which parameters a number is, of each group: of all names, or else without second names of tied tensors."""
-        known = [(n, held[0].shape) for n, held in self.parts.items() if held and held[0].placements]
+        known = [
+            (n, held[0].shape)
+            for n, held in self.parts.items()
+            if held and (held[0].placements or (self.is_alone and held[0].extent.dtype.startswith(("f", "bf"))))
+        ]
         numbers = [number for some in groups for number in some]
         top, part = ranks[0]
         shapes = {} if is_flat else {n: self.numbered(top, n, part) for n in numbers}
@@ -271,11 +295,11 @@ class _Ranks:
             self.extents |= {(FILE, key): one for key, one in some.items()}
 
     def numbered(self, top: Value, number: int, part: TorchFile) -> Shape | None:
-        """The shape of a number's states. None: it has none. (): they are flat, and no DTensors."""
+        """The shape of a number's states. None: it has none. (): they are flat, and no DTensors of several ranks."""
         held = top.at("state").find(number)
         for _, value in held.named() if held is not None else ():
             if isinstance(value.held, TensorRef) and value.held.shape:
-                return ()
+                return value.held.shape if self.is_alone else ()
             if isinstance(value.held, Call):
                 one = _dtensor(value, part)
                 return one.shape if one is not None else None
@@ -287,7 +311,7 @@ class _Ranks:
         for rank, (top, part) in enumerate(ranks):
             held = top.at("state").find(number)
             for state, value in held.named() if held is not None else ():
-                if isinstance(value.held, Call):
+                if isinstance(value.held, Call) or (self.is_alone and _has_dims(value)):
                     one = _dtensor(value, part)
                     assert one is not None
                     if one.shape != self.parts[name][0].shape:
@@ -423,6 +447,10 @@ def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | 
 def _is_run(value: Value) -> bool:
     """Whether a value is a part of a flat state."""
     return isinstance(value.held, TensorRef) and len(value.held.shape) == 1
+
+
+def _has_dims(value: Value) -> bool:
+    return isinstance(value.held, TensorRef) and bool(value.held.shape)
 
 
 def _parts(value: Value, part: TorchFile) -> list[_Part]:
