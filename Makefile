@@ -8,7 +8,10 @@ TESTS ?=
 VENV := .venv
 INTEROP := .venv-interop
 PEERS := .venv-peers
-PIP_FLAGS := --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_FLAGS := --quiet --disable-pip-version-check
+# requirements/ has digests for these; HASHED= installs by constraints.txt alone, on another Python or machine.
+HASHED ?= --require-hashes
+PINNED_FOR := 3.12 3.13
 
 RANKED := ranks planners ranges estimates live apply vault
 TIMED := plan start lsp convert forms peer $(RANKED)
@@ -36,24 +39,35 @@ help:
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
 	@echo "make clean     remove environments and caches"
 
-# The build backend comes first, so that the package itself is built with pinned tools.
-$(VENV)/ready: pyproject.toml constraints.txt
+# What `make` installs is held against digests, but torch and what it alone needs: its builds for CPUs and for CUDA are different
+# files of one release, and which one is installed is the machine's affair. The package itself is built with pinned tools.
+# $(1): the environment, $(2): the list, $(3): the extra.
+define installed
+	$(if $(HASHED),$(1)/bin/pip install $(PIP_FLAGS) $(HASHED) --no-deps --requirement requirements/$(2).txt,\
+	  $(1)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt hatchling setuptools)
+	$(1)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt torch
+	$(if $(HASHED),$(if $(wildcard requirements/$(2)-built.txt),\
+	  $(1)/bin/pip install $(PIP_FLAGS) $(HASHED) --no-deps --no-build-isolation --requirement requirements/$(2)-built.txt))
+	$(1)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --no-build-isolation --editable '.[$(3)]'
+endef
+
+$(VENV)/ready: pyproject.toml constraints.txt $(wildcard requirements/dev*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install $(PIP_FLAGS) hatchling
-	$(VENV)/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[dev]'
+	$(call installed,$(VENV),dev,dev)
 	touch $@
 
 # DeepSpeed must not compile its kernels: none is needed to train and save on a CPU.
-$(INTEROP)/ready: pyproject.toml constraints.txt
+$(INTEROP)/ready: export DS_BUILD_OPS := 0
+$(INTEROP)/ready: export DS_ACCELERATOR := cpu
+$(INTEROP)/ready: pyproject.toml constraints.txt $(wildcard requirements/interop*.txt)
 	$(PYTHON) -m venv $(INTEROP)
-	$(INTEROP)/bin/pip install $(PIP_FLAGS) hatchling setuptools
-	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(INTEROP)/bin/pip install $(PIP_FLAGS) --no-build-isolation --editable '.[interop]'
+	$(call installed,$(INTEROP),interop,interop)
 	touch $@
 
 # Other planners, which `make bench ranges` times: their releases are pinned here, since nothing else needs them.
 $(PEERS)/ready: Makefile
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install $(PIP_FLAGS) mooncake-transfer-engine==0.3.13.post1 paddlepaddle==3.3.1
+	$(PEERS)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt mooncake-transfer-engine==0.3.13.post1 paddlepaddle==3.3.1
 	touch $@
 
 demo: $(VENV)/ready
@@ -131,6 +145,7 @@ fmt-check: $(VENV)/ready
 
 # Pins hold for both environments. A local version (torch's +cpu) is cut off, and what only CUDA builds of torch bring
 # (those libraries name their own exact versions) is left out: any build of the release will do.
+REPORTED := --quiet --index-url https://pypi.org/simple --dry-run --ignore-installed --no-deps
 pins:
 	rm -rf .venv-pins
 	$(PYTHON) -m venv .venv-pins
@@ -140,6 +155,15 @@ pins:
 	  .venv-pins/bin/pip freeze --all --exclude-editable --exclude pip | grep -Ev '^(nvidia|cuda|triton)' | sed 's/+.*//' | sort -f; } > .venv-pins/constraints.txt
 	mv .venv-pins/constraints.txt constraints.txt
 	rm -rf .venv-pins
+	$(MAKE) HASHED= $(VENV)/ready $(INTEROP)/ready
+	mkdir -p build requirements
+	grep -v '^torch==' constraints.txt > build/pins.txt
+	$(VENV)/bin/pip install $(REPORTED) --report build/pins-here.json --requirement build/pins.txt
+	grep -vi '^deepspeed==' build/pins.txt > build/wheels.txt
+	for v in $(PINNED_FOR); do $(VENV)/bin/pip install $(REPORTED) --report build/pins-$$v.json --python-version $$v \
+	  --only-binary=:all: --target build/none --requirement build/wheels.txt || exit 1; done
+	$(VENV)/bin/pip freeze --all --exclude-editable --exclude pip | $(VENV)/bin/python -m tests.hashes requirements/dev.txt build/pins-*.json
+	$(INTEROP)/bin/pip freeze --all --exclude-editable --exclude pip | $(VENV)/bin/python -m tests.hashes requirements/interop.txt build/pins-*.json
 
 clean:
 	rm -rf $(VENV) $(INTEROP) $(PEERS) .venv-pins build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -445,6 +445,21 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
+def test_every_pin_has_digests_but_torch() -> None:
+    """What `make` installs is held against them: no file that the index replaced since is taken."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        text = path.read_text(encoding="utf-8").replace(" \\\n", "")
+        for line in (one for one in text.splitlines() if not one.startswith("#")):
+            pin, *digests = line.split()
+            assert digests and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in digests), line
+            name, _, version = pin.partition("==")
+            assert found.setdefault(name, version) == version
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(name): pin for name, _, pin in (line.partition("==") for line in lines if "==" in line)}
+    assert found == {name: pin for name, pin in pins.items() if name != "torch"}
+
+
 def test_the_wheel_carries_grammar_specs_examples_and_catalogue(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True)

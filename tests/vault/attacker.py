@@ -180,8 +180,8 @@ def squat(shared: str, how: str) -> str:
     root = Path(shared, f"root-{how}")
     if how == "link":
         os.symlink(mine, root)
-    elif how == "folder":
-        root.mkdir()
+    elif how in ("folder", "closed"):
+        root.mkdir(mode=0o777 if how == "folder" else 0o755)
     elif how == "job":
         (root / "job/d0").mkdir(parents=True)
     else:

@@ -222,7 +222,7 @@ def test_a_vault_in_a_place_for_everybody_is_its_owners_alone(shared):
 
 
 @other_users
-@pytest.mark.parametrize("how", ["folder", "link", "job", "job-link"])
+@pytest.mark.parametrize("how", ["folder", "closed", "link", "job", "job-link"])
 def test_a_folder_that_another_user_made_first_gets_nothing(shared, how):
     root = Path(Attack(shared, "squat", str(shared), how).answer())
     for keys in ({}, {"hosts": "127.0.0.1:1", "keys": keys_of(0)}):
