@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ucpl
 from tests.hf.folders import llama_config, llama_shapes, random_of, save
@@ -157,3 +157,55 @@ def test_code_that_no_config_names_is_left_out_and_said(tensors, tmp_path):
     ucpl.convert(source, tmp_path / "made", "safetensors()")
     assert not (tmp_path / "made" / "train.py").exists()
     assert "train.py" in {one.name for one in api.open_checkpoint(source).not_read}
+
+
+# ---- names that a loader looks for ------------------------------------------------------------------------------------
+
+
+def plain(path, names):
+    params = {name: {"weight": torch.full((2, 2), float(i))} for i, name in enumerate(names)}
+    torch.save({"params": params}, path)
+    return path
+
+
+@pytest.mark.parametrize("lead", ["module.", "model_state.model.", "_orig_mod.module.", ""])
+def test_the_prefix_of_a_wrapper_is_taken_off(lead, tmp_path, capsys):
+    source = plain(tmp_path / "s.pt", [f"{lead}model.a.weight", f"{lead}lm_head.weight"])
+    assert main(["convert", str(source), str(tmp_path / "made"), "--to", "safetensors()"]) == 0
+    assert set(load_file(tmp_path / "made" / "model.safetensors")) == {"model.a.weight", "lm_head.weight"}
+    assert ("names = without" in capsys.readouterr().out) == bool(lead)
+
+
+def test_a_prefix_that_one_tensor_lacks_or_the_class_has_is_kept(monkeypatch, tmp_path):
+    source = plain(tmp_path / "s.pt", ["module.a", "b"])
+    ucpl.convert(source, tmp_path / "made", "safetensors()")
+    assert set(load_file(tmp_path / "made" / "model.safetensors")) == {"module.a", "b"}
+    saved = Saved("M", {"module.a": (2, 2)})
+    monkeypatch.setattr("ucpl.frontends.hf.classes.saved_of", lambda _: saved)
+    source = plain(tmp_path / "t.pt", ["_orig_mod.module.a"])
+    ucpl.convert(source, tmp_path / "other", "safetensors()", config={"model_type": "m"})
+    assert set(load_file(tmp_path / "other" / "model.safetensors")) == {"module.a"}
+
+
+LORA = "base_model.model.model.layers.0.q_proj"
+
+
+def test_an_adapter_is_named_as_peft_names_it_and_asks_for_its_config(tmp_path):
+    names = [f"{LORA}.lora_A.default.weight", f"{LORA}.lora_B.default.weight", f"{LORA}.base_layer.weight"]
+    names += [
+        "base_model.model.lm_head.modules_to_save.default.weight",
+        "base_model.model.lm_head.original_module.weight",
+    ]
+    source = plain(tmp_path / "s.pt", names)
+    found = refused("E394", source, tmp_path / "made", "safetensors()")
+    assert "--config PATH/adapter_config.json" in found.remedy
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    ucpl.convert(source, tmp_path / "made", "safetensors()", config=tmp_path / "adapter_config.json")
+    own = load_file(tmp_path / "made" / "adapter_model.safetensors")
+    assert set(own) == {f"{LORA}.lora_A.weight", f"{LORA}.lora_B.weight", "base_model.model.lm_head.weight"}
+    assert own["base_model.model.lm_head.weight"].unique().tolist() == [3.0]
+    base = load_file(tmp_path / "made" / "model.safetensors")
+    assert set(base) == {"model.layers.0.q_proj.weight", "lm_head.weight"}
+    assert (tmp_path / "made" / "adapter_config.json").read_text() == '{"peft_type": "LORA"}'
+    two = plain(tmp_path / "t.pt", [*names, f"{LORA}.lora_A.other.weight"])
+    refused("E394", two, tmp_path / "again", "safetensors()", config=tmp_path / "adapter_config.json")

@@ -93,3 +93,56 @@ def test_a_folder_with_or_without_ties_is_what_the_class_reads(tie: bool, tmp_pa
     written(tmp_path / "hf", tie_word_embeddings=tie)
     found = ucpl.verify(tmp_path / "hf")
     assert found and not any("from_pretrained" in note for note in found.notes)
+
+
+def adapted(folder: Path, kind: str) -> tuple[Any, Any]:
+    """A base model in `base`, an adapter of PEFT in `adapter`, as their libraries save them; the adapted model and logits."""
+    peft = pytest.importorskip("peft")
+    base = written(folder / "base", tie_word_embeddings=False)
+    more: dict[str, Any] = {"modules_to_save": ["lm_head"]} if kind == "saved modules" else {}
+    targets = ["q_proj", "embed_tokens"] if kind == "embeddings" else ["q_proj", "down_proj"]
+    config = peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM", use_dora=kind == "dora", **more)
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name or "modules_to_save" in name:
+                parameter.copy_(torch.randn_like(parameter) / 8)
+    model.save_pretrained(folder / "adapter")
+    ids = torch.arange(12).reshape(1, 12)
+    return model, model.eval()(ids).logits.detach()
+
+
+@pytest.mark.parametrize("has_base", [False, True])
+@pytest.mark.parametrize("kind", ["lora", "saved modules", "embeddings", "dora"])
+def test_peft_loads_an_adapter_of_a_run(kind: str, has_base: bool, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model, logits = adapted(tmp_path, kind)
+    state = {n: t for n, t in model.state_dict().items() if has_base or "lora_" in n or "modules_to_save" in n}
+    torch.save({"params": {f"module.{n}": {"weight": t.contiguous()} for n, t in state.items()}}, tmp_path / "run.pt")
+    how: dict[str, Any] = {"config": tmp_path / "adapter" / "adapter_config.json"}
+    ucpl.convert(tmp_path / "run.pt", tmp_path / "made", "safetensors()", **how)
+    theirs, ours = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("adapter", "made"))
+    theirs = {
+        n: t for n, t in theirs.items() if "base_layer" not in n
+    }  # of embeddings, which PEFT saves with an adapter
+    assert set(theirs) == set(ours) and all(torch.equal(theirs[n], ours[n]) for n in theirs)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    found = peft.PeftModel.from_pretrained(again, tmp_path / "made").eval()
+    assert torch.equal(found(torch.arange(12).reshape(1, 12)).logits, logits)
+    if has_base:
+        config = (tmp_path / "base" / "config.json").read_text()
+        (tmp_path / "made" / "config.json").write_text(config)
+        base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).state_dict()
+        stored = load_file(tmp_path / "made" / "model.safetensors")
+        assert set(stored) == set(base) and all(torch.equal(stored[n], base[n]) for n in base)
+
+
+def test_names_of_a_wrapper_are_those_of_the_class(tmp_path: Path) -> None:
+    model = written(tmp_path / "hf")
+    for lead in ("module.", "model_state.model.", "_orig_mod.module."):
+        state = {f"{lead}{n}": {"weight": t} for n, t in model.state_dict().items()}
+        torch.save({"params": state}, tmp_path / "run.pt")
+        made = tmp_path / f"made {lead}"
+        ucpl.convert(tmp_path / "run.pt", made, "safetensors()", config=tmp_path / "hf" / "config.json")
+        found = loaded(made).state_dict()
+        assert all(torch.equal(found[n], t) for n, t in model.state_dict().items())

@@ -88,7 +88,7 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
     from ucpl.stores.huggingface_texts import carried_texts
 
     text = carried_texts(source).get("config.json")
-    if text is None:
+    if text is None or not _stored(plan):
         return None, ()
     text, note = with_vocabulary(text, _stored(plan))
     try:

@@ -9,6 +9,7 @@ from attrs import evolve
 from ucpl.conversion.changes import Changes
 from ucpl.conversion.given import Called, Config, Given
 from ucpl.conversion.lessening import demand_layers, lessened
+from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
@@ -97,12 +98,12 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         },
     )
     given = wished(one, source, given)
-    notes: tuple[Note, ...] = ()
+    one, notes = for_loader(one, source, given)
     if source.found:
         from ucpl.frontends.sizes import with_sizes
 
         one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
-        notes = _notes_of(source.found)
+        notes = (*notes, *_notes_of(source.found))
     own = given.model if one.is_of_any else one.model(given)
     if own is not None and given.fill:
         from ucpl.conversion.filling import with_fills

@@ -114,6 +114,8 @@ class Shards:
 
     def texts(self) -> dict[str, str]:
         texts = {n: t for n, t in carried_texts(self.source).items() if not n.endswith(".index.json")}
+        if {t.file for t in self.targets} == {"adapter_model.safetensors"}:
+            texts.pop("config.json", None)  # transformers would look for the base model's weights here
         if (config := texts.get("config.json")) is not None:
             names = (_name(key) for _, key in self.source.extents)
             config = without_quantisation(config, names, (_name(t.key) for t in self.targets))

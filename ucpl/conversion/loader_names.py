@@ -1,0 +1,144 @@
+"""Names of a Hugging Face target of any model: without the prefix of a wrapper, and an adapter of PEFT as PEFT saves it.
+
+A prefix is taken off if all names have it, and config.json's class has the names without it. Without transformers, only
+prefixes that wrappers are known to add are taken off. The plan says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from ucpl.conversion.given import Called
+from ucpl.errors import Label, fail
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    from ucpl.conversion.given import Given
+    from ucpl.conversion.side import Side
+    from ucpl.frontends.parallel import Note
+
+__all__ = ["for_loader"]
+
+# What wrappers put before the names of all tensors: DDP, torch.compile, FSDP, Fabric, and dicts of state dicts.
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.", "model_state.model.", "state_dict.")
+PEFT = "base_model.model."
+ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_KINDS = r"lora_\w+|ia3_l|vera_lambda_\w|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|randlora_\w+|modules_to_save"
+_OF_ADAPTER = re.compile(rf"\.(?:{_KINDS})\.(?P<adapter>[^.]+)(?=\.|\Z)")
+_OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.|\Z)")
+_MAGNITUDE = re.compile(r"(\.lora_magnitude_vector)\.weight\Z")  # as PEFT has saved DoRA's since its first release
+_UNSPELLED = frozenset('*{}"\\')  # what a name in quotes does not say as it is
+
+
+@frozen
+class _Names:
+    """Names in the files by tensor, for the tensors of each file. why: for the plan."""
+
+    files: dict[str, dict[str, str]]  # file -> tensor -> its name there
+    why: str
+
+
+def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[Note, ...]]:
+    """The target's layout, with a line for each tensor if the loader looks for other names. Raises: UcplError E394."""
+    from ucpl.syntax import nodes
+
+    if one.call.name != "safetensors" or not one.is_of_any or given.model is None or source.checkpoint is None:
+        return one, ()
+    names = [item.path for item in given.model.items if isinstance(item, nodes.Tensor)]
+    lead = _lead(names, source, given)
+    found = _of_peft(names, lead, source, given)
+    if found is None and lead:
+        found = _Names({"model.safetensors": {n: n.removeprefix(lead) for n in names}}, f"without `{lead}`")
+    if found is None or any(_UNSPELLED & {*name} for name in names):
+        return one, ()
+    return _called(one, found), (("names", found.why, "as the loader of the target looks for them"),)
+
+
+def _lead(names: Sequence[str], source: Side, given: Given) -> str:
+    """What all names begin with and no tensor of the model is called by."""
+    lead = ""
+    while names and (word := next((w for w in WRAPPERS if all(n.startswith(lead + w) for n in names)), "")):
+        lead += word
+    if not lead or given.config is None:
+        return lead
+    from ucpl.frontends.hf.classes import saved_of
+
+    saved = saved_of(dict(given.config))
+    if saved is None:
+        return lead
+    ends = [0, *(at + 1 for at, letter in enumerate(lead) if letter == ".")]
+    return lead[: max(ends, key=lambda end: sum(n[end:] in saved.shapes for n in names))]
+
+
+def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:
+    """An adapter, and the base model's tensors if they are stored. None: no names of PEFT's. Raises: UcplError E394."""
+    found = {name: _OF_ADAPTER.search(name) for name in names}
+    adapters = sorted({match["adapter"] for match in found.values() if match is not None})
+    if not adapters or not all(name.startswith(lead + PEFT) for name in names):
+        return None
+    if len(adapters) > 1:
+        fail(
+            "E394",
+            f"the model has {len(adapters)} adapters, {', '.join(adapters[:4])}, and a folder of PEFT has one",
+            Label(str(source.checkpoint and source.checkpoint.top)),
+            remedy="--drop '*.NAME.*' leaves out an adapter by its name",
+        )
+    if not _has_config(source, given):
+        fail(
+            "E394",
+            f"PEFT needs {CONFIG} beside an adapter's weights, and the source has none",
+            Label(str(source.checkpoint and source.checkpoint.top)),
+            remedy=f"--config PATH/{CONFIG} names it: PEFT wrote it where the adapter was saved",
+        )
+    (adapter,) = adapters
+    left_out = re.compile(rf"(\.modules_to_save)?\.{re.escape(adapter)}(?=\.|\Z)")
+    own = {
+        n: _MAGNITUDE.sub(r"\1", left_out.sub("", n.removeprefix(lead)))
+        for n, match in found.items()
+        if match is not None
+    }
+    base = {n: _OF_BASE.sub("", n.removeprefix(lead + PEFT)) for n, match in found.items() if match is None}
+    files: dict[str, dict[str, str]] = {ADAPTER: own}
+    if base:
+        files["model.safetensors"] = base
+    said = f"the adapter `{adapter}` in {ADAPTER}" + (", the base model in model.safetensors" if base else "")
+    return _Names(files, said)
+
+
+def _has_config(source: Side, given: Given) -> bool:
+    from ucpl.stores.huggingface_texts import carried_files
+
+    checkpoint = source.checkpoint
+    assert checkpoint is not None
+    beside = checkpoint.container.files if checkpoint.container is not None else ()
+    is_given = given.config_file is not None and given.config_file.name == CONFIG
+    return is_given or CONFIG in carried_files(checkpoint) or any(Path(f.name).name == CONFIG for f in beside)
+
+
+def _called(one: Called, found: _Names) -> Called:
+    """The shipped layout, with these files and names."""
+    from ucpl.layout import load
+    from ucpl.syntax.quoting import quote
+
+    labels = {file: "weights" if n == 0 else f"more{n}" for n, file in enumerate(found.files)}
+    lines = ["ucpl 1", 'layout named(shard = "5GB") of any {', "  framework huggingface(shard = shard)"]
+    lines += [f"  file {label} = safetensors {quote(file)}" for file, label in labels.items()]
+    lines += ["  group * = model"]
+    for file, members in found.files.items():
+        lines += [f"  {quote(name)} = ... in {labels[file]} as {quote(key)}" for name, key in _apart(members).items()]
+    lines += ["  * of alias = none", "  state * of * = none", "  derive fp32 from weight", "}", ""]
+    return Called(load(("named.ucpl", "\n".join(lines))), evolve(one.call, name="named"))
+
+
+def _apart(members: Mapping[str, str]) -> Mapping[str, str]:
+    """Raises: UcplError E394, where two tensors would have one name."""
+    seen: dict[str, str] = {}
+    for name, key in members.items():
+        if (other := seen.setdefault(key, name)) != name:
+            fail("E394", f"`{other}` and `{name}` would both be `{key}`", Label("<target>", where=key))
+    return members
