@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import ucpl
 from tests.forking import run_all
@@ -210,8 +210,19 @@ BY_DCP = {
     "another source": ("E625: ",) * 2,
     "a disk that fails": ("OSError: [Errno 5]",) * 2,
 }  # fmt: skip
+
+
+def flat_sharded(_: str, odd: bool, top: Path) -> None:
+    """FSDP's first version, whose state dict has tensors of several shards."""
+    model = nn.Linear(6, 4)
+    ucpl.load_into(FullyShardedDataParallel(model, device_id=torch.device("cpu")), None, top / "ck")
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert len(mine) and mine.unique().numel() == 1 and odd == (dist.get_rank() == 1)
+
+
 TABLES: dict[str, tuple[Callable[[str, bool, Path], None], dict[str, tuple[str, str]]]] = {
     "load_into": (loading, LOADING), "reshard": (resharding, RESHARDING), "dcp.load": (by_dcp, BY_DCP),
+    "FSDP1": (flat_sharded, {}),
 }  # fmt: skip
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "Goal", "Place", "boxed", "flat_bytes", "flat_of", "is_aligned", "is_direct", "is_placed", "memory_of", "overflows",
-    "overlap", "part_of", "parts_of", "place_of", "plain", "survives", "tensor_of", "unreadable", "unwritable",
+    "Goal", "Place", "boxed", "flat_bytes", "flat_of", "is_aligned", "is_direct", "is_inference", "is_nested", "is_placed",
+    "memory_of", "overflows", "overlap", "part_of", "parts_of", "place_of", "plain", "survives", "tensor_of", "unreadable",
+    "unwritable",
 ]  # fmt: skip
 
 Place = tuple[object, ...]
@@ -51,6 +52,17 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [getattr(one, "tensor", one) for one in shards()] if callable(shards) else [mine]
 
 
+def is_inference(tensor: torch.Tensor) -> bool:
+    """Whether it is written in inference mode alone."""
+    return any(part.is_inference() for part in parts_of(tensor))
+
+
+def is_nested(tensor: torch.Tensor) -> bool:
+    """Whether it has no shape. Classes that answer for torch need not know the question."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.is_nested
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor of torch's own class, without a gradient: for a tensor that is readable."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -69,7 +81,8 @@ def unreadable(tensor: object) -> str:
         if is_placed(tensor) and any(one.is_partial() for one in tensor.placements):
             return "a DTensor whose ranks hold terms of a sum (Partial): redistribute it first"
         mine = part_of(tensor)
-        if (parts := parts_of(tensor)) != [mine]:
+        parts = parts_of(tensor)
+        if len(parts) != 1 or parts[0] is not mine:
             return next(filter(None, map(unreadable, parts)), "")
     if mine.is_meta:
         return "a tensor on no device (meta), and no tensor with bytes: call to_empty(device=...) first"

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from ucpl.errors import Label, fail
 from ucpl.layout.near import nearest
 from ucpl.live.agreement import Ranks
-from ucpl.live.tensors import Place, flat_bytes, overlap, part_of, parts_of, place_of, unreadable, unwritable
+from ucpl.live.tensors import Place, flat_bytes, is_nested, overlap, parts_of, place_of, unreadable, unwritable
 from ucpl.records import frozen
 
 __all__ = ["Asked", "demand_fit", "demand_one", "is_empty", "tied"]
@@ -164,16 +164,18 @@ def _refuse(asked: Asked, what: str, remedy: str, more: Sequence[str] = (), wher
 
 def is_empty(value: object) -> bool:
     """A tensor without elements in the whole job: what a rank has of it says nothing."""
-    return isinstance(value, torch.Tensor) and not value.is_nested and 0 in value.shape
+    return isinstance(value, torch.Tensor) and not is_nested(value) and 0 in value.shape
 
 
 def tied(weights: Mapping[str, object]) -> dict[str, str]:
     """Names of one tensor: each further one, and the first."""
-    first: dict[Place, str] = {}
+    first: dict[tuple[Place, ...], str] = {}
     out: dict[str, str] = {}
     for name, value in weights.items():
-        if not unreadable(value) and isinstance(value, torch.Tensor) and part_of(value).numel():
-            owner = first.setdefault(place_of(value), name)
+        if not isinstance(value, torch.Tensor) or unreadable(value):
+            continue
+        if places := tuple(place_of(part) for part in parts_of(value) if part.numel()):
+            owner = first.setdefault(places, name)
             if owner != name:
                 out[name] = owner
     return out

@@ -42,7 +42,7 @@ from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
 from ucpl.live.agreement import Ranks
-from ucpl.live.tensors import is_direct, memory_of, overflows, plain, survives, tensor_of, unwritable
+from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
 from ucpl.ranks.engines import Engine, Known, as_kept, fill, is_engine
 from ucpl.ranks.fitting import Asked, demand_fit, demand_one, is_empty, tied
 from ucpl.ranks.indexed import GROUPS, MODEL, STATES, Index, told, with_tensors
@@ -393,8 +393,8 @@ def load_into(
                 demand_one(name.removeprefix("model."), owner.removeprefix("model."), pair, src)
         filled = {name: there.get(f"model.{names[name]}", value) for name, value in weights.items()}
         # Weights that were made in inference mode are written in it alone.
-        is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in weights.values())
-        with torch.inference_mode() if is_inference else nullcontext():
+        is_inferred = any(isinstance(one, torch.Tensor) and is_inference(one) for one in weights.values())
+        with torch.inference_mode() if is_inferred else nullcontext():
             set_model_state_dict(model, filled)  # type: ignore[arg-type]
         if own is not None:
             own.put(states, reader)
