@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 3
 HOME = "HOME:"  # before the call of a layout that `ucpl infer` writes of the source
 PEER = "ds_to_universal"  # DeepSpeed's own converter, on the way to a target
+OLDER = "before 0.19.4"  # the same files as those releases write them beside experts, on the way to a target
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
 
 
@@ -42,7 +43,7 @@ class Target:
     world: int
     call: str
     run: dict[str, Any]  # what differs from the source's
-    via: tuple[str, ...] = field(default=())  # layouts on the way; or PEER
+    via: tuple[str, ...] = field(default=())  # layouts on the way; or PEER, or OLDER
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
     loaded: str = ""  # by what, where several load one folder
 
@@ -109,6 +110,11 @@ def convert_all(target: Target, folder: Path) -> str:
         there = folder / f"{target}.{n}"
         if call.startswith(HOME):
             call = home(target.source, folder) + call.removeprefix(HOME)
+        if call == OLDER:
+            from tests.stores.test_deepspeed_moe import older
+
+            here = older(here, there)
+            continue
         if error := convert_by_peer(here, there) if call == PEER else convert(here, there, call):
             return error
         here = there

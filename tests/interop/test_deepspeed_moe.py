@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.parallel import Source, Target, check, check_source, check_spoiled, spoiled, whole, work
+from tests.interop.parallel import OLDER, Source, Target, check, check_source, check_spoiled, spoiled, whole, work
 
 pytestmark = pytest.mark.interop
 
@@ -25,6 +25,7 @@ TARGETS = (
     Target("pairs", 4, "zero1(dp=4, ep=4)", {"ep": 4}),
     Target("pairs", 2, "zero1(dp=2, ep=2)", {}),
     Target("pairs", 2, "zero2(dp=2, ep=1)", {"ep": 1, "stage": 2}),
+    Target("pairs", 2, "zero1(dp=2, ep=2)", {}, via=(OLDER,)),
     Target("pairs", 4, "zero1(dp=4, ep=2)", {}, via=("zero2(dp=8, ep=4)", "zero1(dp=3, ep=1)")),
     Target("pairs", 4, "zero1(dp=4, ep=1)", {"ep": 1}, spoiled=True),
     Target("alone", 4, "zero2(dp=4, ep=2)", {"ep": 2}),
