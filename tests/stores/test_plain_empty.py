@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl import UcplError, compare, convert, verify
 
 
@@ -75,3 +76,37 @@ def test_a_second_name_of_no_tensor_is_refused(tmp_path: Path) -> None:
     torch.save(torch.load(file_of(tmp_path)) | {"aliases": {"also": "seen"}}, tmp_path / "made.pt")
     with pytest.raises(UcplError, match="a second name of it"):
         verify(tmp_path / "made.pt")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_two_of_them_share_no_memory(stage: int, tmp_path: Path) -> None:
+    """DeepSpeed takes all tensors at address 0 for one, and states second names in `shared_params`."""
+    value = torch.load(file_of(tmp_path), weights_only=True)
+    value["params"]["other"] = {"weight": torch.zeros(3, 0, 2)}
+    torch.save(value, tmp_path / "made.pt")
+    convert(tmp_path / "made.pt", tmp_path / "there", f"zero{stage}(dp=2)")
+    file = next((tmp_path / "there").glob("*/mp_rank_00_model_states.pt"))
+    meta = torch.load(file, weights_only=False)
+    meta["shared_params"] = {"other": "nothing"}
+    torch.save(meta, file)
+    for target in ("plain()", "zero1(dp=3)", "universal()", "dcp(fsdp=2)"):
+        convert(tmp_path / "there", tmp_path / "again", target, force=True)
+        assert compare(tmp_path / "made.pt", tmp_path / "again")
+    convert(tmp_path / "there", tmp_path / "back.pt", "plain()")
+    found = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert found["aliases"] == {} and found["params"]["other"]["weight"].shape == (3, 0, 2)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_parameter_without_dims_has_states_of_its_own(stage: int, tmp_path: Path) -> None:
+    states = {"weight": torch.tensor(2.5), "exp_avg": torch.tensor(0.5), "step": torch.tensor(3.0)}
+    full = {"weight": torch.ones(2, 2), "exp_avg": torch.ones(2, 2), "step": torch.tensor(3.0)}
+    value = {"params": {"scale": states, "w": full}, "groups": [{"lr": 0.1, "params": ["scale", "w"]}]}
+    torch.save(value, tmp_path / "made.pt")
+    convert(tmp_path / "made.pt", tmp_path / "there", f"universal(stage={stage})")
+    assert verify(tmp_path / "there") and compare(tmp_path / "made.pt", tmp_path / "there")
+    convert(tmp_path / "there", tmp_path / "back.pt", "plain()")
+    found = torch.load(tmp_path / "back.pt", weights_only=True)["params"]["scale"]
+    assert {name: (t.shape, t.item()) for name, t in found.items()} == {
+        "weight": ((), 2.5), "fp32": ((), 2.5), "exp_avg": ((), 0.5), "step": ((), 3.0),
+    }  # fmt: skip

@@ -21,7 +21,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
         *("round_robin", "alignment", "elastic", "sub_group_size"),
     ),
-    "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards"),
+    "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards", "decoupled_weight_decay"),
     "megatron_core": ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp"),
     "megatron_fsdp": ("dp", "tp", "halves", "masters", "owner", "grouped", "step"),
     "megatron_legacy": ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer"),

@@ -14,6 +14,7 @@ from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
 from ucpl.stores.containers.steps import Run
 from ucpl.stores.dcp import DCP
+from ucpl.stores.dcp.hypers import advice as dcp_advice
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.advice import universal_advice
@@ -61,6 +62,8 @@ def framework(name: str) -> Framework:
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """What whoever loads a target of this source must do beside a plain load."""
+    if structure.framework == DCP.name:
+        return dcp_advice(source, structure)
     if structure.framework == Universal.name:
         return (*universal_advice(source, structure), *objects_advice(source))
     if structure.framework == MegatronLegacy.name:

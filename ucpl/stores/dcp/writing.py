@@ -31,6 +31,7 @@ from ucpl.stores.carrying import Place as Lying
 from ucpl.stores.carrying import Storages, by_place, strides
 from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.folders import MODEL, OPTIMIZER
+from ucpl.stores.dcp.hypers import completed
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
 from ucpl.stores.groups import matched
 from ucpl.stores.inert import LEAVES
@@ -46,12 +47,6 @@ Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
 KNOWN = frozenset({"argparse.Namespace"})
 _APART = ("model.", "optimizer.state.")  # of the two folders of Accelerate and the Trainer
-_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
-# What torch.optim.AdamW keeps of a group beside lr, betas, eps and weight_decay: `dcp.load` wants each key of the optimizer.
-_KEPT = {
-    "amsgrad": False, "foreach": None, "maximize": False, "capturable": False,
-    "differentiable": False, "fused": None, "decoupled_weight_decay": True,
-}  # fmt: skip
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
@@ -280,8 +275,7 @@ class Writer:
             return  # weights alone
         for number, group in enumerate(matched(self.source, self.structure.groups)):
             members = group.members
-            is_adam = any(set(t.states) >= _ADAM for t in self.structure.tensors if t.name in members)
-            said = {**(_KEPT if is_adam else {}), **group.hyper}
+            said = completed(self.source, self.structure, group.hyper, members)
             for owner in members if self.is_flat else (number,):
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)

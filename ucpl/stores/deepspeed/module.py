@@ -146,7 +146,8 @@ def _aliases(
     """Second names: those that `shared_params` states, and names of one place in one storage. It states none where there is
     no ZeRO, in old releases, and of a module that its parent has twice.
     """
-    stated = _stated_aliases(part, shared, tensors) if shared is not None and stage else {}
+    placed = known.shapes if stage == 3 else {name: tensor.shape for name, tensor in tensors.items()}
+    stated = _stated_aliases(part, shared, tensors, placed) if shared is not None and stage else {}
     if stage == 3:
         found = stated | _of_placeholders(tensors, known, stated)
         return auto_ep.second_names(part, {name: t.shape for name, t in tensors.items()}, known.shapes) | found
@@ -164,8 +165,13 @@ def _aliases(
     return stated | aliases | auto_ep.second_names(part, shapes, known.shapes)
 
 
-def _stated_aliases(part: TorchFile, shared: Value, tensors: dict[str, TensorRef]) -> dict[str, str]:
+def _stated_aliases(
+    part: TorchFile, shared: Value, tensors: dict[str, TensorRef], shapes: Mapping[str, Shape]
+) -> dict[str, str]:
+    """What `shared_params` states, but for tensors without elements: DeepSpeed takes any two of them for one."""
     stated = {alias: owner.text() for alias, owner in shared.named()}
+    empty = {name for name, shape in shapes.items() if prod(shape) == 0}
+    stated = {alias: owner for alias, owner in stated.items() if not empty & {alias, owner}}
     for alias, owner in stated.items():
         if alias not in tensors and owner in tensors:
             fail("E459", f"shared_params ties {alias} to {owner}, and the module lacks one", Label(str(part.path)))

@@ -252,7 +252,10 @@ class _Universal:
             gathered.scalar(value, state, held, (name,))
             return
         tensor = value.tensor()
-        if not tensor.shape or (state == "step" and prod(tensor.shape) == 1):
+        is_own = (
+            is_dict and tensor.shape == self.module.shapes.get(name) and state != "step"
+        )  # of a parameter without dims
+        if (not tensor.shape and not is_own) or (state == "step" and prod(tensor.shape) == 1):
             gathered.consumed.add((part.file, value.key))
             gathered.scalar(value, state, part.read_scalar(value.key or (name, state), tensor), (name,))
             gathered.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, tensor)
