@@ -252,9 +252,8 @@ class _Universal:
             gathered.scalar(value, state, held, (name,))
             return
         tensor = value.tensor()
-        is_own = (
-            is_dict and tensor.shape == self.module.shapes.get(name) and state != "step"
-        )  # of a parameter without dims
+        # A parameter without dims has states without dims; a number of a parameter is no dict.
+        is_own = is_dict and tensor.shape == self.module.shapes.get(name) and state != "step"
         if (not tensor.shape and not is_own) or (state == "step" and prod(tensor.shape) == 1):
             gathered.consumed.add((part.file, value.key))
             gathered.scalar(value, state, part.read_scalar(value.key or (name, state), tensor), (name,))
