@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_all
 
 import ucpl
 from tests.cli.command import ucpl as command
@@ -30,11 +31,12 @@ def job(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 def save(kind: str, folder: Path, without: tuple[str, ...] = ()) -> Path:
     """A folder as torch saves it; `without`: keys that an older release does not have."""
+    states: Any
     weights, states = get_state_dict(*job(kind))
     for group in states["param_groups"]:
         for key in without:
             del group[key]
-    dcp.save({"model": weights, "optim": states}, checkpoint_id=folder)
+    save_all({"model": weights, "optim": states}, checkpoint_id=folder)
     return folder
 
 
@@ -44,8 +46,8 @@ def loaded(kind: str, folder: Path) -> dict[str, Any]:
     for group in optimizer.param_groups:
         group["lr"] = 7.0
     weights, states = get_state_dict(module, optimizer)
-    held = {"model": weights, "optim": states}
-    dcp.load(held, checkpoint_id=folder)
+    held: dict[str, Any] = {"model": weights, "optim": states}
+    load(held, checkpoint_id=folder)
     set_state_dict(module, optimizer, model_state_dict=held["model"], optim_state_dict=held["optim"])
     return {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
 

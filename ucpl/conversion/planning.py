@@ -177,7 +177,7 @@ def make_plan(
     """
     from ucpl.conversion.filling import begun
     from ucpl.conversion.losing import losses_of, replays_of
-    from ucpl.conversion.running import of_groups
+    from ucpl.conversion.running import with_groups
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
     from ucpl.proofs.masters import masters_of
@@ -236,8 +236,7 @@ def make_plan(
         return made
     from ucpl.conversion.accounting import with_account
 
-    made = evolve(made, changed=(*made.changed, *of_groups(source.checkpoint, made)))
-    return with_account(made, source.checkpoint)
+    return with_account(with_groups(source.checkpoint, made), source.checkpoint)
 
 
 def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:

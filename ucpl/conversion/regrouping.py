@@ -9,14 +9,14 @@ from attrs import evolve
 
 from ucpl.conversion.lessening import BY_GROUP
 from ucpl.errors import Label, fail
-from ucpl.stores.groups import matched, sources_of
+from ucpl.stores.groups import matched, sources_of, with_empty
 
 if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, StoredTensor, Structure
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["regrouped", "said_of_groups"]
+__all__ = ["regrouped", "said_of_groups", "with_empty_groups"]
 
 # Frameworks whose groups are those of the plan. Megatron deals parameters to groups by its own rule (stores/megatron/groups).
 _OF_THE_PLAN = frozenset({"deepspeed", "universal", "dcp", "plain"})
@@ -27,7 +27,7 @@ def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     target = plan.target
     if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
         return checkpoint
-    known = _as_called(checkpoint, target, plan.sources if _has_unknown(checkpoint, target) else ())
+    known = _as_called(checkpoint, plan)
     made = matched(known, target.groups)
     envelope = known.envelope
     places = _places(known, target)
@@ -40,12 +40,29 @@ def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     return evolve(known, envelope=evolve(envelope, groups=made))
 
 
+def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
+    """The plan whose target has the source's groups that train nothing: loaders ask for as many groups as the job has."""
+    target = plan.target
+    if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
+        return plan
+    groups, lost = with_empty(_as_called(checkpoint, plan).envelope.groups, target.groups)
+    why = "the target groups parameters otherwise"
+    if target.framework in ("deepspeed", "universal") and target.settings.get("stage") not in (0, 3):
+        known = dict(target.groups)
+        lost = (*lost, *(name for name, _ in groups if name not in known))
+        why = f"ZeRO-{target.settings.get('stage')} has no group without trained parameters"
+    else:
+        plan = evolve(plan, target=evolve(target, groups=tuple(groups)))
+    said = tuple(f"group {name}, which trains no parameter, with its hyper-parameters: {why}" for name in lost)
+    return evolve(plan, dropped=(*plan.dropped, *said))
+
+
 def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
     """A line for each group of a target that regroups its source's parameters."""
     target = plan.target
     if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
         return ()
-    known = _as_called(checkpoint, target, plan.sources if _has_unknown(checkpoint, target) else ())
+    known = _as_called(checkpoint, plan)
     groups = known.envelope.groups
     if _places(known, target) is None:
         return ()
@@ -69,12 +86,15 @@ def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
     return any(member not in known for _, members in target.groups for member in members)
 
 
-def _as_called(checkpoint: Checkpoint, target: Structure, stored: Sequence[StoredTensor]) -> Checkpoint:
+def _as_called(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     """The checkpoint whose groups have the model's names of tensors, where a spec calls them otherwise than the files."""
+    target = plan.target
+    if not _has_unknown(checkpoint, target):
+        return checkpoint
     wanted = {member for _, members in target.groups for member in members}
     held = {member for group in checkpoint.envelope.groups for member in group.members}
     called: dict[str, dict[str, None]] = {}  # a name in the files -> names of the model
-    for tensor in stored:
+    for tensor in plan.sources:
         if tensor.state == "weight" and tensor.label in wanted - held:
             for name in _names_in(tensor):
                 if name in held - wanted:

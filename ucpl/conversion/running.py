@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import evolve
 
 from ucpl.conversion.lessening import lessened
-from ucpl.conversion.regrouping import regrouped, said_of_groups
+from ucpl.conversion.regrouping import regrouped, said_of_groups, with_empty_groups
 from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.remotes.entrance import place_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["demand_a_place", "of_groups", "refuse_existing", "run"]
+__all__ = ["demand_a_place", "refuse_existing", "run", "with_groups"]
 
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
 K = TypeVar("K")
@@ -134,11 +134,12 @@ def demand_a_place(plan: Plan, source: Checkpoint, how: How) -> None:
     )
 
 
-def of_groups(source: Checkpoint, plan: Plan) -> tuple[str, ...]:
-    """Lines on groups that are not those of the source. Raises: UcplError E482, E483."""
+def with_groups(source: Checkpoint, plan: Plan) -> Plan:
+    """The plan with groups that train nothing, and lines on groups that are not the source's. Raises: UcplError E482, E483."""
     known = _named(source, plan)
-    regrouped(known, plan)
-    return said_of_groups(known, plan)
+    made = with_empty_groups(known, plan)
+    regrouped(known, made)
+    return evolve(made, changed=(*made.changed, *said_of_groups(known, made)))
 
 
 def _as_told(source: Checkpoint, plan: Plan) -> Checkpoint:

@@ -32,12 +32,19 @@ Counted = Scalar | int | float | str | bool | None | list["Counted"] | tuple["Co
 class ParameterGroup:
     """One parameter group of the optimizer: its members in the optimizer's own order, and hyper-parameters (lr, ...).
 
-    `members` are names of trainable parameters. `hyper` is the param_group dict without `params`.
+    `members` are names of trainable parameters with elements. `hyper` is the param_group dict without `params`. `listed`: all
+    names that the optimizer has in the group, frozen parameters and those without elements, too; empty where these are members.
     """
 
     name: str
     members: tuple[str, ...]
     hyper: dict[str, object]
+    listed: tuple[str, ...] = ()
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All names that the optimizer has in the group, in its order."""
+        return self.listed or self.members
 
 
 @frozen

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from ucpl.extents import Envelope, Extent
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Hyper", "Wanted", "agreed", "differences", "each_of", "matched", "refuse_without", "sources_of"]
+__all__ = [
+    "Hyper",
+    "Wanted",
+    "agreed",
+    "differences",
+    "each_of",
+    "matched",
+    "refuse_without",
+    "sources_of",
+    "with_empty",
+]
 
 Wanted = Sequence[tuple[str, tuple[str, ...]]]  # groups of a target: (name, members in the optimizer's order)
 Hyper = Mapping[str, object]
@@ -35,6 +45,7 @@ def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
     """
     known = source.envelope.groups
     is_silent = not any(group.hyper for group in known)
+    listed = _listed_in(known, wanted)
     out = []
     for number, ((name, members), hyper) in enumerate(
         zip(wanted, agreed(known, wanted, source.carried_extents.values()), strict=True)
@@ -42,7 +53,7 @@ def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
         if hyper is None and not is_silent:
             like = next(group.name for group in known if group.hyper)
             refuse_without(members, f"group {number} (`{name}`) of the target", f"{name}:{like}")
-        out.append(ParameterGroup(name, members, dict(hyper or {})))
+        out.append(ParameterGroup(name, members, dict(hyper or {}), listed[number]))
     return tuple(out)
 
 
@@ -68,6 +79,38 @@ def sources_of(known: Sequence[ParameterGroup], wanted: Wanted) -> list[list[int
     for name, members in wanted:
         found = list(dict.fromkeys(holder[member] for member in members if member in holder))
         out.append(found or ([without[name]] if name in without else []))
+    return out
+
+
+def with_empty(known: Sequence[ParameterGroup], wanted: Wanted) -> tuple[Wanted, tuple[str, ...]]:
+    """A target's groups with those of the source that train nothing, each where the source has it; and the names of those that
+    have no place, since the target groups parameters otherwise.
+    """
+    places = [found[0] for found in sources_of(known, wanted) if found]
+    names = {name for name, _ in wanted}
+    alone = [i for i, group in enumerate(known) if not group.members and group.hyper and group.name not in names]
+    if places != sorted(set(places)):
+        return wanted, tuple(known[i].name for i in alone)
+    out: list[tuple[str, tuple[str, ...]]] = []
+    for group, found in zip(wanted, sources_of(known, wanted), strict=True):
+        while alone and found and alone[0] < found[0]:
+            out.append((known[alone.pop(0)].name, ()))
+        out.append(group)
+    return (*out, *((known[i].name, ()) for i in alone)), ()
+
+
+def _listed_in(known: Sequence[ParameterGroup], wanted: Wanted) -> list[tuple[str, ...]]:
+    """For each group of a target, all names that its optimizer has there: frozen parameters stay in their groups."""
+    trained = {member for _, members in wanted for member in members}
+    left = {i: [name for name in group.every if name not in trained] for i, group in enumerate(known)}
+    out = []
+    for (_, members), found in zip(wanted, sources_of(known, wanted), strict=True):
+        idle = [name for i in found for name in left.pop(i, [])]
+        idle = [name for name in idle if not any(name in known[i].members for i in found)]
+        order = [name for name in known[found[0]].every if name in {*members, *idle}] if found else []
+        is_order = [name for name in order if name in members] == list(members)
+        listed = order if is_order and set(order) == {*members, *idle} else [*members, *idle]
+        out.append(tuple(listed) if idle else ())
     return out
 
 

@@ -11,7 +11,7 @@ A parameter in no group is frozen; where there is no `groups`, all parameters th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -49,8 +49,9 @@ from ucpl.stores.values import Empty, Value
 
 FILE = "plain.pt"
 _KEYS = frozenset(("params", "buffers", "aliases", "groups", "scalars", "envelope"))
-_ENVELOPE = frozenset(("ucpl", "framework", "version", "settings", "blobs", "carried"))
+_ENVELOPE = frozenset(("ucpl", "framework", "version", "settings", "blobs", "carried", "in_groups"))
 VERSION = 1
+LISTED = "in_groups"  # the section of the envelope that has frozen parameters of groups
 EMPTY = "empty_tensors"  # the blob that tells of tensors without elements: here they stand among the others
 # What a run has counted: in sight under `scalars`, whatever framework it came from.
 COUNTED = ("global_steps", "global_samples", "skipped_steps")
@@ -229,8 +230,20 @@ class _Opened:
                 params.wrong("a list of parameters, each in one group")
             seen.update(names)
             hyper = {key: decode(lifted(value.held, self.part.file)) for key, value in group.named() if key != "params"}
-            out.append(ParameterGroup(str(g), tuple(name for name in names if prod(shapes[name][0])), hyper))
+            members = tuple(name for name in names if prod(shapes[name][0]))
+            every = tuple(self.listed(g, names, shapes))
+            out.append(ParameterGroup(str(g), members, hyper, every if every != members else ()))
         return tuple(out)
+
+    def listed(self, group: int, names: Sequence[str], shapes: Mapping[str, object]) -> Sequence[str]:
+        """All names of a group of the optimizer: frozen parameters, too, where the envelope says them."""
+        stated = self.named("envelope", LISTED).get(str(group))
+        if stated is None:
+            return names
+        every = stated.texts()
+        if not set(names) <= set(every) <= shapes.keys():
+            stated.wrong("a list of parameters, those of the group among them")
+        return every
 
     def decoded(self, name: str) -> dict[object, object]:
         """A section of the envelope, as it was before it was encoded."""
@@ -280,11 +293,20 @@ class _Opened:
         second = {alias: weights.get(owner.text()) for alias, owner in self.named("aliases").items()}
         found += [(alias, one, False) for alias, one in second.items() if isinstance(one, TensorRef)]
         found += [(name, one, True) for name, one in buffers.items()]
-        return {
-            name: {"dtype": one.storage.dtype, "shape": list(one.shape), "buffer": is_buffer}
-            for name, one, is_buffer in found
-            if prod(one.shape) == 0
+        return {name: self.empty(name, one, is_buffer) for name, one, is_buffer in found if prod(one.shape) == 0}
+
+    def empty(self, name: str, weight: TensorRef, is_buffer: bool) -> dict[str, object]:
+        """A tensor without elements, and what the optimizer has of it."""
+        noted: dict[str, object] = {"dtype": weight.storage.dtype, "shape": list(weight.shape), "buffer": is_buffer}
+        states = dict(self.named("params", name)) if not is_buffer else {}
+        held = {state: value.held for state, value in states.items() if state not in ("weight", "fp32")}
+        tensors = {
+            s: one.storage.dtype for s, one in held.items() if isinstance(one, TensorRef) and not prod(one.shape)
         }
+        numbers = {s: number_of(self.scalars[s].pop(name)) for s in held if name in self.scalars.get(s, {})}
+        for state in numbers:
+            self.scalar_extents.get(state, {}).pop(name, None)
+        return noted | ({"states": tensors} if tensors else {}) | ({"numbers": numbers} if numbers else {})
 
     def settings(self) -> dict[str, Setting]:
         """Those that the source had, each a value and where it came from."""
@@ -333,7 +355,8 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         if one.buffer:
             buffers.setdefault(name, made)
         else:
-            params.setdefault(name, {"weight": made})
+            states = {state: storages.empty(dtype, one.shape) for state, dtype in one.states.items()}
+            params.setdefault(name, {"weight": made, **states, **one.numbers})
     for state, values in envelope.scalars.items():
         for name, value in values.items():
             if name in params:
@@ -346,10 +369,13 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         for name, states in params.items()
     }
     blobs = {key: value for key, value in envelope.blobs.items() if key not in (*COUNTED, EMPTY)}
+    of_target = matched(source, structure.groups)
+    frozen = {t.name for t in structure.tensors if t.kind != "parameter"}
     groups = [
-        {**encode(storages.value(group.hyper)), "params": list(group.members)}
-        for group in matched(source, structure.groups)
+        {**encode(storages.value(group.hyper)), "params": [name for name in group.every if name not in frozen]}
+        for group in of_target
     ]
+    listed = {str(g): list(group.listed) for g, group in enumerate(of_target) if not frozen.isdisjoint(group.listed)}
     tree: dict[str, object] = {
         "params": ordered,
         "buffers": buffers,
@@ -365,6 +391,7 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
             },
             "blobs": encode(storages.value(blobs)),
             "carried": encode(storages.value(envelope.carried)),
+            **({LISTED: listed} if listed else {}),
         },
     }
     made_file = SkeletonFile(path=file, value=tree, storage_of=storage_of, carried=tuple(storages.carried))

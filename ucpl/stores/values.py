@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import NoReturn
 
+from attrs import field
+
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Call, Global, Key, Size, Step, TensorRef, key_text
 from ucpl.records import frozen
@@ -144,6 +146,8 @@ class Empty:
     dtype: str
     shape: tuple[int, ...]
     buffer: bool = False
+    states: dict[str, str] = field(factory=dict)  # that an optimizer has of it, each with its dtype
+    numbers: dict[str, object] = field(factory=dict)  # that it has of it: state -> number
 
     @classmethod
     def of(cls, value: Value) -> Empty:
@@ -154,7 +158,14 @@ class Empty:
         if prod(shape.shape()):
             shape.wrong("a shape without elements")
         buffer = value.find("buffer")
-        return cls(dtype.held, shape.shape(), buffer is not None and buffer.held is True)
+        states, numbers = value.find("states"), value.find("numbers")
+        return cls(
+            dtype.held,
+            shape.shape(),
+            buffer is not None and buffer.held is True,
+            {state: dtype.text() for state, dtype in states.named()} if states is not None else {},
+            {state: number.held for state, number in numbers.named()} if numbers is not None else {},
+        )
 
 
 def _is_count(n: object) -> bool:

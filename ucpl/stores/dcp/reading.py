@@ -23,7 +23,7 @@ from ucpl.stores.dcp.wrapped import Wrapped, found_in
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import decode
-from ucpl.stores.scalars import is_counted
+from ucpl.stores.scalars import is_counted, number_of
 from ucpl.stores.torch_files import crc_of
 from ucpl.stores.values import Value
 
@@ -70,8 +70,8 @@ class Opened:
                 self.read_states(name, states)
         self.more_states()
         self.align()
-        left_out = [name for name in self.empty if name in self.roles.states]
         groups = self.groups()
+        self.read_states_of_empty(groups)
         aliases = self.aliases()
         tensors = tuple(
             self.named(name) for name in self.roles.weights if name not in aliases and name not in self.empty
@@ -105,7 +105,6 @@ class Opened:
             remarks=(
                 *(one.message for one in self.chunks.amiss),
                 *(f"`{a}` has the bytes of `{o}`: tied" for a, o in aliases.items()),
-                *(f"`{n}` has no elements: the optimizer's values of it are left out" for n in left_out),
             ),
             scalar_extents=self.scalar_extents,
             amiss=tuple(self.chunks.amiss),
@@ -288,8 +287,9 @@ class Opened:
             where = Value(self.root / file, file, (said,), params)
             if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
                 where.wrong("a list of parameters of the model")
-            held = tuple(str(name) for name in members if name not in self.empty)
-            out.append(ParameterGroup(str(number), held, hyper))
+            listed = tuple(map(str, members))
+            held = tuple(name for name in listed if name in self.roles.states and name not in self.empty)
+            out.append(ParameterGroup(str(number), held, hyper, listed if listed != held else ()))
         return tuple(out) if out else self.flat_groups()
 
     def hyper(self, entry: str) -> object:
@@ -307,10 +307,34 @@ class Opened:
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
         """Of a state dict whose optimizer was flattened, each parameter has its hyper-parameters: equal ones are a group."""
         found: dict[str, tuple[dict[str, object], list[str]]] = {}
-        for name in (n for n in self.roles.states if n not in self.empty):
+        trained = [name for name in self.roles.states if name not in self.empty]
+        for name in dict.fromkeys((*trained, *self.roles.hypers)):
             hyper = {key: self.hyper(entry) for key, entry in self.roles.hypers.get(name, {}).items()}
             found.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)
-        return tuple(ParameterGroup(str(n), tuple(names), h) for n, (h, names) in enumerate(found.values()))
+        out = []
+        for number, (hyper, names) in enumerate(found.values()):
+            held = tuple(name for name in names if name in trained)
+            out.append(ParameterGroup(str(number), held, hyper, tuple(names) if len(names) > len(held) else ()))
+        return tuple(out)
+
+    def read_states_of_empty(self, groups: tuple[ParameterGroup, ...]) -> None:
+        """What the optimizer has of tensors without elements, which loaders look for."""
+        listed = {name for group in groups for name in group.every}
+        for name, noted in self.empty.items():
+            if name not in listed and name not in self.roles.states:
+                continue
+            assert isinstance(noted, dict)
+            noted["buffer"] = False
+            for state, entry in self.roles.states.get(name, {}).items():
+                stored = self.metadata.tensors.get(entry)
+                if stored is None:
+                    noted.setdefault("numbers", {})[state] = self.value(entry)
+                elif prod(stored.shape) == 0:
+                    noted.setdefault("states", {})[state] = stored.dtype
+                elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
+                    part, tensor = self.chunks.tensor(stored.chunks[0].place, entry)
+                    extent = self.chunks.extent(entry, stored.chunks[0], part, tensor)
+                    noted.setdefault("numbers", {})[state] = number_of(part.read_scalar(extent.key, tensor))
 
     def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
         """Framework, version and values of the run that a conversion has kept, which are taken out of what is carried."""

@@ -97,6 +97,11 @@ class Writer:
         return str(self.structure.settings.get("states") or "optim.state.")
 
     @property
+    def has_states(self) -> bool:
+        """Whether the target has more than weights."""
+        return bool(self.source.envelope.scalars) or any(t.states for t in self.structure.tensors)
+
+    @property
     def is_flat(self) -> bool:
         """Whether the optimizer's names are keys as a whole, each parameter with hyper-parameters of its own."""
         return bool(self.structure.settings.get("flat"))
@@ -255,33 +260,41 @@ class Writer:
         for name, one in empty_tensors(self.source.envelope, self.source.root).items():
             made = TensorRef(StorageRef("0", one.dtype, 0), 0, one.shape, strides(one.shape))
             self.chunk(0, self.prefix + name, (0,) * len(one.shape), Archive(made), one.shape)
+            for state, dtype in one.states.items() if self.has_states else ():
+                made = TensorRef(StorageRef("0", dtype, 0), 0, one.shape, strides(one.shape))
+                self.chunk(0, f"{self.states}{name}.{state}", (0,) * len(one.shape), Archive(made), one.shape)
+            for state, number in one.numbers.items() if self.has_states else ():
+                self.number(name, state, number)
 
     def numbers(self) -> None:
         """Numbers of whole parameters: torch's optimizers keep `step` as a tensor without dims, others as they are."""
         for state, values in self.source.envelope.scalars.items():
             for name, value in values.items():
-                entry = f"{self.states}{name}.{state}"
-                one = _tensor_of(value) if state == "step" else value
-                if isinstance(one, Scalar):
-                    made = TensorRef(StorageRef("0", one.dtype, prod(one.shape)), 0, one.shape, strides(one.shape))
-                    self.chunk(0, entry, (0,) * len(one.shape), Archive(made, {"0": one.data}), one.shape)
-                else:
-                    self.value(self.within("state", name, state), value)
+                self.number(name, state, value)
+
+    def number(self, name: str, state: str, value: object) -> None:
+        one = _tensor_of(value) if state == "step" else value
+        if isinstance(one, Scalar):
+            made = TensorRef(StorageRef("0", one.dtype, prod(one.shape)), 0, one.shape, strides(one.shape))
+            entry = f"{self.states}{name}.{state}"
+            self.chunk(0, entry, (0,) * len(one.shape), Archive(made, {"0": one.data}), one.shape)
+        else:
+            self.value(self.within("state", name, state), value)
 
     # ---- what is no tensor of the model ------------------------------------------------------------------------------
 
     def groups(self) -> None:
-        if not self.source.envelope.scalars and not any(t.states for t in self.structure.tensors):
-            return  # weights alone
+        if not self.has_states:
+            return
         for number, group in enumerate(matched(self.source, self.structure.groups)):
             members = group.members
             said = completed(self.source, self.structure, group.hyper, members)
-            for owner in members if self.is_flat else (number,):
+            for owner in group.every if self.is_flat else (number,):
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
             if not self.is_flat:
                 called = self.source.optimizer_names
-                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in members])
+                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in group.every])
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:
         name = ".".join(map(str, steps))

@@ -43,7 +43,7 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     held: list[object] = []
     number = 0
     for g, members in here:
-        if not members:
+        if not members and writer.structure.groups[g][1]:
             _refuse_empty(writer, file, g)
         slots = [tuple(members)] if flat else [(name,) for name in members]
         ids = list(range(number, number + len(slots)))

@@ -102,7 +102,7 @@ class Writer:
     def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Writer:
         settings = dict(structure.settings)
         demand_numbers(settings, ("stage", "dp"))
-        blobs = blobs_of(source)
+        blobs, groups = blobs_of(source), matched(source, structure.groups)
         index: dict[tuple[str, tuple[str, ...]], int] = {}
         below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
         for i, target in enumerate(targets):
@@ -138,7 +138,7 @@ class Writer:
             kinds=kinds,
             empty=empty,
             left_out={name: one for name, one in left_out.items() if name not in kinds},
-            hypers=[group.hyper for group in matched(source, structure.groups)],
+            hypers=[group.hyper for group in groups],
         )
 
     def file(self, path: str) -> TargetFile:
