@@ -355,3 +355,31 @@ def test_of_a_text_that_infer_writes_nothing_is_remarked(spec: Path, name: str) 
     spec.write_text(good("infer", FIXTURES / name).out)
     found = check("x.ucpl", Given())
     assert (found.findings, found.remarks) == ((), ())
+
+
+OF_DCP = """ucpl 1
+model m {
+  w : 6 4 dtype f32
+  b : 6 dtype f32
+  group a = w
+  group z = b
+}
+layout here(fsdp) of m {
+  framework dcp(fsdp = fsdp, prefix = "model.", states = "optim.state.")
+  mesh fsdp
+  file weights = dcp ".metadata"
+  w = _@chunk(fsdp) _  as "model.w"
+  b = _@chunk(fsdp)    as "model.b"
+}
+plan grow = here(fsdp = 1) -> here(fsdp = 2)
+  drop extra
+"""
+
+
+def test_groups_and_what_a_caller_saved_are_not_advised_away(spec: Path) -> None:
+    """DCP's files have groups, and may have keys that no model says: neither is for `check` to take out."""
+    spec.write_text(OF_DCP)
+    found = check(str(spec), Given())
+    assert not found.findings, found.findings
+    assert not any("`group" in text for text in found.remarks), found.remarks
+    assert any("drops `extra`" in text and "client_state" in text for text in found.remarks)

@@ -137,3 +137,74 @@ def test_a_schedule_has_the_places_of_the_target(tmp_path: Path) -> None:
     _, _, found = told(tmp_path / "made", tmp_path)
     kept = {**found["scalars"], **found["envelope"]["blobs"]}["lr_scheduler"]
     assert kept["base_lrs"] == [0.02, 0.003, 0.1]
+
+
+def idle(folder: Path) -> Path:
+    """The same with groups that train nothing: one of a frozen parameter, as DCP's optimizers have it, and an empty one."""
+    value = torch.load(source(folder), weights_only=True)
+    value["params"]["frozen"] = {"weight": torch.ones(3)}
+    value["params"]["void"] = {"weight": torch.zeros(0), "exp_avg": torch.zeros(0), "step": torch.tensor(3.0)}
+    value["groups"][0]["params"] = ["a", "void"]
+    value["groups"].insert(0, {"lr": 5.0, "weight_decay": 0.5, "params": []})
+    value["groups"].insert(2, {"lr": 6.0, "weight_decay": 0.6, "params": []})
+    value["envelope"] = {"in_groups": {"0": ["frozen"]}}
+    torch.save(value, folder / "idle.pt")
+    return folder / "idle.pt"
+
+
+@pytest.mark.parametrize("target", ["plain()", "dcp(fsdp = 2)", "zero3(dp = 2)", "zero0(dp = 1)"])
+def test_groups_that_train_nothing_are_kept(target: str, tmp_path: Path) -> None:
+    made = idle(tmp_path)
+    ucpl.convert(made, tmp_path / "made", target)
+    assert ucpl.compare(made, tmp_path / "made")
+    _, held, found = told(tmp_path / "made", tmp_path)
+    assert [one["lr"] for one in held] == [5.0, 0.1, 6.0, 0.02, 0.003]
+    assert [[n for n in one["params"] if n != "void"] for one in held] == [[], ["a"], [], ["b", "c"], ["d"]]
+    if target in ("plain()", "dcp(fsdp = 2)"):  # whose files name what is in a group
+        assert found["envelope"]["in_groups"] == {"0": ["frozen"]}
+        assert held[1]["params"] == ["a", "void"] and set(found["params"]["void"]) == {"weight", "exp_avg", "step"}
+    assert "frozen" not in {name for one in held for name in one["params"]}
+
+
+@pytest.mark.parametrize("target", ["zero1(dp = 2)", "zero2(dp = 2)", "universal()"])
+def test_groups_that_train_nothing_are_named_where_no_loader_has_them(target: str, tmp_path: Path) -> None:
+    made = idle(tmp_path)
+    said = ucpl.plan(str(made), target).dropped
+    assert sum("which trains no parameter" in text for text in said) == 2
+    ucpl.convert(made, tmp_path / "made", target)
+    of, held, _ = told(tmp_path / "made", tmp_path)
+    assert len(held) == 3 and {name: one["lr"] for name, one in of.items()} == RATES
+
+
+def test_a_job_loads_a_folder_with_frozen_and_empty_groups(tmp_path: Path) -> None:
+    """As torch's own loader says it, whatever the folder was in between."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    def job() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        module = torch.nn.Module()
+        for name, size in (("still", 3), ("w", 5), ("void", 0)):
+            module.register_parameter(name, torch.nn.Parameter(torch.ones(size), requires_grad=name != "still"))
+        groups = [
+            {"params": [module.still], "lr": 0.1}, {"params": [module.w, module.void], "lr": 0.2}, {"params": [], "lr": 0.3}
+        ]  # fmt: skip
+        optimizer = torch.optim.AdamW(groups)
+        (module.w.sum() + module.void.sum()).backward()  # type: ignore[operator]
+        optimizer.step()
+        optimizer.zero_grad()
+        return module, optimizer
+
+    weights, states = get_state_dict(*job())
+    save({"model": weights, "optim": states}, checkpoint_id=tmp_path / "source")
+    ucpl.convert(tmp_path / "source", tmp_path / "a.pt", "plain()")
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["groups"][1]["params"] == ["w", "void"]
+    for n, via in enumerate((tmp_path / "source", tmp_path / "a.pt")):
+        ucpl.convert(via, tmp_path / str(n), "dcp(fsdp = 2)")
+        module, optimizer = job()
+        for group in optimizer.param_groups:
+            group["lr"] = 9.0
+        held: dict[str, Any] = dict(zip(("model", "optim"), get_state_dict(module, optimizer), strict=True))
+        load(held, checkpoint_id=tmp_path / str(n))
+        set_state_dict(module, optimizer, model_state_dict=held["model"], optim_state_dict=held["optim"])
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2, 0.3]

@@ -38,6 +38,7 @@ from ucpl.conversion.voice import Voice
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
+from ucpl.layout.frameworks import WITH_RUNS
 from ucpl.layout.globs import is_called
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
@@ -82,7 +83,6 @@ __all__ = ["Checked", "check", "check_text"]
 _NO_CONFIG = "E105"
 _OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
-_CARRYING = ("deepspeed", "universal", "plain")  # frameworks whose files hold what a caller put beside the model
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
 OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
 MOST_OTHERS = 12
@@ -449,7 +449,7 @@ class _Checker:
     def drops(self, node: nodes.Plan, source: Layout) -> None:
         """A checkpoint may carry more than its model says: what a caller put beside it is known when there is one."""
         for name, remedy in unknown_drops(source, node.drop):
-            if source.framework in _CARRYING:
+            if source.framework in WITH_RUNS:
                 self.remark(
                     f"plan {node.name} drops `{name}`, which is no tensor or state of {source.model_name}: {remedy}."
                     " Where a key of client_state is meant, nothing is to be done"

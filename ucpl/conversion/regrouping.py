@@ -47,8 +47,11 @@ def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
         return plan
     groups, lost = with_empty(_as_called(checkpoint, plan).envelope.groups, target.groups)
     why = "the target groups parameters otherwise"
-    if target.framework in ("deepspeed", "universal") and target.settings.get("stage") not in (0, 3):
-        known = dict(target.groups)
+    known = dict(target.groups)
+    if target.framework == "universal":
+        lost = (*lost, *(name for name, _ in groups if name not in known))
+        why = "loaders of universal folders look for none"
+    elif target.framework == "deepspeed" and target.settings.get("stage") not in (0, 3):
         lost = (*lost, *(name for name, _ in groups if name not in known))
         why = f"ZeRO-{target.settings.get('stage')} has no group without trained parameters"
     else:

@@ -10,7 +10,7 @@ from ucpl.layout.near import nearest
 from ucpl.layout.scope import Value, at
 from ucpl.syntax import nodes, print_expr
 
-__all__ = ["CHUNKED", "SETTINGS", "demand_settings", "demand_values"]
+__all__ = ["CHUNKED", "SETTINGS", "WITH_RUNS", "demand_settings", "demand_values"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
 # Frameworks whose files of form dcp have chunks that are found by where they begin.
@@ -29,6 +29,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "huggingface": ("shard",),
     "torch": ("tracker", "step"),
 }
+# Frameworks whose files have the groups of an optimizer, and what a caller put next to the model.
+WITH_RUNS = ("deepspeed", "universal", "plain", "dcp", "megatron_core", "megatron_fsdp", "megatron_legacy")
 _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
 _ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}
 

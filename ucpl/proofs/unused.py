@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from ucpl.errors import UcplError
 from ucpl.layout import Library
+from ucpl.layout.frameworks import WITH_RUNS
 from ucpl.layout.templates import PLACE_WORDS
 from ucpl.layout.used import holes_of, lines_in_file, names_of
 from ucpl.syntax import nodes, print_expr
@@ -162,8 +163,6 @@ def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) ->
 
 # ---- what a model says for its layouts -------------------------------------------------------------------------------
 
-_WITH_GROUPS = ("deepspeed", "universal", "plain")  # frameworks whose files have the groups of an optimizer
-
 
 def _of_models(library: Library, file: nodes.File) -> Iterator[str]:
     """Groups and digits of a model of which the file has layouts, and that no text which is loaded has a use for."""
@@ -204,7 +203,7 @@ def _has_groups(layout: nodes.Layout) -> bool:
     return (
         layout.of == "any"
         or "huggingface" in frameworks
-        or any(name in _WITH_GROUPS for name in frameworks)
+        or any(name in WITH_RUNS for name in frameworks)
         or any(isinstance(i, nodes.Group) and i.of_model for i in layout.items)
         or any(isinstance(i, nodes.States | nodes.FillStates) and i.groups == ("*",) for i in layout.items)
         or any("{group}" in t or "{number}" in t or "{member}" in t for t in _texts(layout))

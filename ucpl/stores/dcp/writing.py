@@ -40,6 +40,7 @@ from ucpl.stores.plain import EMPTY, empty_tensors
 from ucpl.stores.plain_values import encode
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import layout_archive
+from ucpl.stores.values import Empty
 
 __all__ = ["KNOWN", "File", "Writer", "address", "leaves", "skeleton", "whole_shapes"]
 
@@ -257,14 +258,32 @@ class Writer:
         return (*top, ".".join(map(str, steps))) if self.is_flat else (*top, *steps)
 
     def empty(self) -> None:
-        for name, one in empty_tensors(self.source.envelope, self.source.root).items():
+        for name, one in self.empty_ones().items():
             made = TensorRef(StorageRef("0", one.dtype, 0), 0, one.shape, strides(one.shape))
             self.chunk(0, self.prefix + name, (0,) * len(one.shape), Archive(made), one.shape)
             for state, dtype in one.states.items() if self.has_states else ():
                 made = TensorRef(StorageRef("0", dtype, 0), 0, one.shape, strides(one.shape))
                 self.chunk(0, f"{self.states}{name}.{state}", (0,) * len(one.shape), Archive(made), one.shape)
             for state, number in one.numbers.items() if self.has_states else ():
-                self.number(name, state, number)
+                if name not in self.source.envelope.scalars.get(state, {}):
+                    self.number(name, state, number)
+
+    def empty_ones(self) -> dict[str, Empty]:
+        """Tensors without elements, with what optimizers have of them. DeepSpeed's files do not say it: a job of one group has
+        the states of the others, and their step.
+        """
+        found = empty_tensors(self.source.envelope, self.source.root)
+        if self.source.framework not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
+            return found
+        trained = [t for t in self.structure.tensors if t.states]
+        counted = {"fp32", *self.source.envelope.scalars}
+        states = {s: "f32" for s in (trained[0].states if trained else ()) if s not in counted}
+        numbers = {}
+        for state, values in self.source.envelope.scalars.items():
+            several = {number_of(value) for value in values.values() if isinstance(number_of(value), int | float)}
+            if len(several) == 1:
+                numbers[state] = several.pop()
+        return {n: one if one.buffer else evolve(one, states=states, numbers=numbers) for n, one in found.items()}
 
     def numbers(self) -> None:
         """Numbers of whole parameters: torch's optimizers keep `step` as a tensor without dims, others as they are."""
@@ -286,15 +305,17 @@ class Writer:
     def groups(self) -> None:
         if not self.has_states:
             return
+        listed = {name for group in self.source.envelope.groups for name in group.every}
+        alone = [name for name, one in self.empty_ones().items() if one.states and name not in listed]
         for number, group in enumerate(matched(self.source, self.structure.groups)):
-            members = group.members
+            members, every = group.members, (*group.every, *alone)
             said = completed(self.source, self.structure, group.hyper, members)
-            for owner in group.every if self.is_flat else (number,):
+            for owner in every if self.is_flat else (number,):
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
             if not self.is_flat:
                 called = self.source.optimizer_names
-                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in group.every])
+                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in every])
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:
         name = ".".join(map(str, steps))

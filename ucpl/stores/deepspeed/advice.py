@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ucpl.extents import Structure
 from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.groups import differences
 from ucpl.stores.huggingface_texts import config_of
 
 WARM = (
@@ -27,6 +28,12 @@ LENIENT = (
 WHOLE = (
     "at stage 3 DeepSpeed takes each tensor as it is here for a rank's own, so that engines of one tensor-parallel rank load"
     " it; for others universal(stage=1), which engines of stages 1 and 2 load, or zero3(tp=...) at their degree"
+)
+
+
+FIRST = (
+    "DeepSpeed's loader of universal folders at stage 3 gives every parameter group the values of the first, and here groups"
+    " differ in {keys}: set them after loading (engine.optimizer.param_groups), or take zero3(dp=...), whose loader keeps them"
 )
 
 
@@ -70,7 +77,17 @@ def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...
     """Where a model cuts its tensors itself, DeepSpeed's loader of stage 3 cuts none of them."""
     is_cut = any(one.dim is not None for one in source.shardings.values())
     is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
-    return (WHOLE,) if is_cut and is_bare else ()
+    return (*((WHOLE,) if is_cut and is_bare else ()), *_first_alone(source, structure))
+
+
+def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Where groups of stage 3 differ, DeepSpeed gives all of them the values of the first."""
+    groups = [group for group in source.envelope.groups if group.members]
+    if structure.settings.get("stage") != 3 or not groups:
+        return ()
+    tensors = tuple(source.carried_extents.values())
+    keys = dict.fromkeys(key for group in groups[1:] for key in differences(groups[0].hyper, group.hyper, tensors))
+    return (FIRST.format(keys=", ".join(keys)),) if keys else ()
 
 
 def _is_tied(source: Checkpoint, structure: Structure) -> bool:

@@ -69,10 +69,10 @@ def _refuse_experts(source: Checkpoint) -> None:
 
 
 def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
-    """Flat buffers of one rank: nothing is cut, nothing is padded."""
+    """Flat buffers of one rank: nothing is cut, nothing is padded. A group that trains nothing has none."""
     shapes = {t.name: t.shape for t in structure.tensors}
     flats = []
-    for g, (name, members) in enumerate(structure.groups):
+    for g, (name, members) in enumerate(group for group in structure.groups if group[1]):
         sizes = [prod(shapes[m]) for m in members]
         starts = [sum(sizes[:i]) for i in range(len(members))]
         flats.append(Flat(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
@@ -120,7 +120,11 @@ def _numbers(writer: Writer) -> Made:
 
 def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
     """zero/optimizer_state.pt: what all parameters share."""
-    groups = [{**file.storages.value(hyper), "params": [g]} for g, hyper in enumerate(writer.hypers)]
+    # Numbers are those of groups that train something: DeepSpeed looks for the steps of number 0.
+    held = [members for _, members in writer.structure.groups if members]
+    numbers = iter(range(len(held)))
+    params = [[next(numbers)] if members else [] for _, members in writer.structure.groups]
+    groups = [{**file.storages.value(hyper), "params": mine} for hyper, mine in zip(writer.hypers, params, strict=True)]
     out = {
         **scaling(writer, file),
         **clip_grad(writer),
@@ -131,7 +135,7 @@ def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
     if stage == 3:
         state = {
             g: {name: writer.scalar(file, name, ms) for name in writer.source.envelope.scalars}
-            for g, (_, ms) in enumerate(writer.structure.groups)
+            for g, ms in enumerate(held)
         }
         out["partition_count"] = 1
         out["optimizer_state_dict"] = {
