@@ -132,7 +132,7 @@ class Answerer:
             try:
                 plain.settimeout(GREETING)
                 caller = self._door.wrap(plain)
-            except OSError:  # keys that cannot be read; whoever called is gone already
+            except (OSError, ValueError):  # keys that cannot be read; whoever called is gone already
                 plain.close()
                 continue
             with self._lock:
