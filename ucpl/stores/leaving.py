@@ -21,6 +21,7 @@ DESCRIBING = frozenset(
         "empty_tensors",
         "layer_files",
         "left_out",
+        "loss_scale_config",  # ZeRO-0's numbers of loss scaling: a shard has an object that goes on from them
         "megatron_without_extra_state",
         "module_attributes",
         "module_names",

@@ -1,0 +1,135 @@
+"""The account of every fixture for every form: its items add up, counted here by other means, and what is moved is there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import ucpl
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from ucpl.api import open_checkpoint
+from ucpl.extents.account import FATES, Account
+from ucpl.stores.leaving import DESCRIBING, TEXTS
+
+FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures"))
+SOURCES = [
+    *(f"deepspeed/{path.name}" for path in sorted((FIXTURES / "deepspeed").iterdir()) if path.is_dir()),
+    *(f"dcp/{path.name}" for path in sorted((FIXTURES / "dcp").iterdir()) if path.is_dir()),
+    *(f"megatron/{path.name}" for path in sorted((FIXTURES / "megatron").iterdir()) if path.is_dir()),
+    *(f"odd/{path.name}" for path in sorted((FIXTURES / "odd").iterdir()) if path.is_dir()),
+    *(f"universal/{name}/global_step3_universal" for name in ("z1_dp4", "z3_dp4")),
+    "accelerate/fsdp",
+    "accelerate/state",
+    "lightning/step-2.ckpt",
+    "trainer/checkpoint-3",
+]
+TARGETS = (
+    "safetensors()",
+    "plain()",
+    "dcp(fsdp=2)",
+    "zero1(dp=2)",
+    "zero3(dp=2)",
+    "universal()",
+    "megatron_core(dp=2)",
+    "megatron_legacy()",
+)
+POINTERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
+
+
+def planned(name: str, target: str) -> Account:
+    try:
+        account = ucpl.plan(str(FIXTURES / name), target).account
+    except ucpl.UcplError as error:
+        pytest.skip(f"refused: {error.diagnostics[0].code}")
+    assert account is not None
+    return account
+
+
+def names_of(account: Account, kind: str, *fates: str) -> set[str]:
+    return {name for e in account.entries if e.kind == kind and e.fate in fates for name in e.names}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_items_add_up(name: str, target: str) -> None:
+    """Files are counted on the disk, tensors in the model: with a weight, and a state for each that a tensor has."""
+    account, source = planned(name, target), open_checkpoint(FIXTURES / name)
+    assert account.items == account.count(*FATES)
+    states = sum(len(t.states) for t in source.tensors)
+    counted = sum(e.count for e in account.entries if e.kind.startswith("tensor"))
+    assert states <= counted
+    assert counted <= states + len(source.tensors) or source.framework == "megatron_core"  # stacks may be taken apart
+    assert sum(e.count for e in account.entries if e.kind == "client_state") >= len(source.envelope.carried)
+    top = source.top
+    found = [path for path in top.rglob("*") if path.is_file() and path.name not in POINTERS] if top.is_dir() else [top]
+    folded = {n for n in names_of(account, "file", "not read") if n.endswith("/")}  # folders that nobody looks into
+    files = [p for p in found if not any(f"/{n}" in f"/{p.relative_to(top)}" for n in folded)] if folded else found
+    assert sum(e.count for e in account.entries if e.kind == "file") == len(files) + len(folded)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_moved_is_there(name: str, target: str, tmp_path: Path) -> None:
+    """The target's own reader finds the values, groups and client_state that the account calls moved, and no others."""
+    account, source = planned(name, target), open_checkpoint(FIXTURES / name).envelope
+    try:
+        ucpl.convert(FIXTURES / name, tmp_path / "x.pt", target, allow_global=["*"])
+        there = open_checkpoint(tmp_path / "x.pt").envelope
+    except ucpl.UcplError as error:
+        pytest.skip(f"refused: {error.diagnostics[0].code}")
+    dropped = names_of(account, "value", "dropped")
+    kept = {key for key in source.blobs if key not in DESCRIBING and key not in (TEXTS, "empty_tensors")} - dropped
+    again = {**there.blobs, **there.carried}
+    assert {key for key in kept if key not in again} - {"megatron_fsdp_rng"} == set()
+    gone = names_of(account, "client_state", "dropped")
+    assert {str(key) for key in source.carried} - gone <= {*map(str, there.carried), "rng_state"}
+    groups = {g.name for g in source.groups} - names_of(account, "group", "dropped")
+    assert not groups or there.groups
+    hypers = {key for g in source.groups if g.name in groups for key in g.hyper}
+    assert hypers <= {key for g in there.groups for key in g.hyper}
+
+
+# ---- planted by chance ------------------------------------------------------------------------------------------------
+
+NAMES = st.text("abcdefgh_", min_size=1, max_size=8).map(lambda text: f"planted_{text}")
+KINDS = ("file", "text", "optimizer", "folder", "tensor")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=NAMES, kind=st.sampled_from(KINDS), target=st.sampled_from(TARGETS[:6]))
+def test_what_is_planted_in_a_folder_of_weights_is_kept_named_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, kind: str, target: str
+) -> None:
+    folder = tmp_path_factory.mktemp("planted")
+    weights = {"w": torch.ones(4, 3), **({name: torch.ones(3)} if kind == "tensor" else {})}
+    (folder / "run").mkdir()
+    save_file(weights, folder / "run" / "model.safetensors")
+    match kind:
+        case "file":
+            (folder / "run" / f"{name}.bin").write_bytes(b"1")
+        case "text":
+            (folder / "run" / f"{name}.json").write_text("{}")
+        case "optimizer":
+            (folder / "run" / f"optimizer_{name}.pt").write_bytes(b"1")
+        case "folder":
+            (folder / "run" / name / "deep").mkdir(parents=True)
+            (folder / "run" / name / "deep" / "file").write_bytes(b"1")
+    try:
+        made = ucpl.convert(folder / "run", folder / "x.pt", target)
+    except ucpl.UcplError as error:
+        assert kind == "optimizer" and target != "safetensors()", error
+        return
+    account = made.plan.account
+    assert account is not None
+    said = any(name in one for e in account.entries for one in e.names)
+    written = [file for file in (folder / "x.pt").rglob("*") if file.is_file()] or [folder / "x.pt"]
+    is_kept = any(name in file.as_posix() or name.encode() in file.read_bytes() for file in written)
+    assert said or is_kept
+    if target == "safetensors()" and kind == "tensor":
+        assert name in load_file(folder / "x.pt" / "model.safetensors")
