@@ -204,7 +204,7 @@ def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path
 def test_weights_alone_keep_what_describes_the_model(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").write_text("{}")
     said = good("convert", source, tmp_path / "t", "--to", "safetensors()").out
-    assert "beside        as they are: config.json, generation_config.json, tokenizer.json\n" in said
+    assert "beside        as they are: generation_config.json, tokenizer.json\n" in said
     assert files_of(tmp_path / "t") == {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert (tmp_path / "t" / "config.json").read_bytes() == (source / "config.json").read_bytes()
     good("verify", tmp_path / "t")
@@ -322,7 +322,7 @@ def test_another_training_dtype_is_that_of_the_weights_beside_the_shards(
     command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3, bf16=1)")
     assert f"written anew: {name}: in bf16, f32 in the source's\n" in good(*command, "--dry-run").out
     assert not list(tmp_path.glob(".t*"))
-    assert "written anew: config.json: the dtype of the weights\n" in good(*command).out
+    assert "written anew: config.json: as the weights are now\n" in good(*command).out
     assert holds_masters(tmp_path / "t", name) == 17
     assert json.loads((tmp_path / "t" / "config.json").read_text())["dtype"] == "bfloat16"
     assert not list(tmp_path.glob(".t*"))
@@ -596,3 +596,29 @@ def test_a_file_beside_the_shards_that_grew_since_it_was_opened(source: Path, tm
 )
 def test_a_pattern_and_a_name(pattern: str, name: str, rank: int | None) -> None:
     assert Rule(pattern, "carry", "").rank_of(name) == rank
+
+
+# ---- a vocabulary that grows ------------------------------------------------------------------------------------------
+
+
+def grown(source: Path, to: Path) -> str:
+    """The source's model with nine words more."""
+    text = ucpl_api.infer(source).text()
+    head = text[: text.index("layout ")]
+    line = next(line for line in head.splitlines() if "transformer.wte.weight" in line and "61" in line)
+    to.write_text(head.replace(line, line.replace("61", "70")))
+    return f"{to}:{head.split('model ', 1)[1].split()[0]}"
+
+
+def test_config_json_has_the_vocabulary_of_the_weights(source: Path, tmp_path: Path) -> None:
+    """In a folder of the model, and beside shards whose model.safetensors is made anew."""
+    model = grown(source, tmp_path / "grown.ucpl")
+    how = ("--model", model, "--fill", "transformer.wte.weight=0", "--fill", "state exp_avg, exp_avg_sq=0")
+    said = good("convert", source, tmp_path / "t", "--to", "safetensors()", *how[:4]).out
+    assert "config.json: vocab_size = 61 becomes 70" in said
+    good("convert", source, tmp_path / "z", "--to", "zero1(dp=3)", *how)
+    for folder in ("t", "z"):
+        assert json.loads((tmp_path / folder / "config.json").read_text())["vocab_size"] == 70
+    (source / "model.safetensors").unlink()
+    said = good("convert", source, tmp_path / "y", "--to", "zero1(dp=3)", *how).out
+    assert "config.json says vocab_size = 61" in said

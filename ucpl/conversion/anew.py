@@ -266,7 +266,8 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
-    """config.json with the dtype that the model's files have now; nothing where it says that, or there is no such file."""
+    """config.json with the dtype and vocabulary of the model's files; nothing if it says that, or if there is no such file."""
+    from ucpl.stores.huggingface_demands import with_vocabulary
     from ucpl.stores.huggingface_writing import with_dtype as written
 
     whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]
@@ -276,5 +277,6 @@ def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
         text = _text_of(container, CONFIG)
     except UnicodeDecodeError:
         return {}
-    now = written(text, whole[0].plan.targets)
+    stored = {str(t.key[-1]): t.shape for t in whole[0].plan.targets}
+    now, _ = with_vocabulary(written(text, whole[0].plan.targets), stored)
     return {CONFIG: now} if now != text else {}

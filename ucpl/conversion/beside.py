@@ -209,7 +209,7 @@ class _Decided:
     def texts(self, found: dict[str, str]) -> None:
         if found:
             self.anew = [evolve(self.anew[0], texts={**self.anew[0].texts, **found}), *self.anew[1:]]
-            self._mark(tuple(found), anew="the dtype of the weights")
+            self._mark(tuple(found), anew="as the weights are now")
 
     def _mark(self, names: tuple[str, ...], *, held: bool = False, anew: str = "") -> None:
         files = (evolve(f, held=held, anew=anew) if f.name in names else f for f in self.container.files)

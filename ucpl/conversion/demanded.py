@@ -67,10 +67,26 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     groups = source.envelope.groups
     seen = Seen(side.layout.call, _stored(plan), config, groups, source.framework, side.called.is_of_any)
     wrong = unmet(framework(target.framework).demands, seen)
+    if config is None:
+        notes += _beside(plan, source)
     if wrong or config is None or _is_as_it_was(seen, source, notes):
         return Found(wrong, notes)
     found = _of_class(config, seen)
     return Found(found.wrong, notes + found.notes)
+
+
+def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
+    """Notes on the config.json of a training framework's folder, if it does not fit the tensors of a target of that kind."""
+    container = source.container
+    if container is None or plan.target.framework not in container.kind.holds:
+        return ()
+    from ucpl.stores.demands import Seen, unmet
+    from ucpl.stores.huggingface_demands import DEMANDS
+    from ucpl.stores.huggingface_texts import config_at
+
+    if all(file.name != "config.json" for file in container.files) or (config := config_at(container.top)) is None:
+        return ()
+    return tuple(one.message for one in unmet(DEMANDS, Seen(str(container.top), _stored(plan), config)))
 
 
 def _stored(plan: Plan) -> dict[str, tuple[int, ...]]:
