@@ -46,6 +46,6 @@ def written(out: Path, reports: list[Path], names: set[str]) -> None:
 
 
 if __name__ == "__main__":
-    frozen = {canonicalize_name(line.partition("==")[0]) for line in sys.stdin if "==" in line}
+    frozen: set[str] = {canonicalize_name(line.partition("==")[0]) for line in sys.stdin if "==" in line}
     apart = {name for name in frozen if name == "torch" or name.startswith(("nvidia", "cuda", "triton"))}
     written(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]], frozen - apart)

@@ -1,17 +1,24 @@
-"""A run whose optimizer shards are all gone is converted as weights only where somebody says that this is meant."""
+"""Weights are always obtainable: whatever the optimizer is, and whatever became of its files, where somebody says so.
+
+A run whose optimizer shards are gone is converted as weights only where somebody says that this is meant.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from tests.cli.command import ucpl as command
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from ucpl.stores.dcp.metadata import read_metadata
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 GONE = {
@@ -59,3 +66,173 @@ def test_a_folder_that_never_had_an_optimizer_needs_no_word(tmp_path: Path) -> N
     source = without_shards("z1_dp4", tmp_path / "source")
     ucpl.convert(source, tmp_path / "there", "zero0(dp=2)", weights_alone=True)
     ucpl.convert(tmp_path / "there", tmp_path / "back", "plain()")
+
+
+# ---- an optimizer that is there ----------------------------------------------------------------------------------------
+
+ALL = FIXTURES.parent
+RUNS = [
+    "deepspeed/z0_dp2_bf16",
+    "deepspeed/z1_dp2_bf16",
+    "deepspeed/z1_dp2_elastic",
+    "deepspeed/z2_dp3_frozen",
+    "deepspeed/pp2_dp2_z1",
+    "deepspeed/moe_ep2_dp2_z1",
+    "deepspeed/z3_dp2_subgroup",
+    "dcp/fsdp1_local_w4",
+    "dcp/fsdp2_w4",
+    "megatron/dist_adam_tp2",
+    "megatron/dist_dp_reshardable_tp2",
+    "megatron/legacy_buckets",
+    "megatron/fsdp_tp2",
+    "universal/z1_dp4",
+    "accelerate/fsdp",
+]
+MASTERED = (
+    "z3_",
+    "moe_",
+    "universal",
+)  # whose weights and masters lie in shards of the optimizer, or are read with them
+
+
+def run_of(name: str, to: Path) -> Path:
+    shutil.copytree(ALL / name, to)
+    if name.startswith("universal"):
+        (to / "latest_universal").write_text(next(p.name for p in to.iterdir() if p.is_dir()))
+    return to
+
+
+def plain_of(source: Path, to: Path, *, weights_alone: bool = False) -> dict[str, dict[str, torch.Tensor]]:
+    ucpl.convert(source, to, "plain()", weights_alone=weights_alone)
+    found = torch.load(to / "plain.pt", weights_only=True)
+    return {**found["params"], **{name: {"weight": buffer} for name, buffer in found["buffers"].items()}}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_optimizer_that_is_there_is_left_out(name: str, tmp_path: Path) -> None:
+    """As it was ignored where shards lie: the target has the weights, and nothing of the optimizer but its masters."""
+    source = run_of(name, tmp_path / "source")
+    held, found = plain_of(source, tmp_path / "whole"), plain_of(source, tmp_path / "alone", weights_alone=True)
+    assert any(len(states) > 1 for states in held.values())
+    assert found.keys() == held.keys()
+    assert all(torch.equal(found[n]["weight"], held[n]["weight"]) for n in held)
+    kept = {"weight", "fp32"} if any(mark in name for mark in MASTERED) else {"weight"}
+    assert {state for states in found.values() for state in states} <= kept
+    made = ucpl.plan(str(source), "plain()", weights_alone=True)
+    assert made.account is not None
+    left = made.account.of("not read")
+    assert any("--weights-alone" in entry.why for entry in left)
+    ucpl.apply(made, source, tmp_path / "applied")
+    assert (tmp_path / "applied" / "plain.pt").stat().st_size == (tmp_path / "alone" / "plain.pt").stat().st_size
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zeroed(folder: Path, prefix: str) -> None:
+    """Archives of the optimizer in chunks of DCP, overwritten."""
+    metadata = read_metadata(folder)
+    places = [c.place for name, one in metadata.tensors.items() if name.startswith(prefix) for c in one.chunks]
+    assert places
+    for place in places:
+        with (folder / place.file).open("r+b") as file:
+            file.seek(place.start)
+            file.write(bytes(place.size or 0))
+
+
+def one_shard_lost(source: Path) -> None:
+    next(source.glob("global_step*/*_rank_1_*optim_states.pt")).unlink()
+
+
+def one_shard_damaged(source: Path) -> None:
+    truncated(next(source.glob("global_step*/*_rank_1_*optim_states.pt")))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "deepspeed/z1_dp2_bf16": one_shard_lost,
+    "deepspeed/z1_dp4": one_shard_damaged,
+    "deepspeed/z2_dp3_frozen": one_shard_lost,
+    "deepspeed/pp2_dp2_z1": one_shard_lost,
+    "dcp/fsdp2_w4": lambda source: zeroed(source, "optim."),
+    "megatron/dist_adam_tp2": lambda source: zeroed(step_of(source), "optimizer."),
+    "megatron/legacy_buckets": lambda source: truncated(next(source.rglob("distrib_optim.pt"))),
+    "universal/z1_dp4": lambda source: truncated(next(source.rglob("exp_avg.pt"))),
+    "accelerate/fsdp": lambda source: truncated(next(source.rglob("optimizer_0/.metadata"))),
+}
+
+
+def step_of(source: Path) -> Path:
+    return next(source.rglob(".metadata")).parent
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_an_optimizer_that_is_damaged_stops_no_weights(name: str, tmp_path: Path) -> None:
+    source = run_of(name, tmp_path / "source")
+    held = plain_of(source, tmp_path / "whole")
+    DAMAGE[name](source)
+    with pytest.raises(ucpl.UcplError) as caught:
+        ucpl.convert(source, tmp_path / "run", "plain()")
+    assert any("--weights-alone" in note for note in caught.value.diagnostics[0].notes), caught.value.diagnostics[0]
+    found = plain_of(source, tmp_path / "alone", weights_alone=True)
+    assert found.keys() == held.keys() and all(torch.equal(found[n]["weight"], held[n]["weight"]) for n in held)
+
+
+class Codes(torch.Tensor):
+    """A tensor as torchao's optimizers keep their moments: a class of its own, with codes in it."""
+
+    codes: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor) -> Codes:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes: torch.Tensor) -> None:
+        self.codes = codes
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return False if func is torch.ops.aten.is_pinned.default else cls(args[0].codes)
+
+
+@pytest.fixture
+def of_codes(tmp_path: Path) -> Path:
+    """A folder of DCP whose moments are of such a class."""
+    state = {"w": {"step": torch.tensor(2.0), "exp_avg": Codes(torch.ones(4, 3, dtype=torch.uint8))}}
+    groups = [{"lr": 0.1, "params": ["w"]}]
+    tree = {"model": {"w": torch.arange(12.0).reshape(4, 3)}, "optimizer": {"state": state, "param_groups": groups}}
+    save(tree, checkpoint_id=tmp_path / "codes", no_dist=True)
+    return tmp_path / "codes"
+
+
+@pytest.mark.parametrize(
+    ("target", "how"),
+    [
+        ("safetensors()", {}),
+        ("plain()", {"weights_alone": True}),
+        ("dcp(fsdp = 2)", {"drop": ["exp_avg"]}),
+        ("zero1(dp = 2)", {"weights_alone": True}),
+    ],
+)
+def test_states_of_a_class_of_their_own_are_named_and_left_out(
+    of_codes: Path, tmp_path: Path, target: str, how: dict[str, Any]
+) -> None:
+    for goal in ("dcp(fsdp = 2)", "plain()"):
+        with pytest.raises(
+            ucpl.UcplError, match=r"E460: `exp_avg` of `w` is a tensor of the class .*\.Codes"
+        ) as caught:
+            ucpl.convert(of_codes, tmp_path / "run", goal)
+        found = caught.value.diagnostics[0]
+        assert "--drop exp_avg" in found.remedy and any("--weights-alone" in note for note in found.notes)
+    done = ucpl.convert(of_codes, tmp_path / "target", target, **how)
+    assert done.plan.account is not None
+    assert "exp_avg" in [name for entry in done.plan.account.of("not read") for name in entry.names]
+    ucpl.convert(tmp_path / "target", tmp_path / "back", "plain()")
+    found = torch.load(tmp_path / "back" / "plain.pt", weights_only=True)["params"]
+    assert torch.equal(found["w"]["weight"], torch.arange(12.0).reshape(4, 3))
+
+
+def test_a_look_at_such_a_folder_names_what_is_not_read(of_codes: Path) -> None:
+    done = command("inspect", of_codes)
+    assert done.status == 0, done.err
+    assert "not read      step, exp_avg: it cannot be read: `exp_avg` of `w` is a tensor of the class" in done.out

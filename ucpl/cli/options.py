@@ -94,7 +94,7 @@ def add_changes(parser: ArgumentParser) -> None:
         help="a tensor or a state where the source has nothing of it; may repeat",
     )
     parser.add_argument(
-        "--weights-alone", action="store_true", help="convert the weights of a run whose optimizer shards are gone"
+        "--weights-alone", action="store_true", help="convert the weights, and read nothing of the optimizer"
     )
 
 

@@ -81,7 +81,9 @@ class Given:
     freeze: tuple[str, ...] = ()  # parameters that are not trained from here on; globs, too
     train: tuple[str, ...] = ()  # frozen ones that are, as NAME or NAME=GROUP
     said_by: nodes.Plan | None = None  # the statement that says some of drop, freeze and train
-    weights_alone: bool = False  # of a source whose optimizer is gone, too
+    weights_alone: bool = False  # the optimizer of the source is not read
+    skipped: frozenset[str] = frozenset()  # states that are not read, since they cannot be and are dropped by name
+    why_skipped: str = ""  # where neither option says it: what is amiss with the optimizer
     bare: bool = False  # layouts are resolved and not located: one rank will be asked for
 
 

@@ -67,7 +67,7 @@ class Beside(TypedDict, total=False):
     drop: Sequence[str]  # tensors, states and keys of client_state that are left out
     freeze: Sequence[str]  # parameters that are not trained from here on
     train: Sequence[str]  # frozen ones that are: "NAME", "NAME=GROUP"
-    weights_alone: bool  # convert the weights of a run whose optimizer shards are gone
+    weights_alone: bool  # convert the weights, and read nothing of the optimizer
 
 
 class ToPlan(Beside, total=False):

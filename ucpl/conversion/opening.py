@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,10 @@ from ucpl.conversion.given import Called, Config, Given, called
 from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
+from ucpl.extents.account import NotRead
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.standing import owned
+from ucpl.stores.skipping import ALL, SKIP, Skipped, skipping
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
@@ -36,10 +38,20 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
 
     Raises: UcplError, exit 3.
     """
-    with owned() as mine:
+    asked = given or Given()
+    with owned() as mine, skipping(optimizer=asked.weights_alone, states=asked.skipped) as skipped:
         here = _demand_stored(path)
-        opened = _opened(here, layout, given or Given())
+        opened = _opened(here, layout, asked)
+        if skipped.met:
+            opened = evolve(opened, not_read=(*opened.not_read, *_not_read(skipped, asked)))
     return opened if mine is None or here == Path(path) else evolve(opened, standing=mine)
+
+
+def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
+    """What was skipped, with what asks for it."""
+    for name, kind in skipped.met.items():
+        why = given.why_skipped or ("left out by --weights-alone" if given.weights_alone else "dropped by name")
+        yield NotRead(name, why, is_optimizer=True, kind=kind)
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
@@ -117,6 +129,18 @@ def _files_beside(placement: Placement, here: Path) -> list[str]:
 
 
 def open_for(plan: Plan, path: str | Path) -> Checkpoint:
+    """The checkpoint that a plan is to be run on, without what the plan does not read of its optimizer.
+
+    Raises: UcplError E606 where the source has what the plan was made without; E608 of a plan that no run can finish.
+    """
+    names = {name for name, fate in plan.carry.items() if fate == SKIP}
+    given = Given(weights_alone=ALL in names, skipped=frozenset(names - {ALL}))
+    with skipping(optimizer=given.weights_alone, states=given.skipped) as skipped:
+        opened = _opened_for(plan, path)
+    return evolve(opened, not_read=(*opened.not_read, *_not_read(skipped, given)))
+
+
+def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
     """The checkpoint that a plan is to be run on: the plan says which files there are, where nothing else does.
 
     Raises: UcplError E606 where the source has what the plan was made without; E608 of a plan that no run can finish.

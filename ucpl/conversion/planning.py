@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ from ucpl.conversion.side import Side
 from ucpl.conversion.sides import sides
 from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import rounded
+from ucpl.conversion.weights import with_weights
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.stores.skipping import ALL, SKIP
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
@@ -128,7 +131,14 @@ def prepare(asked: Asked, given: Given) -> Prepared:
 
 
 def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
-    """Both sides of what is asked, and what they call one another's tensors, where that is asked for."""
+    """Both sides of what is asked, and what they call one another's tensors, where that is asked for.
+
+    Where the source's optimizer cannot be read, a target that stores none of it, or a caller who drops it, needs it not.
+    """
+    return with_weights(partial(_described, asked), given, asked.target)
+
+
+def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
     source, target, path = asked.source, asked.target, asked.checkpoint
     mine = asked.called
     if isinstance(source, str) and not is_checkpoint(source):
@@ -192,7 +202,8 @@ def make_plan(
     files = _files_beside(source.checkpoint)
     beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars or d in files))
     named = {b.name for side in (source, target) for b in side.placement.blobs}
-    inside = tuple(d for d in drop if d not in beside and d not in named and d not in changes.values)
+    skipped = {one.name for one in source.checkpoint.not_read} if source.checkpoint is not None else set()
+    inside = tuple(d for d in drop if d not in beside and d not in named and d not in {*changes.values, *skipped})
     blobs, without = carried_blobs(source.placement, target.placement, drop)
     dtypes = dtype_of(source.checkpoint)
     graph = build(here, there, drop=inside, freeze=changes.frozen, dtype_of=dtypes)
@@ -231,12 +242,20 @@ def make_plan(
         " dropped by name"
         for d in beside
     )
-    made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **dict.fromkeys(beside, "drop")})
+    left = {**dict.fromkeys(beside, "drop"), **dict.fromkeys(_skipped(source), SKIP)}
+    made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **left})
     if source.checkpoint is None:
         return made
     from ucpl.conversion.accounting import with_account
 
     return with_account(with_groups(source.checkpoint, made), source.checkpoint)
+
+
+def _skipped(source: Side) -> tuple[str, ...]:
+    """What whoever applies the plan does not read of the source either: states by name, or all of its optimizer."""
+    if source.checkpoint is None or not any(one.is_optimizer for one in source.checkpoint.not_read):
+        return ()
+    return (ALL,) if source.given.weights_alone else tuple(sorted(source.given.skipped))
 
 
 def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.ties import framework_of, of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
+from ucpl.stores.skipping import skipping
 
 if TYPE_CHECKING:
     from ucpl.frontends.parallel import Note
@@ -218,7 +219,7 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
-        checkpoint = _as_filed(checkpoint, source, target)
+        checkpoint = _as_filed(checkpoint, source, target, given)
         checkpoint, target = _of_words(_of_layers(checkpoint, source, target), source, target)
         checkpoint, source = of_ties(checkpoint, source, target, _config_of(checkpoint, given.config))
         here = source_side(checkpoint, source, evolve(given, model=None))
@@ -231,7 +232,7 @@ def sides(
     return here, target_side(target, here, given)
 
 
-def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
+def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called, given: Given) -> Checkpoint:
     """A folder of Megatron-FSDP's as its files have it, under their names, where a target shows what is stored."""
     if source is not None or checkpoint.framework != "megatron_fsdp":
         return checkpoint
@@ -239,7 +240,8 @@ def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called) -> 
         return checkpoint
     from ucpl.stores.registry import framework
 
-    return framework("dcp").open(checkpoint.root)
+    with skipping(optimizer=given.weights_alone, states=given.skipped):
+        return evolve(framework("dcp").open(checkpoint.root), not_read=checkpoint.not_read)
 
 
 def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:

@@ -43,6 +43,7 @@ from ucpl.stores.masters import SETTING, renamed
 from ucpl.stores.pickles import unsafe_globals
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import counted_states, is_counted, number_of
+from ucpl.stores.skipping import skips, skips_optimizer
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.unknown import unknown_keys
 from ucpl.stores.values import Empty, Value
@@ -195,6 +196,8 @@ class _Opened:
             states.wrong('a dict {"weight": tensor, ...}')
         found = []
         for state, value in states.named():
+            if state != "weight" and skips(state, needed="weight" not in held):
+                continue
             one = value.held
             is_number = state in self.counted or (state == "step" and isinstance(one, TensorRef) and one.shape == ())
             if isinstance(one, TensorRef) and one.shape == whole.shape and not is_number:
@@ -213,7 +216,7 @@ class _Opened:
         return whole.shape, weight.storage.dtype if isinstance(weight, TensorRef) else ""
 
     def groups(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[ParameterGroup, ...]:
-        stated = self.value.find("groups")
+        stated = self.value.find("groups") if not skips_optimizer() else None
         rows = stated.items() if stated is not None else []
         if not rows:
             members = tuple(

@@ -194,6 +194,8 @@ def kind_text(held: object) -> str:
             return f"the shape {list(held)}"
         case list() | tuple() | dict() | set() | frozenset():
             return f"a {type(held).__name__} of {len(held)}"
+        case Call(function=Global(name="_rebuild_from_type_v2"), args=(_, Global() as name, *_)):
+            return f"a tensor of the class {name.module}.{name.name}"
         case Call(function=Global() as name):
             return f"an object of {name.module}.{name.name}"
         case _:

@@ -24,7 +24,9 @@ from ucpl.stores.dcp.metadata import METADATA, Chunk, Metadata, Place, Stored
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.zips import ends_of, open_file
 
-__all__ = ["Chunks", "address", "demand_whole"]
+__all__ = ["NO_TENSOR", "Chunks", "address", "demand_whole"]
+
+NO_TENSOR = "E455"  # of an archive that should be one
 
 CELLS_MAX = 1 << 22  # of the grid that the edges of a tensor's boxes make
 
@@ -79,7 +81,7 @@ class Chunks:
         part = self.archive(place)
         if not isinstance(part.value, TensorRef):
             fail(
-                "E455",
+                NO_TENSOR,
                 f"{place.file}: the archive at byte {place.start} is no tensor, and `{name}` should be in it",
                 Label(str(self.root / place.file), where=f"byte {place.start}"),
             )

@@ -31,6 +31,7 @@ from ucpl.stores.dcp.chunks import address
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.scalars import is_counted
+from ucpl.stores.skipping import skips, skips_optimizer
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
 from ucpl.stores.values import Value
@@ -201,7 +202,7 @@ class _Ranks:
     def optimizer(self) -> tuple[ParameterGroup, ...]:
         """States of the flat parameters by number, and groups with all that are in theirs. Raises: UcplError E455, E456."""
         tops = [top.find(_OPTIM) for top in self.tops()]
-        if tops[0] is None or self.has_views:
+        if tops[0] is None or self.has_views or skips_optimizer(_OPTIM):
             return ()
         each = [top.at(_STATE) if top is not None else top for top in tops]
         groups = []
@@ -233,6 +234,8 @@ class _Ranks:
         names = [one.name for one in flat.members if 0 not in one.shape]
         found = []
         for state, value in held.named():
+            if skips(state):
+                continue
             if isinstance(value.held, TensorRef) and len(value.held.shape) == 1:
                 of_ranks = [one.at(number).find(state) if one is not None else None for one in each]
                 self.runs(flat, of_ranks, f"{STATES}{{}}.{state}")

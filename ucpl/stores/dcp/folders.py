@@ -10,8 +10,9 @@ from pathlib import Path
 
 from attrs import evolve
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.stores.dcp.metadata import METADATA, Metadata, Place, Stored, read_metadata
+from ucpl.stores.skipping import skips_optimizer
 from ucpl.stores.texts import names_like, read_small
 
 __all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apart", "is_of_megatron", "read_folders"]
@@ -71,7 +72,12 @@ def read_folders(root: Path) -> Metadata:
         )
     out = Metadata()
     for folder in folders:
-        mine = read_metadata(root / folder)
+        try:
+            mine = read_metadata(root / folder)
+        except UcplError:
+            if folder == OPTIMIZER and skips_optimizer(f"{OPTIMIZER}/{METADATA}", kind="file"):
+                continue
+            raise
         twice = next((name for name in mine.paths if name in out.paths), None)
         if twice is not None:
             fail(

@@ -43,6 +43,7 @@ from ucpl.stores.deepspeed.order import Slots, Unclear, match
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.scalars import is_counted, number_of
+from ucpl.stores.skipping import skips, skips_optimizer
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
 from ucpl.stores.unknown import unknown_keys
@@ -268,6 +269,8 @@ class _Ranks:
             held = top.at("state").find(number)
             high = low + self.length(number, (top, part))
             for state, value in held.named() if held is not None else ():
+                if skips(state):
+                    continue
                 for one in members:
                     if one.name not in boxes:
                         continue
@@ -311,6 +314,8 @@ class _Ranks:
         for rank, (top, part) in enumerate(ranks):
             held = top.at("state").find(number)
             for state, value in held.named() if held is not None else ():
+                if skips(state):
+                    continue
                 if isinstance(value.held, Call) or (self.is_alone and _has_dims(value)):
                     one = _dtensor(value, part)
                     assert one is not None
@@ -365,11 +370,12 @@ def opened_ranks(root: Path) -> Checkpoint:
     """Read all headers. Raises: UcplError E452, E455, E456, E521, E522, and what the files raise (E400-E427)."""
     names = _all_ranks(root, ranks_in(root))
     ranks = _Ranks(root)
-    ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *ranks_in(root, _OPTIM))])
+    optims = ranks_in(root, _OPTIM)
+    optims = [] if skips_optimizer(*optims, kind="file") else optims
+    ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *optims)])
     for name in names:
         ranks.read(name)
     weights = [*ranks.parts]
-    optims = ranks_in(root, _OPTIM)
     if optims:
         optims = _all_ranks(root, optims, _OPTIM, len(names))
     groups = ranks.optimizer(optims) if optims else ()

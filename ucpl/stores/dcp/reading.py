@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting
 from ucpl.records import define
 from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
-from ucpl.stores.dcp.chunks import Chunks, address
+from ucpl.stores.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.stores.dcp.mesh import mesh_settings
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Metadata, Place
 from ucpl.stores.dcp.roles import Roles
@@ -24,8 +24,9 @@ from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.plain_values import decode
 from ucpl.stores.scalars import is_counted, number_of
+from ucpl.stores.skipping import skipped_states, skips_optimizer
 from ucpl.stores.torch_files import crc_of
-from ucpl.stores.values import Value
+from ucpl.stores.values import Value, kind_text
 
 __all__ = ["Opened", "opened"]
 
@@ -67,7 +68,7 @@ class Opened:
             self.payload(name, entry)
         for name, states in self.roles.states.items():
             if name not in self.empty:  # no plan names it, and no group may
-                self.read_states(name, states)
+                self.read_states(name, skipped_states(states))
         self.more_states()
         self.align()
         groups = self.groups()
@@ -166,7 +167,7 @@ class Opened:
             if stored is None:
                 self.keep_number(state, name, self.value(entry))
             elif self.whole(entry) == weight.shape and not self.is_number(state):
-                self.payload(name, entry)
+                self.state(name, state, entry)
                 found.append(state)
             elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
                 part, tensor = self.chunks.tensor(stored.chunks[0].place, entry)
@@ -180,6 +181,21 @@ class Opened:
                     Label(str(self.root / self.metadata.describes(entry)), where=entry),
                 )
         self.states[name] = tuple(found)
+
+    def state(self, name: str, state: str, entry: str) -> None:
+        """Raises: UcplError E460 for what is saved as an object of a library's own class of tensors."""
+        try:
+            self.payload(name, entry)
+        except UcplError as error:
+            if error.diagnostics[0].code != NO_TENSOR:
+                raise
+            place = self.metadata.tensors[entry].chunks[0].place
+            fail(
+                "E460",
+                f"`{state}` of `{name}` is {kind_text(self.chunks.archive(place).value)}, whose parts no layout describes",
+                Label(str(self.root / place.file), where=entry),
+                remedy=f"--drop {state} leaves it out",
+            )
 
     def is_number(self, state: str) -> bool:
         """Whether a state is no tensor of a parameter of several elements: so it is none where there is one. torch's own are
@@ -277,6 +293,8 @@ class Opened:
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """Raises: UcplError E455."""
+        if skips_optimizer():
+            return ()
         out = []
         for number, entries in sorted(self.roles.groups.items()):
             hyper = {key: self.hyper(entry) for key, entry in entries.items()}
@@ -325,7 +343,7 @@ class Opened:
                 continue
             assert isinstance(noted, dict)
             noted["buffer"] = False
-            for state, entry in self.roles.states.get(name, {}).items():
+            for state, entry in skipped_states(self.roles.states.get(name, {})).items():
                 stored = self.metadata.tensors.get(entry)
                 if stored is None:
                     noted.setdefault("numbers", {})[state] = self.value(entry)

@@ -7,16 +7,17 @@ an optimizer, its own names of parameters say which tensors are the model; nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
 from attrs import field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.records import frozen
 from ucpl.stores.dcp.metadata import Metadata, Step
+from ucpl.stores.skipping import skips_optimizer
 
 __all__ = ["Roles", "roles_of"]
 
@@ -50,6 +51,29 @@ class Roles:
 
 def roles_of(metadata: Metadata, root: Path) -> Roles:
     """Raises: UcplError E524 where the optimizer's parameters are no tensors here."""
+    try:
+        return _roles_of(metadata, root)
+    except UcplError:
+        if not skips_optimizer(*dict.fromkeys(map(_kind_of, filter(_is_optimizer(metadata), metadata.paths)))):
+            raise
+    is_gone = _is_optimizer(metadata)
+    return _roles_of(metadata.without(is_gone), root)
+
+
+def _kind_of(name: str) -> str:
+    """What stands behind a parameter's name."""
+    return name.rpartition(".")[2]
+
+
+def _is_optimizer(metadata: Metadata) -> Callable[[str], bool]:
+    """Whether a name is of a dict that has `param_groups`, of its groups or of its states, whatever these are called."""
+    texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
+    tops = {root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX)}
+    heads = tuple(f"{top}{word}." for top in tops for word in (_STATE, _GROUPS))
+    return lambda name: texts.get(name, name).startswith(heads)
+
+
+def _roles_of(metadata: Metadata, root: Path) -> Roles:
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tensors = {text: name for name, text in texts.items() if name in metadata.tensors}
     found = _optimizer(texts, tensors, root, metadata)

@@ -18,6 +18,7 @@ from ucpl.stores.deepspeed.gathered import Gathered
 from ucpl.stores.deepspeed.module import Module, differ
 from ucpl.stores.deepspeed.order import Run, alignment_elements, run, undeal
 from ucpl.stores.deepspeed.topology import not_yet
+from ucpl.stores.skipping import skips
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
@@ -117,7 +118,7 @@ class _Read:
         """Muon's momentum is of whole tensors, those that the rank's part touches: where none is cut, these are the part."""
         momentum = states.find("momentum_buffer")
         held = momentum.held if momentum is not None else None
-        if not isinstance(held, TensorRef) or self.is_elastic:
+        if not isinstance(held, TensorRef) or self.is_elastic or skips("momentum_buffer"):
             return
         flat, group = self.runs[g], self.module.groups[g]
         low, high = rank * flat.part(self.sharers.degree), (rank + 1) * flat.part(self.sharers.degree)

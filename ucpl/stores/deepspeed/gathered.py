@@ -30,7 +30,9 @@ from ucpl.stores.checkpoint import CallerStates, Checkpoint
 from ucpl.stores.deepspeed.names import OWNED
 from ucpl.stores.deepspeed.order import Shape
 from ucpl.stores.deepspeed.states import named as state_named
+from ucpl.stores.pickles import tensors_of
 from ucpl.stores.scalars import is_counted
+from ucpl.stores.skipping import skips
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.unknown import unknown_in
 from ucpl.stores.values import Value, kind_text
@@ -118,6 +120,9 @@ class Gathered:
         """The states of one flat buffer (or, at stage 0, of one parameter): tensors of one of `shapes`, or numbers."""
         for said, value in states.named():
             name, held = state_named(said), value.held
+            if skips(name):
+                self.consumed.update((part.file, (*value.key, *step)) for step, _ in tensors_of(held, part.file))
+                continue
             if isinstance(held, TensorRef) and held.shape in shapes and not self.is_number(name, held):
                 self.keep_state(part, value.key, held, name)
                 self.has(members, name)

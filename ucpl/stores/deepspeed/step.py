@@ -6,19 +6,30 @@ settings and the closing Checkpoint, and every shard has a tp and a pp coordinat
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from ucpl.errors import Label, fail
 from ucpl.stores.checkpoint import Checkpoint, Order
 from ucpl.stores.deepspeed.dense import read_dense
 from ucpl.stores.deepspeed.gathered import Gathered, Place
-from ucpl.stores.deepspeed.names import list_files
+from ucpl.stores.deepspeed.names import Listing, list_files
 from ucpl.stores.deepspeed.pipeline import read_pipeline
 from ucpl.stores.deepspeed.settings import read_settings, shards_gone
 from ucpl.stores.deepspeed.topology import topology_of
+from ucpl.stores.skipping import skips_optimizer
+
+
+def _without_optimizer(listing: Listing) -> Listing:
+    """The files without shards that are skipped. Stage 3 has its weights there alone, and experts their groups."""
+    is_sliced = any(dp is not None for dp, _ in listing.models)
+    if is_sliced or listing.experts or not listing.optims:
+        return listing
+    return evolve(listing, optims={}, prefix="") if skips_optimizer(*listing.optims.values(), kind="file") else listing
 
 
 def open_step(place: Place, order: Order | None = None) -> Checkpoint:
     """Read all headers of one step. Raises: UcplError E400-E427, E45x, E46x."""
-    topology = topology_of(list_files(place.root))
+    topology = topology_of(_without_optimizer(list_files(place.root)))
     if order is not None and topology.stage:
         fail(
             "E466",
@@ -28,7 +39,7 @@ def open_step(place: Place, order: Order | None = None) -> Checkpoint:
         )
     gathered = Gathered()
     read_settings(gathered, topology)
-    gathered.lacking = shards_gone(topology)
+    gathered.lacking = () if skips_optimizer() else shards_gone(topology)
     if gathered.lacking:
         gathered.remark(f"no shard of the optimizer is there, and the run had one: {gathered.lacking[0]} is missing")
     if topology.listing.layers:

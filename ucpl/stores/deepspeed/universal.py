@@ -36,6 +36,7 @@ from ucpl.stores.deepspeed.topology import not_yet
 from ucpl.stores.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.stores.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
 from ucpl.stores.demands import Demands
+from ucpl.stores.skipping import skips, skips_optimizer
 from ucpl.stores.texts import names_like, read_name
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.unknown import SHARED, unknown_keys
@@ -114,7 +115,8 @@ class _Universal:
         names = [listing.models[at] for at in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
         ahead(root / names[0], [partial(read_shard, root, name) for name in names])
         metas = tuple(read_shard(root, name) for name in names)
-        shared = read_torch_file(root, GLOBAL_STATE) if (root / GLOBAL_STATE).is_file() else None
+        has_shared = (root / GLOBAL_STATE).is_file() and not skips_optimizer(GLOBAL_STATE, kind="file")
+        shared = read_torch_file(root, GLOBAL_STATE) if has_shared else None
         stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
         if auto_ep.layers_of(metas[0]) is not None:
             not_yet(metas[0].path, "its experts are AutoEP's, in a universal folder")
@@ -206,6 +208,7 @@ class _Universal:
         folders = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
         shapes: dict[str, Shape] = {}
         atoms = [folders[n] / a for n in self.module.trained if n in folders for a in names_like(folders[n], ".pt")]
+        atoms = [atom for atom in atoms if not skips(atom.stem, needed=atom.stem == "fp32")]
         if atoms:
             ahead(atoms[0], [partial(read_atom, root, atom) for atom in atoms])
         for name in self.module.trained:
@@ -217,6 +220,7 @@ class _Universal:
                     Label(str(file.path), where=f"param_shapes/{name}"),
                 )
             paths = [folders[name] / atom for atom in names_like(folders[name], ".pt")]
+            paths = [path for path in paths if not skips(path.stem, needed=path.stem == "fp32")]
             for path in sorted(paths, key=lambda p: (p.stem != "fp32", p.stem)):
                 atom = read_atom(root, path)
                 self.atoms.append(atom)

@@ -20,6 +20,7 @@ from ucpl.stores.deepspeed.order import run
 from ucpl.stores.deepspeed.states import named
 from ucpl.stores.deepspeed.topology import not_yet
 from ucpl.stores.scalars import counted_states
+from ucpl.stores.skipping import skips_optimizer
 from ucpl.stores.values import Value
 
 _EACH, _FLAT = "fp32_groups", "fp32_groups_flat"  # masters of FP16_UnfusedOptimizer, and of FP16_Optimizer
@@ -39,6 +40,10 @@ def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
     origin = f"optimizer of {module.file.file}"
     gathered.set("masters", 0, origin)
     gathered.set("fused", 0, origin)
+    optimizer = Value.of(module.file).find("optimizer")
+    if optimizer is not None and skips_optimizer("optimizer"):
+        gathered.consumed.update((e.file, e.key) for e in module.file.extents() if e.key[:1] == ("optimizer",))
+        return
     found = numbered(module, rank)
     if found is None:
         gathered.remarks.append("there is no optimizer state: weights alone")

@@ -22,6 +22,7 @@ from ucpl.stores.megatron.legacy_modules import Local, Modules
 from ucpl.stores.megatron.legacy_ranks import CODE, Place, Ranks, optim_of
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.scalars import is_counted
+from ucpl.stores.skipping import skips_optimizer
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.values import Value
 
@@ -65,7 +66,7 @@ def read_optimizer(ranks: Ranks, modules: Modules) -> Optimizer:
     """Raises: UcplError E540, E541, E545, E546, E548."""
     made = Optimizer()
     first = ranks.top((0, 0, 0)).find("optimizer")
-    if first is None:
+    if first is None or skips_optimizer("optimizer"):
         return made
     made.chained = isinstance(first.held, list)
     one = _parts(first)[0]
@@ -175,7 +176,7 @@ def _members(modules: Modules, found: list[_Group], without: set[str], ranks: Ra
                 f"`{name}` is in {'none' if not fitting else 'several'} of the {len(found)} parameter groups by Megatron's"
                 " rule, and the files do not say in which it is",
                 Label(ranks.place, where="optimizer/param_groups"),
-                remedy="weights alone: convert a copy without `optimizer` and distrib_optim.pt; or save as torch_dist",
+                remedy="save the run as torch_dist",
             )
         out[fitting[0]].append(name)
     return out

@@ -37,6 +37,7 @@ from ucpl.stores.megatron.roles import (
 )
 from ucpl.stores.megatron.stacks import apart, is_of_a_layer
 from ucpl.stores.plain_values import decode
+from ucpl.stores.skipping import skips_optimizer
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 
@@ -67,7 +68,10 @@ KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
 
 def opened(step: Step) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E460, E521, E522, E530-E533."""
-    metadata = unchained(read_metadata(step.root))
+    metadata = read_metadata(step.root)
+    if skips_optimizer(*([OPTIMIZER] if any(map(is_of_optimizer, metadata.paths)) else [])):
+        metadata = metadata.without(is_of_optimizer)
+    metadata = unchained(metadata)
     common = _common(step.root, metadata)
     entries = entries_of(metadata, step.root)
     roles = Roles("", STATES, entries.weights, entries.states)
@@ -242,6 +246,8 @@ class _Dist(Opened):
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """Raises: UcplError E455, E531."""
+        if skips_optimizer():
+            return ()
         shapes = {name: self.shape(name) for name in self.states}
         said = [one for part, value in self.optimizers() for one in self.groups_of(part, value)]
         self.dealt = dealt(said, shapes, self.states, self.common.path)

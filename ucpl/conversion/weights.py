@@ -1,0 +1,87 @@
+"""Weights are always obtainable: what becomes of a call whose source has an optimizer that cannot be read.
+
+Of files that are amiss, a second reading without the optimizer tells whether the optimizer alone is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from attrs import evolve
+
+from ucpl.conversion.dialects import split_names
+from ucpl.conversion.given import Called, Given, called
+from ucpl.conversion.ties import framework_of
+from ucpl.errors import UcplError
+from ucpl.stores.leaving import TENSORS_ALONE
+
+__all__ = ["opened_to_look_at", "with_weights"]
+
+T = TypeVar("T")
+_UNREAD = ("E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
+_WAY = "the weights can be read: --weights-alone converts them without the optimizer"
+_SAID = "E467"  # a run whose optimizer is not read: its own remedy says how to go on
+_OF_A_SOURCE = 3  # exit status: the source cannot be read, or is damaged
+
+
+def with_weights(read: Callable[[Given], T], given: Given, target: Called | str) -> T:
+    """What is read of a source, without states that are dropped by name where it cannot be read with them.
+
+    A target of tensors alone is made without the optimizer, and the account says why. Raises: UcplError, of the first reading;
+    where the optimizer alone is amiss, a note says how to go on.
+    """
+    try:
+        return read(given)
+    except UcplError as error:
+        said = error.diagnostics[0].code == _SAID
+        if error.exit_status != _OF_A_SOURCE or given.weights_alone or said:
+            raise
+        found = _less(read, given, target, error) if not error.is_of_the_disk else None
+        if found is None:
+            raise _with_way(read, given, error) from None
+        return found
+
+
+def _less(read: Callable[[Given], T], given: Given, target: Called | str, error: UcplError) -> T | None:
+    """Without what is dropped, then without the optimizer. None: that helps not, or is not asked for."""
+    asked = [evolve(given, skipped=frozenset(given.drop))] if given.drop else []
+    if _is_of_tensors(target):
+        why = f"it cannot be read: {error.diagnostics[0].message}"
+        asked.append(evolve(given, weights_alone=True, why_skipped=why))
+    for one in asked:
+        try:
+            return read(one)
+        except UcplError:
+            continue
+    return None
+
+
+def opened_to_look_at(read: Callable[[Given], T]) -> T:
+    """What is read of a valid source, without an optimizer that is of a kind that is not read: the account names it."""
+    try:
+        return read(Given())
+    except UcplError as error:
+        first = error.diagnostics[0]
+        if first.code not in _UNREAD:
+            raise
+        try:
+            return read(Given(weights_alone=True, why_skipped=f"it cannot be read: {first.message}"))
+        except UcplError:
+            raise error from None
+
+
+def _is_of_tensors(target: Called | str) -> bool:
+    """Whether a target's format stores tensors alone."""
+    text = target if not isinstance(target, str) else split_names(target)[0]
+    return bool(text) and framework_of(called(text)) in TENSORS_ALONE
+
+
+def _with_way(read: Callable[[Given], T], given: Given, error: UcplError) -> UcplError:
+    """The error; where the weights can be read without the optimizer, a note says so."""
+    try:
+        read(evolve(given, weights_alone=True))
+    except UcplError:
+        return error
+    first, *rest = error.diagnostics
+    return UcplError(evolve(first, notes=(*first.notes, _WAY)), *rest)
