@@ -45,17 +45,23 @@ def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
     target = plan.target
     if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
         return plan
-    groups, lost = with_empty(_as_called(checkpoint, plan).envelope.groups, target.groups)
+    known = _as_called(checkpoint, plan).envelope
+    groups, lost = with_empty(known.groups, target.groups)
     why = "the target groups parameters otherwise"
-    known = dict(target.groups)
+    names = {name for name, _ in target.groups}
+    new = {name for name, _ in groups if name not in names}
+    kept = new
     if target.framework == "universal":
-        lost = (*lost, *(name for name, _ in groups if name not in known))
-        why = "loaders of universal folders look for none"
-    elif target.framework == "deepspeed" and target.settings.get("stage") not in (0, 3):
-        lost = (*lost, *(name for name, _ in groups if name not in known))
-        why = f"ZeRO-{target.settings.get('stage')} has no group without trained parameters"
-    else:
-        plan = evolve(plan, target=evolve(target, groups=tuple(groups)))
+        kept, why = set(), "loaders of universal folders look for none"
+    elif target.framework == "deepspeed" and target.settings.get("stage") != 3:
+        kept, why = set(), f"ZeRO-{target.settings.get('stage')} keeps no group without trained parameters"
+    elif target.framework == "deepspeed" and known.framework not in ("deepspeed", "universal"):
+        # DeepSpeed takes groups without parameters out of the caller's optimizer; those of frozen ones stay.
+        kept = {group.name for group in known.groups if group.name in new and group.listed}
+        why = "DeepSpeed takes groups without parameters out of an optimizer"
+    lost = (*lost, *(name for name, _ in groups if name in new - kept))
+    made = tuple(group for group in groups if group[0] not in new - kept)
+    plan = evolve(plan, target=evolve(target, groups=made))
     said = tuple(f"group {name}, which trains no parameter, with its hyper-parameters: {why}" for name in lost)
     return evolve(plan, dropped=(*plan.dropped, *said))
 
