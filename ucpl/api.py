@@ -145,9 +145,11 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
 
     against: a genuine checkpoint of the framework in the same layout, which must hold the same bits.
     """
+    from ucpl.extents.account import entries_of
     from ucpl.proofs.genuine import hold_genuine
     from ucpl.proofs.verify import verdict
     from ucpl.proofs.witnesses import Asked
+    from ucpl.stores.overlooked import not_read_of
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None
@@ -158,7 +160,14 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
     loader = found_in(opened, of_class=how.get("witness", True))
-    notes = (*found.notes, *told(opened), *(str(one) for one in held if not one.differs), *loader.notes)
+    passed = entries_of(("not read", one.kind, one.name, one.why) for one in not_read_of(opened))
+    notes = (
+        *found.notes,
+        *told(opened),
+        *(f"not read: {entry}" for entry in passed),
+        *(str(one) for one in held if not one.differs),
+        *loader.notes,
+    )
     found = evolve(found, findings=(*found.findings, *findings_of(opened, held), *loader.wrong), notes=notes)
     if against is None:
         return found

@@ -80,6 +80,7 @@ def test_an_export_of_weights_names_the_optimizer(weights: Path, tmp_path: Path)
     assert done.status == 0 and "not read      optimizer/, optimizer.bin: its optimizer state" in done.out
     assert "not read      optimizer/, optimizer.bin: its" in command("inspect", weights).out
     assert "empty" not in done.out
+    assert "not read: optimizer/, optimizer.bin: its" in command("verify", weights).out
     made = ucpl.convert(weights, tmp_path / "again", "safetensors()")
     assert made.report.account is not None and "optimizer.bin" in str(made)
 
