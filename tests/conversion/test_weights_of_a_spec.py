@@ -33,7 +33,7 @@ def stacked(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return torch.stack([tensors[f"model.layers.{n}.{name}.weight"] for n in range(layers)])
 
 
-@pytest.mark.parametrize("to", ["zero1(dp=2)", "zero3(dp=3)", "universal()", "dcp(fsdp=2)"])
+@pytest.mark.parametrize("to", ["zero1(dp=2)", "zero3(dp=3)", "universal()", "zero2(dp=2)"])
 def test_masters_are_the_weights(to, tmp_path):
     tensors = folder(tmp_path / "hf", torch.float32)
     ucpl.convert(tmp_path / "hf", tmp_path / "out", to, layout=HF)
