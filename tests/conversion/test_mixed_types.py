@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
+from tests.cli.command import ucpl as command
 
 
 class Model(nn.Module):
@@ -95,3 +96,17 @@ def test_weights_alone(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
     held = run.model.state_dict()
     assert found.keys() == held.keys()
     assert all(found[n].dtype == t.dtype and torch.equal(found[n], t) for n, t in held.items())
+
+
+def test_an_engine_of_one_type_is_told_of(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+    """DeepSpeed's engine refuses parameters that are not f32 where neither bf16 nor fp16 is on."""
+    done = command("convert", saved[0], tmp_path / "zero", "--to", "zero1(dp=2)")
+    assert done.status == 0, done.err
+    assert "parameters are of bf16 and f32" in done.out and "bf16 = 1" in done.out
+    done = command("convert", saved[0], tmp_path / "wide", "--to", "zero1(dp=2, bf16=1)")
+    assert done.status == 0 and "parameters are of" not in done.out
+    ucpl.convert(tmp_path / "wide", tmp_path / "plain", "plain()")
+    found = torch.load(tmp_path / "plain" / "plain.pt", weights_only=True)["params"]
+    run = Run(0)
+    run.load(saved[0])
+    assert all(torch.equal(found[n]["fp32"], t.float()) for n, t in run.model.state_dict().items())

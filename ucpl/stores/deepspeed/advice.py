@@ -52,13 +52,25 @@ ADAGRAD_GROUPS = (
     "DeepSpeed 0.19.8 trains Adagrad with one group alone, its own neither (IndexError with {count}): one group in the engine,"
     " over a model with one, or zero0"
 )
+MIXED = (
+    "parameters are of {dtypes}, and an engine without 16 bits takes f32 alone: bf16 = 1 in the call rounds the weights and"
+    " keeps their masters in f32, bf16 = 0 widens them"
+)
 BOOLS = "torch's optimizers make {names} of the parameters' type when they load it, as of their own: bool here, 0 and 1 there"
 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Of parameters left out or known by one name of two, of a target made of weights alone, and of what no loader takes."""
     lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
-    return (*lenient, *_warm(source, structure), *_of_optimizer(source, structure))
+    return (*lenient, *_mixed(structure), *_warm(source, structure), *_of_optimizer(source, structure))
+
+
+def _mixed(structure: Structure) -> tuple[str, ...]:
+    """Of parameters of several types, where the target's call says of none that it is trained in."""
+    found = {t.dtype for t in structure.tensors if t.kind == "parameter" and t.dtype}
+    if len(found) < 2 or structure.settings.get("bf16") or structure.settings.get("fp16"):
+        return ()
+    return (MIXED.format(dtypes=" and ".join(sorted(found))),)
 
 
 def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
