@@ -383,3 +383,72 @@ def test_groups_and_what_a_caller_saved_are_not_advised_away(spec: Path) -> None
     assert not found.findings, found.findings
     assert not any("`group" in text for text in found.remarks), found.remarks
     assert any("drops `extra`" in text and "client_state" in text for text in found.remarks)
+
+
+HALVES = """ucpl 1
+model m {
+  dim n = 16
+  dtype f32
+  w : n
+}
+layout x(tp) of m {
+  framework torch()
+  mesh tp
+  file weights = safetensors "t{tp}.safetensors"
+  w = n@tp as "w{TEXT}"
+}
+"""
+
+
+def test_a_name_that_no_degree_above_one_gives_is_an_error(spec: Path) -> None:
+    """Coordinate 1 is there at every degree above 1, and 1 / 2 leaves a remainder."""
+    spec.write_text(HALVES.replace("TEXT", "tp / 2"))
+    (finding,) = check("x.ucpl", Given()).findings
+    assert (finding.code, finding.message) == ("E108", "1 / 2 leaves a remainder of 1")
+    assert finding.notes == ("at tp = 2",) and "(a - a % b) / b rounds down" in finding.remedy
+    spec.write_text(HALVES.replace("TEXT", "tp / (16 / size(tp))"))
+    found = check("x.ucpl", Given())
+    assert not found.findings and any("no tp from 2 to 8 suits x" in r for r in found.remarks), "tp = 16 suits it"
+
+
+@pytest.mark.parametrize("said", ["tp // 2", "1 + tp//2", "(tp + 1) // 2", "size(tp) // 2"])
+def test_the_line_that_is_offered_for_a_division_that_rounds_down_holds(said: str, spec: Path) -> None:
+    spec.write_text(HALVES.replace("{TEXT}", ".{tp}.{TEXT}").replace("TEXT", said))
+    (finding,) = check("x.ucpl", Given()).findings
+    offered = finding.remedy.partition("write: ")[2]
+    assert finding.code == "E001" and "%" in offered
+    spec.write_text(HALVES.replace('"w{TEXT}"', offered))
+    assert not check("x.ucpl", Given()).findings
+
+
+PARTS = """ucpl 1
+model m {
+  dim g = 2, d = 3
+  dtype f32
+  k : g d
+}
+layout x(tp) of m {
+  framework torch()
+  mesh tp
+  file weights = torch "{tp}.pt"
+  SHAPE
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "shape", ['k = (g + g) d as "k"', 'k = (g@tp (k: d + k: d)) as "k"', 'k = ((g d) + (g d)) as "k"']
+)
+def test_what_no_plan_takes_is_no_good_layout(shape: str, spec: Path) -> None:
+    """`plan` refuses the layout as either side; a part stands once in a stored tensor."""
+    spec.write_text(PARTS.replace("SHAPE", shape))
+    codes = [d.code for d in check("x.ucpl", Given()).findings]
+    assert "E304" in codes and codes[-1] == "E304"
+
+
+@pytest.mark.parametrize(
+    "shape", ['k = (g d) as "k"', 'k = (g@tp d) as "k"', 'k = g d mean @tp as "k"', 'k = g d sum @tp as "k"']
+)
+def test_copies_and_members_that_are_declared_are_good(shape: str, spec: Path) -> None:
+    spec.write_text(PARTS.replace("SHAPE", shape))
+    assert not check("x.ucpl", Given()).findings

@@ -101,3 +101,47 @@ def test_a_number_of_a_used_model_is_no_let_to_write() -> None:
         resolve(load(("labels.ucpl", text)), parse_call("both()"))
     found = caught.value.diagnostics[0]
     assert found.code == "E101" and "let left.n" not in found.remedy and "-D left.n=" in found.remedy
+
+
+TAKEN_BACK = """ucpl 1
+model m {
+  dim l = 2, n = 4
+  dtype f32
+  q : l n
+  k : l n
+}
+layout a(tp) of m {
+  mesh tp
+  file weights = safetensors "t{tp}.safetensors"
+  qk[l] = (q: n@tp + k: n@tp) as "{l}.qk"
+}
+layout b() of m extends a(tp = 1) {
+  file weights = safetensors "model.safetensors"
+  NONE = none
+  q[l] = n as "{l}.q"
+  k[l] = n as "{l}.k"
+}
+model two {
+  use m() as x
+}
+model three {
+  use two() as y
+}
+layout c() of two {
+  file weights = safetensors "model.safetensors"
+  use b() as x
+}
+layout d() of three {
+  file weights = safetensors "model.safetensors"
+  use c() as y
+}
+"""
+
+
+@pytest.mark.parametrize("call", ["b()", "c()", "d()"])
+def test_a_packed_entry_that_is_taken_back_is_so_under_use(call: str) -> None:
+    found = locate(resolve(load(("taken.ucpl", TAKEN_BACK.replace("NONE", "qk"))), parse_call(call)))
+    keys = {h.key[-1] for part in found.parts for h in part.homes}
+    assert {key.rpartition(".")[2] for key in map(str, keys)} == {"q", "k"}
+    with pytest.raises(UcplError, match="E139"):
+        resolve(load(("taken.ucpl", TAKEN_BACK.replace("NONE", "kq"))), parse_call(call))

@@ -238,6 +238,8 @@ REFUSED: list[tuple[str, str, str, str, dict[str, Any]]] = [
     ("E204", "a flat buffer: 15 does not divide by dp = 2", text(layout=W + '  group g = w, v\n  ⟦state s of g = flat(each)@dp as "s"\n', model=MODEL + "  w : a b\n  v : b\n  state s : f32\n").replace("v = a as", "v = b as"), "x(2)", {}),
     ("E205", "`w` has the dims a b, the pattern names a", text(layout=FILE + '  ⟦w = a as "w"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
     ("E205", "the pattern names a b b", text(layout=FILE + '  ⟦w = a b b as "w"\n', model=MODEL + "  ⟧w : a b\n"), "x(2)", {}),
+    ("E205", "`w`: lo of the index a = (hi lo) is in the brackets, and hi in the pattern", text(model="  dim a = 4, hi = 2, lo = 2\n  dtype f32\n  index a = (hi lo)\n  ⟧w : a\n", layout=FILE + '  ⟦w[lo] = hi as "w.{lo}"\n'), "x(2)", {"remedy": "make the digits dims of the model, `w : hi lo`"}),
+    ("E205", "`w`: x, z of the index a = (x y z) is in the brackets, and y in the pattern", text(model="  dim a = 8, x = 2, y = 2, z = 2, b = 3\n  dtype f32\n  index a = (x y z)\n  ⟧w : a b\n", layout=FILE + '  ⟦w[x, z] = y b as "w.{x}.{z}"\n'), "x(2)", {"remedy": "`w : x y z b`"}),
     ("E207", "have different ranges of `a`", text(model=MODEL + "  w : a b\n  v : a[1..] b\n", layout=FILE + '  ⟦wv = (w: a b + v: a b) as "wv"\n'), "x(2)", {}),
     ("E208", "has no label, and other parts have", text(model=MODEL + "  w : a b\n", layout=FILE + '  ⟦wv = (w: a + a) b as "wv"\n'), "x(2)", {}),
     ("E209", "has only a range of `a`", text(model="  dim a = 4, hi = 2, lo = 2\n  dtype f32\n  index a = (hi lo)\n  ⟧w : a[1..]\n", layout=FILE + '  ⟦w = (lo hi) as "w"\n'), "x(2)", {}),

@@ -60,6 +60,7 @@ from ucpl.proofs.idle import (
     unread_dims,
 )
 from ucpl.proofs.kinds import kinds_astray
+from ucpl.proofs.plannable import demand_plannable
 from ucpl.proofs.repeated import repeated_lines
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import parts_twice, stored_twice
@@ -244,7 +245,9 @@ class _Checker:
     def called(self, call: nodes.Call) -> None:
         node = Called(self.library, call).layout
         self.count("layout")
-        self.complete(self.located(call, rank=None), node)
+        side = self.located(call, rank=None)
+        self.complete(side, node)
+        demand_plannable(side.placement)
 
     def count(self, word: str) -> None:
         self.counts[word] = self.counts.get(word, 0) + 1
@@ -292,6 +295,8 @@ class _Checker:
             return
         if tried.too_many:
             self.remark(f"{node.name} is not tried with all of its {len(axes)} axes above 1: {tried.too_many}")
+        if tried.hopeless:
+            raise UcplError(*tried.hopeless)
         for axis, why in tried.unsuited:
             self.remark(
                 f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
@@ -360,7 +365,9 @@ class _Checker:
 
     def stored(self, node: nodes.Layout, degrees: Degrees) -> None:
         """All ranks of a layout at some degrees, and what of the model they leave out."""
-        self.complete(self.located(call_at(node, degrees), rank=None), node)
+        side = self.located(call_at(node, degrees), rank=None)
+        self.complete(side, node)
+        demand_plannable(side.placement)
 
     def complete(self, side: Side, node: nodes.Layout) -> None:
         """Tensors and states that nobody stores are remarks; a tensor that is stored in part is an error."""

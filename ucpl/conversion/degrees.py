@@ -14,6 +14,7 @@ from ucpl.errors import Diagnostic, UcplError
 from ucpl.layout import Library
 from ucpl.layout.bases import placed
 from ucpl.layout.statements import items_of
+from ucpl.layout.templates import UnevenPlace
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
@@ -109,6 +110,7 @@ class Tried:
     good: tuple[Degrees, ...]
     unsuited: tuple[tuple[str, str], ...] = ()
     too_many: str = ""  # why all axes were not tried together: their ranks are more than a mesh may have
+    hopeless: tuple[Diagnostic, ...] = ()  # reasons for which no degree above 1 can suit an axis
 
 
 def try_degrees(base: Degrees, axes: tuple[str, ...], attempt: Attempt) -> Tried:
@@ -119,7 +121,10 @@ def try_degrees(base: Degrees, axes: tuple[str, ...], attempt: Attempt) -> Tried
         search.together(axes, least)
     reached = {axis for degrees in search.good for axis in axes if degrees[axis] > 1}
     unsuited = tuple((a, search.why[a]) for a in axes if a not in reached and a in search.why)
-    return Tried(tuple(search.good), unsuited, search.too_many)
+    hopeless = tuple(d for axis, d in search.hopeless.items() if axis not in reached)
+    return Tried(
+        tuple(search.good), tuple(u for u in unsuited if u[0] not in search.hopeless), search.too_many, hopeless
+    )
 
 
 @define
@@ -129,13 +134,21 @@ class _Search:
     good: list[Degrees] = field(factory=list)
     why: dict[str, str] = field(factory=dict)  # of an axis: why its least degree does not suit
     too_many: str = ""
+    hopeless: dict[str, Diagnostic] = field(factory=dict)
+    last: Diagnostic | None = None  # the finding of the last degrees that did not suit
 
     def alone(self, axis: str) -> int | None:
         if self.base[axis] > 1:  # a default that is a degree is tried as it stands
             return self.base[axis]
+        found: list[Diagnostic] = []
         for n in ALONE:
             if self.holds({**self.base, axis: n}, axis):
                 return n
+            if self.last is not None and isinstance(self.last.about, UnevenPlace):
+                found.append(_noted(self.last, {**self.base, axis: n}))
+        # Coordinate 1 is there at every degree above 1: a division by a number that no degree changes fails at all of them.
+        if len(found) > 1 and len({d.message for d in found}) == 1:
+            self.hopeless[axis] = found[0]
         return None
 
     def together(self, axes: tuple[str, ...], least: Degrees) -> None:
@@ -152,6 +165,7 @@ class _Search:
         try:
             self.attempt(degrees)
         except UcplError as error:
+            self.last = error.diagnostics[0]
             if hangs_on_a_number(error):
                 if error.diagnostics[0].code == _TOO_MANY:
                     self.too_many = error.diagnostics[0].message

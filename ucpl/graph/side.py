@@ -114,6 +114,10 @@ class Side:
             Label(a.file, f"first here, {part_a.state}", where="/".join(map(str, a.key))),
             Label(b.file, "and here", where="/".join(map(str, b.key))),
             notes=(f"layout {self.placement.layout.call}",),
+            remedy="a part stands once in a stored tensor: take one of the two out. Copies inside one tensor, as of key-value"
+            " heads that are repeated, cannot be written"
+            if (a.file, a.key) == (b.file, b.key)
+            else "",
         )
 
     def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:

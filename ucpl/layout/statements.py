@@ -245,6 +245,7 @@ class _Reader:
     count: _Count = field(factory=_Count)
     own_spans: frozenset[nodes.Span] = frozenset()  # of the layout itself
     fresh: list[nodes.LayoutItem] = field(factory=list)
+    founded: set[nodes.Span] = field(factory=set)  # statements of used layouts that replace one of their own bases
 
     def statements(
         self, chain: Sequence[Link[nodes.Layout]], arguments: Inherited, used: tuple[str, ...] = ()
@@ -272,7 +273,7 @@ class _Reader:
         self.own_spans = frozenset(i.span for i in bodies[0])
         items: list[nodes.LayoutItem] = []
         for body in reversed(bodies):
-            self.fresh = fresh(items, body)
+            self.fresh = [item for item in fresh(items, body) if item.span not in self.founded]
             items = overlay(items, body)
         return items
 
@@ -388,6 +389,8 @@ class _Reader:
         arguments = axes_here(links[0].node, axes_in(links), self.scope)
         arguments |= _arguments(links[0].node.parameters, call, self.scope)
         items = reader.statements(links, arguments, used)
+        unfounded = {item.span for item in reader.fresh}
+        self.founded |= reader.founded | {i.span for i in items if i.span.line and i.span not in unfounded}
         demand_axes(links, call, reader.scope, self.scope)
         demand_groups(items)
         return numbers_within(links, reader.scope, self.scope) + on_these_ranks(links, items, self.scope)

@@ -126,7 +126,13 @@ def template(text: str, span: nodes.Span) -> Template:
 
 
 # What other tools write between braces, and what is written here.
+_OPERAND = r"([\w.]+(?:\([^()]*\))?|\([^()]*\))"
 _HABITS = (
+    (
+        re.compile(rf"(|.*[-+(,])\s*{_OPERAND}\s*//\s*{_OPERAND}(.*)"),
+        r"\1(\2 - \2 % \3) / \3\4",
+        "`/` leaves no remainder: take it off to round down",
+    ),
     (re.compile(r"(.*)//(.*)"), r"\1/\2", "`/` divides whole numbers, and leaves no remainder"),
     (re.compile(r"(\w+)![rsa]"), r"\1", "a number has one text; `{x:02}` has two digits"),
     (re.compile(r"(?:str|int|repr)\((\w+)\)"), r"\1", "a number has one text"),
@@ -248,7 +254,15 @@ def evaluate(expr: nodes.Expr, variables: Mapping[str, Operand]) -> Operand:
 
     Raises: KeyError for a name that has no value there; UcplError E104 to E109.
     """
-    return evaluated(expr, lambda name: variables[name.path])
+    try:
+        return evaluated(expr, lambda name: variables[name.path])
+    except UcplError as error:
+        raise UcplError(*(evolve(d, about=d.about or UnevenPlace()) for d in error.diagnostics)) from None
+
+
+@frozen
+class UnevenPlace:
+    """A number of a template that some coordinate or index does not have, as `{tp / 2}` at tp = 1."""
 
 
 _COORDINATES = (0, 1, 2, 3, 7, 8, 63, 64, 1023, 1024)  # at which a part of a template is tried

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import NoReturn
 
 from ucpl.errors import fail
 from ucpl.layout import Entry, Layout, LogicalTensor
@@ -95,7 +96,23 @@ class LogicalRows:
                 at(self.entry.span),
                 at(tensor.span, f"{tensor.counts[i]} of {self.layout.sizes[dim]}"),
             )
+        if split := [d for d in ax.leaves_of(dim, self.layout.indices) if d in bracket]:
+            self._refuse_split(path, tensor, dim, split)
         return self._digit_runs(dim, by_name)
+
+    def _refuse_split(self, path: str, tensor: LogicalTensor, dim: str, split: list[str]) -> NoReturn:
+        """Raises: UcplError E205, of an index with some digits in the brackets and the others in the pattern."""
+        leaves = ax.leaves_of(dim, self.layout.indices)
+        dims = " ".join(" ".join(leaves) if d == dim else d for d in tensor.dims)
+        fail(
+            "E205",
+            f"`{self.entry.path}`: {', '.join(split)} of the index {dim} = ({' '.join(leaves)}) is in the brackets,"
+            f" and {', '.join(d for d in leaves if d not in split)} in the pattern",
+            at(self.entry.span, "an index is in one of the two"),
+            at(tensor.span, "defined here"),
+            remedy=f"make the digits dims of the model, `{path} : {dims}` with a `dim` line for each and no `index {dim}`:"
+            " then each stands where it is stored",
+        )
 
     def _bracket_digits(self, axis: ax.Axis) -> list[str]:
         return [leaf for name in ax.dims_of(axis) for leaf in ax.leaves_of(name, self.layout.indices)]
