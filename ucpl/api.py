@@ -21,7 +21,7 @@ from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVe
 from ucpl.conversion.opening import load_plan, open_alike, open_for
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.planning import Asked, make_plan, prepare
-from ucpl.conversion.running import refuse_existing, run
+from ucpl.conversion.running import refuse_existing, run, with_parents
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
@@ -98,21 +98,27 @@ def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unp
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
     goal = target_at(target)
     refuse_existing(goal, how)
-    opened = open_for(made, source) if isinstance(source, str | Path) else source
-    made = with_account(made, opened)
-    if not how.get("allow_drift"):
-        demand_no_drift(made, opened, bounds_of(how))
-    clear_made(goal)
-    return run(made, opened, goal, how)
+    with with_parents(goal):
+        opened = open_for(made, source) if isinstance(source, str | Path) else source
+        made = with_account(made, opened)
+        if not how.get("allow_drift"):
+            demand_no_drift(made, opened, bounds_of(how))
+        clear_made(goal)
+        return run(made, opened, goal, how)
 
 
 @meanwhile()
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
-    from ucpl.conversion.accounting import with_account
-
     goal = target_at(target)
     refuse_existing(goal, how)
+    with with_parents(goal):
+        return _converted(source, goal, to, how)
+
+
+def _converted(source: Here, goal: Path, to: str, how: ToConvert) -> Converted:
+    from ucpl.conversion.accounting import with_account
+
     layout, model = how.get("layout"), how.get("model")
     given = given_from(how, model_named(model) if model else None)
     described, names = described_as(layout)

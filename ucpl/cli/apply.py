@@ -51,9 +51,14 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.cli.job import member, seen_by_all
+    from ucpl.conversion.running import with_parents
 
     wait = whole_number("--wait", options.wait, WAIT_MAX, "write --wait 600, in seconds")
-    with member(console, wait) as team, seen_by_all(team, options.source, options.keys) as source:
+    with (
+        member(console, wait) as team,
+        seen_by_all(team, options.source, options.keys) as source,
+        with_parents(target_at(options.target)),
+    ):
         return _run(options, console, team, source)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpl.cli.console import bytes_text
 from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
-from ucpl.errors import Exit
+from ucpl.errors import Exit, plural
 from ucpl.remotes.entrance import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.conversion.given import Given
     from ucpl.conversion.keywords import How
+    from ucpl.runtime.counters import Report
     from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
@@ -74,19 +78,26 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
+    from ucpl.conversion.running import refuse_existing, with_parents
+
+    refuse_several("convert")
+    target, given, how = target_at(options.target), given_of(options), run_options(options)
+    refuse_existing(target, how)
+    with nullcontext() if options.dry_run else with_parents(target):
+        return _run(options, console, target, given, how)
+
+
+def _run(options: Namespace, console: Console, target: Path, given: Given, how: How) -> int:
     from ucpl.conversion.accounting import with_account
     from ucpl.conversion.beside import checked
     from ucpl.conversion.dialects import described_as
     from ucpl.conversion.drift import demand_no_drift
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.planning import Asked, prepare
-    from ucpl.conversion.running import demand_a_place, refuse_existing
+    from ucpl.conversion.running import rehearsed
     from ucpl.conversion.staging import with_made
     from ucpl.stores.registry import advice
 
-    refuse_several("convert")
-    target, given, how = target_at(options.target), given_of(options), run_options(options)
-    refuse_existing(target, how)
     described, names = described_as(options.layout)
     made = prepare(Asked(described, options.to, options.source, called=names, twice=True), given)
     assert made.checkpoint is not None
@@ -101,10 +112,15 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"to load it    {text}")
     for text in (*container_lines(known.source, plan), *(f"beside        {one}" for one in known.held)):
         console.say(text)
+    if not options.allow_drift:
+        demand_no_drift(plan, known.source, bounds_of(how), made.source.placement)
     if options.dry_run:
-        demand_a_place(plan, known.source, how)
+        found = rehearsed(plan, known.source, target, how)
+        sizes = f"{bytes_text(found.size)} in {plural(found.files, 'file')}"
         console.say(
-            "proved        every element of the target has one source, and stands where it belongs; nothing was written"
+            f"would write   {sizes}" + (f"; {bytes_text(found.free)} are free there" if found.free else ""),
+            *_estimate(plan),
+            "proved        every element of the target has one source, and stands where it belongs; nothing was written",
         )
         console.answer(
             {
@@ -112,13 +128,25 @@ def run(options: Namespace, console: Console) -> int:
                 **container_object(known.source, plan),
                 "remarks": list(made.remarks),
                 "written": False,
+                "bytes": found.size,
+                "files": found.files,
+                "free": found.free,
             }
         )
         return Exit.DONE
-    if not options.allow_drift:
-        demand_no_drift(plan, known.source, bounds_of(how), made.source.placement)
     with with_made(known, target, how) as source:
         return write(plan, source, target, how, console, remarks=made.remarks)
+
+
+def _estimate(plan: Plan) -> list[str]:
+    """The seconds that a run takes, if `ucpl calibrate` measured this machine."""
+    from ucpl.cli.costs import bandwidths_of, cost_lines
+    from ucpl.schedule.cost import cost_of
+
+    known = bandwidths_of(None)
+    if known is None:
+        return ["estimate      unknown: `ucpl calibrate FOLDER` measures this machine once"]
+    return [line.replace("estimate   ", "estimate      ", 1) for line in cost_lines(cost_of(plan), known)[-1:]]
 
 
 def write(
@@ -136,9 +164,18 @@ def write(
     with console.progress(str(target)) as progress:
         report = carry_out(plan, source, target, {**how, "progress": progress}, team)
     console.say(*run_lines(report))
-    console.say(f"done          {target}")
+    console.say(f"done          {target}{_duration(report)}")
     beside = container_object(source, plan)
     console.answer(
         {"plan": plan_object(plan), **beside, "remarks": list(remarks), "written": True, "report": run_object(report)}
     )
     return Exit.DONE
+
+
+def _duration(report: Report) -> str:
+    """How long a run took, and how fast it wrote."""
+    seconds = sum(report.seconds.values())
+    if report.done_before or not seconds:
+        return ""
+    rate = report.bytes_written / seconds
+    return f" in {seconds:.3g} s" + (f", {rate / (1 << 20):.3g} MiB/s" if report.bytes_written else "")

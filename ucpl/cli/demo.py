@@ -45,8 +45,9 @@ def run(options: Namespace, console: Console) -> int:
         unchanged = _digest(source) == before
         good = bool(verdict) and bool(likeness) and bool(back) and unchanged
         what = f"{_short(plan.source_call)} and {_short(plan.target_call)} hold the same state"
+        console.say("")
         console.say(
-            f"\n{'proved' if good else 'NOT proved'}: {what}; the source is {'unchanged' if unchanged else 'CHANGED'}"
+            f"{'proved' if good else 'NOT proved'}: {what}; the source is {'unchanged' if unchanged else 'CHANGED'}"
         )
         if verdict.findings:
             console.diagnostics(verdict.findings)

@@ -245,9 +245,7 @@ class _Checker:
     def called(self, call: nodes.Call) -> None:
         node = Called(self.library, call).layout
         self.count("layout")
-        side = self.located(call, rank=None)
-        self.complete(side, node)
-        demand_plannable(side.placement)
+        self.complete(self.located(call, rank=None), node)
 
     def count(self, word: str) -> None:
         self.counts[word] = self.counts.get(word, 0) + 1
@@ -365,9 +363,7 @@ class _Checker:
 
     def stored(self, node: nodes.Layout, degrees: Degrees) -> None:
         """All ranks of a layout at some degrees, and what of the model they leave out."""
-        side = self.located(call_at(node, degrees), rank=None)
-        self.complete(side, node)
-        demand_plannable(side.placement)
+        self.complete(self.located(call_at(node, degrees), rank=None), node)
 
     def complete(self, side: Side, node: nodes.Layout) -> None:
         """Tensors and states that nobody stores are remarks; a tensor that is stored in part is an error."""
@@ -430,6 +426,7 @@ class _Checker:
             if buffer is not None:
                 fail("E313", f"{found}, the first {found.first}", at(buffer[1], "stored here"), remedy=buffer[0])
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"), remedy=remedy)
+        demand_plannable(side.placement)
 
     def under_conditions(self, node: nodes.Layout, absent: Sequence[str]) -> dict[str, tuple[int, str]]:
         """Tensors by whose names lines stand that do not hold here, with the line and its condition."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from ucpl.extents import Counted
     from ucpl.remotes.places import Place
     from ucpl.runtime.counters import Report
+    from ucpl.runtime.execute import Foreseen
     from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["demand_a_place", "refuse_existing", "run", "with_groups"]
+__all__ = ["refuse_existing", "rehearsed", "run", "with_groups", "with_parents"]
 
 _NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
 K = TypeVar("K")
@@ -38,6 +40,8 @@ def refuse_existing(target: Path, how: How) -> None:
 
     if (there := place_of(target)) is not None:
         return _refuse_in_store(there, how)
+    if target.name in ("", ".."):
+        fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
     name = os.fsencode(target.name)
     if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
         fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
@@ -124,14 +128,51 @@ def _show(there: Place) -> None:
         raise UcplError(evolve(first, notes=(*first.notes, note))) from error
 
 
-def demand_a_place(plan: Plan, source: Checkpoint, how: How) -> None:
-    """The target's form has a place for everything: what a run asks before it writes. Raises: UcplError E470-E471."""
-    from ucpl.extents import as_filed
+@contextmanager
+def with_parents(target: Path) -> Iterator[None]:
+    """Make the missing folders above a target, before anything long. They go again if the run leaves nothing in them.
+
+    Raises: UcplError E503, E507.
+    """
+    from ucpl.runtime.targets import cannot_write
+
+    made: list[Path] = []
+    if place_of(target) is None:
+        folder = target.absolute().parent
+        missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+        for one in reversed(missing):
+            try:
+                one.mkdir()
+            except FileExistsError:  # another rank made it
+                continue
+            except NotADirectoryError:
+                _remove_empty(made)
+                fail("E507", f"{one.parent} is no folder", Label(str(target)))
+            except OSError as error:
+                _remove_empty(made)
+                cannot_write(one, error, resumable=False)
+            made.append(one)
+    try:
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def _remove_empty(made: list[Path]) -> None:
+    with suppress(OSError):  # an interrupted run keeps finished parts there
+        for one in reversed(made):
+            one.rmdir()
+
+
+def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> Foreseen:
+    """The sizes of a target, after all that a run asks before it writes. Raises: UcplError as `run`."""
+    from ucpl.conversion.keywords import options_from
+    from ucpl.runtime.execute import rehearse
     from ucpl.stores.registry import framework
 
-    framework(plan.target.framework).skeleton(
-        plan.target, as_filed(plan.targets), _as_told(source, plan), how.get("tag")
-    )
+    kept = _as_told(source, plan)
+    return rehearse(plan, kept, framework(plan.target.framework), target, options_from(how))
 
 
 def with_groups(source: Checkpoint, plan: Plan) -> Plan:

@@ -9,6 +9,7 @@ two steps, each its share of tiles, and the one that leads does all else.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -61,7 +62,7 @@ from ucpl.stores.containers import with_beside
 if TYPE_CHECKING:
     from ucpl.runtime.shipping import Shipping
 
-__all__ = ["execute"]
+__all__ = ["Foreseen", "execute", "rehearse"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
@@ -89,20 +90,10 @@ def execute(
     place = _place(Path(target), source)
     with counters.phase("plan"):
         share = share_of(options.memory, options.workers)
-        sources = fit(plan.sources, source.extents)
-        skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
-        skeleton = with_beside(skeleton, source, plan.target)
-        _refuse_globals(skeleton, options)
-        layout = lay_out(skeleton, plan.targets)
-        sources += tuple(where for where, _ in layout.carried)
-        found = bound(plan, _files(sources, layout, len(plan.sources)))
-        rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, layout.places)
-        demand_whole(rows, fills, layout.owners, layout.places)
-        counters.bytes_needed = rows.bytes_needed
+        bounded, texts = _bind(plan, source, framework, options)
+        counters.bytes_needed = bounded.rows.bytes_needed
     plane = DataPlane(options.workers, share, Budget(options.memory), counters)
-    made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
-    bounded = _Bound(plan, source, layout, sources, rows, fills, made)
-    run = _Run(bounded, skeleton.texts, (options, team), plane, place)
+    run = _Run(bounded, texts, (options, team), plane, place)
     lock = Lock(place)
     try:
         with lock if run.leads else nullcontext():
@@ -122,22 +113,72 @@ def execute(
     return evolve(report, remarks=(*report.remarks, *filter(None, said)))
 
 
+@frozen
+class Foreseen:
+    """The sizes of a target that is not written yet."""
+
+    size: int
+    files: int
+    free: int  # bytes of its disk; of a store, 0
+
+
+def rehearse(
+    plan: Plan, source: Checkpoint, framework: Framework, target: Path, options: RunOptions | None = None
+) -> Foreseen:
+    """All that `execute` does before it writes. A missing parent is one that a run makes.
+
+    Raises: UcplError as `execute`: E501, E503 to E508, E600 to E607.
+    """
+    options = options or RunOptions()
+    there = target.absolute()
+    while not os.path.lexists(there.parent) and there.parent != there:
+        there = there.parent
+    _place(Path(target), source, parent=there.parent)
+    share_of(options.memory, options.workers)
+    bounded, _ = _bind(plan, source, framework, options)
+    size, files = bounded.layout.size, len(bounded.layout.files)
+    if place_of(Path(target)) is not None:
+        return Foreseen(size, files, 0)
+    if not os.access(there.parent, os.W_OK | os.X_OK):
+        cannot_write(there.parent, PermissionError(errno.EACCES, os.strerror(errno.EACCES)), resumable=False)
+    return Foreseen(size, files, _demand_room(bounded.layout, there))
+
+
+def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
+    """A plan bound to the source's files and to the target's, and the target's texts."""
+    sources = fit(plan.sources, source.extents)
+    skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
+    skeleton = with_beside(skeleton, source, plan.target)
+    _refuse_globals(skeleton, options)
+    layout = lay_out(skeleton, plan.targets)
+    sources += tuple(where for where, _ in layout.carried)
+    found = bound(plan, _files(sources, layout, len(plan.sources)))
+    rows, fills = bind_rows(found, sources, layout.places), bind_fills(found, layout.places)
+    demand_whole(rows, fills, layout.owners, layout.places)
+    made = frozenset(c.extent.file for file in skeleton.files for c in file.carried if c.is_made)
+    return _Bound(plan, source, layout, sources, rows, fills, made), skeleton.texts
+
+
 def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
     """What the files say of the plan's tensors: which share bytes, and which are beside the plan."""
     carried = tuple((planned + i, t, where.numel) for i, (where, t) in enumerate(layout.carried))
     return Files(np.array(layout.owners, np.int64), views_of(sources), carried)
 
 
-def _place(target: Path, source: Checkpoint) -> Path:
-    """The target's absolute path, its folder's links followed. Raises: UcplError E503, E507."""
+def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path:
+    """The target's absolute path, its folder's links followed. Raises: UcplError E503, E507.
+
+    parent: the nearest folder that is there, of a target whose own folder is made later.
+    """
     if target.name in ("", "..") or (
         target.name.startswith(".") and target.name.endswith((".ucpl-work", ".ucpl-lock", ".ucpl-made"))
     ):
         fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
-    parent = target.absolute().parent
+    rest = target.absolute().relative_to(parent) if parent is not None else Path(target.name)
+    parent = parent or target.absolute().parent
     try:
         is_folder = parent.is_dir()
-        place = parent.resolve() / target.name
+        place = parent.resolve() / rest
         top = source.top.resolve()
     except OSError as error:
         cannot_write(parent, error, resumable=False)
@@ -166,8 +207,8 @@ def _refuse_globals(skeleton: Skeleton, options: RunOptions) -> None:
         )  # fmt: skip
 
 
-def _demand_room(layout: TargetPlan, target: Path) -> None:
-    """Raises: UcplError E501, E503."""
+def _demand_room(layout: TargetPlan, target: Path) -> int:
+    """The free bytes of the target's disk. Raises: UcplError E501, E503."""
     try:
         room = os.statvfs(target.parent)
     except OSError as error:
@@ -175,6 +216,7 @@ def _demand_room(layout: TargetPlan, target: Path) -> None:
     free = room.f_bavail * room.f_frsize
     if layout.size > free:
         fail("E501", f"the target needs {layout.size} bytes, {free} are free", Label(str(target.parent)))
+    return free
 
 
 def _shipping(target: Path, layout: TargetPlan, single: bool) -> Shipping | None:

@@ -1,0 +1,81 @@
+"""Where a target goes: missing folders are made, and a dry run fails where the run would."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import ucpl
+from tests.cli.command import Done, good
+from tests.cli.command import ucpl as command
+from ucpl.errors import UcplError
+
+
+def bad(status: int, *argv: object) -> Done:
+    done = command(*argv)
+    assert done.status == status, (argv, done.out, done.err)
+    return done
+
+
+SOURCE = Path(__file__).parents[2] / "examples" / "checkpoint"
+
+
+def test_missing_parents_are_made_and_go_where_the_run_fails(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "b" / "dst"
+    (tmp_path / "a").mkdir()
+    assert bad(3, "convert", SOURCE / "nothing", target, "--to", "zero1(dp=2)")
+    assert bad(1, "convert", SOURCE, target, "--to", "zero1(dp=0)")
+    assert [*tmp_path.iterdir()] == [tmp_path / "a"] and not [*(tmp_path / "a").iterdir()]
+    good("convert", SOURCE, target, "--to", "zero1(dp=2)")
+    ucpl.convert(SOURCE, tmp_path / "c" / "d" / "p.pt", "plain()")
+    assert ucpl.compare(target, tmp_path / "c" / "d" / "p.pt")
+
+
+def test_a_file_above_a_target_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("")
+    for more in ((), ("--dry-run",)):
+        assert "E507" in bad(4, "convert", SOURCE, tmp_path / "f" / "x" / "dst", "--to", "zero1(dp=2)", *more).err
+
+
+@pytest.mark.parametrize("name", ["/", "..", "."])
+def test_what_has_no_name_is_no_target(name: str) -> None:
+    assert "E507" in bad(4, "convert", SOURCE, name, "--to", "zero1(dp=2)").err
+
+
+def test_a_dry_run_says_what_the_run_writes(tmp_path: Path) -> None:
+    line = ("convert", SOURCE, tmp_path / "no" / "dst", "--to", "zero1(dp=2)")
+    said = good(*line, "--dry-run", "--json").json
+    assert not (tmp_path / "no").exists() and said["free"] > 0
+    done = good(*line, "--json").json["report"]
+    assert (said["bytes"], said["files"]) == (done["bytes_target"], done["files"])
+    again = good("convert", SOURCE, tmp_path / "other", "--to", "zero1(dp=2)", "--dry-run").out
+    assert f"would write   {said['bytes']:,} bytes" in again and "estimate" in again
+
+
+def test_a_dry_run_fails_where_the_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = ("convert", SOURCE, tmp_path / "dst", "--to", "zero1(dp=2)", "--dry-run")
+    real = os.statvfs(tmp_path)
+
+    def full(path: object) -> os.statvfs_result:
+        return os.statvfs_result((*real[:4], 0, *real[5:]))
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "statvfs", full)
+        assert "E501" in bad(4, *line).err
+    with monkeypatch.context() as m:
+        m.setattr(os, "access", lambda *_, **__: False)
+        assert "E503" in bad(4, *line).err
+    assert "E508" in bad(4, *line, "--memory", "64K").err
+
+
+def test_a_source_is_no_place_for_a_target(tmp_path: Path) -> None:
+    with pytest.raises(UcplError, match="E507"):
+        ucpl.convert(SOURCE, SOURCE / "new" / "dst", "plain()")
+    assert not (SOURCE / "new").exists()
+
+
+def test_the_demo_ends_in_a_line_of_its_own() -> None:
+    said = good("demo").out
+    assert "\ufffd" not in said and "\n\nproved: " in said
