@@ -822,7 +822,8 @@ def target_in_the_source(folder: Path) -> list[str]:
 @case
 def target_without_a_folder(folder: Path) -> list[str]:
     source(folder)
-    return ["convert", "source", "no/such/target", "--to", "zero1(dp=3)"]
+    (folder / "notes.txt").write_text("a file")
+    return ["convert", "source", "notes.txt/target", "--to", "zero1(dp=3)"]
 
 
 @case
