@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from attrs import evolve, field
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredTensor, Structure, in_elements
 from ucpl.extents.account import NotRead
 from ucpl.records import define
@@ -211,11 +211,34 @@ class _Folder:
                     f"{name} is missing: the index has {sum(f == name for f in weight_map.values())} tensors in it",
                     Label(str(path / name), "not there"),
                     Label(str(where), "is named here", where=tensor),
+                    remedy=cls._without(path, index, weight_map, here),
                 )
         metadata = value.get("metadata")
         made = cls(path, names, weight_map, index, metadata.get("total_size") if isinstance(metadata, dict) else None)
         made.not_read += [NotRead(name, f"{index} does not list it") for name in here if name not in names]
         return made
+
+    @staticmethod
+    def _without(path: Path, index: str, weight_map: dict[str, str], here: list[str]) -> str:
+        """The remedy where files beside a stale index are complete by themselves; else "", the usual one."""
+        sets: dict[tuple[str, str], list[str]] = {}
+        for name in here:
+            if (match := SHARD.fullmatch(name)) is not None:
+                sets.setdefault((match["stem"], match["count"]), []).append(name)
+        complete = [names for (_, count), names in sets.items() if len(names) == int(count)]
+        complete += [[name] for name in here if SHARD.fullmatch(name) is None]
+        for names in complete:
+            try:
+                known = {tensor for name in names for tensor in read_safetensors_file(path, name).tensors}
+            except UcplError:
+                continue
+            if known.issuperset(weight_map):
+                files = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+                return (
+                    f"{files} {'has' if len(names) == 1 else 'have'} all {len(weight_map)} tensors that the index lists:"
+                    f" the index is of another save. Take {index} away, and the files are read by their headers"
+                )
+        return ""
 
     @staticmethod
     def _complete(path: Path, here: list[str]) -> None:

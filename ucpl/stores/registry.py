@@ -28,6 +28,7 @@ from ucpl.stores.megatron.legacy_arguments import heads_advice
 from ucpl.stores.plain import Plain
 from ucpl.stores.scalars import number_of
 from ucpl.stores.strangers import refuse_stranger
+from ucpl.stores.described import found_at
 from ucpl.stores.watching import watched
 
 FRAMEWORKS: tuple[Framework, ...] = (
@@ -102,12 +103,14 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
             keys = opened.envelope.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
     refuse_stranger(path)
+    below = _below(path) or _of_language(path)
+    found = found_at(path) if not below else None
     fail(
         "E435",
-        f"{path} is no checkpoint that is known here",
+        f"{path} is no checkpoint that is known here" + (f": {found.what}" if found is not None else ""),
         Label(str(path)),
-        remedy=_below(path)
-        or _of_language(path)
+        remedy=below
+        or (found.remedy if found is not None else "")
         or "give the save folder (with `latest`), one step's folder, or a plain file; known: "
         + ", ".join(f.name for f in FRAMEWORKS),
     )

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Label, UcplError, fail, plural
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import read_torch_file
 
@@ -17,6 +17,7 @@ __all__ = ["refuse_stranger"]
 
 LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
 _CHUNKS = re.compile(r"__[0-9]+_[0-9]+\.distcp")  # as torch.distributed.checkpoint calls a rank's file
+_OF_A_RANK = re.compile(r"_rank_?[0-9]+\.bin$")
 BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
 
 
@@ -28,6 +29,14 @@ def refuse_stranger(path: Path) -> None:
     chunks = sorted(name for name in names_like(path, ".distcp") if _CHUNKS.fullmatch(name))
     if chunks and not (path / ".metadata").exists():
         _refuse_without_metadata(path, chunks)
+    ranks = sorted(p.name for p in path.glob("pytorch_model_fsdp*.bin") if _OF_A_RANK.search(p.name))
+    if ranks:
+        _refuse(
+            f"{path} has its model in {plural(len(ranks), 'file')} of FSDP's ranks ({ranks[0]}"
+            f"{', ...' if len(ranks) > 1 else ''}), as LOCAL_STATE_DICT saves it",
+            "load it in a job of as many ranks, and save it as SHARDED_STATE_DICT, which is read",
+            path / ranks[0],
+        )
     for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
         _refuse(
             f"{path} has its model in {below.name}, as FSDP saves it in one file",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-from ucpl.errors import Label, fail
+from ucpl.errors import Label, fail, plural
 from ucpl.stores.deepspeed.names import LATEST, list_files
 from ucpl.stores.texts import read_name
 
@@ -23,29 +24,54 @@ def step_folder(path: Path) -> tuple[Path, str]:
         return path, path.resolve().name
     latest = path / LATEST
     if not latest.exists():
-        steps = sorted(child.name for child in path.iterdir() if child.is_dir() and not list_files(child).is_empty)
+        steps = _steps(path)
         if steps:
             fail(
                 "E451",
-                f"{path} has {len(steps)} step{'s' if len(steps) > 1 else ''} but no `latest` that says which",
+                f"{path} has {plural(len(steps), 'step')} but no `latest` that says which",
                 Label(str(path)),
-                remedy=f"name the step's folder: {path / steps[-1]}",
+                remedy=_other_step(path),
             )
         fail("E450", f"{path} holds no DeepSpeed checkpoint", Label(str(path)))
     tag = read_name(latest)
     if tag is None:
-        fail("E451", f"{latest} does not hold the name of a step", Label(str(latest)))
+        fail("E451", f"{latest} does not hold the name of a step", Label(str(latest)), remedy=_other_step(path))
     root = path / tag
     if not Path(os.path.realpath(root)).is_relative_to(os.path.realpath(path)):  # links that go round lead nowhere
-        fail("E451", f"{latest} names {tag!r}, which is outside the folder", Label(str(latest), tag))
+        fail(
+            "E451",
+            f"{latest} names {tag!r}, which is outside the folder",
+            Label(str(latest), tag),
+            remedy=_other_step(path),
+        )
     if not os.path.isdir(root):  # nor is one that no file can be called
         fail(
             "E451",
             f"{latest} names {tag!r}, but there is no such folder",
             Label(str(latest), tag),
             Label(str(root), "not there"),
-            remedy="name the step's folder itself, or correct `latest`",
+            remedy=_other_step(path),
         )
     if list_files(root).is_empty:
-        fail("E450", f"{root} holds no file of a DeepSpeed checkpoint", Label(str(latest), tag), Label(str(root)))
+        what = f"{root} holds no file of a DeepSpeed checkpoint"
+        fail("E450", what, Label(str(latest), tag), Label(str(root)), remedy=_other_step(path))
     return root, tag
+
+
+def _steps(path: Path) -> list[str]:
+    """Folders of steps with files, none of them of 0 bytes, in the order of their numbers."""
+    found = []
+    for child in path.iterdir():
+        if child.is_dir() and not list_files(child).is_empty and all(f.stat().st_size for f in child.glob("*.pt")):
+            found.append(child.name)
+    return sorted(found, key=lambda name: ([int(n) for n in re.findall("[0-9]+", name)], name))
+
+
+def _other_step(path: Path) -> str:
+    """The newest step that is there, to be named in place of the folder."""
+    steps = _steps(path)
+    return (
+        f"name the step's folder, the newest is {path / steps[-1]}"
+        if steps
+        else "no step's folder has files: copy it again"
+    )

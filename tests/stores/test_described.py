@@ -1,0 +1,169 @@
+"""A path that no framework recognises is described, with a way to make it readable."""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.command import ucpl as command
+from ucpl.api import open_checkpoint
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
+STATE = {"0.weight": torch.ones(2, 3), "0.bias": torch.ones(3), "1.weight": torch.zeros(2), "last": torch.ones(1)}
+OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+
+
+def saved(value: object) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def repacked(path: Path, way: int = zipfile.ZIP_STORED, order: bytes = b"little") -> None:
+    with zipfile.ZipFile(path, "w", way) as there, zipfile.ZipFile(io.BytesIO(saved(STATE))) as here:
+        for name in here.namelist():
+            there.writestr(name, order if name.endswith("byteorder") else here.read(name))
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a state dict": (lambda p: torch.save(STATE, p), "state dict: 4 tensors, 0.weight, 0.bias, 1.weight, ..."),
+    "an ordered one": (lambda p: torch.save(OrderedDict(STATE), p), "one state dict: 4 tensors"),
+    "a trainer's file": (
+        lambda p: torch.save({"model": STATE, "optimizer": OPTIMIZER, "epoch": 3}, p),
+        r"with the keys model \(4 tensors\), optimizer \(an optimizer\), epoch",
+    ),
+    "with arguments": (
+        lambda p: torch.save({"state_dict": STATE, "args": argparse.Namespace(lr=1)}, p),
+        r"with the keys state_dict \(4 tensors\), args(.|\n)*if you trust it",
+    ),
+    "a module": (lambda p: torch.save(torch.nn.Linear(2, 3), p), "one pickled object, torch.nn.modules.linear.Linear"),
+    "a tensor": (lambda p: torch.save(torch.ones(3), p), "one tensor, without names"),
+    "an empty dict": (lambda p: torch.save({}, p), "an empty dict"),
+    "before 1.6": (lambda p: torch.save(STATE, p, _use_new_zipfile_serialization=False), "E410.*before torch 1.6"),
+    "compressed": (lambda p: repacked(p, zipfile.ZIP_DEFLATED), "E403.*is compressed"),
+    "big-endian": (lambda p: repacked(p, order=b"big"), "E412.*byte order big"),
+    "cut short": (lambda p: p.write_bytes(saved(STATE)[:-90]), "E401.*was cut short"),
+    "empty": (lambda p: p.write_bytes(b""), "E401.*is empty"),
+    "zeros": (lambda p: p.write_bytes(bytes(5000)), "E401.*no zip archive"),
+    "gzip": (lambda p: p.write_bytes(gzip.compress(saved(STATE))), r"a gzip file(.|\n)*gunzip"),
+    "xz": (lambda p: p.write_bytes(lzma.compress(saved(STATE))), "an xz file"),
+    "bzip2": (lambda p: p.write_bytes(bz2.compress(saved(STATE))), "a bzip2 file"),
+    "a web page": (lambda p: p.write_text("<!DOCTYPE html><html>404"), r"a web page(.|\n)*again"),
+    "LFS": (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\n"), r"Git LFS(.|\n)*git lfs pull"),
+    "a text": (lambda p: p.write_text("hello"), "no file of torch.save"),
+    "TorchScript": (lambda p: torch.jit.script(torch.nn.Linear(2, 2)).save(p), r"TorchScript(.|\n)*state_dict"),
+    "NumPy's": (lambda p: p.write_bytes(_npz()), "NumPy archive of 1 array"),
+    "a pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1})), "a pickle"),
+    "HDF5": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)), "HDF5"),
+    "GGUF": (lambda p: p.write_bytes(b"GGUF" + bytes(90)), "GGUF"),
+}  # fmt: skip
+
+
+def _npz() -> bytes:
+    out = io.BytesIO()
+    np.savez(out, a=np.zeros(3))
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_is_described_with_a_way_out(kind: str, tmp_path: Path) -> None:
+    make, said = FILES[kind]
+    make(tmp_path / "w.pt")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("w.pt", "folder"):
+        done = command("inspect", tmp_path / name)
+        assert done.status == 3 and re.search(said, done.err), done.err
+        assert "help:" in done.err and "internal error" not in done.err
+        if name == "w.pt":
+            (tmp_path / name).rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin" in done.err
+
+
+@pytest.mark.parametrize(("names", "said"), [
+    ((), "an empty folder"), (("notes.txt",), "it holds notes.txt"), (("d/manifest.ocdbt",), "Orbax"),
+    (("model.ckpt-1.index", "checkpoint"), "TensorFlow"),
+])  # fmt: skip
+def test_a_folder_is_described(names: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    done = command("inspect", tmp_path)
+    assert done.status == 3 and said in done.err, done.err
+
+
+@pytest.mark.parametrize("kind", ["a state dict", "with arguments"])
+def test_the_line_that_is_offered_makes_a_file_that_is_read(kind: str, tmp_path: Path) -> None:
+    FILES[kind][0](tmp_path / "w.pt")
+    offered = command("inspect", tmp_path / "w.pt").err.partition("this makes: ")[2].splitlines()[0]
+    words = shlex.split(offered)
+    assert words[0] == "python"
+    subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, check=True)
+    (tmp_path / "w.pt").unlink()
+    found = {t.name: t.shape for t in open_checkpoint(tmp_path).tensors}
+    assert found == {name: tuple(tensor.shape) for name, tensor in STATE.items()}
+
+
+def shards(folder: Path, names: dict[str, list[str]], index: dict[str, str]) -> Path:
+    folder.mkdir()
+    for file, tensors in names.items():
+        save_file({name: torch.ones(3) for name in tensors}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def test_files_that_are_complete_beside_a_stale_index_are_named(tmp_path: Path) -> None:
+    two = {"model-00001-of-00002.safetensors": ["a", "b"], "model-00002-of-00002.safetensors": ["c"]}
+    index = {name: f"model-0000{n}-of-00003.safetensors" for n, name in enumerate("abc", 1)}
+    folder = shards(tmp_path / "stale", two, index)
+    done = command("inspect", folder)
+    assert done.status == 3 and "E380" in done.err
+    assert (
+        "have all 3 tensors that the index lists" in done.err and "Take model.safetensors.index.json away" in done.err
+    )
+    (folder / "model.safetensors.index.json").unlink()
+    assert {t.name for t in open_checkpoint(folder).tensors} == set("abc")
+    less = shards(tmp_path / "less", two, index | {"d": "model-00003-of-00003.safetensors"})
+    assert "Copy or download the missing file" in command("inspect", less).err
+    part = {"model-00001-of-00002.safetensors": ["a", "b", "c"]}
+    assert "Copy or download the missing file" in command("inspect", shards(tmp_path / "part", part, index)).err
+
+
+def test_the_newest_step_with_files_is_offered(tmp_path: Path) -> None:
+    for step in ("global_step9", "global_step10", "global_step11"):
+        shutil.copytree(EXAMPLE / (EXAMPLE / "latest").read_text().strip(), tmp_path / step)
+    for file in (tmp_path / "global_step11").glob("*.pt"):
+        file.write_bytes(b"")
+    (tmp_path / "global_step12").mkdir()
+    for said in (None, "global_step300", "global_step12", "", "../x"):
+        if said is not None:
+            (tmp_path / "latest").write_text(said)
+        done = command("inspect", tmp_path)
+        assert done.status == 3 and str(tmp_path / "global_step10") in done.err, (said, done.err)
+
+
+def test_files_of_ranks_are_not_one_file(tmp_path: Path) -> None:
+    for rank in range(2):
+        torch.save(STATE, tmp_path / f"pytorch_model_fsdp_rank{rank}.bin")
+    done = command("inspect", tmp_path)
+    assert "E438" in done.err and "2 files of FSDP's ranks" in done.err and "one file" not in done.err
