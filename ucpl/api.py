@@ -134,14 +134,23 @@ def _converted(source: Here, goal: Path, to: str, how: ToConvert) -> Converted:
 
 @meanwhile()
 def compare(
-    a: Here, b: Here, *, a_layout: str | None = None, b_layout: str | None = None, **bounds: Unpack[DataPlane]
+    a: Here,
+    b: Here,
+    *,
+    a_layout: str | None = None,
+    b_layout: str | None = None,
+    weights: bool = False,
+    **bounds: Unpack[DataPlane],
 ) -> Likeness:
-    """Whether two checkpoints hold the same logical state, whatever their layouts. True where they do."""
+    """Whether two checkpoints hold the same logical state, whatever their layouts. True where they do.
+
+    weights: compare these alone, those of two dtypes in the narrower one.
+    """
     from ucpl.proofs.compare import likeness
 
     ours, theirs = open_checkpoint(a, a_layout), open_checkpoint(b, b_layout)
     here, there = source_side(ours, a_layout)[0], source_side(theirs, b_layout)[0]
-    found = likeness(ours, here.placement, theirs, there.placement, **bounds)
+    found = likeness(ours, here.placement, theirs, there.placement, weights=weights, **bounds)
     return evolve(found, around=side_by_side(ours, theirs))
 
 

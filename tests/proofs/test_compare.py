@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from safetensors.torch import save_file
 
 import ucpl
 from tests.cli.command import FIXTURES, good
@@ -19,6 +20,8 @@ from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Envelope, Global, ParameterGroup, Scalar, Setting, TorchDType
 from ucpl.proofs.compare import Likeness, likeness
+from ucpl.proofs.envelopes import Found, _Pair
+from ucpl.proofs.values import Beside
 
 Value = dict[str, Any]
 
@@ -572,3 +575,71 @@ def test_a_second_name_that_counts_is_read_before_a_copy_under_any(tmp_path: Pat
             torch.save({"spare": torch.tensor(spare), "w": torch.arange(1.0, 5)}, tmp_path / name / f"{rank}.pt")
         made.append((tmp_path / name, f"{spec}:x(tp=2)"))
     assert all(between(*pair) for pair in product(made, made))
+
+
+def master_run(place: Path, weight: torch.dtype) -> Path:
+    """A plain file of a run: weights in one dtype, masters and a moment in fp32."""
+    dice = torch.Generator().manual_seed(4)
+    params = {}
+    for name in "ab":
+        fp32 = torch.randn(5, 4, generator=dice)
+        params[name] = {"weight": fp32.to(weight), "fp32": fp32, "exp_avg": fp32 * 2, "step": 3}
+    torch.save({"params": params, "groups": [{"lr": 0.1, "params": ["a", "b"]}]}, place)
+    return place
+
+
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exported", [torch.float32, torch.bfloat16])
+def test_weights_alone_are_compared_in_the_narrower_dtype(
+    weight: torch.dtype, exported: torch.dtype, tmp_path: Path
+) -> None:
+    """A run with masters and its export: every other state is in one of the two alone."""
+    run = master_run(tmp_path / "run.pt", weight)
+    value = torch.load(run, weights_only=True)
+    (tmp_path / "hf").mkdir()
+    tensors = {name: states["fp32"].to(exported) for name, states in value["params"].items()}
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    found = ucpl.compare(run, tmp_path / "hf")
+    assert not found and found.alone == "B"
+    for a, b in ((run, tmp_path / "hf"), (tmp_path / "hf", run)):
+        same = ucpl.compare(a, b, weights=True)
+        assert same and same.elements == 40 and same.values == 0, same.differences
+        assert same.narrow == ("bf16" if weight != exported else "")
+    tensors["b"][2, 1] += 1
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    (wrong,) = ucpl.compare(run, tmp_path / "hf", weights=True).differences
+    assert (wrong.kind, wrong.element) == ("value", "b[2, 1]")
+    (other,) = ucpl.compare(tmp_path / "hf", run, weights=True).differences
+    assert (other.element, other.a, other.b) == (wrong.element, wrong.b, wrong.a)
+
+
+def test_weights_alone_of_other_tensors_differ(tmp_path: Path) -> None:
+    for place, names in (("one", "ab"), ("two", "ac")):
+        (tmp_path / place).mkdir()
+        save_file({name: torch.arange(3.0) for name in names}, tmp_path / place / "model.safetensors")
+    found = ucpl.compare(tmp_path / "one", tmp_path / "two", weights=True)
+    assert not found and {d.name for d in found.differences} == {"b", "c"}
+
+
+def test_nothing_is_not_equal_to_nothing(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        save_file({}, tmp_path / place / "model.safetensors")
+    found = ucpl.compare(tmp_path / "one", tmp_path / "two")
+    assert not found and found.is_void and not found.differences
+
+
+def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> None:
+    """DeepSpeed has a key for it; DCP's job puts it beside the model, and our target of it into DeepSpeed's key."""
+    ours = Envelope("deepspeed", "", {}, blobs={"lr_scheduler": {"last_epoch": 3}})
+    theirs = Envelope("dcp", "", {}, carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})
+    for a, b in ((ours, theirs), (theirs, ours)):
+        pair = _Pair(a, b, Beside(tmp_path, {}), Beside(tmp_path, {}), Found())
+        pair.schedules()
+        assert not pair.found.differences and pair.found.count == 1
+        pair.client_state()
+        assert [d.name for d in pair.found.differences] == ["client_state.epoch"]
+    other = Envelope("dcp", "", {}, carried={"lr_scheduler": {"last_epoch": 4}})
+    pair = _Pair(ours, other, Beside(tmp_path, {}), Beside(tmp_path, {}), Found())
+    pair.schedules()
+    assert [d.name for d in pair.found.differences] == ["lr_scheduler.last_epoch"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ucpl.proofs.rounding import Rounded
 
 SHOWN = 8  # tensors that have a line each
-EXAMPLE = "ucpl compare runs/on-4 runs/on-8"
+EXAMPLE = "ucpl compare runs/on-4 runs/on-8\nucpl compare runs/on-4 exported --weights"
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -23,6 +23,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("b", metavar="B")
     parser.add_argument("--as", dest="a_layout", metavar="LAYOUT", help="A's layout (default: inferred)")
     parser.add_argument("--with", dest="b_layout", metavar="LAYOUT", help="B's layout (default: inferred)")
+    parser.add_argument(
+        "--weights", action="store_true", help="compare weights alone, those of two dtypes in the narrower one"
+    )
     add_data_plane(parser)
     add_json(parser)
 
@@ -49,7 +52,12 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl import api
 
     found = api.compare(
-        options.a, options.b, a_layout=options.a_layout, b_layout=options.b_layout, **data_plane(options)
+        options.a,
+        options.b,
+        a_layout=options.a_layout,
+        b_layout=options.b_layout,
+        weights=options.weights,
+        **data_plane(options),
     )
     for difference in found.differences:
         console.say(f"differs       {difference}")
@@ -66,6 +74,8 @@ def run(options: Namespace, console: Console) -> int:
         console.say(f"beside        {text}")
     if found.is_void:
         console.say("not witnessed neither side has a tensor, so that nothing could differ")
+    elif found and options.weights:
+        console.say(f"equal         weights alone{f', in {found.narrow} where dtypes differ' if found.narrow else ''}")
     elif found:
         console.say(
             "equal" if not found.rounded else "equal         all but what is rounded, of which there are masters"
@@ -74,5 +84,7 @@ def run(options: Namespace, console: Console) -> int:
         console.say(
             f"different     in {plural(len(found.differences), 'place')}; of each stored tensor, the first is named"
         )
+        if found.alone:
+            console.say(f"              {found.alone} has weights alone: --weights compares these")
     console.answer({"equal": bool(found), **attrs.asdict(found)})
     return Exit.DONE if found else Exit.ANSWER_IS_NO

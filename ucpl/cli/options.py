@@ -98,16 +98,39 @@ def add_changes(parser: ArgumentParser) -> None:
     )
 
 
+MEMORY = 512 << 20
+WORKERS = 2
+
+
 def add_data_plane(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--memory", default="512M", metavar="SIZE", help="bound of all buffers together: 64M, 1G (default 512M)"
+        "--memory",
+        metavar="SIZE",
+        help="bound of all buffers together: 64M, 1G (default 512M, or a quarter of what a container or `ulimit` allows)",
     )
-    parser.add_argument("--workers", default="2", metavar="N", help="threads that move data (default 2)")
+    parser.add_argument(
+        "--workers", metavar="N", help="threads that move data (default 2, or as many processors as there are)"
+    )
 
 
 def data_plane(options: Namespace) -> DataPlane:
-    """`memory` and `workers`, as numbers. Raises: UcplError E173."""
-    return {"memory": memory_of(options.memory), "workers": whole_number("--workers", options.workers, WORKERS_MAX)}
+    """`memory` and `workers`, as numbers. Raises: UcplError E173, E508."""
+    from ucpl.cli.limits import memory_limit, processors
+
+    limit = memory_limit()
+    if options.memory is None:
+        memory = MEMORY if limit is None else min(MEMORY, limit // 4)
+    else:
+        memory = memory_of(options.memory)
+        if limit is not None and memory > limit:
+            what = f"--memory {options.memory}: this process may use {limit >> 20:,} MiB"
+            remedy = (
+                f"give less, as in --memory {max(1, limit >> 22)}M, or raise the limit of the container or `ulimit -v`"
+            )
+            fail("E508", what, Label("<command line>", where=f"--memory {options.memory}"), remedy=remedy)
+    if options.workers is None:
+        return {"memory": memory, "workers": min(WORKERS, processors())}
+    return {"memory": memory, "workers": whole_number("--workers", options.workers, WORKERS_MAX)}
 
 
 def run_options(options: Namespace) -> How:

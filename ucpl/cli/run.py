@@ -7,6 +7,8 @@ What nobody foresaw ends with one line and 1: INTERFACE has no status for it.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import gc
 import os
 import re
@@ -18,7 +20,7 @@ from typing import NoReturn
 from ucpl.cli.console import Console
 from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
-from ucpl.errors import Exit, Label, UcplError, fail
+from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.standing import meanwhile
 from ucpl.remotes.urls import is_url
@@ -146,8 +148,37 @@ def _ended(before: list[str], rest: list[str], console: Console) -> int:
     except Exception as error:  # what nobody foresaw: a line for people, a traceback with --debug
         if console.debug:
             raise
+        if _lacks_memory(error):
+            return _out_of_memory(console)
         console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")
         return Exit.ANSWER_IS_NO
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out: of an object, of a thread's stack, or of a library that is loaded."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    text = str(error)
+    return (
+        (isinstance(error, RuntimeError) and "can't start new thread" in text)
+        or (isinstance(error, ImportError | OSError) and ("map segment" in text or "allocate memory" in text))
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in text)
+    )
+
+
+def _out_of_memory(console: Console) -> int:
+    """Say E509 in few steps: loading the catalogue takes memory, too."""
+    what, remedy = "this process has no more memory", "give less --memory and --workers 1, or raise the limit"
+    console.note(f"error[E509]: {what}")
+    with contextlib.suppress(Exception):
+        from ucpl.cli.limits import memory_limit
+
+        limit = memory_limit()
+        remedy += f" of the container or `ulimit -v`, which is {limit >> 20:,} MiB" if limit is not None else ""
+    console.note(f"  = help: {remedy}")
+    with contextlib.suppress(Exception):
+        console.failed(Exit.TARGET_UNWRITABLE, (Diagnostic("E509", what, remedy=remedy),))
+    return Exit.TARGET_UNWRITABLE
 
 
 def _run(before: list[str], rest: list[str], console: Console) -> int:

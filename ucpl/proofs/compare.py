@@ -16,8 +16,15 @@ from ucpl.graph.side import DtypeOf
 from ucpl.layout import LogicalTensor
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.blobs import held_blobs
-from ucpl.proofs.envelopes import NO_GROUPS, Difference, Unsaid, beside, counted_names
-from ucpl.proofs.rounding import Rounded, hold_rounded, in_two_dtypes, named
+from ucpl.proofs.envelopes import NO_GROUPS, Difference, Found, Unsaid, beside, counted_names
+from ucpl.proofs.rounding import (
+    Rounded,
+    hold_narrower,
+    hold_rounded,
+    in_narrower,
+    in_two_dtypes,
+    named,
+)
 from ucpl.proofs.where import Pair, counted, only, pairs_of
 from ucpl.records import frozen
 from ucpl.regions import Placement
@@ -44,6 +51,8 @@ class Likeness:
     rounded: tuple[Rounded, ...] = ()  # weights in two training dtypes, and how far they are apart
     around: tuple[str, ...] = ()  # what the folders around them are: no part of the state
     seconds: dict[str, float] = field(factory=dict)
+    alone: str = ""  # the side that has weights and no state of an optimizer, where the other one has some
+    narrow: str = ""  # dtypes in which weights of two types were compared
 
     @property
     def is_void(self) -> bool:
@@ -62,20 +71,33 @@ def likeness(
     *,
     memory: int = MEMORY,
     workers: int = 2,
+    weights: bool = False,
 ) -> Likeness:
     """Compare two opened and located checkpoints.
 
+    weights: compare these alone, those of two dtypes in the narrower one.
     Raises: UcplError E613 (declared copies within one of them differ), E610, E611 (it cannot be read).
     """
     found = _models(here, there)
     same = {path for path in here.layout.tensors if path in there.layout.tensors} - {d.name for d in found}
-    kinds, silent = _kinds(a, here, b, there)
-    found += kinds
+    bounds = {"memory": memory, "workers": workers}
     ours, theirs = pairs_of(here), pairs_of(there)
+    alone = _alone(ours, theirs)
     dtypes = list(_dtypes(a, here, b, there, same))
-    cast = in_two_dtypes((a, here), (b, there), dtypes)
-    apart = hold_rounded((a, here), (b, there), cast, {"memory": memory, "workers": workers})
-    found += [d for d in dtypes if d.state != "weight" or d.name not in cast]
+    silent: list[Unsaid] = []
+    if weights:
+        found = [d for d in found if d.name in here.layout.tensors or d.name in there.layout.tensors]
+        ours, theirs = ({pair for pair in some if pair[1] == "weight"} for some in (ours, theirs))
+        dtypes = [d for d in dtypes if d.state == "weight"]
+        narrow = in_narrower(dtypes)
+        apart = hold_narrower((a, here), (b, there), dtypes, bounds)
+    else:
+        kinds, silent = _kinds(a, here, b, there)
+        found += kinds
+        trained = in_two_dtypes((a, here), (b, there), dtypes)
+        narrow = dict.fromkeys(trained, "")
+        apart = hold_rounded((a, here), (b, there), trained, bounds)
+    found += [d for d in dtypes if d.state != "weight" or d.name not in narrow]
     found += apart.differences
     wrong = {(d.name, d.state) for d in dtypes}
     forward = {p for p in theirs if p[0] in same and p not in wrong}
@@ -102,8 +124,8 @@ def likeness(
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
         found += [named(u, target, turned) for u in compared]
-    aside = beside(a, b)
-    blobs, values = held_blobs(a, here, b, there)
+    aside = beside(a, b) if not weights else Found()
+    blobs, values = held_blobs(a, here, b, there) if not weights else ([], 0)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)
     return Likeness(
@@ -116,7 +138,15 @@ def likeness(
         aside.count + values,
         unsaid,
         rounded=apart.rounded,
+        alone="" if weights else alone,
+        narrow=", ".join(sorted({*narrow.values()} - {""})),
     )
+
+
+def _alone(ours: set[Pair], theirs: set[Pair]) -> str:
+    """The side without any state of an optimizer, if the other one has some."""
+    a, b = (any(state != "weight" for _, state in some) for some in (ours, theirs))
+    return "" if a == b else "A" if b else "B"
 
 
 def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> DtypeOf:

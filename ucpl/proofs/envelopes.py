@@ -198,6 +198,8 @@ class _Pair:
                 continue
             if key in self.a.blobs and key in self.b.blobs:
                 self.hold("carried", key, self.a.blobs[key], self.b.blobs[key])
+            elif key in self.moved:
+                self.hold("carried", key, *(one.blobs.get(key, one.carried.get(key)) for one in (self.a, self.b)))
             elif key in LOST and key in self.a.blobs:
                 self.alone("carried", key, self.a.blobs[key], "A")
             elif key in LOST and key in self.b.blobs:
@@ -233,9 +235,19 @@ class _Pair:
         keys = [key for key in left if key in right]
         self.hold("carried", "loss_scaler", {k: left[k] for k in keys}, {k: right[k] for k in keys})
 
+    @property
+    def moved(self) -> frozenset[str]:
+        """Values with a place of their own in one form, which the other form keeps in client_state."""
+        sides = (self.a, self.b), (self.b, self.a)
+        return frozenset(
+            key for key in LOST for x, y in sides if key in x.blobs and key in y.carried and key not in y.blobs
+        )
+
     def client_state(self) -> None:
         ours, theirs = besides_degrees(self.a.carried), besides_degrees(self.b.carried)
         for key in dict.fromkeys([*ours, *theirs]):
+            if key in self.moved:
+                continue
             held = ({key: one[key]} if key in one else {} for one in (ours, theirs))
             self.hold("carried", "client_state", *held)
 

@@ -25,7 +25,17 @@ from ucpl.runtime.measuring import Measured
 from ucpl.schedule import Plan, order
 from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Apart", "Bounds", "Rounded", "Side", "hold_rounded", "in_two_dtypes", "named"]
+__all__ = [
+    "Apart",
+    "Bounds",
+    "Rounded",
+    "Side",
+    "hold_narrower",
+    "hold_rounded",
+    "in_narrower",
+    "in_two_dtypes",
+    "named",
+]
 
 Side = tuple[Checkpoint, Placement]
 Bounds = dict[str, int]  # memory, workers
@@ -92,6 +102,32 @@ def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: B
     lost = [r for r in rounded if r.is_lost and r.name not in {d.name for d in wrong}]
     said = [Difference("dtype", r.name, "weight", a=r.a, b=r.b) for r in lost]
     return Apart(rounded, (*wrong, *said), held.elements, held.bytes_read + read)
+
+
+def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
+    """Weights in fp32 on one side and in 16 bits on the other: the narrower dtype, by tensor."""
+    found = {}
+    for d in dtypes:
+        for wide, narrow in ((d.a, d.b), (d.b, d.a)):
+            if wide == _WHOLE and narrow in _FLAGS.values():
+                found[d.name] = narrow
+    return found
+
+
+def hold_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds) -> Apart:
+    """Compare weights in the narrower of their two dtypes: fp32 rounded to nearest even, 16 bits as they are."""
+    narrow = in_narrower(dtypes)
+    wide_in_b = {d.name for d in dtypes if d.name in narrow and d.b == _WHOLE}
+    elements = read = 0
+    wrong: list[Difference] = []
+    for turned, paths in ((False, narrow.keys() - wide_in_b), (True, wide_in_b)):
+        if paths:
+            x, y = (b, a) if turned else (a, b)
+            compared = hold_against(_plan(x, y, (set(), {*paths})), x[0], y[0], **bounds)
+            elements += compared.elements
+            read += compared.report.bytes_read
+            wrong += [named(u, _target(y[1], {*paths}), turned) for u in compared]
+    return Apart((), tuple(wrong), elements, read)
 
 
 def _mastered(side: Side, dtypes: dict[str, tuple[str, str]]) -> set[str]:

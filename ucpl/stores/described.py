@@ -131,8 +131,8 @@ def _archive(path: Path) -> Found | None:
 def _of_torch(path: Path) -> Found:
     value = read_torch_file(path.parent, path.name).value
     if isinstance(value, Call):
-        of = value.function
-        name = f"{of.module}.{of.name}" if isinstance(of, Global) else "a class"
+        made = value.function
+        name = f"{made.module}.{made.name}" if isinstance(made, Global) else "a class"
         remedy = f"if you trust it, save its state dict: {_code(path, '.state_dict()', trusted=True)}"
         return Found(f"it is a torch file of one pickled object, {name}", remedy)
     if isinstance(value, Mapping):
@@ -142,11 +142,9 @@ def _of_torch(path: Path) -> Found:
         more = ", ..." if len(value) > _KEYS else ""
         states = [key for key, one in value.items() if isinstance(one, Mapping) and _is_state(one)]
         what = f"it is a torch file with the keys {said}{more}" if value else "it is a torch file of an empty dict"
-        of = next(
-            (key for key in states if str(key) in ("model", "state_dict", "module")), states[0] if states else None
-        )
-        if of is None:
+        if not states:
             return Found(what, "")
+        of = next((key for key in states if str(key) in ("model", "state_dict", "module")), states[0])
         trusted = not all(map(_is_harmless, value.values()))
         return Found(what, f"{_TRUSTED if trusted else _READ} {_code(path, f'[{of!r}]', trusted=trusted)}")
     kind = "one tensor" if isinstance(value, TensorRef) else f"one {type(value).__name__}"

@@ -1,0 +1,70 @@
+"""Limits of the process: its container's memory and processors (cgroup v1 and v2), and what `ulimit` and affinity allow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["memory_limit", "processors"]
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+_NONE = 1 << 60  # cgroup v1 writes a number of that size for no limit
+
+
+def memory_limit() -> int | None:
+    """Bytes that this process may use, the least of all limits; None: nothing limits it."""
+    found = [
+        *(_number(folder / "memory.max") for folder in _folders("")),
+        *(_number(folder / "memory.limit_in_bytes") for folder in _folders("memory")),
+        _address_space(),
+    ]
+    return min((n for n in found if n is not None and n < _NONE), default=None)
+
+
+def processors() -> int:
+    """Processors that this process may use, at least 1: affinity, and the container's quota rounded down."""
+    found = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
+    for folder in _folders(""):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.strip().isdigit():
+            found.append(int(quota) / max(1, int(period)))
+    for folder in (*_folders("cpu"), *_folders("cpu,cpuacct")):
+        allowed, each = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if allowed is not None and each:
+            found.append(allowed / each)
+    return max(1, int(min(found)))
+
+
+def _folders(controller: str) -> Iterator[Path]:
+    """Folders with the limits of a controller, from the process's own group up. "": those of cgroup v2."""
+    for line in _text(OWN).splitlines():
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers != controller and controller not in controllers.split(","):
+            continue
+        top = ROOT / controller if controller else ROOT
+        own = Path(path.lstrip("/"))
+        for part in (own, *own.parents):
+            yield top / part
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+    except ImportError:  # no POSIX
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
