@@ -45,10 +45,14 @@ def commands(block: Block) -> list[tuple[str, str]]:
     return [(command, "\n".join(lines)) for command, lines in found]
 
 
+_TIME = re.compile(r"(?<=\S) in [0-9.e+-]+ s(?:, [0-9.e+-]+ MiB/s)?$", re.MULTILINE)
+
+
 def agrees(shown: str, output: str) -> bool:
-    """Whether an output is what a page shows. A line `...` stands for any lines; nothing shown: anything."""
+    """Whether an output is what a page shows. A line `...` stands for any lines, a time for any; nothing: anything."""
     if not shown:
         return True
+    shown, output = (_TIME.sub("", text) for text in (shown, output))
     parts = [re.escape(p) for p in re.split(r"^\.\.\.$\n?", shown + "\n", flags=re.MULTILINE)]
     return re.fullmatch(r"(?:.*\n)*?".join(parts), output if output.endswith("\n") else output + "\n") is not None
 
