@@ -19,6 +19,7 @@ from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
 from ucpl.stores.deepspeed.advice import universal_advice
 from ucpl.stores.deepspeed.universal import Universal
+from ucpl.stores.described import found_at
 from ucpl.stores.generic import Generic
 from ucpl.stores.huggingface import HuggingFace
 from ucpl.stores.megatron import MegatronCore, objects_advice
@@ -28,7 +29,6 @@ from ucpl.stores.megatron.legacy_arguments import heads_advice
 from ucpl.stores.plain import Plain
 from ucpl.stores.scalars import number_of
 from ucpl.stores.strangers import refuse_stranger
-from ucpl.stores.described import found_at
 from ucpl.stores.watching import watched
 
 FRAMEWORKS: tuple[Framework, ...] = (
