@@ -82,7 +82,7 @@ def test_memory_that_runs_out_is_no_internal_error(error: Exception, monkeypatch
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("ucpl.api.open_checkpoint", fails)
+    monkeypatch.setattr("ucpl.cli.inspect.run", fails)
     done = command("inspect", SOURCE)
     assert done.status == 4 and "E509" in done.err and "internal error" not in done.err
     done = command("inspect", SOURCE, "--json")

@@ -79,13 +79,13 @@ def test_what_is_moved_is_there(name: str, target: str, tmp_path: Path) -> None:
     """The target's own reader finds the values, groups and client_state that the account calls moved, and no others."""
     account, source = planned(name, target), open_checkpoint(FIXTURES / name).envelope
     try:
-        ucpl.convert(FIXTURES / name, tmp_path / "x.pt", target, allow_global=["*"])
+        ucpl.convert(FIXTURES / name, tmp_path / "x.pt", target, allow_globals=["*"])
         there = open_checkpoint(tmp_path / "x.pt").envelope
     except ucpl.UcplError as error:
         pytest.skip(f"refused: {error.diagnostics[0].code}")
     dropped = names_of(account, "value", "dropped")
     kept = {key for key in source.blobs if key not in DESCRIBING and key not in (TEXTS, "empty_tensors")} - dropped
-    again = {**there.blobs, **there.carried}
+    again: dict[object, object] = {**there.blobs, **there.carried}
     assert {key for key in kept if key not in again} - {"megatron_fsdp_rng"} == set()
     gone = names_of(account, "client_state", "dropped")
     assert {str(key) for key in source.carried} - gone <= {*map(str, there.carried), "rng_state"}
