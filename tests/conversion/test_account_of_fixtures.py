@@ -85,7 +85,7 @@ def test_what_is_moved_is_there(name: str, target: str, tmp_path: Path) -> None:
         pytest.skip(f"refused: {error.diagnostics[0].code}")
     dropped = names_of(account, "value", "dropped")
     kept = {key for key in source.blobs if key not in DESCRIBING and key not in (TEXTS, "empty_tensors")} - dropped
-    again: dict[object, object] = {**there.blobs, **there.carried}
+    again: set[object] = {*there.blobs, *there.carried}
     assert {key for key in kept if key not in again} - {"megatron_fsdp_rng"} == set()
     gone = names_of(account, "client_state", "dropped")
     assert {str(key) for key in source.carried} - gone <= {*map(str, there.carried), "rng_state"}
