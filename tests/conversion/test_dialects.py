@@ -284,7 +284,7 @@ def test_sizes_and_words_of_one_side(zero: tuple[Path, Params]) -> None:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("groups", "groups that differ in lr"), ("dtypes", "other dtypes"), ("step", "other numbers of `step`")],
+    [("groups", "groups that differ in weight_decay"), ("dtypes", "other dtypes"), ("step", "other numbers of `step`")],
 )
 def test_tensors_that_become_one_are_alike(what: str, said: str, tmp_path: Path) -> None:
     params = numbered(shapes())
