@@ -85,6 +85,29 @@ def test_an_export_of_weights_names_the_optimizer(weights: Path, tmp_path: Path)
     assert made.report.account is not None and "optimizer.bin" in str(made)
 
 
+@pytest.mark.parametrize(
+    "name", ["optimizer/x.bin", "optimizer.pt", "training_state/optimizer_0/x.bin", "train/optim.pt"]
+)
+def test_an_optimizer_next_to_a_folder_of_weights_is_named(weights: Path, tmp_path: Path, name: str) -> None:
+    """A run may keep `model/` and `optimizer/`, each a checkpoint of its own."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"1")
+    (tmp_path / "unlike" / "optimizer").mkdir(parents=True)
+    said = f"../{name.removesuffix('x.bin')}"
+    found = accounted("convert", weights, tmp_path / "target", "--to", "dcp(fsdp=2)")
+    assert found["not read", "file"]["names"] == [said]
+    assert accounted("plan", "--from", weights, "--to", "zero1(dp=2)")["not read", "file"]["names"] == [said]
+    assert said in command("verify", weights).out and said in command("inspect", weights).out
+    made = ucpl.convert(weights, tmp_path / "again", "plain()")
+    assert said in str(made)
+
+
+def test_an_optimizer_next_to_a_file_of_weights_is_named(weights: Path, tmp_path: Path) -> None:
+    torch.save(STATE, weights / "optimizer.pt")
+    found = accounted("convert", weights / "model.safetensors", tmp_path / "target", "--to", "zero1(dp=2)")
+    assert found["not read", "file"]["names"] == ["optimizer.pt"]
+
+
 def test_a_plan_keeps_its_account(tmp_path: Path) -> None:
     """Tensors are counted as it was planned; the rest as the source is when the plan is run."""
     shutil.copytree(RUN, tmp_path / "run")

@@ -285,3 +285,16 @@ def test_numbers_of_one_rank_that_may_be_several_parameters_are_refused(tmp_path
     said = {"state": {0: {"exp_avg": torch.zeros(6, 6)}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
     with pytest.raises(UcplError, match="E467"):
         ucpl.plan(str(alone(tmp_path, two, said)), "plain()")
+
+
+def test_frozen_parameters_in_a_group_of_one_rank_stay_in_it(tmp_path: Path) -> None:
+    """An optimizer of all parameters, of which some never had a gradient."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
+    optimizer.step()
+    ucpl.convert(alone(tmp_path, model.state_dict(), optimizer.state_dict()), tmp_path / "out", "dcp(fsdp=1)")
+    found = open_checkpoint(tmp_path / "out").envelope.groups
+    assert [one.every for one in found] == [tuple(name for name, _ in model.named_parameters())]
+    assert [one.members for one in found] == [("1.weight", "1.bias", "2.weight", "2.bias")]

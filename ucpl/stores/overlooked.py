@@ -26,6 +26,8 @@ _TEXTS = (".json", ".txt", ".md", ".py", ".yaml", ".yml", ".toml", ".jinja", ".l
 _TRACKERS = (*POINTERS, "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
 _WHY = "it is no part of the checkpoint that is read"
 _STATE = "its optimizer state is in a form that is not read"
+_OF_TRAINING = re.compile(r"train(?:ing|er)?(?:[_-]?states?)?", re.IGNORECASE)  # folders that hold an optimizer's
+_NEXT_TO_IT = "an optimizer's state lies next to these weights, and is not read"
 
 
 def is_of_an_optimizer(name: str) -> bool:
@@ -35,14 +37,30 @@ def is_of_an_optimizer(name: str) -> bool:
 
 
 def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
-    """What its reader states, then all other files of its folder; none around a checkpoint that is one file.
+    """What its reader states, then all other files of its folder; around weights alone, what an optimizer is called.
 
     Raises: UcplError E400.
     """
     said = {one.name for one in checkpoint.not_read}
     others = () if checkpoint.top.is_file() else _others(checkpoint)
     found = (*checkpoint.not_read, *(one for one in others if one.name not in said))
-    return (*found, *_tensors(checkpoint, tuple(said)))
+    return (*found, *_tensors(checkpoint, tuple(said)), *_next_to(checkpoint))
+
+
+def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
+    """An optimizer next to a folder or file of weights alone: `model/` and `optimizer/` may be one run's."""
+    if checkpoint.envelope.scalars or any(t.states for t in checkpoint.tensors):
+        return
+    top = checkpoint.top.resolve()
+    try:
+        beside = sorted(entry.name for entry in os.scandir(top.parent) if entry.name != top.name)
+        inside = [name for name in beside if _OF_TRAINING.fullmatch(name) and (top.parent / name).is_dir()]
+        beside += [f"{name}/{entry}" for name in inside for entry in sorted(os.listdir(top.parent / name))]
+    except OSError:  # what is around it may be another user's
+        return
+    lead = "" if top.is_file() else "../"
+    for name in filter(is_of_an_optimizer, beside):
+        yield NotRead(f"{lead}{name}{'/' * (top.parent / name).is_dir()}", _NEXT_TO_IT)
 
 
 def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:

@@ -26,6 +26,7 @@ from ucpl.stores.megatron import MegatronCore, objects_advice
 from ucpl.stores.megatron.fsdp import MegatronFSDP
 from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
 from ucpl.stores.megatron.legacy_arguments import heads_advice
+from ucpl.stores.overlooked import is_of_an_optimizer
 from ucpl.stores.plain import Plain
 from ucpl.stores.scalars import number_of
 from ucpl.stores.strangers import refuse_stranger
@@ -166,5 +167,6 @@ def _below(path: Path) -> str:
     found = [c for c in path.iterdir() if c.is_dir() and any(one.recognises(c) for one in FRAMEWORKS)]
     if not found:
         return ""
+    found = [c for c in found if not is_of_an_optimizer(c.name)] or found
     newest = max(found, key=lambda c: ([int(n) for n in re.findall("[0-9]+", c.name)[-1:]], c.name))
     return f"name one checkpoint in it, such as {newest}"

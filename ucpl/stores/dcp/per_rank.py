@@ -169,6 +169,7 @@ class _Ranks:
             of = "its states are flat and number" if is_flat else "it numbers"
             return self.unreadable(files, f"{of} its parameters, and {which}")
         out = []
+        stateful = {n for n in numbers if any(_has_states(top, n) for top, _ in ranks)} or {*numbers}
         for g, ((group, some), each) in enumerate(zip(groups, found, strict=True)):
             for number, held in zip(some, each, strict=True):
                 if is_flat:
@@ -176,8 +177,14 @@ class _Ranks:
                 else:
                     self.keep_states(held[0].name, number, ranks)
             hyper = {key: self.carry(value, ranks[0][1]) for key, value in group.named() if key != "params"}
-            names = [one.name for held in each for one in held if 0 not in one.shape]
-            out.append(ParameterGroup(str(g), tuple(names), hyper))
+            listed = tuple(one.name for held in each for one in held)
+            names = tuple(
+                one.name
+                for number, held in zip(some, each, strict=True)
+                for one in held
+                if 0 not in one.shape and number in stateful
+            )
+            out.append(ParameterGroup(str(g), names, hyper, listed if listed != names else ()))
         return tuple(out)
 
     @property
@@ -448,6 +455,12 @@ def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | 
         name = f"{what}_world_size_{said[0]}_rank_{missing}.pt"
         fail("E452", f"{name} is missing: {said[0]} ranks have saved", Label(str(root / name), "not there"))
     return [name for _, (name, _) in sorted(found.items())]
+
+
+def _has_states(top: Value, number: int) -> bool:
+    """Whether the optimizer has a state of a number: of parameters that are frozen it has none."""
+    held = top.at("state").find(number)
+    return held is not None and any(True for _ in held.named())
 
 
 def _is_run(value: Value) -> bool:
