@@ -11,8 +11,11 @@ import io
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -507,3 +510,24 @@ def test_what_lightning_keeps_beside_the_chunks_goes_along(tmp_path: Path) -> No
         "pytorch-lightning_version": "2.6.6",
     }
     assert ucpl.compare(tmp_path / "run", tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("record", "module"),
+    [
+        (TensorProperties, "torch.distributed._shard.sharded_tensor.metadata"),  # torch's own, before DCP had one
+        (_StorageInfo, "olmo_core.distributed.checkpoint.filesystem"),
+    ],
+)
+def test_records_of_other_modules_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: type[Any], module: str
+) -> None:
+    for name in (module, module.partition(".")[0]):
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules[module], record.__name__, record, raising=False)
+    monkeypatch.setattr(record, "__module__", module)
+    save_chunks(tmp_path / "dcp", torch.arange(12.0).reshape(4, 3), NO_GRID)
+    assert module.encode() in (tmp_path / "dcp" / ".metadata").read_bytes()
+    ucpl.convert(tmp_path / "dcp", tmp_path / "plain.pt", to="plain()")
+    assert torch.equal(held_by_plain(tmp_path / "plain.pt")["model.w"], torch.arange(12.0).reshape(4, 3))

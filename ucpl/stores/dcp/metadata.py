@@ -32,8 +32,15 @@ ENVELOPE = ("ucpl", "envelope")  # where a target keeps what a framework's run h
 Shape = tuple[int, ...]
 Step = str | int
 _MODULE = "torch.distributed.checkpoint"
-# Megatron-Core 0.15's own class of it, with fields more.
-_MCORE = Global("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
+# Records of the same fields under other modules: Megatron-Core 0.15's own, with fields more, torch's own before DCP had one,
+# and OLMo-core's.
+_ALIKE = frozenset(
+    {
+        ("Metadata", Global("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")),
+        ("TensorProperties", Global("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties")),
+        ("_StorageInfo", Global("olmo_core.distributed.checkpoint.filesystem", "_StorageInfo")),
+    }
+)
 STEPS_MAX = 100  # of dicts and lists in each other
 
 
@@ -141,8 +148,7 @@ def _is(value: Value, name: str) -> bool:
         isinstance(held, Call)
         and isinstance(held.function, Global)
         and (
-            (held.function.name == name and held.function.module.startswith(_MODULE))
-            or (name == "Metadata" and held.function == _MCORE)
+            (held.function.name == name and held.function.module.startswith(_MODULE)) or (name, held.function) in _ALIKE
         )
     )
 
