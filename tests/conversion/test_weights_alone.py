@@ -176,6 +176,10 @@ def test_an_optimizer_that_is_damaged_stops_no_weights(name: str, tmp_path: Path
     assert any("--weights-alone" in note for note in caught.value.diagnostics[0].notes), caught.value.diagnostics[0]
     found = plain_of(source, tmp_path / "alone", weights_alone=True)
     assert found.keys() == held.keys() and all(torch.equal(found[n]["weight"], held[n]["weight"]) for n in held)
+    account = ucpl.plan(str(source), "plain()", weights_alone=True).account
+    assert account is not None
+    files = [file for e in account.of("not read") if e.kind == "file" for file in e.names]
+    assert not [(a, b) for a in files for b in files if b.endswith(f"/{a}")]  # each is named once
 
 
 class Codes(torch.Tensor):
@@ -198,7 +202,8 @@ class Codes(torch.Tensor):
 @pytest.fixture
 def of_codes(tmp_path: Path) -> Path:
     """A folder of DCP whose moments are of such a class."""
-    state = {"w": {"step": torch.tensor(2.0), "exp_avg": Codes(torch.ones(4, 3, dtype=torch.uint8))}}
+    codes = torch.ones(4, 3, dtype=torch.uint8)
+    state = {"w": {"step": torch.tensor(2.0), "exp_avg": Codes(codes), "exp_avg_sq": Codes(codes)}}
     groups = [{"lr": 0.1, "params": ["w"]}]
     tree = {"model": {"w": torch.arange(12.0).reshape(4, 3)}, "optimizer": {"state": state, "param_groups": groups}}
     save(tree, checkpoint_id=tmp_path / "codes", no_dist=True)
@@ -210,7 +215,8 @@ def of_codes(tmp_path: Path) -> Path:
     [
         ("safetensors()", {}),
         ("plain()", {"weights_alone": True}),
-        ("dcp(fsdp = 2)", {"drop": ["exp_avg"]}),
+        ("dcp(fsdp = 2)", {"drop": ["exp_avg", "exp_avg_sq"]}),
+        ("plain()", {"drop": ["exp_avg", "exp_avg_sq", "step"]}),
         ("zero1(dp = 2)", {"weights_alone": True}),
     ],
 )
@@ -223,7 +229,9 @@ def test_states_of_a_class_of_their_own_are_named_and_left_out(
         ) as caught:
             ucpl.convert(of_codes, tmp_path / "run", goal)
         found = caught.value.diagnostics[0]
-        assert "--drop exp_avg" in found.remedy and any("--weights-alone" in note for note in found.notes)
+        assert "--drop exp_avg --drop exp_avg_sq" in found.remedy and any(
+            "--weights-alone" in note for note in found.notes
+        )
     done = ucpl.convert(of_codes, tmp_path / "target", target, **how)
     assert done.plan.account is not None
     assert "exp_avg" in [name for entry in done.plan.account.of("not read") for name in entry.names]
@@ -235,4 +243,7 @@ def test_states_of_a_class_of_their_own_are_named_and_left_out(
 def test_a_look_at_such_a_folder_names_what_is_not_read(of_codes: Path) -> None:
     done = command("inspect", of_codes)
     assert done.status == 0, done.err
-    assert "not read      step, exp_avg: it cannot be read: `exp_avg` of `w` is a tensor of the class" in done.out
+    assert (
+        "not read      step, exp_avg, exp_avg_sq: it cannot be read: `exp_avg` of `w` is a tensor of the class"
+        in done.out
+    )

@@ -82,7 +82,7 @@ def _others(checkpoint: Checkpoint) -> Iterator[NotRead]:
     is_below = top.resolve() != root.resolve() and top.is_dir()
     lead = os.path.relpath(root.resolve(), top.resolve()).replace(os.sep, "/") + "/" if is_below else ""
     known = {PurePosixPath(lead + file).as_posix() for file in checkpoint.files}
-    known |= {one.name for one in checkpoint.not_read}
+    known |= {name for one in checkpoint.not_read for name in (one.name, PurePosixPath(lead + one.name).as_posix())}
     container = checkpoint.container
     if container is not None:
         known |= {file.name for file in container.files} | {name.rstrip("/") for name in container.skipped}
