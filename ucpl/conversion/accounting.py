@@ -7,7 +7,7 @@ A run whose optimizer nobody reads is refused here, where its target is more tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -16,7 +16,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
 from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
-from ucpl.stores.leaving import DESCRIBING, EMPTY, TENSORS_ALONE, TEXTS, left_values
+from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, TENSORS_ALONE, TEXTS, left_values
 from ucpl.stores.overlooked import not_read_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:
     known, container = source.envelope, source.container
     count = sum(map(len, known.scalars.values())) + len(known.groups) + len(known.carried)
     count += sum(len(mine) for mine in _unlike(source).values())
-    count += len([name for name in known.blobs if name not in (TEXTS, EMPTY)])
+    count += sum(1 for _ in _blobs(source))
     files = {*source.files, *_texts(source)}
     if container is not None:
         files |= {file.name for file in container.files} | {*container.skipped}
@@ -112,15 +112,26 @@ def _numbers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     """What continues a run, of the framework, and what describes its files."""
     left = left_values(source, plan.target)
-    for name in source.envelope.blobs:
-        if name in (TEXTS, EMPTY):
-            continue
-        if name in DESCRIBING:
+    gone = frozenset(plan.gone.get("names", ()))
+    for blob, key in _blobs(source):
+        name = blob if key is None else f"{key} of the module"
+        if blob in DESCRIBING:
             yield "derived", "value", name, ""
-        elif name in left:
-            yield "dropped", "value", name, left[name]
+        elif key in gone:
+            yield "dropped", "value", name, "dropped by name"
+        elif blob in left:
+            yield "dropped", "value", name, left[blob]
         else:
             yield "moved", "value", name, ""
+
+
+def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
+    """Names of values; those of a module's state dict with their keys, each of which is a value of its own."""
+    for name, held in source.envelope.blobs.items():
+        if name == EXTRA and isinstance(held, dict):
+            yield from ((name, str(key)) for key in held)
+        elif name not in (TEXTS, EMPTY):
+            yield name, None
 
 
 def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
@@ -239,10 +250,11 @@ def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Ite
 # ---- an optimizer that nobody reads ---------------------------------------------------------------------------------
 
 
-def demand_an_optimizer(source: Checkpoint, framework: str) -> None:
+def demand_an_optimizer(source: Checkpoint, framework: str, dropped: Collection[str] = ()) -> None:
     """A run goes over without its optimizer only where that is said. Raises: UcplError E467.
 
     framework: the target's; one of tensors alone is an export of weights, and its account names what is left behind.
+    dropped: states that are not read since somebody named them.
     """
     if framework == "huggingface":
         return
@@ -257,7 +269,7 @@ def demand_an_optimizer(source: Checkpoint, framework: str) -> None:
         )
     if source.envelope.scalars or any(t.states for t in source.tensors):
         return
-    found = [one for one in not_read_of(source) if one.is_optimizer]
+    found = [one for one in not_read_of(source) if one.is_optimizer and one.name not in dropped]
     if found:
         first_one, more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         fail(

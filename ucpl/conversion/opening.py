@@ -51,7 +51,7 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
     """What was skipped, with what asks for it."""
     for name, kind in skipped.met.items():
         why = given.why_skipped or ("left out by --weights-alone" if given.weights_alone else "dropped by name")
-        yield NotRead(name, why, is_optimizer=given.weights_alone, kind=kind)
+        yield NotRead(name, why, is_optimizer=True, kind=kind)
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:

@@ -158,7 +158,7 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
     if opened is not None and not given.weights_alone:
         from ucpl.conversion.accounting import demand_an_optimizer
 
-        demand_an_optimizer(opened, framework_of(aimed))
+        demand_an_optimizer(opened, framework_of(aimed), given.skipped)
     if mine is None and other is None:
         return (*sides(own, aimed, given, opened), None)
     return named_sides(opened, own, aimed, (mine, other), given)

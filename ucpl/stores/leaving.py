@@ -11,8 +11,9 @@ from ucpl.stores.dcp.metadata import META
 from ucpl.stores.huggingface_texts import TEXTS
 from ucpl.stores.plain import EMPTY
 
-__all__ = ["DESCRIBING", "EMPTY", "TENSORS_ALONE", "TEXTS", "left_values"]
+__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "TENSORS_ALONE", "TEXTS", "left_values"]
 
+EXTRA = "module_extra"  # what a module's state dict has that is no tensor
 TENSORS_ALONE = {"huggingface": "a Hugging Face folder", "torch": "a folder of files that a spec describes"}
 # Values that describe the source's own files: each target has its own, made for it.
 DESCRIBING = frozenset(

@@ -194,22 +194,8 @@ class Opened:
                 "E460",
                 f"`{state}` of `{name}` is {kind_text(self.chunks.archive(place).value)}, whose parts no layout describes",
                 Label(str(self.root / place.file), where=entry),
-                remedy=f"{' '.join(f'--drop {one}' for one in self.objects(name))} leaves out what cannot be read",
+                remedy=f"{' '.join(f'--drop {one}' for one in _objects(self, name))} leaves out what cannot be read",
             )
-
-    def objects(self, name: str) -> list[str]:
-        """States of a parameter that are objects of other classes than tensors."""
-        out = []
-        for state, entry in self.roles.states[name].items():
-            stored = self.metadata.tensors.get(entry)
-            try:
-                if stored is not None and stored.chunks:
-                    self.chunks.tensor(stored.chunks[0].place, entry)
-            except UcplError as error:
-                if error.diagnostics[0].code != NO_TENSOR:
-                    raise
-                out.append(state)
-        return out
 
     def is_number(self, state: str) -> bool:
         """Whether a state is no tensor of a parameter of several elements: so it is none where there is one. torch's own are
@@ -411,6 +397,21 @@ def _begin(key: Key, shape: Shape) -> Shape:
 
 class _Node(dict[object, object]):
     """A dict or list of the state dict, as `.metadata` tells of it: keys of a list are its numbers."""
+
+
+def _objects(opened: Opened, name: str) -> list[str]:
+    """States of a parameter that are objects of other classes than tensors."""
+    out = []
+    for state, entry in opened.roles.states[name].items():
+        stored = opened.metadata.tensors.get(entry)
+        try:
+            if stored is not None and stored.chunks:
+                opened.chunks.tensor(stored.chunks[0].place, entry)
+        except UcplError as error:
+            if error.diagnostics[0].code != NO_TENSOR:
+                raise
+            out.append(state)
+    return out
 
 
 def _listed(value: object) -> object:
