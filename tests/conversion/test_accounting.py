@@ -269,6 +269,18 @@ def test_a_planted_key_is_kept_named_or_refused(tmp_path: Path, what: str) -> No
         assert is_named or not is_lost(source, tmp_path / f"target{n}", call), call
 
 
+@pytest.mark.parametrize("target", ["safetensors()", "zero0(dp=2)", "universal()", "plain()", "zero1(dp=1)"])
+def test_a_value_in_a_layer_s_file_is_kept_or_named(tmp_path: Path, target: str) -> None:
+    """As `_extra_state` of modules of Transformer Engine, in a run over a pipeline."""
+    name = "global_step3/layer_01-model_states.pt"
+    source = planted(tmp_path, lambda v: v.update({MARK: "x"}), name, FIXTURES / "deepspeed" / "pp2_dp2_z1")
+    assert not is_lost(source, tmp_path / "target", target)
+    account = ucpl.plan(str(source), target).account
+    assert account is not None and any(f"layer_01/{MARK} of the module" in e.names for e in account.of("dropped")) is (
+        target in ("safetensors()", "zero0(dp=2)", "universal()")
+    )
+
+
 @pytest.mark.parametrize("where", ["", "global_step3"])
 def test_a_planted_file_is_named(tmp_path: Path, where: str) -> None:
     shutil.copytree(RUN, tmp_path / "run")

@@ -16,7 +16,8 @@ from ucpl.errors import Label, fail
 from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
 from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
-from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, TENSORS_ALONE, TEXTS, left_values
+from ucpl.stores.deepspeed.names import is_apart, is_of_expert
+from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, TENSORS_ALONE, TEXTS, keeps_all, left_values
 from ucpl.stores.overlooked import not_read_of
 
 if TYPE_CHECKING:
@@ -113,14 +114,19 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     """What continues a run, of the framework, and what describes its files."""
     left = left_values(source, plan.target)
     gone = frozenset(plan.gone.get("names", ()))
+    keeps_layers = keeps_all(plan.target.framework) or any(
+        is_apart(t.file) and not is_of_expert(t.file) for t in plan.targets
+    )
     for blob, key in _blobs(source):
         name = blob if key is None else f"{key} of the module"
-        if blob in DESCRIBING:
+        if blob in DESCRIBING and key is None:
             yield "derived", "value", name, ""
         elif key in gone:
             yield "dropped", "value", name, "dropped by name"
         elif blob in left:
             yield "dropped", "value", name, left[blob]
+        elif blob == LAYERS and not keeps_layers:
+            yield "dropped", "value", name, "the target has no files of layers"
         else:
             yield "moved", "value", name, ""
 
@@ -130,6 +136,9 @@ def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
     for name, held in source.envelope.blobs.items():
         if name == EXTRA and isinstance(held, dict):
             yield from ((name, str(key)) for key in held)
+        elif name == LAYERS and isinstance(held, dict):
+            yield name, None
+            yield from ((name, f"{stem}/{key}") for stem, facts in held.items() for key in facts["extra"])
         elif name not in (TEXTS, EMPTY):
             yield name, None
 

@@ -11,16 +11,17 @@ from ucpl.stores.dcp.metadata import META
 from ucpl.stores.huggingface_texts import TEXTS
 from ucpl.stores.plain import EMPTY
 
-__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "TENSORS_ALONE", "TEXTS", "left_values"]
+__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "LAYERS", "TENSORS_ALONE", "TEXTS", "keeps_all", "left_values"]
 
 EXTRA = "module_extra"  # what a module's state dict has that is no tensor
+LAYERS = "layer_files"  # of a pipeline, with such values of each layer
 TENSORS_ALONE = {"huggingface": "a Hugging Face folder", "torch": "a folder of files that a spec describes"}
 # Values that describe the source's own files: each target has its own, made for it.
 DESCRIBING = frozenset(
     (
         "ds_version",
         "empty_tensors",
-        "layer_files",
+        LAYERS,
         "left_out",
         "loss_scale_config",  # ZeRO-0's numbers of loss scaling: a shard has an object that goes on from them
         "megatron_without_extra_state",
@@ -59,6 +60,11 @@ _TITLES = {
     "universal": "a universal folder",
     "megatron_legacy": "Megatron's legacy files",
 }
+
+
+def keeps_all(framework: str) -> bool:
+    """Whether a format keeps all values of any run."""
+    return framework not in _KEPT
 
 
 def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
