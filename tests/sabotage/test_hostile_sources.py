@@ -43,7 +43,7 @@ def test_a_pipe_and_a_device_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_the_place_of_a_small_file_does_not_hold_us_up(tmp_path: Path) -> None:
-    write(tmp_path / "model.safetensors", {"a": entry(0, 3)}, b"abc")
+    write(tmp_path / "model-00001-of-00001.safetensors", {"a": entry(0, 3)}, b"abc")
     os.mkfifo(tmp_path / "model.safetensors.index.json")
     assert refusal(tmp_path) == ("E400", "model.safetensors.index.json is no regular file")
     (tmp_path / "global_step1").mkdir()
