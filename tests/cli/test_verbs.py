@@ -21,6 +21,7 @@ import ucpl as package
 from tests.cli.command import FIXTURES, ROOT, alone, digest, good, ucpl
 from ucpl import syntax
 from ucpl.cli import main
+from ucpl.cli.signals import end_if_asked, end_like_ctrl_c
 from ucpl.cli.verbs import VERBS
 from ucpl.syntax.cache import cache_folder
 
@@ -696,3 +697,26 @@ def test_signals_are_left_alone() -> None:
     before = [signal.getsignal(number) for number in numbers]
     good("explain", "E500")
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+class Finalized:
+    """An object whose finalizer is interrupted by a signal."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_in_a_finalizer_is_not_lost() -> None:
+    """Python ignores exceptions there, so that a server that is asked to end would go on."""
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with end_like_ctrl_c():
+            end_if_asked()
+            Finalized()
+            with pytest.raises(KeyboardInterrupt):
+                end_if_asked()
+        end_if_asked()
+    finally:
+        signal.signal(signal.SIGTERM, before)

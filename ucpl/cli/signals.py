@@ -6,10 +6,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
-__all__ = ["end_like_ctrl_c"]
+__all__ = ["end_if_asked", "end_like_ctrl_c"]
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
+_asked: list[int] = []  # signals since the outermost `end_like_ctrl_c` began
 
 
 @contextmanager
@@ -20,9 +23,22 @@ def end_like_ctrl_c() -> Iterator[None]:
         return
     mine = [number for number in _ENDS if signal.getsignal(number) is signal.SIG_DFL]
     for number in mine:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, _end)
     try:
         yield
     finally:
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
+        if mine:
+            _asked.clear()
+
+
+def end_if_asked() -> None:
+    """Raise KeyboardInterrupt again if a signal came in a finalizer, where Python ignores exceptions."""
+    if _asked:
+        raise KeyboardInterrupt
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    _asked.append(number)
+    raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import SHOWN, whole_number
+from ucpl.cli.signals import end_if_asked
 from ucpl.cli.vault_options import NUMBER_MAX, domains_said, wrong
 from ucpl.errors import Label, UcplError, fail
 
@@ -64,6 +65,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
             some = (one for one in committed(vault.home, vault.job) if one.generation % every == 0)
             late |= {one.generation for one in some if not _is_kept(Path(options.into), one, vault.job)}
         while True:
+            end_if_asked()
             if not server.here.is_there():
                 _gone(server.here.folder)
             try:
