@@ -119,7 +119,7 @@ def test_a_state_without_random_numbers_is_told_by_the_name_of_its_shards(state:
 
 def test_a_rank_that_is_missing_is_named(state: Path) -> None:
     (state / DRAWN.format(0)).unlink()
-    assert f"looks wrong   {DRAWN.format(0)} is missing: random numbers of ranks 1 alone" in good("inspect", state).out
+    assert f"looks wrong   {DRAWN.format(0)} is missing: random numbers of rank 1 alone" in good("inspect", state).out
 
 
 def test_an_odd_file_is_carried_and_named(state: Path, tmp_path: Path) -> None:

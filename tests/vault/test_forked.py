@@ -97,7 +97,7 @@ def test_a_child_saves_by_no_writer_of_its_parent(tmp_path, monkeypatch):
     with Vault.make(tmp_path / "job").writer(0, strict=True) as writer:
 
         def saves() -> int:
-            monkeypatch.setattr(live, "agree", lambda _: os._exit(9))  # what it would speak by is its parent's
+            monkeypatch.setattr(live, "ranks", lambda: os._exit(9))  # what it would speak by is its parent's
             with pytest.raises(UcplError, match="was made by another process"):
                 writer.save(1, {"t": torch.ones(3)})
             return 0

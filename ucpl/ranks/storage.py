@@ -191,7 +191,8 @@ class StorageReader(Base):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill what the planner asks for, a block at a time. Raises: UcplError E610, E611, E691, E692."""
-        told = cast("_Read", plan.storage_data).generation
+        made = plan.storage_data  # none, of a plan that was not made by this reader
+        told = made.generation if isinstance(made, _Read) else self._generation
         if told != self._generation and self._generation is not None:
             self._open(f"{self._newest}@{told}")
             self._demand_all(plan, told)
