@@ -125,6 +125,28 @@ def test_a_group_of_new_parameters_is_refused_until_it_is_said_whose_values_it_h
     assert (of["n"]["lr"], of["n"]["weight_decay"]) == (0.02, 0.0)
 
 
+@pytest.mark.parametrize(("target", "how"), [(target, ("drop", "freeze")[n % 2]) for n, target in enumerate(TARGETS)])
+def test_a_group_that_a_parameter_joins_keeps_its_values_whoever_leaves(target: str, how: str, tmp_path: Path) -> None:
+    value = torch.load(source(tmp_path), weights_only=True)
+    value["params"] |= {name: {"weight": torch.ones(5, 2)} for name in ("f", "g", "idle")}
+    value["envelope"] = {"in_groups": {"1": ["b", "c", "idle"]}}
+    torch.save(value, tmp_path / "frozen.pt")
+    leaves: dict[str, Any] = {how: ["a"]}
+    ucpl.save_plan(
+        ucpl.plan(str(tmp_path / "frozen.pt"), target, train=["f=0", "g=3:1"], **leaves), tmp_path / "one.plan"
+    )
+    ucpl.apply(tmp_path / "one.plan", tmp_path / "frozen.pt", tmp_path / "made")
+    of, _, found = told(tmp_path / "made", tmp_path)
+    assert {name: (one["lr"], one["weight_decay"]) for name, one in of.items()} == {
+        "f": (0.1, 0.3), "b": (0.02, 0.0), "c": (0.02, 0.0), "d": (0.003, 0.3), "g": (0.02, 0.0)
+    }  # fmt: skip
+    if "dcp" not in target:
+        kept = {**found["scalars"], **found["envelope"]["blobs"]}["lr_scheduler"]
+        assert kept["base_lrs"] == [0.1, 0.02, 0.003, 0.02]
+    if target == "plain()":
+        assert found["envelope"]["in_groups"] == {"1": ["b", "c", "idle"]}, "and not in the group that is like it"
+
+
 def test_a_schedule_has_the_places_of_the_target(tmp_path: Path) -> None:
     groups = {"norms": "c, b", "last": "d", "first": "a"}
     made = ucpl.plan(str(source(tmp_path)), "zero1(dp = 2)", model=model(tmp_path, groups))

@@ -17,6 +17,7 @@ class Dealt:
     members: dict[str, tuple[str, ...]] = field(factory=dict)
     emptied: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    joins: dict[str, str] = field(factory=dict)  # a parameter that is trained from here on -> its group
     new: dict[str, str] = field(factory=dict)  # a group that the source lacks -> the one whose hyper-parameters it has
 
 
@@ -36,10 +37,13 @@ class Changes:
     @property
     def gone(self) -> dict[str, tuple[str, ...]]:
         """What a target's files no longer tell of, beside tensors' bytes: see ucpl/conversion/lessening.py."""
+        trained = tuple(sorted(self.trained))
+        joins = self.dealt.joins  # empty where the target's model has the groups
         found = {
             "names": tuple(sorted(self.drop)),
             "numbers": tuple(sorted(self.tensors | self.frozen)),
-            "trained": tuple(sorted(self.trained)),
+            "trained": trained,
+            "joins": tuple(joins[name] for name in trained) if joins else (),
             "groups": self.dealt.emptied,
             "new": tuple(self.dealt.new),
             "like": tuple(self.dealt.new.values()),  # of each of these

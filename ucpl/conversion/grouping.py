@@ -126,7 +126,8 @@ def dealt(source: Side, left: set[str], asked: Asked, voice: Voice) -> Dealt:
     ]
     was = dict(known)
     changed = {name: tuple(members) for name, members in groups.left.items() if tuple(members) != was.get(name)}
-    return Dealt(changed, emptied, tuple(said), groups.new)
+    joins = {path: group for (_, group, _), paths in placed.items() for path in paths}
+    return Dealt(changed, emptied, tuple(said), joins, groups.new)
 
 
 def demand_experts(source: Side, emptied: Sequence[str]) -> None:

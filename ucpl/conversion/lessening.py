@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
-    from ucpl.extents import Envelope
+    from ucpl.extents import Envelope, ParameterGroup
     from ucpl.extents.experts import Experts
     from ucpl.extents.pipeline import Layer, Pipeline
     from ucpl.stores.checkpoint import Checkpoint
@@ -55,15 +55,26 @@ def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Enve
             blobs[name] = _rest(held, names)
     like = dict(zip(gone["new"], gone["like"], strict=True))
     groups = tuple(group for group in known.groups if group.name not in gone["groups"])
-    groups += tuple(evolve(g, name=new, members=()) for new, old in like.items() for g in known.groups if g.name == old)
+    for new, old in like.items():
+        groups += tuple(evolve(g, name=new, members=(), listed=()) for g in known.groups if g.name == old)
     if groups != known.groups:
         blobs["lr_scheduler"] = _by_group(checkpoint, gone)[0]
+    groups = tuple(_joined(group, gone) for group in groups)
     if isinstance(layers := blobs.get("layer_files"), dict) and checkpoint.pipeline is not None:
         blobs["layer_files"] = _layer_files(layers, checkpoint.pipeline, names)
     if checkpoint.experts is not None and isinstance(blobs.get("num_experts"), list):
         blobs["num_experts"] = _counts(checkpoint.experts, names)
     scalars = {state: _rest(mine, gone["numbers"]) for state, mine in known.scalars.items()}
     return evolve(known, blobs=blobs, groups=groups, scalars=scalars)
+
+
+def _joined(group: ParameterGroup, gone: Gone) -> ParameterGroup:
+    """A group with the parameters that `--train` puts into it: it keeps its hyper-parameters, whoever else leaves it."""
+    new = [name for name, into in zip(gone["trained"], gone["joins"], strict=False) if into == group.name]
+    if not new:
+        return group
+    members, listed = (tuple(dict.fromkeys([*some, *new])) for some in (group.members, group.listed))
+    return evolve(group, members=members, listed=listed if group.listed else ())
 
 
 # ---- schedules ---------------------------------------------------------------------------------------------------------

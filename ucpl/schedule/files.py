@@ -250,9 +250,11 @@ def _gone(raw: Json) -> dict[str, tuple[str, ...]]:
     found = {kind: texts(names) for kind, names in table(raw).items()}
     if not found:
         return found
-    found = {"new": (), "like": (), **found}  # plans of before there were new groups have none
-    if set(found) != {"names", "numbers", "trained", "groups", "new", "like"} or len(found["new"]) != len(
-        found["like"]
+    found = {"new": (), "like": (), "joins": (), **found}  # older plans lack these
+    if (
+        set(found) != {"names", "numbers", "trained", "joins", "groups", "new", "like"}
+        or len(found["new"]) != len(found["like"])
+        or len(found["joins"]) not in (0, len(found["trained"]))
     ):
         raise ValueError("what it leaves out is of kinds that there are not")
     return found
