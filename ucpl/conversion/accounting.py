@@ -17,8 +17,9 @@ from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
 from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
-from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, TENSORS_ALONE, TEXTS, keeps_all, left_values
+from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, TEXTS, keeps_all, left_values
 from ucpl.stores.overlooked import not_read_of
+from ucpl.stores.skipping import TENSORS_ALONE
 
 if TYPE_CHECKING:
     from ucpl.graph import Graph

@@ -57,11 +57,11 @@ def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
 
 def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     """A plan's target, as it will be written."""
+    if source is None:
+        return Found()
     from ucpl.stores.demands import Seen, unmet
     from ucpl.stores.registry import framework
 
-    if source is None:
-        return Found()
     target = plan.target
     config, notes = _config_written(plan, source)
     groups = source.envelope.groups

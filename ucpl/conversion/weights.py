@@ -14,7 +14,7 @@ from ucpl.conversion.dialects import split_names
 from ucpl.conversion.given import Called, Given, called
 from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
-from ucpl.stores.leaving import TENSORS_ALONE
+from ucpl.stores.skipping import TENSORS_ALONE
 
 __all__ = ["opened_to_look_at", "with_weights"]
 

@@ -10,12 +10,13 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.metadata import META
 from ucpl.stores.huggingface_texts import TEXTS
 from ucpl.stores.plain import EMPTY
+from ucpl.stores.skipping import TENSORS_ALONE
 
-__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "LAYERS", "TENSORS_ALONE", "TEXTS", "keeps_all", "left_values"]
+__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "LAYERS", "TEXTS", "keeps_all", "left_values"]
 
 EXTRA = "module_extra"  # what a module's state dict has that is no tensor
 LAYERS = "layer_files"  # of a pipeline, with such values of each layer
-TENSORS_ALONE = {"huggingface": "a Hugging Face folder", "torch": "a folder of files that a spec describes"}
+
 # Values that describe the source's own files: each target has its own, made for it.
 DESCRIBING = frozenset(
     (
