@@ -305,8 +305,8 @@ def test_a_verb_imports_nothing_that_it_does_not_use(
         ("show", f"{spec}:stored()"): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES,
         ("plan", "--from", f"{spec}:stored()", "--to", f"{spec}:stored()"): (NEVER | NOTHING_RUNS | NO_FILES) - stages,
         ("plan", "--from", SOURCE, "--to", "zero3(dp=3)"): (NEVER | NOTHING_RUNS) - stages,
-        ("convert", SOURCE, spec.with_name("none"), "--to", "zero1(dp=2)", "--dry-run"): (NEVER | NOTHING_RUNS)
-        - stages,
+        # A dry run fails where a run would: it reads a sample of the weights, too.
+        ("convert", SOURCE, spec.with_name("none"), "--to", "zero1(dp=2)", "--dry-run"): NEVER - stages,
         ("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--force"): NEVER - stages,
     }
     for argv, unused in budgets.items():
