@@ -24,7 +24,7 @@ MARK = "@@ command"
 # By machine: losses, digests, processes, buffers, releases, and which save was the last one before the end.
 VARIES = re.compile(
     r"(?m)\b\d\.\d{3}\b|\b[0-9a-f]{16}\b|(?<=pid: )[\d.]+|(?<=buffers ).*|(?<=deepspeed ).*|(?<=at step )\d+"
-    r"|(?<=global_step)\d+"
+    r"|(?<=global_step)\d+|(?<=\S) in [0-9.e+-]+ s(?:, [0-9.e+-]+ MiB/s)?$"
     r"|(?<=^vault      ).*|(?<=writers live, ).*|(?<=generation ).*"
 )
 SECONDS = 300
