@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -97,7 +98,6 @@ def test_a_folder_with_or_without_ties_is_what_the_class_reads(tie: bool, tmp_pa
 
 def adapted(folder: Path, kind: str) -> tuple[Any, Any]:
     """A base model in `base`, an adapter of PEFT in `adapter`, as their libraries save them; the adapted model and logits."""
-    peft = pytest.importorskip("peft")
     base = written(folder / "base", tie_word_embeddings=False)
     more: dict[str, Any] = {"modules_to_save": ["lm_head"]} if kind == "saved modules" else {}
     targets = ["q_proj", "embed_tokens"] if kind == "embeddings" else ["q_proj", "down_proj"]
@@ -115,7 +115,6 @@ def adapted(folder: Path, kind: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("has_base", [False, True])
 @pytest.mark.parametrize("kind", ["lora", "saved modules", "embeddings", "dora"])
 def test_peft_loads_an_adapter_of_a_run(kind: str, has_base: bool, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     model, logits = adapted(tmp_path, kind)
     state = {n: t for n, t in model.state_dict().items() if has_base or "lora_" in n or "modules_to_save" in n}
     torch.save({"params": {f"module.{n}": {"weight": t.contiguous()} for n, t in state.items()}}, tmp_path / "run.pt")
