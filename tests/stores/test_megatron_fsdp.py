@@ -201,6 +201,27 @@ def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> 
     assert open_checkpoint(tmp_path / "made").framework == "dcp"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embedding.word_embeddings.weight",
+        "output_layer.weight",
+        "decoder.final_layernorm.weight",
+        "decoder.layers.0.input_layernorm.weight",
+        "decoder.layers.0.mixer.in_proj.weight",
+        "encoder.layers.0.mlp.router.weight",
+        "mtp.layers.0.eh_proj.weight",
+    ],
+)
+def test_a_target_of_any_module_of_megatrons_is_opened(name: str, tmp_path: Path) -> None:
+    """Weights alone: no name of an optimizer tells the framework, and no linear layer."""
+    torch.save({"params": {name: {"weight": torch.ones(4, 4)}}}, tmp_path / "s.pt")
+    ucpl.convert(tmp_path / "s.pt", tmp_path / "made", to="megatron_fsdp(dp=2)")
+    found = open_checkpoint(tmp_path / "made")
+    assert (found.framework, [t.name for t in found.tensors]) == ("megatron_fsdp", [name])
+    assert ucpl.verify(tmp_path / "made")
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_layers_of_several_stages_under_the_same_names_are_refused(tmp_path: Path, stages: int) -> None:
     """A stage's module numbers its layers from 0, and Megatron-FSDP saves them so: 4 layers of a run, and 2 in its folder."""

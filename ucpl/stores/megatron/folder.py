@@ -10,7 +10,7 @@ from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.stores.texts import read_name
 
-__all__ = ["TRACKER", "Step", "found", "step_of"]
+__all__ = ["TRACKER", "Step", "found", "has_tracker", "step_of"]
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"
@@ -61,6 +61,11 @@ def found(path: Path, holds: Callable[[Path], bool]) -> Step:
         Label(str(path / TRACKER), text[:40]),
         remedy=f"name an iteration's folder: {path / others[-1]}" if others else "",
     )
+
+
+def has_tracker(path: Path) -> bool:
+    """Whether a folder is called as an iteration of a run, whose tracker is next to it."""
+    return _FOLDER.fullmatch(path.name) is not None and (path.parent / TRACKER).is_file()
 
 
 def _iterations(path: Path, holds: Callable[[Path], bool]) -> list[str]:

@@ -14,7 +14,7 @@ from ucpl.remotes.reading import fetch_all
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.megatron.classes import KNOWN_GLOBALS
 from ucpl.stores.megatron.demands import DEMANDS
-from ucpl.stores.megatron.folder import found, step_of
+from ucpl.stores.megatron.folder import found, has_tracker, step_of
 from ucpl.stores.watching import watched
 
 __all__ = ["MegatronFSDP"]
@@ -22,9 +22,11 @@ __all__ = ["MegatronFSDP"]
 # Names that .metadata has, of which no other framework's has one; without an optimizer, Megatron-Core's modules in a wrapper.
 _MARKS = re.compile(
     rb"optimizer\.param_to_group_meta\.module\."
-    rb"|model\.module\.decoder\.layers\.\d{1,9}\.(?:self_attention|mlp)\.(?:linear_|experts\.)"
+    rb"|model\.module\.(?:module\.)*(?:embedding\.word_embeddings\.weight"
+    rb"|decoder\.layers\.\d{1,9}\.(?:self_attention|mlp)\.(?:linear_|experts\.))"
 )
-_MARK_BYTES_MAX = 96
+_IN_WRAPPER = re.compile(rb"model\.module\.")  # under a tracker, whatever the modules are
+_MARK_BYTES_MAX = 128
 
 
 class MegatronFSDP:
@@ -55,17 +57,19 @@ class MegatronFSDP:
 def _is_of_fsdp(path: Path) -> bool:
     from ucpl.stores.dcp.folders import METADATA, has_chunks, is_of_megatron  # most checkpoints are others
 
-    return has_chunks(path) and not is_of_megatron(path) and _has_marks(path / METADATA)
+    if not has_chunks(path) or is_of_megatron(path):
+        return False
+    return _has(path / METADATA, _IN_WRAPPER if has_tracker(path) else _MARKS)
 
 
-def _has_marks(path: Path) -> bool:
+def _has(path: Path, marks: re.Pattern[bytes]) -> bool:
     """Whether a file has one of the names, looked for in pieces that overlap."""
     kept = b""
     try:
         with path.open("rb") as file:
             fetch_all(file.fileno())
             while piece := file.read(1 << 20):
-                if _MARKS.search(kept + piece) is not None:
+                if marks.search(kept + piece) is not None:
                     return True
                 kept = piece[-_MARK_BYTES_MAX:]
     except OSError:  # who opens it says why
