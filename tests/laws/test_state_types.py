@@ -89,6 +89,56 @@ def test_types_of_states_are_what_the_oracle_says(text: str, dp: int) -> None:
     assert seen
 
 
+@st.composite
+def used_texts(draw: st.DrawFn) -> str:
+    """Models with state lines of their own, one inside the other: types that agree or differ, by name and by glob."""
+
+    def lines(names: tuple[str, ...], prefix: str = "") -> str:
+        rows = [f'  "{name}" : 2 dtype bf16' for name in names]
+        pattern = draw(st.sampled_from((*names, "*w", "*", "*.norm", f"{prefix}*m")))
+        typed = f' dtype {draw(TYPES)} of "{pattern}"' if pattern != "*" and draw(st.booleans()) else ""
+        state = [f"  state m : {draw(TYPES)}{typed}"] if draw(st.booleans()) else []
+        return "\n".join([*rows, *state])
+
+    uses = draw(st.sampled_from(("  use inner() as i", "  use inner() as i\n  use inner() as i2", "")))
+    return f"""ucpl 1
+model inner {{
+  w : 2 dtype bf16
+  "sub.norm" : 2 dtype bf16
+  state m : {draw(TYPES)}{draw(st.sampled_from(("", " dtype f16 of w", ' dtype f32 of "*norm"')))}
+}}
+model middle {{
+{uses}
+{lines(("w", "x.norm"), "i.")}
+}}
+model one {{
+{lines(("w", "y.norm"), "eye.")}
+  use middle() as eye
+  use inner() as ear
+}}
+layout x(dp) of one {{
+  mesh dp
+  file weights = torch "w.{{dp}}"
+  * = ... as "{{name}}"
+  state * = like as "{{key}}.{{state}}"
+}}
+"""
+
+
+@given(used_texts())
+@settings(max_examples=60, deadline=None)
+def test_types_of_used_models_are_of_their_own_tensors(text: str) -> None:
+    try:
+        meaning = mean(text, "x(dp = 1)")
+    except Refused:
+        with pytest.raises(UcplError) as caught:
+            resolve(load(("text.ucpl", text)), parse_call("x(dp = 1)"))
+        assert caught.value.diagnostics[0].code == "E127"
+        return
+    layout = resolve(load(("text.ucpl", text)), parse_call("x(dp = 1)"))
+    assert {(path, "m"): layout.dtype_of(path, "m") for path in layout.tensors} == meaning.state_types
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}

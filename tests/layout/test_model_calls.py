@@ -122,8 +122,14 @@ def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None
     assert [(s.name, s.dtype, s.groups) for s in found.states] == [("m", "f32", None), ("fp32", "f32", None)]
     both = "model both {\n  use one() as x\n  use one() as y\n}\n\n"
     assert [s.groups for s in laid("both", more=one + both).states] == [("x.own", "y.own")]
-    code, message, remedy = refused("odd", more="model odd {\n  use gpt() as a\n  use big() as b\n}\n\n")
-    assert (code, message) == ("E008", "the state `m` is said twice, as two things") and "one type" in remedy
+    odd = "model odd {\n  use gpt() as a\n  use big() as b\n}\n\n"  # m is f32 in gpt and bf16 in big
+    mixed = laid("odd", more=odd)
+    assert {path: mixed.dtype_of(path, "m") for path in ("a.embed", "a.attn", "b.embed", "b.gate")} == {
+        "a.embed": "f32", "a.attn": "f32", "b.embed": "bf16", "b.gate": "bf16",
+    }  # fmt: skip
+    scalar = odd.replace("model odd {", "model odd {\n  state m : f32 scalar")
+    code, message, remedy = refused("odd", more=scalar)
+    assert (code, message) == ("E008", "the state `m` is said twice, as two things") and "one form" in remedy
 
 
 def test_a_model_by_itself_says_each_state_once() -> None:
@@ -143,7 +149,8 @@ def test_states_of_what_a_derived_model_uses_are_united_with_those_of_its_base()
         ("m", None),
     ]
     odd = more.replace("(t = bf16)", "").replace("m : f32 of g", "m : bf16 of g")
-    assert refused("up", more=odd)[0] == "E008"
+    of_both = laid("up", more=odd)
+    assert (of_both.dtype_of("attn", "m"), of_both.dtype_of("e.a.w", "m")) == ("f32", "bf16")
     own = odd.replace("  use extra() as e\n", "  use extra() as e\n  state m : bf16\n")
     assert [(s.name, s.dtype) for s in laid("up", more=own).states] == [("fp32", "f32"), ("m", "bf16")]
 

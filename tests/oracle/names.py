@@ -281,7 +281,10 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
                 )
             case nodes.State():
                 typed = tuple(evolve(t, of=tuple(map(member, t.of))) for t in node.typed)
-                return evolve(node, groups=node.groups and tuple(map(member, node.groups)), typed=typed)
+                prefixes = f"{prefix}.{node.within}".rstrip(".")
+                return evolve(
+                    node, groups=node.groups and tuple(map(member, node.groups)), typed=typed, within=prefixes
+                )
             case nodes.Mesh() | nodes.DefaultDtype() | None | str() | int():
                 return node
         kept = {"span", "name", "mesh_axis"}
@@ -387,7 +390,9 @@ def mean(
             out.aliases[item.path] = item.owner
         if isinstance(item, nodes.State):
             out.states.append(item)
-    out.state_types = {(path, n): type_of(path, s) for path in out.tensors for s in out.states for n in s.names}
+    for n in {n for s in out.states for n in s.names}:
+        said = [s for s in out.states if n in s.names]
+        out.state_types |= {(path, n): type_of(path, said) for path in out.tensors}
     out.files = {i.name: i for i in items if isinstance(i, nodes.Files) and numbers.holds(i.when)}
     blobs = [i for i in items if isinstance(i, nodes.Blob)]
     out.blobs = [b for b in blobs if all(numbers.holds(c.args[0]) for c in b.clauses if c.word == "when")]
@@ -592,15 +597,25 @@ def digits_of(axis: nodes.Axis) -> list[str]:
     return []
 
 
-def type_of(path: str, state: nodes.State) -> str:
-    """A name in full holds before a glob, of globs the one with most characters that are no star, else what the line says."""
-    said = [(pattern, t.dtype) for t in state.typed for pattern in t.of]
+def type_of(path: str, lines: list[nodes.State]) -> str:
+    """A name in full holds before a glob, of globs the one with most characters that are no star, else what the line says.
+
+    A line of a used model is of that model's tensors; where it says another type than the line around it, `"eye.*"` says it.
+    """
+    own = sorted((s for s in lines if path.startswith(f"{s.within}.") or not s.within), key=lambda s: len(s.within))
+    outermost = own[0] if own and not own[0].within else min(lines, key=lambda s: s.within.count(".") + bool(s.within))
+    said = [(pattern, t.dtype) for s in lines for t in s.typed for pattern in t.of]
+    around = outermost.dtype
+    for line in own:
+        if line.dtype != around:
+            said.append((f"{line.within}.*", line.dtype))
+        around = line.dtype
     said = [(p, dtype) for p, dtype in said if re.fullmatch(".*".join(map(re.escape, p.split("*"))), path, re.DOTALL)]
     rank = [("*" not in p, len(p.replace("*", ""))) for p, _ in said]
     best = {dtype for (_, dtype), mine in zip(said, rank, strict=True) if mine == max(rank)}
     if len(best) > 1:
-        raise Refused(f"{path} has two types of {state.names}")
-    return best.pop() if best else state.dtype
+        raise Refused(f"{path} has two types of {outermost.names}")
+    return best.pop() if best else outermost.dtype
 
 
 def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None, by: dict[str, str]) -> Tensor:

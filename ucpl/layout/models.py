@@ -206,17 +206,27 @@ def states_once(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
 
 
 def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
-    first = said[0]
+    """One line of several: its own type is the outermost model's, and those of used models are of their tensors."""
+    first = min(said, key=lambda s: len(s.within.split(".")) if s.within else 0)
     for other in said:
-        if (other.dtype, other.scalar) != (first.dtype, first.scalar):
+        if other.scalar != first.scalar or (first.scalar and other.dtype != first.dtype):
             told = at(other.span, _of_state(other)), at(first.span, _of_state(first))
-            remedy = "give it one type in all models, or another name in one of them"
+            remedy = "give it one form in all models, or another name in one of them"
             fail("E008", f"the state `{name}` is said twice, as two things", *told, remedy=remedy)
     groups = dict.fromkeys(g for s in said for g in s.groups or ())
-    typed = tuple(dict.fromkeys(t for s in said for t in s.typed))
+    typed = tuple(dict.fromkeys(t for s in said for t in (*s.typed, *_typed_within(s, first, said))))
     return evolve(
         first, names=(name,), typed=typed, groups=None if any(s.groups is None for s in said) else tuple(groups)
     )
+
+
+def _typed_within(one: nodes.State, first: nodes.State, said: Sequence[nodes.State]) -> tuple[nodes.TypedOf, ...]:
+    """The type of a used model's line, if the line around it has another: `dtype f32 of "eye.*"`."""
+    around = [s for s in said if not s.within or one.within.startswith(f"{s.within}.")]
+    outer = max(around, key=lambda s: len(s.within), default=first)
+    if one is first or one.dtype == outer.dtype:
+        return ()
+    return (nodes.TypedOf(one.dtype, (f"{one.within}.*",), span=one.span),)
 
 
 def _of_state(item: nodes.State) -> str:

@@ -74,7 +74,10 @@ class _Renaming:
                 made = evolve(made, path=f"{self.prefix}.{made.path}" if glob else self.name(made.path), glob=glob)
             case nodes.TypedOf(of=of):
                 made = evolve(made, of=tuple(f"{self.prefix}.{n}" if "*" in n else self.name(n) for n in of))
-            case nodes.State() | nodes.FillStates():
+            case nodes.State(within=within):
+                inner = f"{self.prefix}.{within}" if within else self.prefix
+                made = evolve(made, groups=self.names(made.groups), within=inner)
+            case nodes.FillStates():
                 made = evolve(made, groups=self.names(made.groups))
             case nodes.States():
                 made = evolve(made, groups=self.names(made.groups), clauses=self.of_states(made))

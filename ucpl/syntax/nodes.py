@@ -168,6 +168,7 @@ class State:
     scalar: bool = False
     groups: tuple[str, ...] | None = None  # None: every parameter
     typed: tuple[TypedOf, ...] = ()
+    within: str = field(default="", eq=False, repr=False)  # the prefix of the used model that has the line
     span: Span = no_span()
 
 
