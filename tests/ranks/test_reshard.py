@@ -27,7 +27,7 @@ from ucpl.layout import Layout
 from ucpl.ranks.dealing import Dealt, Message, Part, asked_of, dealt, request
 from ucpl.ranks.messages import dtype_of, put, seen, windows_of
 from ucpl.ranks.pieces import Box, Name, Piece, Way, pieces_of
-from ucpl.ranks.reshard import _given, _names, _Work, reshard
+from ucpl.ranks.reshard import _device, _given, _names, _Work, reshard
 from ucpl.regions import locate
 from ucpl.schedule.nets import net_json
 
@@ -320,6 +320,22 @@ def test_what_nobody_holds_is_said():
     with pytest.raises(UcplError, match="no rank holds") as caught:
         pieces_of(plan, {}, 0)
     assert caught.value.diagnostics[0].code == "E643"
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"),
+    [
+        ("cpu:gloo,cuda:gloo", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cpu"),
+        ("cuda:nccl,cpu:gloo", "cpu"),
+        ("cuda:nccl", "cuda:3"),
+    ],
+)
+def test_messages_are_on_a_device_that_the_group_has_a_backend_for(monkeypatch, backends, device):
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    monkeypatch.setattr(dist, "get_backend", lambda group: backends)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert _device(None) == torch.device(device)
 
 
 def test_types_have_torch_names():

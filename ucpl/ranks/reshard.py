@@ -274,10 +274,11 @@ def _given(
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """gloo sends what lies in the memory of the host, nccl what lies on a GPU."""
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """The device of messages: the host if the group has a backend for it (gloo), else the current GPU (nccl)."""
+    backends = dist.get_backend_config(group).split(",")  # as in cpu:gloo,cuda:nccl
+    if any(one.startswith("cpu:") for one in backends):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, list[Piece]]:
