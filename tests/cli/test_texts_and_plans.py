@@ -299,12 +299,12 @@ def test_a_config_that_no_text_reads_is_told(spec: Path) -> None:
     assert unread not in good("convert", SOURCE, "made", *class_of).out, "its class may be asked for ties and cuts"
 
 
-def test_a_drop_of_what_the_target_stores_is_told(spec: Path) -> None:
+def test_a_drop_of_a_state_that_the_target_stores_is_refused(spec: Path) -> None:
     line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
-    assert "remark     --drop weight drops nothing: cut stores it" in good(*line, "--drop", "weight").out
+    assert "error[E327]: --drop weight: cut stores weight of each parameter" in ucpl(*line, "--drop", "weight").err
     (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2) drop weight"))
-    said = good("plan", "own.ucpl", "grow", "--config", "config.json").out
-    assert "remark     drop weight drops nothing: cut stores it" in said
+    for verb in (("plan", "own.ucpl", "grow"), ("check", "own.ucpl")):
+        assert "error[E327]: drop weight: cut stores weight" in ucpl(*verb, "--config", "config.json").err
 
 
 def test_a_rank_s_share_tells_what_it_reads(spec: Path) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ucpl.layout.layout import LogicalTensor
     from ucpl.regions import Placement
 
-__all__ = ["changed_model", "changes_of", "counted", "demand_acting", "demand_left_out"]
+__all__ = ["changed_model", "changes_of", "counted", "demand_acting", "demand_left_out", "demand_states_left_out"]
 
 NAMES_SHOWN = 3
 EXTRA, EMPTY = "module_extra", "empty_tensors"  # what stands in a module and is no tensor with elements
@@ -347,4 +347,18 @@ def demand_left_out(changes: Changes, target: Placement) -> None:
         changes.voice.refuse(
             ("drop", path),
             f"{target.layout.name}, which is of {target.layout.model_name}, stores it: write `{whole_name(path)} = none`",
+        )
+
+
+def demand_states_left_out(drop: Iterable[str], voice: Voice, target: Placement, source: Placement) -> None:
+    """A target stores no state that is dropped and that the source has. Raises: UcplError E327."""
+    from ucpl.proofs.unstored import stored_states
+
+    held = {part.state for part in source.parts}
+    for name in (name for name in stored_states(drop, target) if name in held):
+        voice.refuse(
+            ("drop", name),
+            f"{target.layout.name} stores {name} of each parameter",
+            "take it out, since the target needs it; --weights-alone leaves out the optimizer"
+            + (f"; `state {name} = none` in a layout of its own stores none" if name != "weight" else ""),
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.changing import demand_acting, demand_left_out
+from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
 from ucpl.conversion.degrees import (
     ALONE,
     Degrees,
@@ -67,7 +67,6 @@ from ucpl.proofs.twice import parts_twice, stored_twice
 from ucpl.proofs.unheld import demand_held_fills, odd_fills, odd_scales
 from ucpl.proofs.unstored import (
     holes,
-    kept_drops,
     states_of_some,
     tensors_without_entry,
     tensors_without_key,
@@ -443,8 +442,9 @@ class _Checker:
         for text in void_plans(node):
             self.remark(text)
         if source.layout.model_name != TRIAL:
-            for text in (*void_trained(node, source.layout, target.layout), *kept_drops(node, target.placement)):
+            for text in void_trained(node, source.layout, target.layout):
                 self.remark(text)
+            demand_states_left_out(node.drop, Voice(node), target.placement, source.placement)
             self.drops(node, source.layout)
             self.acting(node, source.layout, target)
             for said, remedy in unknown_parameters(node, (source.layout, target.layout)):

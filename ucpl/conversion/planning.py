@@ -84,15 +84,6 @@ class Prepared:
             out += self.checkpoint.container.odd
         out += _names_of_the_spec(self.source, self.target)
         out += self.loader
-        changes = self.target.changes
-        if changes is not None:
-            from ucpl.proofs.unstored import stored_states
-
-            for name in stored_states(changes.drop, self.target.placement):
-                said = changes.voice.words("drop", name)
-                out.append(
-                    f"{said} drops nothing: {self.target.layout.name} stores it. Take it out, or choose another target"
-                )
         if self.config_unread:
             from ucpl.proofs.unused import CONFIG_UNREAD
 

@@ -160,11 +160,12 @@ def _without(source: Side, changes: Changes | None) -> Side:
 
 def _changed(made: Side, source: Side, changes: Changes) -> Side:
     """The target, with what parameters begin with that are trained from here on."""
-    from ucpl.conversion.changing import demand_acting, demand_left_out
+    from ucpl.conversion.changing import demand_acting, demand_left_out, demand_states_left_out
     from ucpl.conversion.grouping import begins, demand_experts
 
     demand_acting(changes, made.layout)
     demand_left_out(changes, made.placement)
+    demand_states_left_out(changes.drop, changes.voice, made.placement, source.placement)
     if made.layout.framework == "deepspeed":
         demand_experts(source, changes.dealt.emptied)
         demand_layers(source.checkpoint, changes.gone, made.layout.settings.get("stage") == 1)

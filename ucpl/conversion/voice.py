@@ -46,12 +46,8 @@ class Voice:
 
         return at(self.plan.span)
 
-    def refuse(self, said: tuple[str, str], what: str) -> NoReturn:
+    def refuse(self, said: tuple[str, str], what: str, remedy: str = "") -> NoReturn:
         """Raises: UcplError E327."""
-        remedy = "take it out of the plan, or name another parameter: `ucpl infer` shows which are frozen"
-        fail(
-            "E327",
-            f"{self.words(*said)}: {what}",
-            self.place(*said),
-            remedy=remedy if self.is_of_plan(*said) else "",
-        )
+        if not remedy and self.is_of_plan(*said):
+            remedy = "take it out of the plan, or name another parameter: `ucpl infer` shows which are frozen"
+        fail("E327", f"{self.words(*said)}: {what}", self.place(*said), remedy=remedy)

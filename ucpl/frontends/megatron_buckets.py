@@ -109,7 +109,7 @@ def _of(base: Base, lines: nodes.Layout) -> Extended:
         refuse(
             f"`{known.name}` extends megatron_core, and buckets are of its own call alone", base, "megatron_core(...)"
         )
-    kept = [i for i in known.items if isinstance(i, nodes.Framework | nodes.Files)]
+    kept = [i for i in known.items if isinstance(i, nodes.Framework | nodes.Files | nodes.Fill | nodes.FillStates)]
     made = nodes.Layout(TARGET, (*known.parameters, *lines.parameters), "any", None, (*kept, *lines.items))
     larger = evolve(base.library, known=dict(base.library.known), files=dict(base.library.files))
     file = f"{TARGET}.ucpl"

@@ -31,7 +31,8 @@ from ucpl.syntax import nodes
 if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Checkpoint
 
-_STATES = frozenset({"fp32", "exp_avg", "exp_avg_sq"})
+MASTER = "fp32"
+_STATES = frozenset({MASTER, "exp_avg", "exp_avg_sq"})
 _GRADIENTS = {"bf16": "f32", "f32": "f32", "f16": "f16"}  # as Megatron-LM accumulates those of each dtype by itself
 
 
@@ -112,6 +113,7 @@ class Dealt:
                 base,
                 f"--drop {more}",
             )
+        demand_moments(base, states)
         other = next((name for name in shapes if names.is_of_chunks(name)), None)
         if other is not None:
             refuse(
@@ -358,8 +360,27 @@ def sizes_in(legacy: Legacy) -> tuple[int, ...]:
     return tuple(len(held.get((c, stage), ())) for c in range(legacy.vpp) for stage in range(legacy.pp))
 
 
+def demand_moments(base: Base, states: set[str]) -> None:
+    """A distributed optimizer has all of its states or none. Raises: UcplError E547.
+
+    Without masters, they are made of the weights.
+    """
+    lacking = sorted(_STATES - states - {MASTER})
+    if states and lacking:
+        refuse(
+            f"the target has {', '.join(sorted(states))} without {' and '.join(lacking)}, and Megatron's distributed optimizer"
+            " loads all of these or none",
+            base,
+            f"{' '.join(f'--drop {name}' for name in sorted(states))} as well, for weights alone; or zeros: convert to plain()"
+            f" first, and that file with {' '.join(f'--fill {name}=0' for name in lacking)}",
+        )
+
+
 def states_of(base: Base) -> set[str]:
-    return {name for i in base.model.items if isinstance(i, nodes.State) and not i.scalar for name in i.names}
+    """States of a target: of its model, and those that `fill` lines give a value."""
+    filled = {name for i in base.layout.items if isinstance(i, nodes.FillStates) for name in i.names or ()}
+    held = {name for i in base.model.items if isinstance(i, nodes.State) and not i.scalar for name in i.names}
+    return held | (filled & _STATES)
 
 
 def blocks_of(source: Checkpoint) -> str:

@@ -9,6 +9,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.frontends.dcp import without_dims
 from ucpl.frontends.grids import Lines, by_dims
+from ucpl.frontends.megatron_dealt import demand_moments, states_of
 from ucpl.frontends.parallel import TARGET, Base, Extended, extended
 from ucpl.layout import resolve
 from ucpl.stores.dcp.mesh import boxes_of
@@ -53,6 +54,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
 
     Raises: UcplError E543 where nothing tells whether a linear_fc1 is gated, E547 for a name that no module has.
     """
+    demand_moments(base, states_of(base))
     base = _with_masters(base)
     states = {name for item in base.model.items if isinstance(item, nodes.State) for name in item.names}
     said: dict[str, int | str] = {"masters": int(_MASTER in states)}

@@ -12,12 +12,10 @@ from ucpl.layout.by_index import whole_name
 from ucpl.records import frozen
 from ucpl.regions import Pieces, Placement, element_name
 from ucpl.regions.boxes import subtract
-from ucpl.syntax import nodes
 
 __all__ = [
     "Hole",
     "holes",
-    "kept_drops",
     "states_of_some",
     "stored_states",
     "tensors_without_entry",
@@ -90,16 +88,6 @@ def states_of_some(placement: Placement) -> Iterator[tuple[list[str], tuple[str,
         if held and left:
             found.setdefault(left, []).append(state.name)
     yield from ((states, left) for left, states in found.items())
-
-
-def kept_drops(plan: nodes.Plan, target: Placement) -> Iterator[str]:
-    """States that a plan drops and that its target stores all the same: nothing is left out."""
-    for name in stored_states(plan.drop, target):
-        line = "" if name == "weight" else f", or write `state {name} = none` in a layout of its own"
-        yield (
-            f"plan {plan.name}: `drop {name}` (line {plan.span.line}) drops nothing: {target.layout.name} stores it."
-            f" Take the name out{line}"
-        )
 
 
 def stored_states(names: Iterable[str], target: Placement) -> list[str]:
