@@ -90,6 +90,19 @@ def test_a_vocabulary_that_grows_is_in_config_json(nested, tensors, tmp_path, ca
     assert [d.code for d in found.findings] == ["E388"] and "vocab_size = 67" in found.findings[0].message
 
 
+def test_sizes_of_text_config_are_those_of_the_language_model(tensors, tmp_path):
+    """A config of LLaVA of transformers 4.36 has vocab_size = 32000 next to text_config, whatever the model is."""
+    config = {"model_type": "llava", "vocab_size": 32000, "text_config": CONFIG}
+    source = save(tmp_path / "s", tensors, config)
+    assert ucpl.verify(source, witness=False)
+    ucpl.convert(source, tmp_path / "made", "safetensors()")
+    assert (tmp_path / "made" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+    how = {"fill": [f"{WORDS}=0", f"{HEAD}=0"], "model": grown(source, tmp_path, 80)}
+    ucpl.convert(source, tmp_path / "more", "safetensors()", **how)
+    now = json.loads((tmp_path / "more" / "config.json").read_text())
+    assert (now["vocab_size"], now["text_config"]["vocab_size"]) == (32000, 80)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

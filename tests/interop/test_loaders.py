@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import peft
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ucpl
 from ucpl.errors import UcplError
@@ -94,6 +96,58 @@ def test_a_folder_with_or_without_ties_is_what_the_class_reads(tie: bool, tmp_pa
     written(tmp_path / "hf", tie_word_embeddings=tie)
     found = ucpl.verify(tmp_path / "hf")
     assert found and not any("from_pretrained" in note for note in found.notes)
+
+
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "image_size": 8, "intermediate_size": 24,
+        "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": 4, "projection_dim": 16}  # fmt: skip
+EARLIER = (
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.vision_tower\.", "vision_tower.vision_model."),
+    (r"^model\.multi_modal", "multi_modal"),
+)
+
+
+def of_an_earlier_release(folder: Path) -> None:
+    """LLaVA as transformers 4.36 saved it, with the key of a vocabulary that is no tensor's next to text_config."""
+    config = transformers.LlavaConfig(vision_config=CLIP, text_config={"model_type": "llama", **SIZES})
+    model = transformers.LlavaForConditionalGeneration(config)
+    folder.mkdir()
+    named = {}
+    for name, tensor in model.state_dict().items():
+        for pattern, earlier in EARLIER:
+            name = re.sub(pattern, earlier, name)
+        named[name] = tensor
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    text = {**config.to_dict(), "architectures": ["LlavaForConditionalGeneration"], "vocab_size": 32000}
+    (folder / "config.json").write_text(json.dumps(text))
+
+
+def stacked(folder: Path) -> None:
+    """Mixtral under the names of its modules, which from_pretrained reads, too."""
+    more = {"num_local_experts": 3, "tie_word_embeddings": False}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SIZES, **more))
+    folder.mkdir()
+    save_file(dict(model.state_dict()), folder / "model.safetensors", {"format": "pt"})
+    text = {**model.config.to_dict(), "architectures": ["MixtralForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(text))
+
+
+@pytest.mark.parametrize("made", [of_an_earlier_release, stacked])
+def test_names_that_the_class_renames_are_no_random_numbers(made: Callable[[Path], None], tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    kind = json.loads((tmp_path / "s" / "config.json").read_text())["architectures"][0]
+    ucpl.convert(tmp_path / "s", tmp_path / "made", "safetensors()")
+    assert (tmp_path / "made" / "config.json").read_text() == (tmp_path / "s" / "config.json").read_text()
+    assert not any("from_pretrained" in note for note in ucpl.verify(tmp_path / "made").notes)
+    _, said = getattr(transformers, kind).from_pretrained(tmp_path / "made", output_loading_info=True)
+    assert not any(said.values()), said
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    name = next(n for n in tensors if "layers.1" in n and "norm" in n)
+    del tensors[name]
+    save_file(tensors, tmp_path / "made" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "made" / "ucpl" / "manifest.json").unlink()
+    assert any("random numbers" in note for note in ucpl.verify(tmp_path / "made").notes)
 
 
 def adapted(folder: Path, kind: str) -> tuple[Any, Any]:

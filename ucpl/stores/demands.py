@@ -119,9 +119,9 @@ class Demands:
 
 
 def sizes_of(config: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The part of config.json that has the sizes of the language model."""
+    """The part of config.json that has the sizes of the language model: `text_config` before keys next to it."""
     inner = config.get("text_config")
-    return {**inner, **config} if isinstance(inner, dict) else config
+    return {**config, **inner} if isinstance(inner, dict) else config
 
 
 def unmet(demands: Demands, seen: Seen) -> tuple[Diagnostic, ...]:

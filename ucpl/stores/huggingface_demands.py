@@ -48,8 +48,9 @@ def with_vocabulary(config: str, stored: Mapping[str, tuple[int, ...]]) -> tuple
         return config, ""
     (now,) = sizes
     inner = value.get("text_config")
-    owner = inner if "vocab_size" not in value and isinstance(inner, dict) else value
     if was == now or "quantization_config" in value:
         return config, ""
-    owner["vocab_size"] = now
+    for owner in (inner, value):  # a key next to text_config that says the same number says it of the same model
+        if isinstance(owner, dict) and owner.get("vocab_size") == was:
+            owner["vocab_size"] = now
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n", f"config.json: vocab_size = {was} becomes {now}"

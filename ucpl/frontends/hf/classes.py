@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -316,14 +316,29 @@ def _said_dtype(config: Config) -> str:
 
 
 @frozen
+class Loaded:
+    """The model's tensor that from_pretrained makes of a folder's tensor. is_part: of several, or not as they are."""
+
+    module: str
+    is_part: bool = False
+
+
+@frozen
 class Saved:
-    """Tensors that a class reads from a folder, by name. `tied`: second names; `dropped`: patterns of names that it ignores."""
+    """Tensors that a class saves to a folder, by name. `tied`: second names; `dropped`: patterns of names that it ignores.
+
+    A class may read other names, too, such as those of earlier releases: `loaded` gives the tensor of the model that a folder's
+    tensor becomes, `places` that of a tensor that is saved, and `modules` the shapes of the model's own tensors.
+    """
 
     name: str
     shapes: dict[str, tuple[int, ...]]
     tied: frozenset[str] = frozenset()
     dropped: tuple[str, ...] = ()
     prefix: str = ""  # of the base model: names of a folder may have it, or lack it
+    modules: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    places: Mapping[str, str] = field(factory=dict)
+    loaded: Callable[[str], Loaded] = field(default=Loaded)
 
 
 def saved_of(config: Config) -> Saved | None:
@@ -336,6 +351,8 @@ def saved_of(config: Config) -> Saved | None:
         with offline(), library.silent():
             tensors = library.saved(model, config)  # type: ignore[arg-type]
             tied = library.on_disk(model, library.ties(model))  # type: ignore[arg-type]
+            places, loaded = _read_as(model)  # type: ignore[arg-type]
+            modules = {name: tuple(t.shape) for name, t in model.state_dict().items()}  # type: ignore[attr-defined]
     except Exception:  # a class raises whatever it likes of a config that it does not expect
         return None
     return Saved(
@@ -344,7 +361,30 @@ def saved_of(config: Config) -> Saved | None:
         frozenset((*tied, *tied.values())),
         tuple(map(str, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
         str(getattr(model, "base_model_prefix", "") or ""),
+        modules,
+        places,
+        loaded,
     )
+
+
+def _read_as(model: _Model) -> tuple[dict[str, str], Callable[[str], Loaded]]:
+    """The model's tensors by the names that are saved, and from_pretrained's renaming of a folder's tensors."""
+    own = model.state_dict(keep_vars=True)
+    try:
+        loading = import_module("transformers.core_model_loading")
+        rename, renaming = loading.rename_source_key, loading.WeightRenaming
+        found = import_module("transformers.conversion_mapping").get_model_conversion_mapping(model)
+    except (ImportError, AttributeError):  # another release, which renames nothing
+        return {}, Loaded
+    first = [one for one in found if isinstance(one, renaming)]
+    then = [one for one in found if not isinstance(one, renaming)]
+    prefix = getattr(model, "base_model_prefix", None)
+
+    def loaded(name: str) -> Loaded:
+        module, converter = rename(name, first, then, prefix, own)
+        return Loaded(str(module), converter is not None)
+
+    return {disk: name for name, tensor in own.items() for disk in _reverted(model, {name: tensor})}, loaded
 
 
 def _custom(config: Config) -> bool:

@@ -35,22 +35,35 @@ def fitting(config: Config, stored: Mapping[str, Shape]) -> Fitting | None:
 def _fitted(saved: Saved, stored: Mapping[str, Shape]) -> Fitting:
     named = {_called(saved, name): name for name in stored}
     both = [name for name in saved.shapes if name in named]
-    mismatched = tuple(
+    mismatched = [
         (named[name], stored[named[name]], saved.shapes[name])
         for name in both
         if stored[named[name]] != saved.shapes[name]
-    )
+    ]
+    others = {name: saved.loaded(name) for called, name in named.items() if called not in saved.shapes}
+    read = {name: one for name, one in others.items() if one.module in saved.modules}
+    mismatched += [
+        (name, stored[name], saved.modules[one.module])
+        for name, one in read.items()
+        if not one.is_part and stored[name] != saved.modules[one.module]
+    ]
     ignored = re.compile("|".join(saved.dropped)) if saved.dropped else None
     unexpected = (
         name
         for called, name in named.items()
         if called not in saved.shapes
         and called not in saved.tied
+        and name not in read
         and not name.endswith(_SCALES)
         and (ignored is None or ignored.search(name) is None)
     )
-    missing = (name for name in saved.shapes if name not in named and name not in saved.tied)
-    return Fitting(saved.name, mismatched, tuple(missing), tuple(unexpected), len(both))
+    there = {one.module for one in read.values()}
+    missing = (
+        name
+        for name in saved.shapes
+        if name not in named and name not in saved.tied and saved.places.get(name) not in there
+    )
+    return Fitting(saved.name, tuple(mismatched), tuple(missing), tuple(unexpected), len(both) + len(read))
 
 
 def _called(saved: Saved, name: str) -> str:
