@@ -144,6 +144,30 @@ def test_names_and_shapes_are_held_against_the_class(monkeypatch, tensors, tmp_p
     assert demanded.Found().notes == ()
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "code"),
+    [
+        ("llama", {}, ""),
+        ("llama", {"num_key_value_heads": 1}, "E388"),
+        ("llama", {"head_dim": 3}, "E388"),
+        ("mistral", {"num_attention_heads": 3}, "E388"),
+        ("qwen2", {}, "note"),
+        ("qwen3", {}, "note"),
+        ("llama", {"mlp_bias": True}, "note"),
+    ],
+)
+def test_a_common_class_is_checked_without_transformers(kind, more, code, tensors, tmp_path, capsys):
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    config = {**CONFIG, "model_type": kind, "architectures": [f"{names[kind]}ForCausalLM"], **more}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save({"params": {n: {"weight": t} for n, t in tensors.items()}}, tmp_path / "s.pt")
+    how = ["--to", "safetensors()", "--config", str(tmp_path / "config.json")]
+    there = str(tmp_path / "made")
+    assert (main(["convert", str(tmp_path / "s.pt"), there, *how]) == 0) == (code != "E388")
+    said = capsys.readouterr()
+    assert ("E388" in said.err) == (code == "E388") and ("random numbers" in said.out) == (code == "note")
+
+
 # ---- files -------------------------------------------------------------------------------------------------------------------
 
 

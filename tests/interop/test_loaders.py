@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.frontends.hf import classes, families
 
 pytestmark = pytest.mark.interop
 
@@ -148,6 +151,48 @@ def test_names_that_the_class_renames_are_no_random_numbers(made: Callable[[Path
     save_file(tensors, tmp_path / "made" / "model.safetensors", {"format": "pt"})
     (tmp_path / "made" / "ucpl" / "manifest.json").unlink()
     assert any("random numbers" in note for note in ucpl.verify(tmp_path / "made").notes)
+
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "llama": ("num_key_value_heads", "head_dim"), "mistral": ("head_dim",), "qwen2": ("head_dim",), "qwen3": (),
+}  # fmt: skip
+SIZES_OF_FAMILIES = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "wide heads": {"head_dim": 6, "num_key_value_heads": 1, "num_hidden_layers": 1},
+    "keys of other classes": {"qkv_bias": True, "num_experts": 4, "sliding_window": 8, "layer_norm_eps": 1e-3},
+    "defaults": {"num_key_value_heads": None, "head_dim": None},
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("case", SIZES_OF_FAMILIES)
+def test_tensors_of_a_family_are_those_of_its_class(kind: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table that stands for transformers, held against what the class saves and reads."""
+    config: dict[str, Any] = {**SIZES, "head_dim": 4, **SIZES_OF_FAMILIES[case], "model_type": kind}
+    absent = [key for key, value in config.items() if value is None]
+    config = {key: value for key, value in config.items() if value is not None}
+    name = f"{transformers.CONFIG_MAPPING[kind].__name__.removesuffix('Config')}ForCausalLM"
+    known = classes.saved_of(config := {**config, "architectures": [name]})
+    assert (families.shapes_of(config) is not None) == ({*absent} <= {*FAMILIES[kind]})
+    monkeypatch.setattr(classes, "shapes_of", lambda _: None)
+    own = classes.saved_of(config)
+    assert own is not None and known is not None
+    for field in ("name", "shapes", "tied", "dropped", "prefix", "modules", "places"):
+        assert getattr(known, field) == getattr(own, field), field
+
+
+def test_a_common_class_is_checked_without_an_import_of_transformers(tmp_path: Path) -> None:
+    model = written(tmp_path / "hf", architectures=["LlamaForCausalLM"])
+    torch.save({"params": {n: {"weight": t} for n, t in model.state_dict().items()}}, tmp_path / "s.pt")
+    how = f"to='safetensors()', config={str(tmp_path / 'hf' / 'config.json')!r}"
+    text = f"import sys, ucpl; ucpl.convert({str(tmp_path / 's.pt')!r}, {str(tmp_path / 'made')!r}, {how})"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{text}; print('transformers' in sys.modules)"], capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "False", run.stderr
+    loaded(tmp_path / "made")
 
 
 def adapted(folder: Path, kind: str) -> tuple[Any, Any]:

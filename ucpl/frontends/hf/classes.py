@@ -14,6 +14,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH
+from ucpl.frontends.hf.families import HEAD, KINDS, LAYERS_MAX, WORDS, shapes_of
 from ucpl.frontends.hf.offline import offline
 from ucpl.frontends.hf.records import Config, Found, Version
 from ucpl.frontends.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
@@ -21,7 +22,6 @@ from ucpl.records import frozen
 
 __all__ = ["Class", "Saved", "built_of", "class_of", "saved_of"]
 
-LAYERS_MAX = 10_000  # of a kind, and experts of a layer
 _VARIATIONS = 2
 
 
@@ -342,7 +342,9 @@ class Saved:
 
 
 def saved_of(config: Config) -> Saved | None:
-    """The tensors of the class that a config names. None without transformers, or if it cannot make the class."""
+    """The tensors of the class that a config names. None for a class of no known family if transformers cannot make it."""
+    if (known := _of_family(config)) is not None:
+        return known
     if config.get("auto_map") and _custom(config):
         return None
     try:
@@ -365,6 +367,18 @@ def saved_of(config: Config) -> Saved | None:
         places,
         loaded,
     )
+
+
+def _of_family(config: Config) -> Saved | None:
+    """The tensors of a common class, which transformers need not be imported for."""
+    shapes = shapes_of(config)
+    if shapes is None:
+        return None
+    is_tied = bool(config.get("tie_word_embeddings"))
+    own = {name: shape for name, shape in shapes.items() if name != HEAD or not is_tied}
+    tied = frozenset((WORDS, HEAD)) if is_tied else frozenset[str]()
+    kind = KINDS[str(config["model_type"])]
+    return Saved(kind, own, tied, prefix="model", modules=shapes, places={name: name for name in shapes})
 
 
 def _read_as(model: _Model) -> tuple[dict[str, str], Callable[[str], Loaded]]:
