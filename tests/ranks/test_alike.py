@@ -171,3 +171,32 @@ def test_what_is_filled_lies_nowhere_where_the_source_does(tmp_path, how, said):
     else:
         assert all(isinstance(one, str) and one[:4] in ("E640", "E644") and said in one for one in found), found
         assert "E640" in {one[:4] for one in found}
+
+
+# ---- Copies that differ ------------------------------------------------------------------------------------------------------
+
+
+def drifted(how: str, rank: int, top: Path) -> object:
+    """Two ranks hold copies of all weights. The second rank's copy of one tensor has another value."""
+    text = TEXT.replace("w_{tp}.pt", "w_{tp}_{dp}.pt") if how.startswith("files") else TEXT
+    if how == "files, any":
+        text = text.replace("w = l@spread(tp) h ", "w = l@spread(tp) h any @dp ")
+    (top / f"{rank}.ucpl").write_text(text)
+    flat = torch.arange(18.0)
+    state = {"w": flat[:15].view(3, 5).clone(), "u": flat[15:].clone(), "fp32": flat[9 * rank : 9 * rank + 9].clone()}
+    if rank and how != "no difference":
+        state["w"][1, 2] += 1
+    source, target = (f"{top}/{rank}.ucpl:L(dp = 2, tp = 1)", f"{top}/{rank}.ucpl:L(dp = 1, tp = 2)")
+    return {key: value.sum() for key, value in ucpl.reshard(state, source, target).items()}
+
+
+@pytest.mark.parametrize("how", ["one file", "files", "files, any", "no difference"])
+def test_copies_that_differ_between_ranks_are_refused_on_all_ranks(tmp_path, how):
+    found = job(2, partial(drifted, how), tmp_path)
+    if how in ("files, any", "no difference"):
+        assert [set(one) for one in found] == [{"w", "u", "fp32"}] * 2
+        return
+    said = "weight of w has other values on rank"
+    assert all(said in one for one in found), found
+    assert any(one.startswith("E613: weight of w") for one in found)
+    assert all(one.startswith(("E613", "E644")) for one in found)

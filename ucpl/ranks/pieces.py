@@ -18,7 +18,7 @@ from ucpl.extents import Key, key_text
 from ucpl.records import frozen
 from ucpl.schedule import Plan, Runs
 
-__all__ = ["Box", "Held", "Name", "Piece", "Way", "pieces_of"]
+__all__ = ["Box", "Held", "Name", "Piece", "Way", "box_of", "pieces_of"]
 
 Name = tuple[str, Key]
 Ints = tuple[int, ...]
@@ -138,7 +138,7 @@ def _demand_moved(plan: Plan, runs: Runs) -> None:
 def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]) -> tuple[int, Box, Box]:
     """Who gives a row of the plan, the box there, and the one that it fills here."""
     held, rank = holders
-    target, first = _box(plan, runs, row, "target"), _box(plan, runs, row, "source")
+    target, first = box_of(plan, runs, row, "target"), box_of(plan, runs, row, "source")
     givers = [(peer, box) for box in (first, *copies.get(target, ())) for peer in held.get(box.name, ())]
     if not givers:
         file, key = first.name
@@ -154,7 +154,7 @@ def _copies(plan: Plan, state: str) -> Copies:
     for runs in plan.moves:
         if runs.kind == "check" and runs.state == state and runs.source_value == runs.target_value:
             for row in range(len(runs)):
-                out.setdefault(_box(plan, runs, row, "target"), []).append(_box(plan, runs, row, "source"))
+                out.setdefault(box_of(plan, runs, row, "target"), []).append(box_of(plan, runs, row, "source"))
     return out
 
 
@@ -199,7 +199,8 @@ def _apart(piece: Piece, near: Mapping[Name, Sequence[tuple[Box, Box]]], rank: i
         yield part(at, end)
 
 
-def _box(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) -> Box:
+def box_of(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) -> Box:
+    """The box of a row of a plan, on one side."""
     if side == "source":
         which, offset, stride, tensors = runs.source, runs.source_offset, runs.source_stride, plan.sources
     else:

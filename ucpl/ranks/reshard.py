@@ -26,6 +26,7 @@ from ucpl.live.tensors import Goal, flat_of, memory_of, overlap, part_of, tensor
 from ucpl.ranks.dealing import Dealt, Message, asked_of, dealt, request
 from ucpl.ranks.messages import Exchange, dtype_of, global_rank
 from ucpl.ranks.pieces import Name, Piece, pieces_of
+from ucpl.ranks.replicas import Digests, copies_of, demand_equal
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
@@ -72,8 +73,8 @@ def reshard(
     source, target: calls of layouts, as in FILE.ucpl:NAME(tp=2), which say the same on all ranks. Their ranks are the first
             of the group.
 
-    Returns this rank's tensors of the target, by key. Raises: UcplError E640-E644 on all ranks, E622 where they were given
-    different things, E30x where the layouts do not fit. Whatever else is raised on one rank is E644 on the others.
+    Returns this rank's tensors of the target, by key. Raises: UcplError E613 and E640-E644 on all ranks, E622 where they were
+    given different things, E30x where the layouts do not fit. Whatever else is raised on one rank is E644 on the others.
     """
     memory = beside.get("memory", MEMORY)
     ranks = Ranks.of(group)
@@ -88,6 +89,7 @@ def reshard(
             held.setdefault((file, tuple(key)), []).append(peer)
     with ranks.agreeing():
         pieces = pieces_of(work.plan, held, ranks.rank) if work.plan is not None else []
+        copies = copies_of(work.plan, held, pieces) if work.plan is not None else []
     device = _device(group)
     with ranks.together():
         asked = _asked(pieces, group, device)
@@ -96,9 +98,10 @@ def reshard(
         graph = dealt(pieces, asked, ranks.rank)
         work.demand_types(graph)
         exchange.keep(graph)
+    with ranks.agreeing(), ranks.together():
+        exchange.run(graph)
+    _compare(ranks, work, pieces, copies, memory, device)
     with ranks.agreeing():
-        with ranks.together():
-            exchange.run(graph)
         work.put()
     made = Resharded(work.result)
     made.graph = net_text(graph.net)
@@ -281,17 +284,38 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _compare(
+    ranks: Ranks, work: _Work, pieces: Sequence[Piece], copies: Sequence[Piece], memory: int, device: torch.device
+) -> None:
+    """Compare what each rank has now with all other copies. Raises: UcplError E613."""
+    if ranks.all_agree(not copies):
+        return
+    with ranks.together():
+        asked = _asked(copies, ranks.group, device)
+    asked[ranks.rank] = [copy for copy in copies if copy.peer == ranks.rank]
+    with ranks.agreeing():
+        here = Digests(work.sources, memory)
+        mine = {peer: b"".join(here.of(copy.source) for copy in some) for peer, some in asked.items()}
+    with ranks.together():
+        told = _swapped({peer: raw for peer, raw in mine.items() if peer != ranks.rank}, ranks.group, device)
+    with ranks.agreeing():
+        demand_equal(copies, {**told, ranks.rank: mine[ranks.rank]}, pieces, Digests(work.targets, memory))
+
+
 def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, list[Piece]]:
     """What each other rank wants of this one: each says it to those whom it concerns."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
     wanted: dict[int, list[Piece]] = {}
     for piece in pieces:
-        if piece.peer != rank:
+        if piece.peer != dist.get_rank(group):
             wanted.setdefault(piece.peer, []).append(piece)
-    mine = {
-        peer: tensor_of(bytearray(raw := request(some)), torch.uint8, (len(raw),)).to(device)
-        for peer, some in wanted.items()
-    }
+    told = _swapped({peer: request(some) for peer, some in wanted.items()}, group, device)
+    return {peer: asked_of(raw, peer) for peer, raw in told.items()}
+
+
+def _swapped(given: Mapping[int, bytes], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, bytes]:
+    """The bytes that each other rank has for this one, for those that it has for others."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine = {peer: tensor_of(bytearray(raw), torch.uint8, (len(raw),)).to(device) for peer, raw in given.items() if raw}
     sizes = torch.tensor([len(mine.get(peer, ())) for peer in range(size)], device=device)
     every = [torch.empty_like(sizes) for _ in range(size)]
     dist.all_gather(every, sizes, group=group)
@@ -301,7 +325,7 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
     calls += [dist.P2POp(dist.irecv, raw, global_rank(peer, group), group) for peer, raw in theirs.items()]
     for work in dist.batch_isend_irecv(calls) if calls else ():
         work.wait()
-    return {peer: asked_of(memory_of(raw).tobytes(), peer) for peer, raw in theirs.items()}
+    return {peer: memory_of(raw).tobytes() for peer, raw in theirs.items()}
 
 
 def _demand_known(beside: ToReshard) -> None:
