@@ -196,6 +196,26 @@ def test_code_that_no_config_names_is_left_out_and_said(tensors, tmp_path):
     assert "train.py" in {one.name for one in api.open_checkpoint(source).not_read}
 
 
+@pytest.mark.parametrize("to", ["plain()", "zero1(dp=2)", "dcp(fsdp=2)", "universal()"])
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.0.w2.weight", "llama.ucpl:mixtral_stacked()"),
+        ("qwen3_moe", "model.layers.0.mlp.experts.0.up_proj.weight", "llama.ucpl:qwen_moe_stacked()"),
+        ("olmoe", "model.layers.0.mlp.experts.0.up_proj.weight", "look for other names"),
+        ("gpt_neox", "embed_out.weight", "look for other names"),
+        ("llava", "language_model.model.norm.weight", "look for other names"),
+        ("llama", "model.layers.0.mlp.up_proj.weight", ""),
+    ],
+)
+def test_names_that_transformers_renames_are_noted(to, kind, name, says, tmp_path):
+    source = save(tmp_path / "s", {name: torch.ones(2, 2), "x.weight": torch.ones(3)}, {"model_type": kind})
+    said = [one for one in ucpl.convert(source, tmp_path / "made", to).report.remarks if "transformers" in one]
+    assert [name in one and says in one for one in said] == [True] * bool(says)
+    back = ucpl.convert(source, tmp_path / "back", "safetensors()").report.remarks
+    assert not any("transformers" in one for one in back)
+
+
 # ---- names that a loader looks for ------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.frontends.hf import classes, families
+from ucpl.stores.registry import open_checkpoint
 
 pytestmark = pytest.mark.interop
 
@@ -181,6 +182,40 @@ def test_tensors_of_a_family_are_those_of_its_class(kind: str, case: str, monkey
     assert own is not None and known is not None
     for field in ("name", "shapes", "tied", "dropped", "prefix", "modules", "places"):
         assert getattr(known, field) == getattr(own, field), field
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mixtral": {"num_local_experts": 3},
+    "qwen2_moe": {"num_experts": 3, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
+    "qwen3_moe": {"num_experts": 3, "moe_intermediate_size": 8},
+    "gpt_neox": {},
+    "granitemoe": {"num_local_experts": 3},
+    "llava": {},
+}
+
+
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("to", ["plain()", "zero1(dp=2)", "dcp(fsdp=2)"])
+def test_names_that_a_module_does_not_have_are_noted(kind: str, to: str, tmp_path: Path) -> None:
+    """transformers 5 gives modules other names than files; a shipped pair of layouts gives a target the module's."""
+    of = transformers.CONFIG_MAPPING[kind]
+    made = (
+        of(vision_config=CLIP, text_config={"model_type": "llama", **SIZES})
+        if kind == "llava"
+        else of(**{**SIZES, **TINY[kind]})
+    )
+    auto = transformers.AutoModelForImageTextToText if kind == "llava" else transformers.AutoModelForCausalLM
+    model = auto.from_config(made)
+    model.save_pretrained(tmp_path / "hf")
+    files = load_file(tmp_path / "hf" / "model.safetensors")
+    notes = ucpl.convert(tmp_path / "hf", tmp_path / "made", to).report.remarks
+    said = [note for note in notes if "transformers 5 renames" in note]
+    assert bool(said) == bool({*files} - {*model.state_dict()})
+    if kind in ("mixtral", "qwen2_moe", "qwen3_moe"):
+        there, behind = re.findall(r"'of ([^']*)'", said[0])
+        ucpl.convert(tmp_path / "hf", tmp_path / "again", f"{to} of {behind}", layout=f"of {there}")
+        assert {t.name for t in open_checkpoint(tmp_path / "again").tensors} == {*model.state_dict()}
 
 
 def test_a_common_class_is_checked_without_an_import_of_transformers(tmp_path: Path) -> None:

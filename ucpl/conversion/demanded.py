@@ -68,7 +68,7 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     seen = Seen(side.layout.call, _stored(plan), config, groups, source.framework, side.called.is_of_any)
     wrong = unmet(framework(target.framework).demands, seen)
     if config is None:
-        notes += _beside(plan, source)
+        notes += _beside(plan, source) + _renamed(plan, source, side)
     if wrong or config is None or _is_as_it_was(seen, source, notes):
         return Found(wrong, notes)
     found = _of_class(config, seen)
@@ -87,6 +87,18 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
     if all(file.name != "config.json" for file in container.files) or (config := config_at(container.top)) is None:
         return ()
     return tuple(one.message for one in unmet(DEMANDS, Seen(str(container.top), _stored(plan), config)))
+
+
+def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
+    """A note on names of a Hugging Face folder that a job's module does not have, if the target keeps them."""
+    if source.framework != "huggingface" or plan.target.framework == "huggingface" or not side.called.is_of_any:
+        return ()
+    from ucpl.stores.huggingface_demands import renamed_at_load
+    from ucpl.stores.huggingface_texts import config_of
+
+    config = config_of(source)
+    note = renamed_at_load(config, _stored(plan)) if config is not None else ""
+    return (note,) if note else ()
 
 
 def _stored(plan: Plan) -> dict[str, tuple[int, ...]]:

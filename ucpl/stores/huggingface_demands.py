@@ -8,12 +8,13 @@ call alike; the class itself says the rest (frontends/hf/fitting).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from ucpl.stores.demands import Demands, Size, sizes_of
 from ucpl.texts import Json
 
-__all__ = ["DEMANDS", "with_vocabulary"]
+__all__ = ["DEMANDS", "renamed_at_load", "with_vocabulary"]
 
 _LEAD = r"(?:model\.|transformer\.|gpt_neox\.|language_model\.)*"
 _VOCABULARY = Size(
@@ -35,6 +36,35 @@ DEMANDS = Demands(
         Size(("intermediate_size",), rf"{_LEAD}layers\.[0-9]+\.mlp\.(?:gate_proj|up_proj)\.weight", 0, every=False),
     ),
 )  # fmt: skip
+
+# Names of files that from_pretrained of transformers 5 renames, so that the module has others.
+_EXPERTS = r"\.(?:mlp\.experts\.\d+\.(?:gate|up|down)_proj|block_sparse_moe\.experts\.\d+\.w[123])\.weight\Z"
+_RENAMED = re.compile(
+    rf"{_EXPERTS}|\.block_sparse_moe\.|\Aembed_out\.|\Alanguage_model\.(?:model|lm_head)\.|\Avisual\."
+    r"|\A(?:vision_tower|multi_modal_projector|audio_tower)\.|\Aimage_newline\Z"
+)
+# Shipped layouts of both names: those of the files, and those of the module.
+_DIALECTS = {
+    "mixtral": ("llama.ucpl:mixtral()", "llama.ucpl:mixtral_stacked()"),
+    "qwen2_moe": ("llama.ucpl:qwen_moe()", "llama.ucpl:qwen_moe_stacked()"),
+    "qwen3_moe": ("llama.ucpl:qwen_moe()", "llama.ucpl:qwen_moe_stacked()"),
+    "deepseek_v3": ("deepseek_v3.ucpl:hf()", "deepseek_v3.ucpl:stacked()"),
+}
+
+
+def renamed_at_load(config: Mapping[str, Json], names: Iterable[str]) -> str:
+    """A note on names that a job's module does not have though the folder's files do; empty if there are none."""
+    if "auto_map" in config or "model_type" not in config:
+        return ""
+    renamed = [name for name in names if _RENAMED.search(name)]
+    if not renamed:
+        return ""
+    more = f" and {len(renamed) - 1} more" if len(renamed) > 1 else ""
+    note = f"the target keeps {renamed[0]}{more}: transformers 5 renames these, and its modules look for other names"
+    dialects = _DIALECTS.get(str(config["model_type"]))
+    if dialects is None:
+        return note
+    return f"{note}: --from 'of {dialects[0]}', and 'of {dialects[1]}' behind the target"
 
 
 def with_vocabulary(config: str, stored: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
