@@ -19,6 +19,7 @@ import ucpl
 from tests.cli.command import ucpl as command
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl.stores.dcp.metadata import read_metadata
+from ucpl.stores.registry import open_checkpoint
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 GONE = {
@@ -180,6 +181,49 @@ def test_an_optimizer_that_is_damaged_stops_no_weights(name: str, tmp_path: Path
     assert account is not None
     files = [file for e in account.of("not read") if e.kind == "file" for file in e.names]
     assert not [(a, b) for a in files for b in files if b.endswith(f"/{a}")]  # each is named once
+
+
+MOE = {
+    "moe_ep2_dp4_z1": [5, 5, 24, 12],  # members of the groups that the target has
+    "moe_of_0.17.6": [26, 8],  # whose model states name no groups: experts are apart
+    "moe_of_0.9.5": [25, 8],
+    "pp2_ep2_dp2_z1": [7, 9, 16],
+    "autoep_ep2_dp4_z1": [12, 5, 24],
+}
+
+
+@pytest.mark.parametrize("name", MOE)
+def test_experts_are_read_without_the_optimizers_shards(name: str, tmp_path: Path) -> None:
+    whole = plain_of(ALL / "deepspeed" / name, tmp_path / "whole")
+    for damage in (truncated, Path.unlink):
+        source = tmp_path / damage.__name__
+        shutil.copytree(ALL / "deepspeed" / name, source)
+        for shard in source.rglob("*optim_states.pt"):
+            damage(shard)
+        with pytest.raises(ucpl.UcplError) as caught:
+            ucpl.convert(source, tmp_path / "run", "plain()")
+        error = caught.value.diagnostics[0]
+        assert error.code == ("E401" if damage is truncated else "E467"), error
+        assert "--weights-alone" in "".join((error.remedy, *error.notes))
+        found = plain_of(source, tmp_path / f"{damage.__name__}_alone", weights_alone=True)
+        second = found.keys() - whole.keys()
+        assert second <= {"lm_head.weight"} and found.keys() - second == whole.keys()
+        assert all(torch.equal(found[n]["weight"], whole[n]["weight"]) for n in whole)
+    made = tmp_path / "made"
+    ucpl.convert(tmp_path / "unlink", made, "zero1(dp = 2, ep = 2)", weights_alone=True)
+    assert [len(group.members) for group in open_checkpoint(made).envelope.groups] == MOE[name]
+
+
+def test_an_optimizer_of_experts_without_zero_is_named(tmp_path: Path) -> None:
+    shutil.copytree(ALL / "deepspeed" / "moe_of_0.9.5", tmp_path / "source")
+    for shard in tmp_path.rglob("*optim_states.pt"):
+        shard.unlink()
+    step = next((tmp_path / "source").glob("global_step*"))
+    torch.save({"optimizer": {"state": {}, "param_groups": []}}, step / "expp_rank_0_mp_rank_00_optim_states.pt")
+    with pytest.raises(ucpl.UcplError, match="E457.*an optimizer of experts and no shard of ZeRO") as caught:
+        ucpl.convert(tmp_path / "source", tmp_path / "run", "plain()")
+    assert any("--weights-alone" in note for note in caught.value.diagnostics[0].notes)
+    assert plain_of(tmp_path / "source", tmp_path / "alone", weights_alone=True)
 
 
 class Codes(torch.Tensor):

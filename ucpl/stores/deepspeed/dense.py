@@ -22,6 +22,7 @@ from ucpl.stores.deepspeed.copies import trusted
 from ucpl.stores.deepspeed.experts import (
     HeldExperts,
     experts_of,
+    groups_without_optimizer,
     named_experts,
     read_dense_groups,
     read_expert_groups,
@@ -77,8 +78,10 @@ def read_dense(
     for mine in grid.ranks:
         gathered.stated += mine.stated
         gathered.remark(*mine.remarks)
-    if grid.held is not None:
+    if grid.held is not None and topology.optims:
         read_expert_groups(gathered, grid.held, grid.modules, topology)
+    elif grid.held is not None:
+        gathered.groups += groups_without_optimizer(grid.held, first, topology)
     if pipeline is not None:
         pipeline = evolve(pipeline, trusted=trusted(topology.listing.root, pipeline, gathered, topology.tp))
     keep_run(gathered, topology.first, "num_experts")
@@ -100,7 +103,8 @@ def _facts(gathered: Gathered, grid: _Grid, by_tp: list[Module], first: Module, 
     shardings = cuts_over_tp(gathered, topology.first, first, local)
     if topology.tp > 1:
         if held is not None and not held.experts.is_within_tp:
-            origin = f"partition_count of {topology.optims[0].file}: all dp x tp ranks share experts, so they are whole"
+            said = f"partition_count of {topology.optim.file}" if topology.optim is not None else "files of experts"
+            origin = f"{said}: all dp x tp ranks share experts, so they are whole"
             shardings |= {name: Sharding(shapes[0], origin=origin) for name, shapes in of_experts.items()}
         elif held is not None:
             whole = evolve(first, shapes={n: s[0] for n, s in of_experts.items()}, buffers=frozenset())
@@ -141,7 +145,7 @@ def _read_rank(gathered: Gathered, grid: _Grid, shard: Shard) -> None:
         set_alignment(gathered, (every[name] for name in aligned))
     here = {"tp": shard.tp} if topology.tp > 1 else {}
     here |= {"pp": shard.pp} if topology.pp > 1 else {}
-    if held is None:
+    if held is None or not shard.optims:
         _read_optimizer(mine, module, shard, Rank(here, grid.order))
     else:
         read_dense_groups(mine, held, module, shard, here)

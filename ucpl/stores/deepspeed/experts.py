@@ -8,7 +8,7 @@ runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.
 `_get_expert_parallel_ranks`), moe/utils.py.
 
 AutoEP's experts are fused in the module, and apart in their files: auto_ep. What releases before 0.19.4 leave out:
-older_experts. Not here: experts without ZeRO (expp_rank files) (E457).
+older_experts. Of experts without ZeRO, whose optimizer is in expp_rank files, the weights alone are read (E457).
 """
 
 from __future__ import annotations
@@ -86,19 +86,17 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
     """The experts' files, and the degrees that they, param_shapes and the shards tell. Raises: UcplError E452-E459."""
     file = topology.first
     files = _expert_files(topology)
-    ours = _groups_of_experts(file, files)
-    for shard in topology.shards:
+    ours = _groups_of_experts(file, files) if groups_of(file) or topology.optims else frozenset()
+    for shard in topology.shards if ours else ():
         if _groups_of_experts(shard.first, files) != ours:
             not_yet(shard.first.path, "its groups of experts are not those of the first rank")
-    edp = _expert_degree(topology, ours)
     ranks = topology.dp * topology.tp
-    ep = _expert_parallel_degree(topology, files, ours, edp)
-    is_within_tp = topology.tp == 1 or edp * ep == topology.dp
+    edp, ep, is_within_tp = _degrees(topology, files, ours)
     if edp * ep != (topology.dp if is_within_tp else ranks):
         fail(
             "E454",
             f"{edp} ranks share an expert and {ep} hold different ones, and a stage has {ranks} ranks",
-            Label(str(topology.shards[0].optims[0].path), where="optimizer_state_dict/partition_count"),
+            Label(str((topology.optim or file).path), where="optimizer_state_dict/partition_count"),
             Label(str(file.path), where="param_shapes"),
         )
     experts = Experts(ep, is_data_first(topology), files.of, is_within_tp)
@@ -114,6 +112,21 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
         for key, value in Value.of(one).named():
             gathered.keep(files.parts[name], (key,), value.tensor())
     return HeldExperts(experts, ours, edp, files)
+
+
+def _degrees(topology: Topology, files: _Files, ours: frozenset[int]) -> tuple[int, int, bool]:
+    """(ranks that share an expert, ranks that hold different ones, whether experts are dealt over the dp ranks alone).
+
+    Without shards of the optimizer, the names of param_shapes tell; without these, one rank has all experts.
+    """
+    if topology.optims:
+        edp = _expert_degree(topology, ours)
+        ep = _expert_parallel_degree(topology, files, ours, edp)
+        return edp, ep, topology.tp == 1 or edp * ep == topology.dp
+    is_within_tp = all(len(one.tps) == topology.tp for one in files.of.values())
+    ranks = topology.dp * (1 if is_within_tp else topology.tp)
+    ep = _expert_parallel_degree(topology, files, ours, ranks) if ours else 1
+    return ranks // ep, ep, is_within_tp
 
 
 def read_dense_groups(
@@ -169,9 +182,39 @@ def _every(held: HeldExperts, module: Module, tp: int) -> Module:
     return Module(module.file, tensors={**module.tensors, **held.tensors(tp)})
 
 
+def groups_without_optimizer(held: HeldExperts, module: Module, topology: Topology) -> tuple[ParameterGroup, ...]:
+    """Groups of weights alone, without hyper-parameters: those of param_shapes, or experts apart from the others."""
+    of = held.files.of
+    stated: list[set[object]] = []
+    for shard in topology.shards:
+        for g, group in enumerate(held.groups_of(shard.first)):
+            stated += [set() for _ in range(g + 1 - len(stated))]
+            places = {name: _of_expert(held.files, name) for name in group}
+            stated[g] |= {name if place is None else (place[0], place[2]) for name, place in places.items()}
+    dense = tuple(module.parameters())
+    if not stated:
+        found = [dense, _by_kind(tuple(of), of)]
+    else:
+        ours = [tuple(name for name, one in of.items() if (one.module, one.inner) in group) for group in stated]
+        found = [
+            tuple(n for n in dense if n in group) + _by_kind(mine, of)
+            for group, mine in zip(stated, ours, strict=True)
+        ]
+    return tuple(ParameterGroup(str(g), members, {}) for g, members in enumerate(m for m in found if m))
+
+
+def _by_kind(names: tuple[str, ...], of: dict[str, Expert]) -> tuple[str, ...]:
+    """Experts in the order of the module. Fused ones lie tensor by tensor."""
+    if not any(of[name].is_fused for name in names):
+        return names
+    modules = list(dict.fromkeys(of[name].module for name in names))
+    inners = list(dict.fromkeys(of[name].inner for name in names))
+    return tuple(sorted(names, key=lambda n: (modules.index(of[n].module), inners.index(of[n].inner), of[n].number)))
+
+
 def named_experts(gathered: Gathered, held: HeldExperts, shapes: dict[str, Shape]) -> tuple[NamedTensor, ...]:
     """All tensors of experts. shapes: over all ranks."""
-    trained = {name for group in gathered.groups for name in group.members}
+    trained = {name for group in gathered.groups for name in group.members} or {*held.files.of}
     return tuple(
         NamedTensor(
             name,
@@ -286,7 +329,7 @@ def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
 def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[int], edp: int) -> int:
     """Over how many ranks experts are dealt: num_experts, the files and the local numbers of param_shapes must agree."""
     named = _named_degree(topology, ours)
-    if named is None and topology.tp == 1 and _is_elastic(topology) and topology.dp % edp == 0:
+    if named is None and topology.optims and topology.tp == 1 and _is_elastic(topology) and topology.dp % edp == 0:
         named = topology.dp // edp  # an elastic checkpoint keeps no names of groups, and ranks are dealt in one way
     degrees: dict[int, str] = {} if named is None else {named: "the groups' name"}
     for shard in topology.shards:
@@ -327,7 +370,7 @@ def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[i
 def _named_degree(topology: Topology, ours: frozenset[int]) -> int | None:
     """What DeepSpeed calls all groups of experts by, `ep_size_2`, where hyper-parameters are stored."""
     names: set[str | None] = set()
-    for shard in topology.shards:
+    for shard in topology.shards if topology.optims else ():
         state = Value.of(shard.optims[0]).at("optimizer_state_dict").find("base_optimizer_state")
         groups = state.find("param_groups") if state is not None and isinstance(state.held, dict) else None
         for g in ours:

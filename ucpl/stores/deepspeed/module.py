@@ -147,7 +147,7 @@ def _aliases(
     no ZeRO, in old releases, and of a module that its parent has twice.
     """
     placed = known.shapes if stage == 3 else {name: tensor.shape for name, tensor in tensors.items()}
-    stated = _stated_aliases(part, shared, tensors, placed) if shared is not None and stage else {}
+    stated = _stated_aliases(part, shared, tensors, placed) if shared is not None else {}
     if stage == 3:
         found = stated | _of_placeholders(tensors, known, stated)
         return auto_ep.second_names(part, {name: t.shape for name, t in tensors.items()}, known.shapes) | found

@@ -48,14 +48,14 @@ def shards_gone(topology: Topology) -> tuple[str, ...]:
     """The optimizer shards of a run at ZeRO-1 or 2, where none of them is there. None: it had no optimizer, or no ZeRO.
 
     `param_shapes` are those of the optimizer's parameters, and only ZeRO states them; what is written here without ZeRO does,
-    too, and says stage 0.
+    too, and says stage 0. Beside experts, releases before 0.19.4 leave them out.
     """
     if topology.optim is not None or topology.stage:
         return ()
     held = Value.of(topology.first)
     config = _config(held)
     stage = _section(config, "zero_optimization").get("stage")
-    if held.mapping().get("param_shapes") is None or held.mapping().get("optimizer") is not None or stage == 0:
+    if (held.mapping().get("param_shapes") is None and not topology.listing.experts) or held.mapping().get("optimizer") is not None or stage == 0:
         return ()
     bf16 = bool(_flag(_section(config, "bf16", "bfloat16").get("enabled")))
     return tuple(

@@ -20,11 +20,12 @@ from ucpl.stores.skipping import skips_optimizer
 
 
 def _without_optimizer(listing: Listing) -> Listing:
-    """The files without shards that are skipped. Stage 3 has its weights there alone, and experts their groups."""
+    """The files without shards that are skipped. Stage 3 has its weights there alone."""
     is_sliced = any(dp is not None for dp, _ in listing.models)
-    if is_sliced or listing.experts or not listing.optims:
+    shards = (*listing.optims.values(), *listing.experts_optims)
+    if is_sliced or not shards or not skips_optimizer(*shards, kind="file"):
         return listing
-    return evolve(listing, optims={}, prefix="") if skips_optimizer(*listing.optims.values(), kind="file") else listing
+    return evolve(listing, optims={}, prefix="", experts_optims=())
 
 
 def open_step(place: Place, order: Order | None = None) -> Checkpoint:

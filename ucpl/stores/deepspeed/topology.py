@@ -133,12 +133,11 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
             not_yet(part.path, _LAYERS)
     if pp > 1 and not (listing.layers or listing.experts):
         not_yet(first.path, f"it has {pp} stages of a pipeline and no files of layers")
-    if (listing.experts or listing.experts_optims) and not listing.optims:
-        not_yet(listing.root / (listing.experts or listing.experts_optims)[0], "it has experts and no ZeRO")
-    for name in listing.experts_optims:  # beside ZeRO's shards
+    for name in listing.experts_optims:  # without ZeRO; with it, they are there and have nothing
         part = read_shard(listing.root, name)
         if any(held is not None for held in Value.of(part).mapping().values()):
-            not_yet(part.path, "it has an optimizer of experts beside the shards of ZeRO")
+            beside = "beside the shards of ZeRO" if listing.optims else "and no shard of ZeRO"
+            not_yet(part.path, f"it has an optimizer of experts {beside}")
     if auto_ep.layers_of(first) is not None:
         _refuse_auto_ep(first, degrees, listing)
 
