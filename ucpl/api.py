@@ -26,6 +26,7 @@ from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.staging import clear_made, with_made
+from ucpl.conversion.weights import looked_through, opened_to_look_at
 from ucpl.records import frozen
 from ucpl.remotes.entrance import source_at, target_at
 from ucpl.remotes.standing import meanwhile
@@ -148,8 +149,16 @@ def compare(
     """
     from ucpl.proofs.compare import likeness
 
-    ours, theirs = open_checkpoint(a, a_layout), open_checkpoint(b, b_layout)
-    here, there = source_side(ours, a_layout)[0], source_side(theirs, b_layout)[0]
+    def side_of(path: Here, layout: str | None) -> tuple[Checkpoint, Side]:
+        described = called(layout) if layout is not None else None
+
+        def read(given: Given) -> tuple[Checkpoint, Side]:
+            opened = open_headers(path, described, given)
+            return opened, describe(opened, described, given)
+
+        return opened_to_look_at(read) if weights else looked_through(read)
+
+    (ours, here), (theirs, there) = side_of(a, a_layout), side_of(b, b_layout)
     found = likeness(ours, here.placement, theirs, there.placement, weights=weights, **bounds)
     return evolve(found, around=side_by_side(ours, theirs))
 
@@ -168,8 +177,13 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None
-    opened = open_headers(checkpoint, described, given)
-    side = describe(opened, described, given)
+
+    def read(given: Given) -> Side:
+        return describe(open_headers(checkpoint, described, given), described, given)
+
+    side = opened_to_look_at(read, given)
+    opened = side.checkpoint
+    assert opened is not None
     reference = how.get("reference")
     asked = Asked(side, source_at(reference) if reference is not None else None) if how.get("witness", True) else None
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
@@ -196,7 +210,7 @@ def infer(checkpoint: Here) -> Inferred:
     """The model and layout of a checkpoint found in the wild; `.text()` is the .ucpl."""
     from ucpl.conversion.opening import infer as made
 
-    return made(open_checkpoint(checkpoint))
+    return opened_to_look_at(lambda given: made(open_headers(checkpoint, None, given)))
 
 
 # ---- the steps of a conversion, one by one -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ SOURCES = {
 MEGATRON = (
     "megatron_legacy({})", 'megatron_core({}, optimizer = "dp_reshardable")', "megatron_core({})", "megatron_fsdp({})"
 )  # fmt: skip
-TARGETS = {name: MEGATRON if name.startswith("megatron") else () for name in SOURCES}
+TARGETS: dict[str, tuple[str, ...]] = {name: MEGATRON if name.startswith("megatron") else () for name in SOURCES}
 TARGETS["deepspeed/z1_dp4"] = ("zero0()", "zero1({})", "zero3({})", "universal()", "plain()", "dcp(fsdp = 2)")
 TARGETS["dcp/fsdp2_w4"] = ("dcp({})", "zero1(dp = 2)", "zero3(dp = 2)", "plain()")
 CASES = [(source, target.format(SOURCES[source])) for source in SOURCES for target in TARGETS[source]]

@@ -220,7 +220,7 @@ def test_an_optimizer_of_experts_without_zero_is_named(tmp_path: Path) -> None:
         shard.unlink()
     step = next((tmp_path / "source").glob("global_step*"))
     torch.save({"optimizer": {"state": {}, "param_groups": []}}, step / "expp_rank_0_mp_rank_00_optim_states.pt")
-    with pytest.raises(ucpl.UcplError, match="E457.*an optimizer of experts and no shard of ZeRO") as caught:
+    with pytest.raises(ucpl.UcplError, match=r"E457.*an optimizer of experts and no shard of ZeRO") as caught:
         ucpl.convert(tmp_path / "source", tmp_path / "run", "plain()")
     assert any("--weights-alone" in note for note in caught.value.diagnostics[0].notes)
     assert plain_of(tmp_path / "source", tmp_path / "alone", weights_alone=True)
@@ -291,3 +291,21 @@ def test_a_look_at_such_a_folder_names_what_is_not_read(of_codes: Path) -> None:
         "not read      step, exp_avg, exp_avg_sq: it cannot be read: `exp_avg` of `w` is a tensor of the class"
         in done.out
     )
+
+
+def test_verify_and_infer_name_what_is_not_read_of_such_a_folder(of_codes: Path, tmp_path: Path) -> None:
+    passed = "not read: step, exp_avg, exp_avg_sq: it cannot be read: `exp_avg` of `w` is a tensor of the class"
+    found = ucpl.verify(of_codes)
+    assert found and any(note.startswith(passed) for note in found.notes)
+    assert f"# {passed}" in ucpl.infer(of_codes).text()
+    assert command("check", written(tmp_path, ucpl.infer(of_codes).text())).status == 0
+    ucpl.convert(of_codes, tmp_path / "alone", "plain()", weights_alone=True)
+    assert ucpl.compare(of_codes, tmp_path / "alone", weights=True)
+    with pytest.raises(ucpl.UcplError, match="E460") as caught:
+        ucpl.compare(of_codes, tmp_path / "alone")
+    assert caught.value.diagnostics[0].remedy == "compare the weights alone: --weights"
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "inferred.ucpl").write_text(text)
+    return folder / "inferred.ucpl"

@@ -16,7 +16,7 @@ from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
 from ucpl.stores.skipping import TENSORS_ALONE
 
-__all__ = ["opened_to_look_at", "with_weights"]
+__all__ = ["looked_through", "opened_to_look_at", "with_weights"]
 
 T = TypeVar("T")
 _UNREAD = ("E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
@@ -57,18 +57,30 @@ def _less(read: Callable[[Given], T], given: Given, target: Called | str, error:
     return None
 
 
-def opened_to_look_at(read: Callable[[Given], T]) -> T:
+def opened_to_look_at(read: Callable[[Given], T], given: Given | None = None) -> T:
     """What is read of a valid source, without an optimizer that is of a kind that is not read: the account names it."""
+    given = given or Given()
     try:
-        return read(Given())
+        return read(given)
     except UcplError as error:
         first = error.diagnostics[0]
         if first.code not in _UNREAD:
             raise
         try:
-            return read(Given(weights_alone=True, why_skipped=f"it cannot be read: {first.message}"))
+            return read(evolve(given, weights_alone=True, why_skipped=f"it cannot be read: {first.message}"))
         except UcplError:
             raise error from None
+
+
+def looked_through(read: Callable[[Given], T]) -> T:
+    """What is read of a source that is compared with another. Raises: UcplError, with the way to weights alone."""
+    try:
+        return read(Given())
+    except UcplError as error:
+        first, *rest = error.diagnostics
+        if first.code in _UNREAD:
+            raise UcplError(evolve(first, remedy="compare the weights alone: --weights"), *rest) from None
+        raise
 
 
 def _is_of_tensors(target: Called | str) -> bool:

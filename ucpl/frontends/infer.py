@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
+from ucpl.extents.account import entries_of
 from ucpl.frontends.blocks import scalings_of
 from ucpl.frontends.expert_dims import bindings, named_dims
 from ucpl.frontends.packed import packed_notes
@@ -52,7 +53,10 @@ class Inferred:
         text = print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
         if why := why_too_large(text):
             self._refuse("E011", why)
-        notes = "".join(f"\n# {line}" for line in packed_notes(self.checkpoint))
+        passed = [one for one in self.checkpoint.not_read if one.is_optimizer]
+        entries = entries_of(("not read", one.kind, one.name, one.why) for one in passed)
+        lines = (" ".join(f"not read: {entry}".splitlines()) for entry in entries)
+        notes = "".join(f"\n# {line}" for line in (*packed_notes(self.checkpoint), *lines))
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
 
     def _refuse(self, code: str, why: str) -> NoReturn:

@@ -197,8 +197,7 @@ def groups_without_optimizer(held: HeldExperts, module: Module, topology: Topolo
     else:
         ours = [tuple(name for name, one in of.items() if (one.module, one.inner) in group) for group in stated]
         found = [
-            tuple(n for n in dense if n in group) + _by_kind(mine, of)
-            for group, mine in zip(stated, ours, strict=True)
+            tuple(n for n in dense if n in group) + _by_kind(mine, of) for group, mine in zip(stated, ours, strict=True)
         ]
     return tuple(ParameterGroup(str(g), members, {}) for g, members in enumerate(m for m in found if m))
 

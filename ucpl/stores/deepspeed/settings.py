@@ -55,7 +55,11 @@ def shards_gone(topology: Topology) -> tuple[str, ...]:
     held = Value.of(topology.first)
     config = _config(held)
     stage = _section(config, "zero_optimization").get("stage")
-    if (held.mapping().get("param_shapes") is None and not topology.listing.experts) or held.mapping().get("optimizer") is not None or stage == 0:
+    if (
+        (held.mapping().get("param_shapes") is None and not topology.listing.experts)
+        or held.mapping().get("optimizer") is not None
+        or stage == 0
+    ):
         return ()
     bf16 = bool(_flag(_section(config, "bf16", "bfloat16").get("enabled")))
     return tuple(
