@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 from ucpl.errors import Label, fail
 
-__all__ = ["NotOwned", "demand_owned", "is_owned", "make_owned", "open_new", "opened_as_is", "opened_folder"]
+__all__ = [
+    "NotOwned", "demand_owned", "followed", "is_owned", "is_strangers", "make_owned", "open_new", "opened_as_is",
+    "opened_folder",
+]  # fmt: skip
 
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASSED = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)  # a parent may be searchable and not readable
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_LINKS_MAX = 40
 
 
 class NotOwned(PermissionError):
@@ -117,6 +122,44 @@ def make_owned(path: Path) -> None:
         except FileExistsError:  # another process of this job, or another user: see below
             break
     demand_owned(path)
+
+
+def is_strangers(path: Path) -> bool:
+    """Whether another user put a file into a folder that is writable for everybody. Raises: OSError."""
+    return _is_strangers(os.lstat(path), os.stat(path.parent))
+
+
+def _is_strangers(status: os.stat_result, folder: os.stat_result) -> bool:
+    return bool(folder.st_mode & stat.S_IWOTH) and status.st_uid not in (os.geteuid(), folder.st_uid)
+
+
+def followed(path: Path) -> Path:
+    """The path of the file that a path leads to, which need not exist.
+
+    As with fs.protected_symlinks, a link of another user in a folder that is writable for everybody is not followed.
+    Raises: OSError; NotOwned.
+    """
+    missing, at, links = list(Path(os.path.abspath(path)).parts[1:]), Path("/"), 0
+    while missing:
+        here = at / missing.pop(0)
+        if here.name == "..":
+            at = at.parent
+            continue
+        try:
+            status = os.lstat(here)
+        except FileNotFoundError:
+            return here.joinpath(*missing)
+        if not stat.S_ISLNK(status.st_mode):
+            at = here
+            continue
+        if _is_strangers(status, os.lstat(at)):
+            raise NotOwned(str(here), f"user {status.st_uid} put a link there, and everybody can write to {at}")
+        if (links := links + 1) > _LINKS_MAX:
+            raise OSError(errno.ELOOP, "its links go round", str(path))
+        to = Path(os.readlink(here))
+        at = Path("/") if to.is_absolute() else at
+        missing[:0] = [part for part in to.parts if part != "/"]
+    return at
 
 
 def open_new(path: Path, mode: int = 0o600) -> int:

@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from tests.cli.command import FIXTURES, digest, ucpl
 from tests.runtime.test_execute import code_of
 from tests.runtime.world import Stored, Torch, bits_of, copies, remade, write_source
+from ucpl.cli.options import write_text
 from ucpl.errors import UcplError
+from ucpl.owned import followed
 from ucpl.runtime import execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
@@ -102,6 +104,85 @@ def test_what_was_put_where_a_run_goes_on_is_not_followed(stopped, trap: Callabl
     assert digest(theirs) == before and not work.with_name("out").exists()
     run()  # afresh: what is left is cleared, and not what it leads to
     assert digest(theirs) == before and (work.with_name("out") / "below").is_dir() and not work.exists()
+
+
+STRANGER = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
+
+
+def of_a_stranger(path: Path) -> Path:
+    for one in (path, *path.rglob("*")):
+        os.chown(one, STRANGER, STRANGER, follow_symlinks=False)
+        if not one.is_symlink():
+            os.chmod(one, 0o777)
+    return path
+
+
+@as_root
+@pytest.mark.parametrize("old", ["old", "old-part"])
+def test_a_stranger_does_not_say_what_was_the_target_before(stopped, old: str) -> None:
+    run, work, _ = stopped
+    shutil.rmtree(work)
+    (work / old).mkdir(parents=True)
+    (work / old / "evil").write_text("evil")
+    of_a_stranger(work)
+    run()
+    assert [path.name for path in work.with_name("out").iterdir()] != ["evil"] and not work.exists()
+    assert os.stat(work.with_name("out")).st_uid == os.geteuid()
+
+
+@as_root
+def test_a_target_is_not_given_to_the_stranger_who_made_a_folder_of_its_name(stopped) -> None:
+    """In a place for everybody. Elsewhere it keeps the owner and the mode of what it replaces."""
+    run, work, _ = stopped
+    target = work.with_name("out")
+    for mode, owner in ((0o1777, os.geteuid()), (0o755, STRANGER)):
+        os.chmod(target.parent, mode)
+        target.mkdir()
+        of_a_stranger(target)
+        run(force=True)
+        state = os.stat(target)
+        assert (state.st_uid, bool(state.st_mode & 0o002)) == (owner, owner == STRANGER)
+        shutil.rmtree(target)
+
+
+@as_root
+def test_a_text_is_not_written_through_the_link_of_a_stranger(tmp_path: Path) -> None:
+    precious, place = tmp_path / "precious", tmp_path / "shared"
+    place.mkdir()
+    os.chmod(place, 0o1777)
+    precious.write_text("precious")
+    (tmp_path / "folder").mkdir()
+    (place / "link").symlink_to(precious)
+    (place / "dangling").symlink_to(tmp_path / "new")
+    (place / "folder").symlink_to(tmp_path / "folder")
+    of_a_stranger(place)
+    os.chmod(place, 0o1777)
+    os.chown(place, 0, 0)
+    for name in ("link", "dangling", "folder/new", "../shared/link"):
+        with pytest.raises(UcplError, match="user 65534 put a link there") as caught:
+            write_text(place / name, "other")
+        assert caught.value.diagnostics[0].code == "E179"
+    assert precious.read_text() == "precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "precious", "shared"] and not [
+        *(tmp_path / "folder").iterdir()
+    ]
+    (place / "theirs").write_text("theirs")
+    os.chown(place / "theirs", STRANGER, STRANGER)
+    write_text(place / "theirs", "mine")
+    assert os.stat(place / "theirs").st_uid == os.geteuid()
+
+
+def test_a_text_is_written_through_links_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "a/one").symlink_to("../c")
+    (tmp_path / "round").symlink_to("round")
+    write_text(tmp_path / "b/one", "text")
+    assert (tmp_path / "c").read_text() == "text" and (tmp_path / "a/one").is_symlink()
+    assert followed(tmp_path / "b/one") == Path(os.path.realpath(tmp_path / "c"))
+    with pytest.raises(UcplError, match="links go round"):
+        write_text(tmp_path / "round", "text")
 
 
 @pytest.mark.parametrize("kind", ["link", "folder"])

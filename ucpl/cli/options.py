@@ -224,15 +224,17 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
 def write_text(path: Path, text: str | bytes) -> None:
     """Write a small file, durable, whole or not at all: with the mode and owner of the one that it replaces.
 
-    Where it is a link, the file that it leads to. Raises: UcplError E179.
+    Where it is a link, the file that it leads to, unless a stranger put the link there. Raises: UcplError E179.
     """
     import contextlib
     import os
     import tempfile
 
+    from ucpl.owned import followed
+
     try:
         data = text.encode() if isinstance(text, str) else text
-        place = Path(os.path.realpath(path))
+        place = followed(path)
         if place.exists() and not place.is_file():  # a rename would put a file where a device was
             fail("E179", f"{path} is no regular file", Label(str(path)))
         handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name[:60]}.")
@@ -268,13 +270,16 @@ def _like(name: str, place: Path) -> None:
     import contextlib
     import os
 
+    from ucpl.owned import is_strangers
+
     umask = os.umask(0)
     os.umask(umask)
     mode = 0o666 & ~umask
     with contextlib.suppress(FileNotFoundError, PermissionError):  # nothing is replaced; it is somebody else's
-        before = os.stat(place)
-        mode = before.st_mode & 0o777
-        os.chown(name, before.st_uid, before.st_gid)
+        if not is_strangers(place):
+            before = os.stat(place)
+            mode = before.st_mode & 0o777
+            os.chown(name, before.st_uid, before.st_gid)
     with contextlib.suppress(PermissionError):  # a file system without modes
         os.chmod(name, mode)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ucpl.errors import Label, fail
+from ucpl.owned import is_strangers
 from ucpl.records import frozen
-from ucpl.runtime.disk import LACKING, disk, sync_folder
+from ucpl.runtime.disk import LACKING, demand_own, disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.moving_aside import move_apart
@@ -61,6 +62,8 @@ class Workplace:
 
     def restore(self) -> None:
         """Put back a target that was moved aside and not yet replaced. Raises: UcplError E503."""
+        if not self._is_own():
+            return
         is_part = os.path.lexists(self.parting)
         if not is_part and (not os.path.lexists(self.aside) or os.path.lexists(self.target)):
             return
@@ -72,6 +75,14 @@ class Workplace:
             sync_folder(self.target.parent)
         except OSError as error:
             cannot_write(self.target, error, resumable=False)
+
+    def _is_own(self) -> bool:
+        """Whether the folder is there and belongs to this user. In a place for everybody, others can make it first."""
+        try:
+            demand_own(self.folder)
+        except OSError:
+            return False
+        return True
 
     def clear(self) -> None:
         """Remove it; what was moved aside goes back first. Raises: UcplError E503."""
@@ -118,12 +129,12 @@ class Workplace:
             disk().rename(self.parting, self.aside)
 
     def _like_before(self, thing: Path) -> None:
-        """Give it the owner and the mode of what it replaces: what was private stays so. Raises: OSError."""
+        """Give it the owner and the mode of what it replaces, unless a stranger made that. Raises: OSError."""
         try:
             before = os.lstat(self.target)
         except FileNotFoundError:
             return
-        if stat.S_ISLNK(before.st_mode):
+        if stat.S_ISLNK(before.st_mode) or is_strangers(self.target):
             return
         mode = stat.S_IMODE(before.st_mode)
         if stat.S_ISDIR(before.st_mode) != thing.is_dir():
@@ -175,7 +186,11 @@ class Lock:
                 return lock(fd)
             except OSError as error:
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    fail("E502", f"another ucpl is writing {self._target}", Label(str(self.path), "this lock is held"))
+                    owner = os.fstat(fd).st_uid
+                    whose = (
+                        "this lock is held" if owner == os.geteuid() else f"this lock is held, and user {owner} made it"
+                    )
+                    fail("E502", f"another ucpl is writing {self._target}", Label(str(self.path), whose))
                 if error.errno not in LACKING:
                     raise
         self.lacking = f"no lock is to be had beside {self._target}: nothing here keeps a second run away from it"
