@@ -309,3 +309,17 @@ def test_verify_and_infer_name_what_is_not_read_of_such_a_folder(of_codes: Path,
 def written(folder: Path, text: str) -> Path:
     (folder / "inferred.ucpl").write_text(text)
     return folder / "inferred.ucpl"
+
+
+def test_an_optimizer_alone_is_no_weights(tmp_path: Path) -> None:
+    moments = {"w": {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(1.0)}}
+    groups = [{"params": ["w"], "lr": 0.1}]
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    source = tmp_path / "run" / "optimizer"
+    save({"optim": {"state": moments, "param_groups": groups}}, checkpoint_id=source, no_dist=True)
+    for to in ("safetensors()", "plain()", "zero1(dp=2)"):
+        more = ("--weights-alone",) if to == "zero1(dp=2)" else ()
+        done = command("convert", source, tmp_path / "out", "--to", to, *more)
+        assert done.status == 3 and ("E439" if more else "E524") in done.err, done.err
+        assert more or f"--weights-alone` converts the model, {source.parent}/model" in done.err, done.err
+        assert not (tmp_path / "out").exists()

@@ -167,3 +167,70 @@ def test_files_of_ranks_are_not_one_file(tmp_path: Path) -> None:
         torch.save(STATE, tmp_path / f"pytorch_model_fsdp_rank{rank}.bin")
     done = command("inspect", tmp_path)
     assert "E438" in done.err and "2 files of FSDP's ranks" in done.err and "one file" not in done.err
+
+
+def of_index(text: str) -> Callable[[Path], object]:
+    return lambda p: (p.mkdir(), (p / "model.safetensors.index.json").write_text(text))
+
+
+def of_folder(name: str, data: bytes | None) -> Callable[[Path], object]:
+    return lambda p: ((p / name).parent.mkdir(parents=True), (p / name).write_bytes(data or b""))
+
+
+def header(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+OTHERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "an index alone": ("w", of_index('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'), "2 of 2: 1.safe"),
+    "an index that is none": ("w", of_index("["), "index.json is no index of weights"),
+    "an index of another form": ("w", of_index("[]"), "index.json is no index of weights"),
+    "a step that is not there": ("w", of_folder("latest_checkpointed_iteration.txt", b"7\n"), "names step '7', and"),
+    "metadata alone": ("w", of_folder(".metadata", b"x"), "a .metadata, and no .distcp file"),
+    "a text": ("w", lambda p: p.write_text("hello\n"), "it is a text, which begins with 'hello'"),
+    "an empty file": ("w", lambda p: p.write_bytes(b""), "it is empty"),
+    "a zip without files": ("w.pt", lambda p: zipfile.ZipFile(p, "w").close(), "a zip archive without files"),
+    "safetensors by another name": (
+        "w.pt",
+        lambda p: save_file({"a": torch.ones(3)}, p),
+        r"a safetensors file of another name(.|\n)*name it w.safetensors",
+    ),
+    "a pointer of LFS": (
+        "w.safetensors",
+        lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 3\n"),
+        "no safetensors file: it is a pointer of Git LFS",
+    ),
+    "a web page": ("w.safetensors", lambda p: p.write_text("<!DOCTYPE html><html></html>"), "it is a web page"),
+    "gzip": ("w.safetensors", lambda p: p.write_bytes(gzip.compress(header(b"{}"))), "it is a gzip file"),
+    "a torch file": ("w.safetensors", lambda p: torch.save(STATE, p), "a zip archive, as torch.save writes it"),
+    "a header that is cut": ("w.safetensors", lambda p: p.write_bytes(header(b'{"a":' + b" " * 9)), "E431"),
+    "a header that is too long": (
+        "w.safetensors",
+        lambda p: p.write_bytes((1 << 40).to_bytes(8, "little") + b"{}"),
+        "E430.*too short for its header",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_files_are_described(tmp_path: Path, what: str) -> None:
+    name, make, said = OTHERS[what]
+    make(tmp_path / name)
+    for verb in ("inspect", "verify"):
+        done = command(verb, tmp_path / name)
+        assert done.status == 3 and re.search(said, done.err), done.err
+
+
+def test_a_remedy_can_be_pasted_whatever_a_file_is_called(tmp_path: Path) -> None:
+    path = tmp_path / """a "b" $c `d' e!.pt"""
+    torch.save({**STATE, 7: torch.ones(1)}, path)
+    there = command("inspect", path).err.partition("which this makes: python")[2].splitlines()[0]
+    subprocess.run(["bash", "-c", f"{shlex.quote(sys.executable)}{there}"], cwd=tmp_path, check=True)
+    assert command("inspect", tmp_path / "model.safetensors").status == 0
+
+
+def test_checkpoints_two_folders_below_are_named(tmp_path: Path) -> None:
+    for step in (9, 10):
+        shutil.copytree(EXAMPLE, tmp_path / "runs" / f"iter_{step}" / "model")
+        shutil.copytree(EXAMPLE, tmp_path / "runs" / f"iter_{step}" / "optimizer")
+    assert f"such as {tmp_path}/runs/iter_10/model\n" in command("inspect", tmp_path / "runs").err

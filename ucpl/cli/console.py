@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
+from ucpl.cli.wrapping import width_of, wrapped
 from ucpl.errors import Diagnostic, called
 
 __all__ = ["Console", "bytes_text"]
@@ -39,7 +40,7 @@ class Console:
     def say(self, *lines: str) -> None:
         """Lines of the answer, for people; without any, an empty one. What would break a line is replaced as well."""
         if not self.json and not self.quiet:
-            self._write(sys.stdout, "".join(f"{_printable(line)}\n" for line in lines or ("",)))
+            self._write(sys.stdout, _lines(sys.stdout, lines or ("",)))
 
     def raw(self, text: str) -> None:
         """A text that is the answer itself: a .ucpl file."""
@@ -101,7 +102,7 @@ class Console:
 
     def note(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            sys.stderr.write(_printable(text) + "\n")
+            sys.stderr.write(_lines(sys.stderr, (text,)))
 
     def diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Findings as people read them, with the lines that they point at."""
@@ -114,7 +115,9 @@ class Console:
             texts.append(f"... and {len(diagnostics) - _SHOWN} more findings")
         with contextlib.suppress(OSError):
             self.flush()
-            sys.stderr.write("\n\n".join(texts) + "\n")
+            width = width_of(sys.stderr)
+            whole = "\n\n".join(texts).split("\n")
+            sys.stderr.write("".join(f"{piece}\n" for line in whole for piece in wrapped(line, width)))
 
     @staticmethod
     def _colored(stream: IO[str]) -> bool:
@@ -128,13 +131,32 @@ class Console:
             return
         from rich.console import Console as Terminal
         from rich.markup import escape
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
 
         terminal = Terminal(stderr=True, no_color=bool(os.environ.get("NO_COLOR")))
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=terminal, transient=True) as bar:
             task = bar.add_task(escape(_printable(what)), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(stream: IO[str], lines: Sequence[str]) -> str:
+    """Lines as a stream shows them: printable, and broken between words where they are wider than it."""
+    width = width_of(stream)
+    return "".join(f"{piece}\n" for line in lines for piece in wrapped(_printable(line), width))
 
 
 def _lead_nowhere(stream: IO[str]) -> None:

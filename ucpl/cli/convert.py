@@ -5,13 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ucpl.cli.console import bytes_text
 from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
-from ucpl.errors import Exit, plural
+from ucpl.errors import Exit, called, plural
 from ucpl.remotes.entrance import target_at
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
+
+_ASSUMED = 200 << 20  # bytes a second, where nothing is measured
+_START = 0.1  # seconds, at least
 
 EXAMPLE = """
 ucpl convert runs/on-4 runs/on-8 --to 'zero1(dp=8)'
@@ -139,14 +143,18 @@ def _run(options: Namespace, console: Console, target: Path, given: Given, how: 
 
 
 def _estimate(plan: Plan) -> list[str]:
-    """The seconds that a run takes, if `ucpl calibrate` measured this machine."""
+    """The seconds that a run takes, on this machine if `ucpl calibrate` measured it."""
     from ucpl.cli.costs import bandwidths_of, cost_lines
     from ucpl.schedule.cost import cost_of
 
-    known = bandwidths_of(None)
+    cost, known = cost_of(plan), bandwidths_of(None)
     if known is None:
-        return ["estimate      unknown: `ucpl calibrate FOLDER` measures this machine once"]
-    return [line.replace("estimate   ", "estimate      ", 1) for line in cost_lines(cost_of(plan), known)[-1:]]
+        seconds = max(_START, (cost.bytes_read + 2 * cost.bytes_written) / _ASSUMED)  # what is written is read back
+        return [
+            f"estimate      {seconds:.2g} s at {_ASSUMED >> 20} MiB/s, which is assumed:"
+            " `ucpl calibrate FOLDER` measures this machine once"
+        ]
+    return [line.replace("estimate   ", "estimate      ", 1) for line in cost_lines(cost, known)[-1:]]
 
 
 def write(
@@ -164,7 +172,7 @@ def write(
     with console.progress(str(target)) as progress:
         report = carry_out(plan, source, target, {**how, "progress": progress}, team)
     console.say(*run_lines(report))
-    console.say(f"done          {target}{_duration(report)}")
+    console.say(f"done          {target}{_duration(report)}", f"next          ucpl verify {quote(called(str(target)))}")
     beside = container_object(source, plan)
     console.answer(
         {"plan": plan_object(plan), **beside, "remarks": list(remarks), "written": True, "report": run_object(report)}

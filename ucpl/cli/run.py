@@ -20,6 +20,7 @@ from typing import NoReturn
 from ucpl.cli.console import Console
 from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
+from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.standing import meanwhile
@@ -209,7 +210,7 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
         prog=f"ucpl {name}",
         description=verb.__doc__,
         epilog="example:\n" + "\n".join(f"  {line}" for line in verb.EXAMPLE.strip().splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
     verb.arguments(sub)
@@ -250,9 +251,9 @@ def _top() -> Parser:
         usage="ucpl [--debug] VERB ...",
         description="The universal checkpoint language: training checkpoints between parallel layouts, proved bit for bit.",
         epilog=f"verbs:\n{listed}\n\n`ucpl VERB --help` shows a verb's arguments, with an example.\n\n"
-        "exit status:\n  0 done, or equal; 1 the answer is no; 2 wrong usage; 3 the source is damaged; 4 the target cannot be\n"
-        "  written; 5 a plan does not fit its source; 130 interrupted",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "exit status:\n  0 done, or equal; 1 the answer is no; 2 wrong usage; 3 the source is damaged; 4 the target cannot be"
+        " written; 5 a plan does not fit its source; 130 interrupted",
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
     _common(parser)

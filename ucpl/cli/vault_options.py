@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ucpl.cli.costs import add_bandwidths
 from ucpl.cli.options import add_data_plane, add_json, add_model, add_sizes, whole_number
+from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Label, fail
 
 __all__ = ["EXAMPLE", "MAKES", "NUMBER_MAX", "arguments", "demand_used", "domains_said", "usage", "wrong"]
@@ -127,7 +128,7 @@ def _page(parser: ArgumentParser, action: str) -> ArgumentParser:
         prog=parser.prog,
         description=f"{what[0].upper()}{what[1:]}.",
         epilog="example:\n" + "\n".join(f"  {line}" for line in EXAMPLES[action].strip().splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     metavar, told = _path_of(action)
     page.add_argument("path", metavar=metavar, help=told)

@@ -67,6 +67,8 @@ __all__ = ["Foreseen", "execute", "rehearse"]
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
 OF_A_JOB = "torchrun ends all ranks where one is gone: it says which was the first, and how it ended"
+_BLOCK = 4096  # bytes
+_OF_A_RUN = 8  # files and folders that a run makes next to those of a target: its lock, journal, manifest
 _FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
 
 
@@ -140,7 +142,9 @@ def rehearse(
     if place_of(Path(target)) is not None:
         return Foreseen(size, files, 0)
     if not os.access(there.parent, os.W_OK | os.X_OK):
-        cannot_write(there.parent, PermissionError(errno.EACCES, os.strerror(errno.EACCES)), resumable=False)
+        is_read_only = os.statvfs(there.parent).f_flag & os.ST_RDONLY
+        why = errno.EROFS if is_read_only else errno.EACCES
+        cannot_write(there.parent, OSError(why, os.strerror(why)), resumable=False)
     return Foreseen(size, files, _demand_room(bounded.layout, there))
 
 
@@ -214,8 +218,15 @@ def _demand_room(layout: TargetPlan, target: Path) -> int:
     except OSError as error:
         cannot_write(target.parent, error, resumable=False)
     free = room.f_bavail * room.f_frsize
-    if layout.size > free:
-        fail("E501", f"the target needs {layout.size} bytes, {free} are free", Label(str(target.parent)))
+    block = min(room.f_frsize, _BLOCK)  # a file takes complete blocks; larger ones are those of a store's own cache
+    blocks = sum(-(-file.plan.size // block) for file in layout.files) + _OF_A_RUN
+    if layout.size > free or blocks * block > free:
+        what = f"the target needs {max(layout.size, blocks * block)} bytes, {free} are free"
+        fail("E501", what, Label(str(target.parent)))
+    if room.f_files and room.f_favail < len(layout.files) + _OF_A_RUN:
+        needed = len(layout.files) + _OF_A_RUN
+        what = f"{target.parent} cannot be written: {needed} files are needed, {room.f_favail} can be made"
+        fail("E503", what, Label(str(target.parent)), remedy="Remove files, or choose a DST on another disk.")
     return free
 
 

@@ -5,47 +5,30 @@ Asked only before a refusal, so that no description costs time where a checkpoin
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ucpl.errors import plural
 from ucpl.extents import Call, Global, TensorRef
-from ucpl.records import frozen
 from ucpl.remotes.reading import pread
+from ucpl.stores.magic import AGAIN, OWN, Found, holds_text, magic_of
 from ucpl.stores.torch_files import read_torch_file
 from ucpl.stores.zips import open_file
 
 __all__ = ["Found", "found_at"]
 
 _HEAD = 512  # bytes
+_SHOWN = 40  # characters of a text
 _NAMES = 3  # tensors or keys that are named
 _KEYS = 8
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_EMPTY_ZIP = b"PK\x05\x06"
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 _WEIGHTS = (*_TORCH, ".safetensors", ".npz", ".h5", ".gguf", ".msgpack", ".pkl", ".gz", ".zst")
-_UNPACK = "unpack it first: {tool}"
-_AGAIN = "copy or download the file again from where it was written"
-_OWN = "read it with its own library, and write its tensors as model.safetensors"
-
-# The first bytes of files of other programs: a name, and what to do.
-_MAGIC: tuple[tuple[bytes, str, str], ...] = (
-    (b"\x1f\x8b", "a gzip file", _UNPACK.format(tool="gunzip")),
-    (b"\x28\xb5\x2f\xfd", "a zstd file", _UNPACK.format(tool="zstd -d")),
-    (b"\xfd7zXZ", "an xz file", _UNPACK.format(tool="xz -d")),
-    (b"BZh", "a bzip2 file", _UNPACK.format(tool="bunzip2")),
-    (b"\x04\x22\x4d\x18", "an lz4 file", _UNPACK.format(tool="lz4 -d")),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK.format(tool="7z x")),
-    (b"Rar!", "a rar archive", _UNPACK.format(tool="unrar x")),
-    (b"\x89HDF\r\n", "an HDF5 file, as Keras writes it", _OWN),
-    (b"GGUF", "a GGUF file, as llama.cpp writes it", "convert the checkpoint that it was made from"),
-    (b"\x93NUMPY", "a NumPy array", _OWN),
-    (b"version https://git-lfs", "a pointer of Git LFS in place of the file", "fetch the file itself: git lfs pull"),
-    (b"<!DOCTYPE", "a web page, so that a download has failed", _AGAIN),
-    (b"<html", "a web page, so that a download has failed", _AGAIN),
-    (b"<?xml", "an XML text, so that a download may have failed", _AGAIN),
-)
 _FOLDERS: tuple[tuple[str, str], ...] = (  # a file's name, and whose folder has it
     ("manifest.ocdbt", "a checkpoint of Orbax (JAX)"),
     ("_CHECKPOINT_METADATA", "a checkpoint of Orbax (JAX)"),
@@ -54,13 +37,8 @@ _FOLDERS: tuple[tuple[str, str], ...] = (  # a file's name, and whose folder has
     ("*.nemo", "an archive of NeMo: unpack it with tar"),
 )
 
-
-@frozen
-class Found:
-    """A description, as in `it is ...`, and what to do with it."""
-
-    what: str
-    remedy: str
+_GET = "copy or download the missing files"
+_POINTER = "latest_checkpointed_iteration.txt"  # of Megatron-LM; those of DeepSpeed are read elsewhere
 
 
 def found_at(path: Path) -> Found | None:
@@ -74,33 +52,82 @@ def _in_folder(path: Path) -> Found | None:
         return Found("it is an empty folder", "give the folder that the run wrote; if it is a download, start it again")
     for pattern, what in _FOLDERS:
         if any(path.glob(pattern)) or any(path.glob(f"*/{pattern}")):
-            return Found(f"it is {what}", _OWN)
+            return Found(f"it is {what}", OWN)
     weights = [name for name in names if name.endswith(_WEIGHTS) and (path / name).is_file()]
     for name in weights[:1]:
         found = _of_file(path / name)
         if found is not None:
             return Found(f"its {name} is {found.what.removeprefix('it is ')}", found.remedy)
+    for found in (_of_pointer(path, names), _of_index(path, names), _of_metadata(path, names)):
+        if found is not None:
+            return found
     more = ", ..." if len(names) > _KEYS else ""
     return Found(f"it holds {', '.join(names[:_KEYS])}{more}", "")
 
 
+def _of_pointer(path: Path, names: list[str]) -> Found | None:
+    """A text that names the newest step, whose folder is not there."""
+    if _POINTER not in names:
+        return None
+    step = _head(path / _POINTER).decode(errors="replace").strip()[:_SHOWN]
+    folder = f"iter_{int(step):07d}" if step.isascii() and step.isdigit() else step
+    if folder in names:
+        return None
+    return Found(f"its {_POINTER} names step {step!a}, and there is no folder of that step", AGAIN)
+
+
+def _of_index(path: Path, names: list[str]) -> Found | None:
+    """An index whose files are not there."""
+    for name in names:
+        if name.endswith(".index.json"):
+            try:
+                files = sorted({str(file) for file in json.loads((path / name).read_bytes())["weight_map"].values()})
+            except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
+                return Found(f"its {name} is no index of weights", AGAIN)
+            missing = [file for file in files if file not in names]
+            listed = ", ".join(missing[:_NAMES]) + (", ..." if len(missing) > _NAMES else "")
+            what = f"its {name} lists files that are not there, {len(missing)} of {len(files)}: {listed}"
+            return Found(what, _GET) if missing else None
+    return None
+
+
+def _of_metadata(path: Path, names: list[str]) -> Found | None:
+    """A `.metadata` of torch.distributed.checkpoint without the files that it is of."""
+    if ".metadata" not in names or any(name.endswith(".distcp") for name in names):
+        return None
+    return Found("it has a .metadata, and no .distcp file of its tensors", AGAIN)
+
+
 def _of_file(path: Path) -> Found | None:
     head = _head(path)
-    magic = next((Found(f"it is {what}", remedy) for first, what, remedy in _MAGIC if head.startswith(first)), None)
+    magic = magic_of(head)
     if magic is not None:
         return magic
     if head.startswith(_ZIP):
-        if (archive := _archive(path)) is not None:
-            return archive
-    elif head.strip(b"\0") and not head.startswith(_LEGACY) and path.suffix in _TORCH and not head.startswith(b"\x80"):
-        if head[257:262] == b"ustar":
-            return Found("it is a tar archive", _UNPACK.format(tool="tar xf"))
-        return Found("it is no file of torch.save", _AGAIN)
-    elif head.startswith(b"\x80") and not head.startswith(_LEGACY):
-        return Found("it is a pickle, and no file of torch.save", f"load it, if you trust it: {_OWN}")
-    elif path.suffix not in _TORCH:
-        return None
-    return _of_torch(path)
+        return _archive(path) or _of_torch(path)
+    if head.startswith(_LEGACY):
+        return _of_torch(path)
+    if head.startswith(_EMPTY_ZIP):
+        return Found("it is a zip archive without files", AGAIN)
+    if head[8:10] == b'{"':
+        return Found("it is a safetensors file of another name", f"name it {path.stem}.safetensors")
+    if head.startswith(b"\x80"):
+        return Found("it is a pickle, and no file of torch.save", f"load it, if you trust it: {OWN}")
+    if not head.strip(b"\0"):
+        return (
+            _of_torch(path)
+            if path.suffix in _TORCH
+            else Found("it is empty" if not head else "it begins with zeros", AGAIN)
+        )
+    if holds_text(head):
+        line = head.decode(errors="ignore").splitlines()[0][:_SHOWN].strip()
+        text = f"a text, which begins with {line!a}"
+        return (
+            Found(f"it is no file of torch.save: {text}", AGAIN)
+            if path.suffix in _TORCH
+            else Found(f"it is {text}", "")
+        )
+    return Found("it is no file of torch.save", AGAIN) if path.suffix in _TORCH else None
 
 
 def _head(path: Path) -> bytes:
@@ -122,7 +149,7 @@ def _archive(path: Path) -> Found | None:
         remedy = "save the module's state_dict: torch.jit.load(FILE).state_dict()"
         return Found("it is a TorchScript archive", remedy)
     if names and all(name.endswith(".npy") for name in names):
-        return Found(f"it is a NumPy archive of {plural(len(names), 'array')}", _OWN)
+        return Found(f"it is a NumPy archive of {plural(len(names), 'array')}", OWN)
     if not any(name.endswith("data.pkl") for name in names):
         return Found(f"it is a zip archive of {plural(len(names), 'file')}, and not of torch.save", "unpack it first")
     return None
@@ -156,11 +183,12 @@ _READ = "its tensors are read from model.safetensors, which this makes:"
 
 
 def _code(path: Path, part: str, *, trusted: bool = False) -> str:
-    load = f"torch.load({path.name!r}, weights_only={not trusted}, map_location='cpu'){part}"
-    return (
-        'python -c "import torch; from safetensors.torch import save_file;'
-        f" save_file({{k: t.clone() for k, t in {load}.items()}}, 'model.safetensors')\""
+    load = f"torch.load({str(path)!r}, weights_only={not trusted}, map_location='cpu'){part}"
+    code = (
+        "import torch; from safetensors.torch import save_file;"
+        f" save_file({{str(k): t.clone() for k, t in {load}.items()}}, 'model.safetensors')"
     )
+    return "python -c " + (shlex.quote(code) if any(c in code for c in '"\\$`!') else f'"{code}"')
 
 
 def _is_harmless(value: object, depth: int = 16) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -160,13 +161,34 @@ def _of_language(path: Path) -> str:
     return f"{path} is a text: its layouts are called, as in '{path}:NAME()'; `ucpl check {path}` reads it"
 
 
+_DEPTH = 3  # folders below one that is no checkpoint, in which checkpoints are looked for
+_FOLDERS = 200  # that are looked at, of each depth
+
+
 def _below(path: Path) -> str:
-    """What to write where the checkpoints of a run are one folder below: `checkpoint-400`, `checkpoint-500`."""
+    """A remedy that names the newest checkpoint in the folders below: `checkpoint-500`, or `iter_3/model`."""
     if not path.is_dir():
         return ""
-    found = [c for c in path.iterdir() if c.is_dir() and any(one.recognises(c) for one in FRAMEWORKS)]
-    if not found:
-        return ""
-    found = [c for c in found if not is_of_an_optimizer(c.name)] or found
-    newest = max(found, key=lambda c: ([int(n) for n in re.findall("[0-9]+", c.name)[-1:]], c.name))
-    return f"name one checkpoint in it, such as {newest}"
+    level = [path]
+    for _ in range(_DEPTH):
+        level = [c for one in level for c in _folders_in(one)][:_FOLDERS]
+        found = [c for c in level if any(one.recognises(c) for one in FRAMEWORKS)]
+        if found:
+            found = [c for c in found if not is_of_an_optimizer(c.name)] or found
+            newest = max(found, key=lambda c: (*_number_of(c, path), str(c)))
+            return f"name one checkpoint in it, such as {newest}"
+    return ""
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """Folders of a folder. One that cannot be looked into has none."""
+    try:
+        return [c for c in path.iterdir() if c.is_dir() and os.access(c, os.R_OK | os.X_OK)]
+    except OSError:
+        return []
+
+
+def _number_of(path: Path, top: Path) -> tuple[bool, int]:
+    """The last number in the names of a path below `top`, if there is one: a step."""
+    found = re.findall("[0-9]{1,18}", str(path.relative_to(top)))
+    return bool(found), int(found[-1]) if found else 0

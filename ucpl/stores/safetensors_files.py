@@ -19,6 +19,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_SAFETENSORS, DTYPES, PAIRED, Extent, in_elements, in_file, size_of
 from ucpl.records import frozen
+from ucpl.stores.magic import Found, magic_of
 from ucpl.stores.texts import is_text
 from ucpl.stores.zips import open_file, read_exactly
 
@@ -33,6 +34,9 @@ __all__ = [
 HEADER_BYTES_MAX = 100_000_000  # the library's own limit
 HEADER_BYTES_FREE = 8 << 20  # of a header, whatever the file holds: some 80,000 tensors
 DIMS_MAX = 64
+_HEAD = 512  # bytes that show whether a file is of another program
+_ZIP = b"PK\x03\x04"
+_TORCH_FILE = Found("it is a zip archive, as torch.save writes it", "give it the name that it had, as in model.pt")
 ALIASES = "ucpl.aliases"  # the metadata of a header that ucpl writes: second names of its tensors, as JSON
 
 
@@ -67,6 +71,13 @@ class SafetensorsFile:
         return tuple(self.tensors.values())
 
 
+def _refuse_other(path: Path, file: str, head: bytes) -> None:
+    """Raises: UcplError E430 of a file of another program, by its first bytes."""
+    found = magic_of(head) or (_TORCH_FILE if head.startswith(_ZIP) else None)
+    if found is not None:
+        fail("E430", f"{file} is no safetensors file: {found.what}", Label(str(path)), remedy=found.remedy)
+
+
 def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFile:
     """Read and check the header: known dtypes, unique names, and tensors that cover the data exactly.
 
@@ -79,7 +90,10 @@ def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFi
         size = os.fstat(fd).st_size
         if size < 8:
             fail("E430", f"{relative_path} has {size} bytes, which is no safetensors file", Label(str(path)))
-        (header_size,) = struct.unpack("<Q", read_exactly(fd, 0, 8, relative_path))
+        head = read_exactly(fd, 0, min(size, _HEAD), relative_path)
+        (header_size,) = struct.unpack("<Q", head[:8])
+        if head[8:9] != b"{":
+            _refuse_other(path, relative_path, head)
         if header_size > min(HEADER_BYTES_MAX, size - 8):
             fail(
                 "E430",

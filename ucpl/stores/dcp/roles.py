@@ -6,6 +6,7 @@ an optimizer, its own names of parameters say which tensors are the model; nothi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -115,6 +116,9 @@ def _roles_of(metadata: Metadata, root: Path) -> Roles:
     return Roles(prefix, found.prefix, weights, states, groups, hypers, left)
 
 
+_FOLDERS = ("model", "pretrained_model", "model_0", "pytorch_model_fsdp_0", "weights")  # next to an optimizer's
+
+
 @frozen
 class _Optimizer:
     prefix: str = ""  # of states
@@ -156,8 +160,17 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path,
             refused = refused or (amiss[0], amiss[1], state)
     if refused is not None:
         described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[2])))
-        fail("E524", refused[0], Label(str(root / described), where=refused[2]), remedy=refused[1])
+        remedy = refused[1] or _model_next_to(root)
+        fail("E524", refused[0], Label(str(root / described), where=refused[2]), remedy=remedy)
     return _Optimizer()
+
+
+def _model_next_to(root: Path) -> str:
+    """A remedy that names the model of a run that keeps its optimizer in a folder of its own. "": there is none."""
+    top = root.resolve()
+    found = (top.parents[n] / name for n in range(min(2, len(top.parents))) for name in _FOLDERS)
+    model = next((one for one in found if one != top and os.path.isdir(one)), None)
+    return f"this folder holds the optimizer alone: `--weights-alone` converts the model, {model}" if model else ""
 
 
 def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
