@@ -16,7 +16,7 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
 from ucpl.records import frozen
-from ucpl.stores.groups import refuse_without
+from ucpl.stores.groups import differences, refuse_without
 from ucpl.stores.megatron.legacy_names import EMBEDDING, OUTPUT
 
 __all__ = [
@@ -104,12 +104,13 @@ def by_rule(
         members.append(name)
         if not other:
             other.update(hyper)
-        key = _difference(other, hyper)
+        key = _difference(other, hyper) if hyper else None
         if key is not None:
+            values = [str(one[key])[:40] if key in one else "not set" for one in (other, hyper)]
             fail(
                 "E471",
                 f"`{members[0]}` and `{name}` are in one parameter group of Megatron's, and in two of the source's: {key} is"
-                f" {str(other[key])[:40]} and {str(hyper[key])[:40]}",
+                f" {values[0]} and {values[1]}",
                 Label("<source>", where=members[0]),
                 Label("<source>", where=name),
                 remedy="Megatron tells apart what has weight decay, and experts, alone; without the optimizer, the weights are"
@@ -121,17 +122,13 @@ def by_rule(
         if not hyper and not is_silent:
             refuse_without(members)
         said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
-        out.append(ParameterGroup("", tuple(members), {"max_lr": hyper.get("lr"), "min_lr": None, **said}))
+        out.append(ParameterGroup("", tuple(members), said))
     return out
 
 
 def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
-    """A hyper-parameter that both have and that differs. None: there is none."""
-    plain = (int, float, str, bool, tuple, list, type(None))
-    for key in one.keys() & other.keys() - {_DECAY, _OF_EXPERTS}:
-        if isinstance(one[key], plain) and isinstance(other[key], plain) and one[key] != other[key]:
-            return key
-    return None
+    """A hyper-parameter that differs, or that one of them lacks. None: there is none."""
+    return next((key for key in differences(one, other) if key not in (_DECAY, _OF_EXPERTS)), None)
 
 
 def dealt(
