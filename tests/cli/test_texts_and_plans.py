@@ -29,15 +29,17 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_check_says_what_a_config_would_tell(spec: Path) -> None:
     done = good("check", "own.ucpl")
-    (remark, said) = done.out.splitlines()
-    assert remark == "own.ucpl: `config.width` has no value: there is no config: give --config to check further", (
-        "once, not for each layout"
-    )
-    assert said == "own.ucpl: good, 1 remark; 1 model, 2 layouts, 1 plan"
+    tried, drawn, remark, said = done.out.splitlines()
+    assert tried.startswith("own.ucpl: cut holds at tp = 2; pp = 2; tp = 2, pp = 2, if ")
+    (none,) = {text.partition(": there is no config")[0] for text in (drawn, remark)}
+    assert none == "own.ucpl: `config.width` has no value"
+    assert drawn.endswith("sizes are drawn. Give --config to check at yours"), "once, not for each layout"
+    assert remark.endswith("give --config to check further"), "a plan is of the sizes that there are"
+    assert said == "own.ucpl: good but for what was not checked (plan grow), 2 remarks; 1 model, 2 layouts, 1 plan"
     tried, said = good("check", "own.ucpl", "--config", "config.json").out.splitlines()
     assert tried.startswith("own.ucpl: cut holds at tp = 2")
     assert said == "own.ucpl: good; 1 model, 2 layouts, 1 plan"
-    assert good("check", "own.ucpl", "--json").json["remarks"] == [remark]
+    assert good("check", "own.ucpl", "--json").json["remarks"] == [drawn, remark]
 
 
 def test_of_several_files_one_that_reads_the_config_is_enough(spec: Path) -> None:
@@ -131,6 +133,32 @@ def test_numbers_of_a_config_that_are_no_sizes_are_no_whole_numbers() -> None:
     assert found == {"a": 10**18 - 1, "b": 1e19, "c": float("-inf")}
     assert isinstance(found, dict) and type(found["b"]) is float
     assert json_object("[1]") == "no JSON object" and "Expecting" in str(json_object("{"))
+
+
+def test_a_list_of_a_layout_is_the_same_in_every_round_trip(spec: Path) -> None:
+    """Lists are no degrees: the call says them, and --degrees the rest."""
+    text = """ucpl 1
+model tables {
+  dim t = 4, n = 6
+  table : t n
+}
+layout owned(w, owner) of tables {
+  mesh w
+  file weights = torch "{w}.pt"
+  table[t[where(owner, 0)]] = n  at w[0] as "{t}"
+  table[t[where(owner, 1)]] = n  at w[1] as "{t}" when w > 1
+  table[t[where(owner, 9)]] = n@w        as "{t}"
+}
+"""
+    (spec / "tables.ucpl").write_text(text)
+    done = good("roundtrip", "tables.ucpl:owned(owner = [9, 0, 9, 0])", "--degrees", "w=1,2,3")
+    assert "owned(w = 1) -> owned(w = 2)" in done.out.replace(
+        "owned(w = 2) -> owned(w = 1)", "owned(w = 1) -> owned(w = 2)"
+    )
+    refused = ucpl("roundtrip", "tables.ucpl:owned(w=2, owner=[9,0,9,0])")
+    assert refused.status == 2
+    assert "roundtrip 'tables.ucpl:owned(owner = [9, 0, 9, 0])' --degrees w=2,1" in refused.err
+    assert "roundtrip tables.ucpl:owned --degrees tp=1,2" in ucpl("roundtrip", "tables.ucpl:owned(").err
 
 
 def test_a_text_goes_where_it_can_or_nowhere(spec: Path) -> None:

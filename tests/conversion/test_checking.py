@@ -452,3 +452,84 @@ def test_what_no_plan_takes_is_no_good_layout(shape: str, spec: Path) -> None:
 def test_copies_and_members_that_are_declared_are_good(shape: str, spec: Path) -> None:
     spec.write_text(PARTS.replace("SHAPE", shape))
     assert not check("x.ucpl", Given()).findings
+
+
+OF_A_CONFIG = """ucpl 1
+
+model m {{
+  dim g = config.heads, d = config.size
+  k : g d
+}}
+
+layout one() of m {{
+  file weights = torch "a.pt"
+  k = (g d) as "k"
+}}
+
+layout two(tp) of m {{
+  mesh tp
+  file weights = torch "{{tp}}.pt"
+  kk = (g@tp ({parts})) as "k"
+}}
+"""
+
+
+def test_a_fault_of_the_text_is_found_without_a_config(tmp_path: Path) -> None:
+    """Sizes are drawn: copies inside one tensor have no plan at any size."""
+    path = tmp_path / "x.ucpl"
+    path.write_text(OF_A_CONFIG.format(parts="k: d + k: d"))
+    found = check(str(path), Given())
+    assert [d.code for d in found.findings] == ["E304"]
+    assert "at drawn sizes: g = " in found.findings[0].notes[-1]
+    path.write_text(OF_A_CONFIG.format(parts="k: d"))
+    found = check(str(path), Given())
+    assert not found.findings and not found.unchecked
+    assert found.tried[0].startswith("two holds at tp = 2, if g = ")
+    assert found.remarks[0].endswith("there is no config: sizes are drawn. Give --config to check at yours")
+    assert check(str(path), Given(config={"heads": 4, "size": 3})).tried == ("two holds at tp = 2",)
+
+
+def test_a_fault_at_some_drawn_sizes_is_no_fault_of_the_text(tmp_path: Path) -> None:
+    """Blocks of scales and halves of bytes have edges that small sizes need not meet; an assert wants one size."""
+    cut = OF_A_CONFIG.format(parts="k: d").replace("kk = (g@tp (k: d))", "k = g d@tp")
+    scaled = cut.replace(
+        "k : g d", "k : g d dtype f8_e4m3fn\n  let b = ceil(d, 128)\n  dim n = b\n  s : g n is scale of k by 128"
+    )
+    halves = cut.replace("k : g d", "k : g d dtype f4_e2m1fn").replace("d = config.size", "d = config.size + 1")
+    asserted = cut.replace("  mesh tp\n", '  mesh tp\n  assert g == 1001, "g"\n')
+    for text in (scaled, halves, asserted):
+        path = tmp_path / "x.ucpl"
+        path.write_text(text)
+        found = check(str(path), Given())
+        assert not found.findings
+        said = "two is not checked, no drawn sizes suit it (" in " ".join(found.remarks)
+        assert said == ("two" in found.unchecked) == (text is not halves), "of an f4 some sizes are even"
+
+
+def test_what_a_config_lists_is_not_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "x.ucpl"
+    text = OF_A_CONFIG.format(parts="k: d").replace("k : g d", "let some = where(config.kinds, 1)\n  k : g[some] d")
+    path.write_text(text)
+    found = check(str(path), Given())
+    assert not found.findings and found.unchecked == ("one", "two")
+
+
+def test_an_index_of_an_open_dim_asks_for_its_size(tmp_path: Path) -> None:
+    """As the same text without the line `index g` does: the name may be misspelt, so no size is drawn."""
+    path = tmp_path / "x.ucpl"
+    text = OF_A_CONFIG.format(parts="k: d").replace("  dim g = config.heads, d = config.size\n", "")
+    for line in ("  index g = g@tp\n", "  index g = (g@tp lap)\n", ""):
+        path.write_text(
+            text.replace("  mesh tp\n", "  mesh tp\n" + line)
+            .replace("g@tp (", "(g " if line else "g@tp (")
+            .replace("(g k: d))", "g (k: d))")
+        )
+        (found,) = {(d.code, d.remedy) for d in check(str(path), Given()).findings}
+        assert found[0] == "E101" and "-D g=..." in found[1] and "its shapes give them" in found[1]
+
+
+def test_a_plan_that_needs_a_config_is_not_checked(tmp_path: Path) -> None:
+    path = tmp_path / "x.ucpl"
+    path.write_text(OF_A_CONFIG.format(parts="k: d") + "\nplan p = one() -> two(tp = 2)\n")
+    assert check(str(path), Given()).unchecked == ("plan p",)
+    assert not check(str(path), Given(config={"heads": 4, "size": 3})).unchecked

@@ -9,11 +9,11 @@ import pytest
 
 from tests.laws.test_locate import LAYOUTS
 from tests.laws.test_round_trip import TWO
+from ucpl.conversion.drawn_sizes import Sizes
 from ucpl.errors import UcplError
 from ucpl.resources import spec_text
 from ucpl.syntax import nodes, parse
 from ucpl.testing import assert_round_trip, roundtrip
-from ucpl.testing.sizes import Sizes
 
 
 def test_every_layout_is_tried_at_changed_degrees() -> None:

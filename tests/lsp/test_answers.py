@@ -345,7 +345,7 @@ def test_what_is_wrong_in_an_imported_text_is_shown_at_the_import() -> None:
 
 def test_a_remark_has_no_code() -> None:
     said = wrong(WHOLE)
-    assert {f.code for f in said} == {""} and "give --config" in said[0].message
+    assert {f.code for f in said} == {""} and "Give --config" in said[0].message
 
 
 def test_a_remark_about_a_line_is_shown_there() -> None:

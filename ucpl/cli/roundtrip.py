@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.cli.options import add_json, add_model, add_sizes, given_of, whole_number
-from ucpl.errors import Exit, Label, fail
+from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.given import Given
+    from ucpl.syntax import nodes
     from ucpl.testing import Report
 
 _EXAMPLES_MAX = 1_000_000
@@ -47,19 +48,7 @@ def run(options: Namespace, console: Console) -> int:
     head, colon, layout = options.file.partition(".ucpl:")
     name = head + ".ucpl" if colon else options.file
     given = given_of(options)
-    if "(" in layout:
-        said, _, arguments = layout.partition("(")
-        degrees = " ".join(
-            f"--degrees {a.strip()},{'1' if a.strip().endswith('2') else '2'}" for a in arguments.rstrip(")").split(",")
-        )
-        fail(
-            "E177",
-            f"{layout[:60]}: a round trip is between degrees, and a call has one of each",
-            Label("<command line>", where=layout[:60]),
-            remedy=f"write ucpl roundtrip {name}:{said} {degrees}"
-            if "=" in arguments
-            else f"write ucpl roundtrip {name}:{said} --degrees tp=1,2",
-        )
+    layout, fixed = _call_of(layout, name) if "(" in layout else (layout, ())
     try:
         reports = roundtrip(
             read_text(Path(name)),
@@ -71,6 +60,7 @@ def run(options: Namespace, console: Console) -> int:
             sizes=given.sizes,
             degrees=degrees_of(options.degrees),
             seed=options.seed,
+            arguments=fixed,
         )
     except AssertionError as error:
         console.say(f"differs       {error}")
@@ -92,6 +82,30 @@ def run(options: Namespace, console: Console) -> int:
         )
     console.answer({"good": good, "layouts": list(map(report_object, reports)), "remarks": remarks})
     return Exit.DONE if good else Exit.ANSWER_IS_NO
+
+
+def _call_of(text: str, name: str) -> tuple[str, tuple[nodes.Argument, ...]]:
+    """A layout's name, and the lists and words of its call. Raises: UcplError E177 for a number, which is a degree."""
+    from ucpl.syntax import nodes, parse_call, print_expr
+
+    try:
+        call = parse_call(text)
+    except UcplError:
+        call = None  # the degrees are what is wrong with it all the same
+    numbers = [a for a in call.arguments if isinstance(a.value, nodes.Number)] if call is not None else []
+    if call is not None and not numbers and all(a.name for a in call.arguments):
+        return call.name, call.arguments
+    two = [f"--degrees {a.name}={a.value.value},{1 if a.value.value == 2 else 2}" for a in numbers if a.name]
+    rest = [] if call is None else [a for a in call.arguments if a not in numbers and a.name]
+    layout = text.partition("(")[0]
+    kept = ", ".join(f"{a.name} = {print_expr(a.value)}" for a in rest)
+    shown = f"'{name}:{layout}({kept})'" if kept else f"{name}:{layout}"
+    fail(
+        "E177",
+        f"{text[:60]}: a round trip is between degrees, and a call has one of each",
+        Label("<command line>", where=text[:60]),
+        remedy=f"write ucpl roundtrip {shown} {' '.join(two) or '--degrees tp=1,2'}",
+    )
 
 
 def unread(name: str, given: Given) -> list[str]:

@@ -7,8 +7,9 @@ value was a try, and an error where the file says it.
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -29,6 +30,7 @@ from ucpl.conversion.degrees import (
     open_parameters,
     try_degrees,
 )
+from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.conversion.forms import demand_names
 from ucpl.conversion.given import Called, Given
 from ucpl.conversion.planning import closed_call
@@ -83,6 +85,9 @@ __all__ = ["Checked", "check", "check_text"]
 _NO_CONFIG = "E105"
 _OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
+_DRAWS = 8  # of sizes, until there are some that every axis divides
+_FAULTS = 3  # draws that must agree before a fault is the text's
+_OF_A_SIZE = ("E216", "E231")  # of edges of blocks and of bytes, which small sizes need not meet
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
 OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
 MOST_OTHERS = 12
@@ -197,10 +202,10 @@ class _Checker:
                     self.guarded(partial(self.model, statement))
                 case nodes.Layout():
                     self.count("layout")
-                    self.guarded(partial(self.layout, statement))
+                    self.guarded(partial(self.layout, statement), statement.name)
                 case nodes.Plan():
                     self.count("plan")
-                    self.guarded(partial(self.plan, statement))
+                    self.guarded(partial(self.plan, statement), f"plan {statement.name}")
         for text in (
             *odd_truths(self.file),
             *odd_tensors(self.file),
@@ -216,11 +221,17 @@ class _Checker:
         if self.given.config is not None and not reads_config(self.library.files.values()):
             self.remark(CONFIG_UNREAD)
 
-    def guarded(self, work: Callable[[], object]) -> None:
+    def guarded(self, work: Callable[[], object], name: str = "") -> None:
+        """`name`: of a statement that is not checked if a config is needed and absent."""
         try:
             work()
         except UcplError as error:
             self.found(error)
+            if name and self.lacks_config(error):
+                self.unchecked.append(name)
+
+    def lacks_config(self, error: UcplError) -> bool:
+        return self.given.config is None and error.diagnostics[0].code == _NO_CONFIG
 
     def numbers(self) -> None:
         """Those of a file that has nothing else than plans: nothing asks for them elsewhere."""
@@ -270,11 +281,37 @@ class _Checker:
         return evolve(d, remedy=f"`{d.about.name}` is a parameter of {having[0]}: put the line inside its braces")
 
     def layout(self, node: nodes.Layout) -> None:
-        """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark."""
-        if self.is_part(node):
-            return  # and is looked at where it is used or extended
+        """At the sizes that are given, or at drawn ones if an absent config would give some."""
+        if not has_files(self.library, node) and is_used(self.file, node):
+            return  # a part of others, and is looked at where it is used or extended
+        try:
+            self.sized(node)
+        except UcplError as error:
+            if not self.lacks_config(error):
+                raise
+            self.at_drawn_sizes(node, error)
+
+    def at_drawn_sizes(self, node: nodes.Layout, error: UcplError) -> None:
+        """A layout whose model has open sizes, at small ones. A fault counts if several draws have it and none holds."""
+        message = error.diagnostics[0].message
+        drawn = _drawn(self, node, error)
+        if drawn.suits:
+            self.tried += [f"{text}, if {_sizes_text(drawn.sizes)}" for text in drawn.tried]
+            self.remark(f"{message}: sizes are drawn. Give --config to check at yours")
+        elif len(drawn.faults) >= _FAULTS and all(same_place(drawn.faults[0], other) for other in drawn.faults):
+            raise UcplError(drawn.faults[0])
+        else:
+            self.unchecked.append(node.name)
+            self.remark(f"{message}: {node.name} is not checked, no drawn sizes suit it ({drawn.why}). Give --config")
+
+    def sized(self, node: nodes.Layout) -> int:
+        """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark.
+
+        Returns how many axes of the mesh no degree suits.
+        """
         base = {p.name: n for p in node.parameters if (n := _first(p)) is not None}
-        self.uncut(node)
+        for text in _uncut(node):
+            self.remark(text)
         failed = self.base_fails(node, base)
         axes = tuple(axis for axis in degrees_of(self.library, node) if axis in base)
         if self.open_numbers(node):
@@ -289,7 +326,7 @@ class _Checker:
                 f"{node.name} is not checked further: at {degrees_text(base)}, {failed}."
                 f" Name one that holds: ucpl check '{self.file.name}:{node.name}({', '.join(f'{n} = ...' for n in base)})'"
             )
-            return
+            return len(axes)
         if tried.too_many:
             self.remark(f"{node.name} is not tried with all of its {len(axes)} axes above 1: {tried.too_many}")
         if tried.hopeless:
@@ -299,32 +336,7 @@ class _Checker:
                 f"no {axis} from {ALONE[0]} to {ALONE[-1]} suits {node.name}: {why}."
                 f" Name one that does: ucpl check '{self.file.name}:{node.name}({axis} = ...)'"
             )
-
-    def is_part(self, node: nodes.Layout) -> bool:
-        """A layout without files, which others have."""
-        return not has_files(self.library, node) and is_used(self.file, node)
-
-    def uncut(self, node: nodes.Layout) -> None:
-        """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""
-        items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
-        text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
-        whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))
-        for p in node.parameters:
-            if isinstance(p.default, nodes.Text) and not re.search(rf"(?<!\w){re.escape(p.name)}(?!\w)", whole):
-                self.remark(
-                    f"nothing of {node.name} is made of `{p.name}`. Write `{{{p.name}}}` in a name, or take it out"
-                )
-            if not isinstance(p.default, nodes.Text) and not re.search(
-                rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text
-            ):
-                self.remark(
-                    f"{p.name} of {node.name} is in no mesh, and nothing is cut by it: "
-                    + (
-                        f"there is no `{p.name}` here, take it out"
-                        if p.name in _OF_PYTHON
-                        else f"ranks need `mesh {p.name}`"
-                    )
-                )
+        return len(tried.unsuited)
 
     def base_fails(self, node: nodes.Layout, base: Degrees) -> str:
         """Why a layout does not hold where nothing is cut, if only for a number that was tried. Else: raises, or \"\"."""
@@ -375,7 +387,7 @@ class _Checker:
             self.remark(twice)
         absent = tensors_without_entry(side.layout, gone)
         if absent and "*" not in gone:
-            under = self.under_conditions(node, absent)
+            under = _under_conditions(self.library, node, absent)
             told = tuple(name for name in absent if name not in under)
             for name, (line, condition) in under.items():
                 self.remark(
@@ -426,16 +438,6 @@ class _Checker:
                 fail("E313", f"{found}, the first {found.first}", at(buffer[1], "stored here"), remedy=buffer[0])
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"), remedy=remedy)
         demand_plannable(side.placement)
-
-    def under_conditions(self, node: nodes.Layout, absent: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Tensors by whose names lines stand that do not hold here, with the line and its condition."""
-        found: dict[str, tuple[int, str]] = {}
-        for item in items_of(self.library, nodes.Call(node.name)):
-            if isinstance(item, nodes.Entry) and item.path in absent and item.shape is not None:
-                asked = next((c.args[0] for c in item.clauses if c.word == "when"), None)
-                if asked is not None:
-                    found.setdefault(item.path, (item.span.line, print_expr(asked)))
-        return found
 
     def plan(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
@@ -523,6 +525,78 @@ class _Checker:
             self.remark(text)
 
 
+@define
+class _Drawn:
+    """The best of some draws of sizes, and the faults of those that do not hold."""
+
+    suits: bool = False
+    sizes: dict[str, int] = field(factory=dict)
+    tried: list[str] = field(factory=list)
+    faults: list[Diagnostic] = field(factory=list)
+    why: str = ""
+
+
+def _drawn(checker: _Checker, node: nodes.Layout, error: UcplError) -> _Drawn:
+    """A layout at drawn sizes. Raises: `error`, if a config decides more than sizes."""
+    library, given = checker.library, checker.given
+    models = [] if node.of == "any" else [library.model(node.of).node]
+    model = _own(library, [m for m in models if isinstance(m, nodes.Model)], given)
+    chain = [link.node for link in library.chain(node.name)]
+    sizes = Sizes.of(model, chain, given.sizes, given.config or {}, lets_of(library))
+    if not sizes.missing:
+        raise error
+    out, least, chance = _Drawn(), len(node.parameters) + 1, random.Random(node.name)
+    for _ in range(_DRAWS):
+        drawn = sizes.draw(chance, model, given.sizes, given.config or {})
+        one = _Checker(library, checker.file, evolve(given, sizes={**drawn, **given.sizes}))
+        try:
+            unsuited = one.sized(node)
+        except UcplError as found:
+            if checker.lacks_config(found):
+                raise error from None
+            out.why = found.diagnostics[0].message
+            if not hangs_on_a_number(found) and found.diagnostics[0].code not in _OF_A_SIZE:
+                out.faults.append(_at_sizes(found.diagnostics[0], drawn))
+            if len(out.faults) == _FAULTS and not out.suits:
+                break
+            continue
+        if not one.unchecked and unsuited < least:
+            out.suits, out.sizes, out.tried, least = True, drawn, one.tried, unsuited
+        if out.suits and not least:
+            break
+    return out
+
+
+def _under_conditions(library: Library, node: nodes.Layout, absent: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Tensors by whose names lines stand that do not hold here, with the line and its condition."""
+    found: dict[str, tuple[int, str]] = {}
+    for item in items_of(library, nodes.Call(node.name)):
+        if isinstance(item, nodes.Entry) and item.path in absent and item.shape is not None:
+            asked = next((c.args[0] for c in item.clauses if c.word == "when"), None)
+            if asked is not None:
+                found.setdefault(item.path, (item.span.line, print_expr(asked)))
+    return found
+
+
+def _uncut(node: nodes.Layout) -> Iterator[str]:
+    """A number that nothing is made of, but names of files perhaps: a mesh that was forgotten, most likely."""
+    items = tuple(evolve(i, template="") if isinstance(i, nodes.Files) and i.template else i for i in node.items)
+    text = print_file(nodes.File("", 1, (evolve(node, parameters=(), items=items),)))
+    whole = print_file(nodes.File("", 1, (evolve(node, parameters=()),)))
+    for p in node.parameters:
+        if isinstance(p.default, nodes.Text) and not re.search(rf"(?<!\w){re.escape(p.name)}(?!\w)", whole):
+            yield (f"nothing of {node.name} is made of `{p.name}`. Write `{{{p.name}}}` in a name, or take it out")
+        if not isinstance(p.default, nodes.Text) and not re.search(rf"(?<![\w.]){re.escape(p.name)}(?![\w.])", text):
+            yield (
+                f"{p.name} of {node.name} is in no mesh, and nothing is cut by it: "
+                + (
+                    f"there is no `{p.name}` here, take it out"
+                    if p.name in _OF_PYTHON
+                    else f"ranks need `mesh {p.name}`"
+                )
+            )
+
+
 def _first(parameter: nodes.Parameter) -> int | None:
     """The number that is tried first: 1, or the default. None: no plain number, and as the text says."""
     match parameter.default:
@@ -531,6 +605,15 @@ def _first(parameter: nodes.Parameter) -> int | None:
         case nodes.Number(value=value):
             return value
     return None
+
+
+def _at_sizes(d: Diagnostic, sizes: dict[str, int]) -> Diagnostic:
+    return evolve(d, notes=(*d.notes, f"at drawn sizes: {_sizes_text(sizes)}"))
+
+
+def _sizes_text(sizes: dict[str, int]) -> str:
+    shown = [f"{name} = {n}" for name, n in sizes.items()]
+    return ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

@@ -19,11 +19,13 @@ from ucpl.layout.scope import Scope, at
 from ucpl.layout.state_types import with_state_types
 from ucpl.records import frozen
 from ucpl.syntax import nodes, print_expr, print_item
+from ucpl.syntax.walk import walk
 
 __all__ = [
     "ModelGroups",
     "UnknownTensor",
     "aliases_of",
+    "demand_sizes",
     "for_alias",
     "groups_of",
     "states_of",
@@ -123,6 +125,18 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
     name = f"{item.path}#{position}"
     scope.given[name] = size = dim.size or 0
     return name, size
+
+
+def demand_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record], scope: Scope) -> None:
+    """Each dim that `index` deals has a size, or is a digit of another. Raises: UcplError E101, as its tensor does."""
+    rules = [rule for rule in rules if isinstance(rule, nodes.Index)]
+    digits = {d.name for rule in rules for d in walk(rule.axis) if isinstance(d, nodes.Dim) and d.name != rule.name}
+    unknown = {rule.name for rule in rules if not scope.knows(rule.name)} - digits
+    for item in items if unknown else ():
+        if isinstance(item, nodes.Tensor) and scope.holds(item.when):
+            for position, dim in enumerate(item.dims):
+                if dim.name in unknown:
+                    _dimension(item, position, scope, items)
 
 
 def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> str:

@@ -19,7 +19,7 @@ from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
-from ucpl.layout.models import UnknownTensor, aliases_of, groups_of, states_of, tensors_of
+from ucpl.layout.models import UnknownTensor, aliases_of, demand_sizes, groups_of, states_of, tensors_of
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.places import demand_places
@@ -80,6 +80,7 @@ def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
     _refuse_unknown_sizes(sizes, opened)
     meshes = meshes_of(items, scope)
     scope.mesh_axes = tuple(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes))
+    demand_sizes(model_items, [*model_items, *items], scope)
     indices = index_rules([*model_items, *items], scope)
     tensors = tensors_of(model_items, scope)
     aliases = aliases_of(model_items, tensors, scope)

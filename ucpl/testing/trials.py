@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations, product
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
+from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.errors import Label, UcplError, fail
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.near import nearest
@@ -18,7 +19,6 @@ from ucpl.records import define, frozen
 from ucpl.regions import Placement, locate
 from ucpl.syntax import nodes, parse
 from ucpl.testing.laws import assert_round_trip
-from ucpl.testing.sizes import Sizes
 from ucpl.texts import text_at
 
 __all__ = ["Report", "roundtrip"]
@@ -61,12 +61,14 @@ def roundtrip(
     sizes: Mapping[str, Value] | None = None,
     degrees: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
+    arguments: Sequence[nodes.Argument] = (),
 ) -> tuple[Report, ...]:
     """Carry each layout of a text (or one of them) there and back between changed degrees of its mesh.
 
     model:   what layouts `of any` are over; they are left out without one.
     config:  a config.json. sizes: sizes of dims; a dim that has none, or makes the model too large to number, gets a small one.
     degrees: by axis, which to try. Without it, small ones, of which those are taken that suit the sizes.
+    arguments: of the layout, the same in every call: lists and words, which are no degrees.
 
     Raises AssertionError at the first element that does not come back, UcplError for a text that is wrong.
     """
@@ -82,8 +84,8 @@ def roundtrip(
     kept = [s for s in chosen if s.of != "any" or model is not None]
     if not kept:
         fail("E114", f"{name} has no layout of a model of its own", remedy="name a model with --model FILE:NAME")
-    given = _Given(library, model, config or {}, dict(sizes or {}), dict(degrees or {}))
-    known = {axis for layout in kept for axis in _axes(library, layout)}
+    given = _Given(library, model, config or {}, dict(sizes or {}), dict(degrees or {}), tuple(arguments))
+    known = {axis for layout in kept for axis in given.axes(layout)}
     degrees = degrees or {}
     for axis in degrees:
         if axis not in known:
@@ -114,6 +116,12 @@ class _Given:
     config: Config
     sizes: dict[str, Value]
     degrees: dict[str, Sequence[int]]
+    arguments: tuple[nodes.Argument, ...] = ()
+
+    def axes(self, layout: nodes.Layout) -> tuple[str, ...]:
+        """Parameters that are degrees: axes of its mesh; and those without a value."""
+        axes, said = degrees_of(self.library, layout), {a.name for a in self.arguments}
+        return tuple(p.name for p in layout.parameters if (p.name in axes or p.default is None) and p.name not in said)
 
     def model_of(self, layout: nodes.Layout) -> nodes.Model:
         if layout.of == "any":
@@ -143,11 +151,11 @@ def _best(given: _Given, layout: nodes.Layout, examples: int, chance: random.Ran
     """Sizes that every axis of the mesh divides, if there are: the first such draw, else the one that most axes divide."""
     model = given.model_of(layout)
     chain = [link.node for link in given.library.chain(layout.name)]
-    sizes = Sizes.of(model, chain, given.sizes, given.config)
+    sizes = Sizes.of(model, chain, given.sizes, given.config, lets_of(given.library))
     best: _Suiting | None = None
     for _ in range(DRAWS_MAX):
         small = sizes.draw(chance, model, given.sizes, given.config)
-        drawn = _Suiting(given, layout, small, _axes(given.library, layout))
+        drawn = _Suiting(given, layout, small, given.axes(layout))
         drawn.search(examples, chance)
         if best is None or (len(drawn.reached), len(drawn.found)) > (len(best.reached), len(best.found)):
             best = drawn
@@ -155,12 +163,6 @@ def _best(given: _Given, layout: nodes.Layout, examples: int, chance: random.Ran
             break
     assert best is not None
     return best
-
-
-def _axes(library: Library, layout: nodes.Layout) -> tuple[str, ...]:
-    """Parameters that are degrees: axes of its mesh; and those without a value."""
-    axes = degrees_of(library, layout)
-    return tuple(p.name for p in layout.parameters if p.name in axes or p.default is None)
 
 
 @define
@@ -211,6 +213,7 @@ class _Suiting:
     def attempt(self, degrees: Degrees) -> None:
         self.met.append(degrees)
         call = call_at(self.layout, degrees)
+        call = evolve(call, arguments=(*call.arguments, *self.given.arguments))
         sizes: dict[str, Value] = {**self.given.sizes, **self.small}
         model = self.given.model_of(self.layout) if self.layout.of == "any" else None
         try:

@@ -1,8 +1,8 @@
 """Small sizes for a model that has none, or that is too large to number: drawn, and held to what the text says of them.
 
 A dim that rests on a config that is not there, and one that is large, gets a size of its own; what is computed from others
-stays computed. A text that has `w : l[2..]` or `n[..24]` gets an l above 2 and an n of 24 or more; a dim that is cut into sizes
-given as numbers, or of which a list of layers speaks, keeps its own.
+stays computed. A text that has `w : l[2..]` or `n[..24]` gets an l above 2 and an n of 24 or more; a
+dim that is cut into sizes given as numbers, or of which a list of layers speaks, keeps its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import field
 
 from ucpl.errors import UcplError
-from ucpl.layout import Layout, load, resolve
+from ucpl.layout import Layout, Library, load, resolve
 from ucpl.layout.scope import Config, Value
 from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import walk
 
-__all__ = ["ELEMENTS_MAX", "Sizes", "absent", "probed"]
+__all__ = ["ELEMENTS_MAX", "Sizes", "lets_of"]
 
 ELEMENTS_MAX = 400_000  # of a model that `roundtrip` numbers
 POOL = (4, 6, 8, 12)  # of small sizes: most degrees divide some of them
@@ -38,13 +38,21 @@ class Sizes:
 
     @classmethod
     def of(
-        cls, model: nodes.Model, layouts: Sequence[nodes.Layout], given: Mapping[str, Value], config: Config
+        cls,
+        model: nodes.Model,
+        layouts: Sequence[nodes.Layout],
+        given: Mapping[str, Value],
+        config: Config,
+        lets: Sequence[nodes.Binding] = (),
     ) -> Sizes:
+        """`lets`: numbers of the file, of which dims may be made."""
         bindings = [b for i in model.items if isinstance(i, nodes.Dims) for b in i.bindings if b.name not in given]
         least, kept = _bounds(model, *layouts)
-        missing = tuple(b.name for b in bindings if absent(b.value, config))
+        numbers = [b for i in model.items if isinstance(i, nodes.Let) for b in i.bindings]
+        missing = [b.name for b in bindings if absent(b.value, config) and b.by is None]
+        missing += [b.name for b in (*lets, *numbers) if b.name not in given and _is_number(b.value, config)]
         said = [b for b in bindings if b.name not in missing and b.name not in kept and _is_said(b.value)]
-        return cls(missing, tuple(b.name for b in said), least, kept)
+        return cls(tuple(dict.fromkeys(missing)), tuple(b.name for b in said), least, kept)
 
     def draw(
         self, chance: random.Random, model: nodes.Model, given: Mapping[str, Value], config: Config
@@ -66,6 +74,12 @@ class Sizes:
         least = self.least.get(name, 0)
         pool = (*POOL, *(n for n in range(LARGE + 1, min(was, DIVISOR_MAX) + 1) if was % n == 0))
         return chance.choice([n for n in pool if n >= least] or [-(-least // 12) * 12, least])
+
+
+def lets_of(library: Library) -> list[nodes.Binding]:
+    """The numbers that files define outside of models and layouts."""
+    statements = (s for file in library.files.values() for s in file.statements)
+    return [b for s in statements if isinstance(s, nodes.Let) for b in s.bindings]
 
 
 def probed(model: nodes.Model, sizes: Mapping[str, Value], config: Config) -> Layout | None:
@@ -95,6 +109,12 @@ def absent(expr: nodes.Expr, config: Config) -> bool:
             return absent(left, config) or absent(right, config)
         case _:
             return False
+
+
+def _is_number(expr: nodes.Expr, config: Config) -> bool:
+    """Whether an expression needs a config that is absent, and is one number, no list."""
+    lists = any(isinstance(n, nodes.List) or (isinstance(n, nodes.Function) and n.name == "where") for n in walk(expr))
+    return absent(expr, config) and not lists
 
 
 def _is_said(expr: nodes.Expr) -> bool:
