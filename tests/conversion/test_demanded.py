@@ -266,3 +266,77 @@ def test_an_adapter_is_named_as_peft_names_it_and_asks_for_its_config(tmp_path):
     assert (tmp_path / "made" / "adapter_config.json").read_text() == '{"peft_type": "LORA"}'
     two = plain(tmp_path / "t.pt", [*names, f"{LORA}.lora_A.other.weight"])
     refused("E394", two, tmp_path / "again", "safetensors()", config=tmp_path / "adapter_config.json")
+
+
+def test_an_adapter_that_peft_saved_keeps_its_names_and_its_file(tmp_path):
+    """`lora_A.weight` is no adapter called weight; PEFT reads no index, however large a file is."""
+    names = [f"{LORA}.lora_A.weight", f"{LORA}.lora_B.weight", f"{LORA}.lora_magnitude_vector"]
+    names += ["base_model.model.embed.lora_embedding_A", "base_model.model.lm_head.weight"]
+    source = tmp_path / "s"
+    source.mkdir()
+    (source / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    own = {name: torch.full((2, 2), float(i)) for i, name in enumerate(names)}
+    save_file(own, source / "adapter_model.safetensors", {"format": "pt"})
+    for via in ("", "plain()", "dcp(fsdp=2)"):
+        here, made = source, tmp_path / f"made{via}"
+        if via:
+            here = tmp_path / via
+            ucpl.convert(source, here, via)
+        ucpl.convert(here, made, 'safetensors(shard="40B")')
+        there = load_file(made / "adapter_model.safetensors")
+        assert set(there) == set(own) and all(torch.equal(there[n], t) for n, t in own.items())
+        assert not list(made.glob("model*")) and (made / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("via", ["", "plain()", "zero1(dp=2)"])
+@pytest.mark.parametrize("shard", ["5GB", "20B"])
+def test_weights_of_diffusers_are_in_the_file_that_it_looks_for(via, shard, tmp_path):
+    own = {f"conv.{i}.weight": torch.full((2, 2), float(i)) for i in range(3)}
+    source = save(tmp_path / "s", own, {"_class_name": "UNet2DModel", "_diffusers_version": "0.30.0"})
+    (source / "model.safetensors").rename(source / "diffusion_pytorch_model.safetensors")
+    here, how = source, {}
+    if via:
+        here, how = tmp_path / via, {"config": source / "config.json"}
+        ucpl.convert(source, here, via)
+    ucpl.convert(here, tmp_path / "made", f'safetensors(shard="{shard}")', **how)
+    files = {path.name for path in (tmp_path / "made").glob("*model*")}
+    stem = "diffusion_pytorch_model"
+    many = {f"{stem}-0000{n}-of-00003.safetensors" for n in (1, 2, 3)} | {f"{stem}.safetensors.index.json"}
+    assert files == ({f"{stem}.safetensors"} if shard == "5GB" else many)
+    assert ucpl.verify(tmp_path / "made", witness=False)
+
+
+# ---- texts that would mislead a loader --------------------------------------------------------------------------------
+
+
+def test_the_config_of_an_adapter_that_is_not_read_is_left_out(tensors, tmp_path, capsys):
+    """from_pretrained would look for the adapter's weights next to it, and stop."""
+    source = save(tmp_path / "s", tensors, CONFIG)
+    (source / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    save_file({f"{LORA}.lora_A.weight": torch.ones(2, 2)}, source / "adapter_model.safetensors", {"format": "pt"})
+    assert main(["convert", str(source), str(tmp_path / "made"), "--to", "safetensors()", "--json"]) == 0
+    account = json.loads(capsys.readouterr().out)["plan"]["account"]["entries"]
+    fates = {name: entry["fate"] for entry in account for name in entry["names"]}
+    assert fates == {"adapter_config.json": "dropped", "adapter_model.safetensors": "not read"}
+    assert not (tmp_path / "made" / "adapter_config.json").exists()
+
+
+def test_a_key_that_names_the_file_of_weights_is_left_out(tensors, tmp_path):
+    source = save(tmp_path / "s", tensors, {**CONFIG, "transformers_weights": "other.safetensors"})
+    (source / "model.safetensors").rename(source / "other.safetensors")
+    made = ucpl.convert(source, tmp_path / "made", "safetensors()")
+    assert any("transformers_weights = other.safetensors is left out" in one for one in made.report.remarks)
+    assert json.loads((tmp_path / "made" / "config.json").read_text()) == CONFIG
+
+
+@pytest.mark.parametrize(("kind", "now"), [("hf", "float16"), ("plain", "bfloat16")])
+def test_the_dtype_of_config_json_changes_with_the_tensors_alone(kind, now, tensors, tmp_path):
+    """from_pretrained(dtype="auto") loads in the dtype of config.json, whatever the files have."""
+    narrow = {name: t.bfloat16() for name, t in tensors.items()}
+    source = save(tmp_path / "s", narrow, {**CONFIG, "dtype": "float16"})
+    torch.save({"params": {n: {"weight": t} for n, t in narrow.items()}}, tmp_path / "s.pt")
+    here = source if kind == "hf" else tmp_path / "s.pt"
+    made = ucpl.convert(here, tmp_path / "made", "safetensors()", config=source / "config.json")
+    assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == now
+    said = [one for one in made.report.remarks if "dtype" in one]
+    assert said == ["config.json: dtype = float16 becomes bfloat16"] * (kind == "plain")

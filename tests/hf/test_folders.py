@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import ucpl
-from tests.hf.folders import HERE, WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
+from tests.hf.folders import HERE, WRITTEN, assert_equal, llama_config, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.frontends.hf import import_hf
@@ -293,13 +293,6 @@ layout made() of m {
     with pytest.raises(UcplError) as caught:
         ucpl.convert(tmp_path / "source", tmp_path / "made", f"{layout}made()", layout=f"{layout}source()")
     assert caught.value.diagnostics[0].code == "E215" and "a/b" in caught.value.diagnostics[0].message
-
-
-def test_config_says_the_dtype_that_is_written(tmp_path):
-    config = llama_config(dtype="float32")
-    save(tmp_path / "s", random_of(llama_shapes(config), torch.bfloat16), config)
-    ucpl.convert(tmp_path / "s", tmp_path / "made", "safetensors()")
-    assert json.loads((tmp_path / "made" / "config.json").read_text()) == {**config, "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -268,6 +269,27 @@ def test_peft_loads_an_adapter_of_a_run(kind: str, has_base: bool, tmp_path: Pat
         base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).state_dict()
         stored = load_file(tmp_path / "made" / "model.safetensors")
         assert set(stored) == set(base) and all(torch.equal(stored[n], base[n]) for n in base)
+
+
+@pytest.mark.parametrize("via", ["", "plain()", "dcp(fsdp=2)", "zero1(dp=2)"])
+@pytest.mark.parametrize("kind", ["lora", "saved modules", "embeddings", "dora"])
+def test_peft_loads_an_adapter_that_it_saved_on_the_other_side_of_a_form(kind: str, via: str, tmp_path: Path) -> None:
+    _, logits = adapted(tmp_path, kind)
+    here, how = tmp_path / "adapter", {"config": tmp_path / "adapter" / "adapter_config.json"}
+    if via:
+        here = tmp_path / "between"
+        ucpl.convert(tmp_path / "adapter", here, via)
+    ucpl.convert(here, tmp_path / "made", "safetensors()", **(how if via else {}))
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    found = peft.PeftModel.from_pretrained(again, tmp_path / "made").eval()
+    assert torch.equal(found(torch.arange(12).reshape(1, 12)).logits, logits)
+
+
+def test_transformers_loads_a_base_model_whose_adapter_is_left_out(tmp_path: Path) -> None:
+    adapted(tmp_path, "lora")
+    shutil.copytree(tmp_path / "adapter", tmp_path / "base", dirs_exist_ok=True)
+    ucpl.convert(tmp_path / "base", tmp_path / "made", "safetensors()")
+    loaded(tmp_path / "made")
 
 
 def test_names_of_a_wrapper_are_those_of_the_class(tmp_path: Path) -> None:

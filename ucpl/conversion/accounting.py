@@ -17,6 +17,7 @@ from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
 from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
+from ucpl.stores.huggingface_config import written
 from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, TEXTS, keeps_all, left_values
 from ucpl.stores.overlooked import not_read_of
 from ucpl.stores.skipping import TENSORS_ALONE
@@ -234,8 +235,10 @@ def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Ite
             yield fate, "file", name, why
 
     left = left_values(source, plan.target).get(TEXTS)
+    some = written(source, plan.targets).left if plan.target.framework == "huggingface" else {}
     for name in _texts(source):
-        yield from item("moved" if left is None else "dropped", name, left or "")
+        why = left or some.get(name, "")
+        yield from item("dropped" if why else "moved", name, why)
     if source.container is not None:
         dropped = {name for name, fate in plan.carry.items() if fate == "drop"}
         made = sorted_into(source.container.without(dropped), plan.target, source)

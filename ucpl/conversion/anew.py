@@ -267,8 +267,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
     """config.json with the dtype and vocabulary of the model's files; nothing if it says that, or if there is no such file."""
-    from ucpl.stores.huggingface_demands import with_vocabulary
-    from ucpl.stores.huggingface_writing import with_dtype as written
+    from ucpl.stores.huggingface_config import rewritten
 
     whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]
     if not whole or all(file.name != CONFIG for file in container.files):
@@ -277,6 +276,6 @@ def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
         text = _text_of(container, CONFIG)
     except UnicodeDecodeError:
         return {}
-    stored = {str(t.key[-1]): t.shape for t in whole[0].plan.targets}
-    now, _ = with_vocabulary(written(text, whole[0].plan.targets), stored)
+    targets = whole[0].plan.targets
+    now, _ = rewritten(text, None, targets, {str(t.key[-1]): t.shape for t in targets})
     return {CONFIG: now} if now != text else {}

@@ -112,18 +112,18 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
     """config.json of a Hugging Face target, and notes on what is written anew in it."""
     if plan.target.framework != "huggingface":
         return None, ()
-    from ucpl.stores.huggingface_demands import with_vocabulary
-    from ucpl.stores.huggingface_texts import carried_texts
+    from ucpl.stores.huggingface_config import written
 
-    text = carried_texts(source).get("config.json")
+    made = written(source, plan.targets)
+    notes = (*made.notes, *(f"{name} is left out: {why}" for name, why in made.left.items()))
+    text = made.texts.get("config.json")
     if text is None or not _stored(plan):
-        return None, ()
-    text, note = with_vocabulary(text, _stored(plan))
+        return None, notes
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return None, ()
-    return (value if isinstance(value, dict) else None), ((note,) if note else ())
+        return None, notes
+    return (value if isinstance(value, dict) else None), notes
 
 
 def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> bool:

@@ -28,8 +28,11 @@ __all__ = ["for_loader"]
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_forward_module.", "model_state.model.", "state_dict.")
 PEFT = "base_model.model."
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_KINDS = r"lora_\w+|ia3_l|vera_lambda_\w|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|randlora_\w+|modules_to_save"
-_OF_ADAPTER = re.compile(rf"\.(?:{_KINDS})\.(?P<adapter>[^.]+)(?=\.|\Z)")
+DIFFUSERS = "diffusion_pytorch_model.safetensors"
+_KINDS = r"lora_\w+|ia3_l|vera_lambda_\w|hada_\w+|lokr_\w+|oft_\w+|boft_\w+|randlora_\w+"
+# In a run, an adapter's name is behind the kind: lora_A.default.weight. PEFT saves lora_A.weight.
+_OF_ADAPTER = re.compile(rf"\.(?:{_KINDS}|modules_to_save)\.(?!(?:weight|bias)\Z)(?P<adapter>[^.]+)(?=\.|\Z)")
+_SAVED = re.compile(rf"\.(?:{_KINDS})(?:\.(?:weight|bias))?\Z")
 _OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.|\Z)")
 _MAGNITUDE = re.compile(r"(\.lora_magnitude_vector)\.weight\Z")  # as PEFT has saved DoRA's since its first release
 _UNSPELLED = frozenset('*{}"\\')  # what a name in quotes does not say as it is
@@ -51,7 +54,7 @@ def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[N
         return one, ()
     names = [item.path for item in given.model.items if isinstance(item, nodes.Tensor)]
     lead = _lead(names, source, given)
-    found = _of_peft(names, lead, source, given)
+    found = _of_peft(names, lead, source, given) or _of_diffusers(names, lead, source, given)
     if found is None and lead:
         found = _Names({"model.safetensors": {n: n.removeprefix(lead) for n in names}}, f"without `{lead}`")
     if found is None or any(_UNSPELLED & {*name} for name in names):
@@ -79,9 +82,11 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
     """An adapter, and the base model's tensors if they are stored. None: no names of PEFT's. Raises: UcplError E394."""
     found = {name: _OF_ADAPTER.search(name) for name in names}
     adapters = sorted({match["adapter"] for match in found.values() if match is not None})
-    if not adapters or not all(name.startswith(lead + PEFT) for name in names):
+    is_peft = all(name.startswith(lead + PEFT) for name in names)
+    is_saved = _is_read_from(ADAPTER, source) or (is_peft and not adapters and any(map(_SAVED.search, names)))
+    if not is_saved and (not adapters or not is_peft):
         return None
-    if len(adapters) > 1:
+    if not is_saved and len(adapters) > 1:
         fail(
             "E394",
             f"the model has {len(adapters)} adapters, {', '.join(adapters[:4])}, and a folder of PEFT has one",
@@ -95,6 +100,8 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
             Label(str(source.checkpoint and source.checkpoint.top)),
             remedy=f"--config PATH/{CONFIG} names it: PEFT wrote it where the adapter was saved",
         )
+    if is_saved:
+        return _Names({ADAPTER: {n: n.removeprefix(lead) for n in names}}, f"those of the adapter, in {ADAPTER}")
     (adapter,) = adapters
     left_out = re.compile(rf"(\.modules_to_save)?\.{re.escape(adapter)}(?=\.|\Z)")
     own = {
@@ -108,6 +115,23 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
         files["model.safetensors"] = base
     said = f"the adapter `{adapter}` in {ADAPTER}" + (", the base model in model.safetensors" if base else "")
     return _Names(files, said)
+
+
+def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:
+    """The tensors in the file that diffusers looks for. None: config.json is none of diffusers'."""
+    from ucpl.stores.huggingface_texts import config_of
+
+    assert source.checkpoint is not None
+    config = given.config if given.config_file is not None else config_of(source.checkpoint)
+    if config is None or "_diffusers_version" not in config:
+        return None
+    return _Names({DIFFUSERS: {n: n.removeprefix(lead) for n in names}}, f"the same, in {DIFFUSERS}")
+
+
+def _is_read_from(file: str, source: Side) -> bool:
+    """Whether the source is a Hugging Face folder, and this is its file of weights."""
+    checkpoint = source.checkpoint
+    return checkpoint is not None and checkpoint.framework == "huggingface" and file in checkpoint.files
 
 
 def _has_config(source: Side, given: Given) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from attrs import field
@@ -14,9 +13,9 @@ from ucpl.extents import DTYPES, Key, StorageRef, StoredTensor, Structure, Tenso
 from ucpl.records import define, frozen
 from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.huggingface_demands import with_vocabulary
+from ucpl.stores.huggingface_config import ADAPTER, written
 from ucpl.stores.huggingface_precedence import INDEX
-from ucpl.stores.huggingface_texts import carried_files, carried_texts
+from ucpl.stores.huggingface_texts import carried_files
 from ucpl.stores.safetensors_files import ALIASES
 from ucpl.stores.values import Empty, Value
 
@@ -66,10 +65,10 @@ class Shards:
 
     def skeleton(self) -> Skeleton:
         files: list[SkeletonFile] = []
-        texts = self.texts()
+        texts = dict(written(self.source, self.targets).texts)
         for planned, members in self.planned().items():
             stem, shared = planned.removesuffix(".safetensors"), self.shared(planned)
-            shards = cut(members, self.limit)
+            shards = cut(members, self.limit) if planned != ADAPTER else [members]  # PEFT reads no index
             paths = [planned]
             if len(shards) > 1:
                 paths = [f"{stem}-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
@@ -111,17 +110,6 @@ class Shards:
     def shared(self, planned: str) -> dict[int, int]:
         """Second names of tensors of a file: they are not written twice."""
         return {t: s.shares for t, s in enumerate(self.targets) if s.shares is not None and s.file == planned}
-
-    def texts(self) -> dict[str, str]:
-        texts = {n: t for n, t in carried_texts(self.source).items() if not n.endswith(".index.json")}
-        if {t.file for t in self.targets} == {"adapter_model.safetensors"}:
-            texts.pop("config.json", None)  # transformers would look for the base model's weights here
-        if (config := texts.get("config.json")) is not None:
-            names = (_name(key) for _, key in self.source.extents)
-            config = without_quantisation(config, names, (_name(t.key) for t in self.targets))
-            named = {_name(t.key): t.shape for t in self.targets}
-            texts["config.json"], _ = with_vocabulary(with_dtype(config, self.targets), named)
-        return texts
 
 
 def _tensor(target: int, name: str, dtype: str, shape: tuple[int, ...]) -> _Tensor:
@@ -172,42 +160,3 @@ def index_text(paths: list[str], shards: list[list[_Tensor]]) -> str:
         },
     }
     return json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-_SCALES = ("_scale_inv", "_scales")  # what transformers reads beside quantised weights: fp8, mxfp4
-
-
-def without_quantisation(config: str, source: Iterable[str], target: Iterable[str]) -> str:
-    """config.json of a folder whose scales were used up: it has no quantised weights that a loader could look for."""
-    if not any(n.endswith(_SCALES) for n in source) or any(n.endswith(_SCALES) for n in target):
-        return config
-    try:
-        value = json.loads(config)
-    except (ValueError, RecursionError):
-        return config
-    if not isinstance(value, dict) or value.pop("quantization_config", None) is None:
-        return config
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-_CONFIG_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-
-
-def with_dtype(config: str, targets: tuple[StoredTensor, ...]) -> str:
-    """config.json with the dtype that most weights are written in; as it was where that is what it says, or it is no JSON."""
-    try:
-        value = json.loads(config)
-    except (ValueError, RecursionError):
-        return config
-    counts: dict[str, int] = {}
-    for target in targets:
-        if target.dtype in _CONFIG_DTYPES:
-            counts[target.dtype] = counts.get(target.dtype, 0) + target.numel
-    key = next((k for k in ("dtype", "torch_dtype") if isinstance(value, dict) and k in value), None)
-    if key is None or not counts:
-        return config
-    dtype = _CONFIG_DTYPES[max(sorted(counts), key=lambda name: counts[name])]
-    if value[key] in (dtype, None):
-        return config
-    value[key] = dtype
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -16,8 +16,8 @@ from ucpl.stores.carrying import strides
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.dcp.shards import INFO
 from ucpl.stores.dcp.writing import Shape, address
+from ucpl.stores.huggingface_config import rewritten
 from ucpl.stores.huggingface_texts import carried_texts
-from ucpl.stores.huggingface_writing import with_dtype
 from ucpl.stores.plain import empty_tensors
 
 __all__ = ["skeleton"]
@@ -66,5 +66,6 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
         shards[0].add(name, one.dtype, (0,) * len(one.shape), one.shape)
     texts = {name: text for name, text in carried_texts(source).items() if not name.endswith(".index.json")}
     if (config := texts.get("config.json")) is not None:
-        texts["config.json"] = with_dtype(config, targets)
+        stored = {tensor.name: tensor.shape for tensor in structure.tensors}
+        texts["config.json"], _ = rewritten(config, source, targets, stored)
     return Skeleton(folder="", files=tuple(shard.file() for shard in shards), texts=texts)
