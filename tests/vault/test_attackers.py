@@ -25,13 +25,14 @@ from typing import Any
 
 import pytest
 
-from tests.vault.keys import authority, keys_of
+from tests.vault.keys import authority, forged, keys_of
 from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
 from ucpl.ranks.serving import Peer, Server
 from ucpl.remotes import wire
 from ucpl.remotes.doors import UnixDoor, UnixWay
+from ucpl.remotes.keys import Keys
 from ucpl.remotes.vaults import far
 from ucpl.remotes.vaults.far import Far
 from ucpl.vault import Vault, clearing, others
@@ -106,6 +107,46 @@ def test_strangers_get_no_answer_whatever_they_say(made, shared, tmp_path):
     assert [made.read(n) for n in range(3)] == [20, 20, 20]
 
 
+BAD_CERTIFICATES: dict[str, dict[str, Any]] = {
+    "expired": {"days": (-9, -1)},
+    "not yet": {"days": (1, 9)},
+    "signed by a member": {"signer": keys_of(2)},
+    "of a server alone": {"use": "server"},
+    "for code": {"use": "code"},
+}
+
+
+@pytest.mark.parametrize("how", ["expired", "not yet", "signed by a member", "for code"])
+def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how):
+    """Whoever sits at the address of a host that is down may have a certificate that was good once."""
+    bad = forged(tmp_path / "bad", "d1", **BAD_CERTIFICATES[how])
+    with pytest.raises(UcplError, match="E687"):
+        Keys(bad).demand(frozenset(("ucpl:d1",)), "d1")
+    made.servers.pop(1)._ends.close()
+    before = all_files(made)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(bad / "tls.crt", bad / "tls.key")
+    heard: list[bytes] = []
+
+    def sit() -> None:
+        with listener, suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                with suppress(OSError), context.wrap_socket(plain, server_side=True) as channel:
+                    heard.append(channel.recv(1 << 16))
+
+    listener = socket.create_server(("127.0.0.1", made.ports[1]))
+    listener.settimeout(3.0)
+    thread = threading.Thread(target=sit)
+    thread.start()
+    far._silent.clear()
+    far._lines.clear()
+    with pytest.raises(OSError, match=r"no certificate of this vault's authority"):
+        Far(made.homes[0], 1, listed(made.homes[0])).ask({"op": "names"})
+    thread.join()
+    assert not any(heard) and all_files(made) == before
+
+
 def test_members_alone_come_in_and_by_tls_1_3_alone(made, tmp_path):
     """By another program than ours: with good keys, without a certificate, with one of no name of this vault, in TLS 1.2."""
     request = struct.pack("!Q", 27) + b'{"op": "names","domain": 1}'
@@ -127,6 +168,9 @@ def test_members_alone_come_in_and_by_tls_1_3_alone(made, tmp_path):
 
     newest = ssl.TLSVersion.MAXIMUM_SUPPORTED
     assert b"job.json" in asked(keys_of(0), newest)
+    assert b"job.json" in asked(forged(tmp_path / "good", "d0"), newest)
+    for name, how in BAD_CERTIFICATES.items():
+        assert asked(forged(tmp_path / name, "d0", **how), newest) == b"", name
     assert asked(None, newest) == asked(keys_of(5), newest) == asked(keys_of(0), ssl.TLSVersion.TLSv1_2) == b""
 
 
