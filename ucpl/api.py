@@ -94,14 +94,14 @@ def save_plan(plan: Plan, path: Here) -> None:
 @meanwhile()
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
-    from ucpl.conversion.accounting import with_account
+    from ucpl.conversion.accounting import demand_account
 
     made = load_plan(plan) if isinstance(plan, str | Path) else plan
     goal = target_at(target)
     refuse_existing(goal, how)
     with with_parents(goal):
         opened = open_for(made, source) if isinstance(source, str | Path) else source
-        made = with_account(made, opened)
+        made = demand_account(made, opened)
         if not how.get("allow_drift"):
             demand_no_drift(made, opened, bounds_of(how))
         clear_made(goal)

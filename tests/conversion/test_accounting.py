@@ -120,6 +120,36 @@ def test_a_plan_keeps_its_account(tmp_path: Path) -> None:
     assert {"late.txt", "global_step3/notes.bin"} <= {*found["not read", "file"]["names"]}
 
 
+@pytest.fixture
+def of_specs(tmp_path: Path) -> Path:
+    """A plan that no checkpoint was there for."""
+    (tmp_path / "m.ucpl").write_text("ucpl 1\nmodel m {\n  w : 4 3  dtype f32\n  b : 3  dtype f32\n}\n")
+    model, plan = f"{tmp_path / 'm.ucpl'}:m", tmp_path / "of_specs.plan"
+    done = command("plan", "--model", model, "--from", "safetensors()", "--to", "dcp(fsdp=2)", "-o", plan)
+    assert done.status == 0, done.err
+    return plan
+
+
+def test_a_plan_of_specs_alone_meets_an_optimizer(weights: Path, of_specs: Path, tmp_path: Path) -> None:
+    torch.save(STATE, weights / "optimizer.bin")
+    done = command("apply", of_specs, weights, tmp_path / "target")
+    assert done.status == 3 and "E467" in done.err and "optimizer.bin" in done.err and "ucpl plan" in done.err
+    assert not (tmp_path / "target").exists()
+    with pytest.raises(ucpl.UcplError, match="E467"):
+        ucpl.apply(of_specs, weights, tmp_path / "target")
+
+
+def test_a_plan_of_specs_alone_accounts_for_its_source(weights: Path, of_specs: Path, tmp_path: Path) -> None:
+    save_file({"w": torch.ones(4, 3), "b": torch.ones(3), MARK: torch.ones(2)}, weights / "model.safetensors")
+    (weights / "notes.bin").write_bytes(b"1")
+    done = command("apply", of_specs, weights, tmp_path / "target")
+    if done.status:  # a stored tensor that the plan does not know
+        assert "E606" in done.err and MARK in done.err, done.err
+        save_file({"w": torch.ones(4, 3), "b": torch.ones(3)}, weights / "model.safetensors")
+    found = accounted("apply", of_specs, weights, tmp_path / "target", "--force")
+    assert found["not read", "file"]["names"] == ["notes.bin"] and found["moved", "tensor stored"]["count"] == 2
+
+
 def test_lines_are_few(tmp_path: Path) -> None:
     """`plan` says a line for each reason, and none for each tensor."""
     out = command("plan", "--from", RUN, "--to", "safetensors()").out.splitlines()

@@ -63,7 +63,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def _run(options: Namespace, console: Console, team: Team | None, source: Path) -> int:
-    from ucpl.conversion.accounting import with_account
+    from ucpl.conversion.accounting import demand_account
     from ucpl.conversion.drift import demand_no_drift
     from ucpl.conversion.keywords import bounds_of
     from ucpl.conversion.opening import load_plan, open_for
@@ -76,7 +76,7 @@ def _run(options: Namespace, console: Console, team: Team | None, source: Path) 
         refuse_existing(target, how)
     plan = load_plan(options.plan)
     opened = open_for(plan, source)
-    plan = with_account(plan, opened)
+    plan = demand_account(plan, opened)
     console.say(*plan_lines(plan), *container_lines(opened, plan))
     if any(
         f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())

@@ -18,21 +18,31 @@ from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
 from ucpl.stores.huggingface_config import written
-from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, TEXTS, keeps_all, left_values
+from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
 from ucpl.stores.overlooked import not_read_of
-from ucpl.stores.skipping import TENSORS_ALONE
+from ucpl.stores.skipping import ALL, SKIP, TENSORS_ALONE
 
 if TYPE_CHECKING:
     from ucpl.graph import Graph
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["account_of", "demand_an_optimizer", "tensors_of", "with_account"]
+__all__ = ["account_of", "demand_account", "demand_an_optimizer", "tensors_of", "with_account"]
 
 Item = tuple[Fate, str, str, str]  # fate, kind, name, reason
 _TENSORS = (
     "tensor"  # the kinds of the first part of an account begin so: it is made of the graph, the rest of the checkpoint
 )
+# Values whose keys are values of their own, and the words for what has them.
+_BY_KEY = {
+    EXTRA: "the module",
+    SCALE: "the loss scaling",
+    "megatron_extra_state": "the module",
+    "megatron_optimizer": "the optimizer",
+    "sharded_objects": "the ranks' objects",
+}
+_PLANNED = "--weights-alone converts the weights; --to 'safetensors()' exports them"
+_APPLIED = "ucpl plan --from SRC --weights-alone makes a plan for the weights; --to 'safetensors()' exports them"
 _REMADE = ", and makes it of "
 
 
@@ -60,6 +70,17 @@ def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
 def with_account(plan: Plan, source: Checkpoint) -> Plan:
     """The plan with the account of this source: of tensors as it was planned, of all else as it is there."""
     return evolve(plan, account=account_of(plan, source))
+
+
+def demand_account(plan: Plan, source: Checkpoint) -> Plan:
+    """The plan with the account of the source that it is applied to. Raises: UcplError E467.
+
+    A plan that was made with its source was asked there. A plan of specs alone meets its source here.
+    """
+    if plan.account is None and ALL not in plan.carry:
+        skipped = {name for name, fate in plan.carry.items() if fate in (SKIP, "drop")}
+        demand_an_optimizer(source, plan.target.framework, skipped, _APPLIED)
+    return with_account(plan, source)
 
 
 def account_of(plan: Plan, source: Checkpoint) -> Account:
@@ -119,14 +140,17 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     keeps_layers = keeps_all(plan.target.framework) or any(
         is_apart(t.file) and not is_of_expert(t.file) for t in plan.targets
     )
+    has_scaler = plan.target.framework == "deepspeed" and plan.target.settings.get("stage") != 0
     for blob, key in _blobs(source):
-        name = blob if key is None else f"{key} of the module"
+        name = blob if key is None else f"{key} of {_BY_KEY.get(blob, 'the module')}"
         if blob in DESCRIBING and key is None:
             yield "derived", "value", name, ""
         elif key in gone:
             yield "dropped", "value", name, "dropped by name"
         elif blob in left:
             yield "dropped", "value", name, left[blob]
+        elif blob == SCALE and has_scaler and key not in SCALED:
+            yield "dropped", "value", name, "a shard of ZeRO has no place for it"
         elif blob == LAYERS and not keeps_layers:
             yield "dropped", "value", name, "the target has no files of layers"
         else:
@@ -136,7 +160,7 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
     """Names of values; those of a module's state dict with their keys, each of which is a value of its own."""
     for name, held in source.envelope.blobs.items():
-        if name == EXTRA and isinstance(held, dict):
+        if name in _BY_KEY and isinstance(held, dict) and held:
             yield from ((name, str(key)) for key in held)
         elif name == LAYERS and isinstance(held, dict):
             yield name, None
@@ -206,6 +230,7 @@ def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
         "plain",
         "universal",
     )
+    said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     for group in source.envelope.groups:
         if alone is not None:
             yield "dropped", "group", group.name, f"{alone} stores no hyper-parameters"
@@ -213,6 +238,15 @@ def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
             yield "dropped", "group", group.name, "no parameter is left in it"
         elif not is_trained:
             yield "dropped", "group", group.name, "the target has weights alone"
+        elif (why := said.get(f"group of {group.name}")) is not None:
+            yield "dropped", "group", group.name, why
+        elif not group.members and plan.target.framework.startswith("megatron"):
+            yield (
+                "dropped",
+                "group",
+                group.name,
+                "it trains no parameter, and Megatron deals parameters to groups itself",
+            )
         else:
             yield "moved", "group", group.name, ""
 
@@ -263,7 +297,9 @@ def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Ite
 # ---- an optimizer that nobody reads ---------------------------------------------------------------------------------
 
 
-def demand_an_optimizer(source: Checkpoint, framework: str, dropped: Collection[str] = ()) -> None:
+def demand_an_optimizer(
+    source: Checkpoint, framework: str, dropped: Collection[str] = (), remedy: str = _PLANNED
+) -> None:
     """A run goes over without its optimizer only where that is said. Raises: UcplError E467.
 
     framework: the target's; one of tensors alone is an export of weights, and its account names what is left behind.
@@ -289,5 +325,5 @@ def demand_an_optimizer(source: Checkpoint, framework: str, dropped: Collection[
             "E467",
             f"the folder has an optimizer, {first_one.name}{more}, and nothing of it is read: {first_one.why}",
             Label(str(source.top / first_one.name if first_one.kind == "file" else source.top), where=first_one.name),
-            remedy="--weights-alone converts the weights; --to 'safetensors()' exports them",
+            remedy=remedy,
         )

@@ -62,7 +62,7 @@ def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
     lost = (*lost, *(name for name, _ in groups if name in new - kept))
     made = tuple(group for group in groups if group[0] not in new - kept)
     plan = evolve(plan, target=evolve(target, groups=made))
-    said = tuple(f"group {name}, which trains no parameter, with its hyper-parameters: {why}" for name in lost)
+    said = tuple(f"group of {name}: it trains no parameter, and {why}" for name in lost)
     return evolve(plan, dropped=(*plan.dropped, *said))
 
 

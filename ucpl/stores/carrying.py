@@ -100,7 +100,12 @@ def by_place(extents: Iterable[Extent]) -> dict[Place, Extent]:
 
 def marks_of(checkpoint: Checkpoint) -> Callable[[object], object]:
     """What tells values of a checkpoint apart: tensors by their bytes' CRC, or by their place where the file states none."""
-    extents = by_place(checkpoint.carried_extents.values())
+    return marks_among(checkpoint.carried_extents.values())
+
+
+def marks_among(known: Iterable[Extent]) -> Callable[[object], object]:
+    """The same for values whose tensors are among these."""
+    extents = by_place(known)
 
     def mark(value: object, above: tuple[int, ...] = ()) -> object:
         if type(value) is TensorRef:

@@ -12,9 +12,13 @@ from ucpl.stores.huggingface_texts import TEXTS
 from ucpl.stores.plain import EMPTY
 from ucpl.stores.skipping import TENSORS_ALONE
 
-__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "LAYERS", "TEXTS", "keeps_all", "left_values"]
+__all__ = ["DESCRIBING", "EMPTY", "EXTRA", "LAYERS", "SCALE", "SCALED", "TEXTS", "keeps_all", "left_values"]
 
 EXTRA = "module_extra"  # what a module's state dict has that is no tensor
+SCALE = "loss_scale_config"  # ZeRO-0's numbers of loss scaling: a shard has an object made of them
+SCALED = frozenset(
+    ("cur_iter", "cur_scale", "dynamic_loss_scale", "last_overflow_iter", "scale_factor", "scale_window")
+)
 LAYERS = "layer_files"  # of a pipeline, with such values of each layer
 
 # Values that describe the source's own files: each target has its own, made for it.
@@ -24,7 +28,6 @@ DESCRIBING = frozenset(
         "empty_tensors",
         LAYERS,
         "left_out",
-        "loss_scale_config",  # ZeRO-0's numbers of loss scaling: a shard has an object that goes on from them
         "megatron_without_extra_state",
         "module_attributes",
         "module_names",

@@ -45,18 +45,22 @@ def unknown_keys(
 
 
 def unknown_in(part: TorchFile) -> Iterator[NotRead]:
-    """Those of a shard of ZeRO's optimizer; none of another file."""
-    top = part.value
-    held = top.get("optimizer_state_dict") if isinstance(top, dict) else None
-    if not isinstance(held, dict) or not held.keys() & {"base_optimizer_state", "fp32_flat_groups"}:
-        return
-    levels: list[tuple[str, object, frozenset[str]]] = [("", top, _TOP), ("optimizer_state_dict/", held, _SHARD)]
-    for name in ("base_optimizer_state", "optimizer_state_dict"):
-        base = held.get(name)
-        levels.append((f"optimizer_state_dict/{name}/", base, _BASE))
-        states = base.get("state") if isinstance(base, dict) else None
-        for key in states if isinstance(states, dict) else ():
-            if not isinstance(key, int):
-                levels.append((f"optimizer_state_dict/{name}/state/", {key: None}, frozenset()))
-    for lead, value, known in levels:
-        yield from unknown_keys(part.file, value, known, lead, "DeepSpeed")
+    """Those of a shard of ZeRO's optimizer, and of an optimizer without ZeRO; none of another file."""
+    top = part.value if isinstance(part.value, dict) else {}
+    held, apart = top.get("optimizer_state_dict"), top.get("optimizer")
+    if isinstance(held, dict) and held.keys() & {"base_optimizer_state", "fp32_flat_groups"}:
+        yield from unknown_keys(part.file, top, _TOP, by="DeepSpeed")
+        yield from unknown_keys(part.file, held, _SHARD, "optimizer_state_dict/", "DeepSpeed")
+        for name in ("base_optimizer_state", "optimizer_state_dict"):
+            yield from _of_torch(part.file, held.get(name), f"optimizer_state_dict/{name}/")
+    elif "module" in top and isinstance(apart, dict):
+        yield from _of_torch(part.file, apart.get("optimizer_state_dict"), "optimizer/optimizer_state_dict/")
+
+
+def _of_torch(file: str, value: object, lead: str) -> Iterator[NotRead]:
+    """Those of a state dict of torch's optimizer, whose states have numbers."""
+    yield from unknown_keys(file, value, _BASE, lead, "DeepSpeed")
+    states = value.get("state") if isinstance(value, dict) else None
+    for key in states if isinstance(states, dict) else ():
+        if not isinstance(key, int):
+            yield from unknown_keys(file, {key: None}, (), f"{lead}state/", "DeepSpeed")

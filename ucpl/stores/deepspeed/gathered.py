@@ -25,10 +25,11 @@ from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen, mutable
-from ucpl.stores.carrying import lifted
+from ucpl.stores.carrying import lifted, marks_of
 from ucpl.stores.checkpoint import CallerStates, Checkpoint
 from ucpl.stores.deepspeed.names import OWNED
 from ucpl.stores.deepspeed.order import Shape
+from ucpl.stores.deepspeed.rank_copies import unlike_copies
 from ucpl.stores.deepspeed.states import named as state_named
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.scalars import is_counted
@@ -180,7 +181,7 @@ class Gathered:
         """All of it. `files`: every one that belongs to the step, first the one that speaks for all."""
         version = Value.of(files[0]).find("ds_version")
         said = version.held if version is not None and isinstance(version.held, str) else ""
-        return Checkpoint(
+        made = Checkpoint(
             top=place.top,
             root=place.root,
             tag=place.tag,
@@ -218,6 +219,7 @@ class Gathered:
             pipeline=facts.pipeline,
             experts=facts.experts,
         )
+        return evolve(made, not_read=(*made.not_read, *unlike_copies(files, marks_of(made))))
 
 
 def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CallerStates:

@@ -59,6 +59,7 @@ class Dealt:
 
     groups: tuple[ParameterGroup, ...] = ()
     steps: dict[str, Counted] = field(factory=dict)
+    empty: tuple[str, ...] = ()  # numbers of groups that get no parameter
 
 
 def own_dims(name: str, shape: tuple[int, ...]) -> int:
@@ -134,7 +135,7 @@ def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str |
 def dealt(
     said: Sequence[Said], shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]], path: Path
 ) -> Dealt:
-    """Parameters to the groups that the files tell of; a group that gets none is left out.
+    """Parameters to the groups that the files tell of; a group that gets none is left out, and listed as such.
 
     shapes, states: of the parameters that the optimizer trains. path: the file that tells of the groups. Raises: UcplError
     E531 for a parameter that no group takes.
@@ -159,7 +160,8 @@ def dealt(
             remedy="which parameter is in which group is in no file: ucpl deals them as Megatron-Core does, by experts and by"
             " weight decay; without the optimizer, the weights are converted: --drop of its states",
         )
-    return Dealt(tuple(groups), steps)
+    named = {group.name for group in groups}
+    return Dealt(tuple(groups), steps, tuple(str(n) for n in range(len(said)) if str(n) not in named))
 
 
 def demand_found_again(

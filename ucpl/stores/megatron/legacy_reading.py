@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
-from ucpl.stores.carrying import lifted
+from ucpl.stores.carrying import lifted, marks_among
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.megatron import legacy_names as names
 from ucpl.stores.megatron.folder import Step
@@ -11,6 +13,7 @@ from ucpl.stores.megatron.legacy_arguments import part_own
 from ucpl.stores.megatron.legacy_modules import Modules, read_modules
 from ucpl.stores.megatron.legacy_optimizer import GROUPS, KEPT, Optimizer, facts, read_optimizer
 from ucpl.stores.megatron.legacy_ranks import Ranks, read_ranks
+from ucpl.stores.megatron.legacy_unread import unread_in
 from ucpl.stores.pickles import tensors_of
 
 __all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened"]
@@ -38,7 +41,7 @@ def opened(step: Step) -> Checkpoint:
     blobs = _rest(ranks, modules, carried, rest)
     if optimizer.rest:
         blobs[OPTIMIZER] = optimizer.rest
-    return Checkpoint(
+    made = Checkpoint(
         top=step.top,
         root=step.root,
         tag=step.tag or step.root.resolve().name,
@@ -63,6 +66,9 @@ def opened(step: Step) -> Checkpoint:
         shardings=modules.shardings if ranks.tp > 1 else {},
         legacy=facts(ranks, modules, optimizer),
     )
+    mark = marks_among(extent for part in ranks.parts.values() for extent in part.extents())
+    others = unread_in(ranks, frozenset(_own(ranks)), mark, is_trained=bool(optimizer.groups))
+    return evolve(made, not_read=tuple(others))
 
 
 def _tensors(modules: Modules, optimizer: Optimizer) -> tuple[NamedTensor, ...]:
@@ -97,12 +103,17 @@ def _settings(ranks: Ranks, modules: Modules, optimizer: Optimizer) -> dict[str,
     return out
 
 
+def _own(ranks: Ranks) -> set[str]:
+    """Keys of a rank's file that are read of each rank."""
+    first = ranks.top((0, 0, 0))
+    return {"optimizer", KEPT, *(key for key in map(str, first.mapping()) if key.startswith("model"))}
+
+
 def _rest(
     ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent], rest: dict[object, object]
 ) -> dict[str, object]:
     """What is no tensor of the model and goes along: `rest` of the first rank, and random states of all."""
-    first = ranks.top((0, 0, 0))
-    own = {"optimizer", KEPT, *(key for key in map(str, first.mapping()) if key.startswith("model"))}
+    own = _own(ranks)
     out: dict[str, object] = {}
     random: dict[str, object] = {}
     for place, part in ranks.parts.items():

@@ -21,6 +21,7 @@ from ucpl.stores.dcp.metadata import METADATA, Metadata, read_metadata
 from ucpl.stores.dcp.reading import Opened
 from ucpl.stores.dcp.roles import Roles
 from ucpl.stores.megatron.buckets import buckets_in, runs_of
+from ucpl.stores.megatron.common_state import unread_of
 from ucpl.stores.megatron.folder import Step
 from ucpl.stores.megatron.groups import STEP, Dealt, Said, dealt, is_expert
 from ucpl.stores.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
@@ -76,7 +77,9 @@ def opened(step: Step) -> Checkpoint:
     entries = entries_of(metadata, step.root)
     roles = Roles("", STATES, entries.weights, entries.states)
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
-    made = evolve(dist.checkpoint(), registered=dist.registered, not_read=not_read_in(entries))
+    made = evolve(dist.checkpoint(), registered=dist.registered)
+    others = unread_of(common, is_trained=bool(made.envelope.groups), empty=dist.dealt.empty)
+    made = evolve(made, not_read=(*not_read_in(entries), *others))
     if dist.copied:
         shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
         told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
@@ -265,7 +268,7 @@ class _Dist(Opened):
         if top is None or self.entries.of_groups:
             return
         numbers = [key for key in top.mapping() if isinstance(key, int)]
-        if numbers and len(numbers) == len(top.mapping()):
+        if numbers:
             yield from ((self.common, top.at(number)) for number in numbers)
         else:
             yield self.common, top

@@ -16,6 +16,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents.account import NotRead
 from ucpl.records import frozen
 from ucpl.stores.dcp.metadata import METADATA, Metadata
+from ucpl.stores.megatron.common_state import SCALER, SCALING
 
 __all__ = [
     "BUFFERS",
@@ -135,7 +136,12 @@ def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
     """Objects of the optimizer that are neither groups nor a description of buckets: its states, in a form that is not read."""
     why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
     others = (name for name in entries.objects if is_of_optimizer(name) and _DESCRIBES.fullmatch(name) is None)
-    return tuple(NotRead(name, why, is_optimizer=True, kind="value") for name in others)
+    return tuple(
+        NotRead(name, SCALING, kind="value")
+        if f".{SCALER}/" in name
+        else NotRead(name, why, is_optimizer=True, kind="value")
+        for name in others
+    )
 
 
 def is_of_optimizer(name: str) -> bool:

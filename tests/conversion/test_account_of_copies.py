@@ -1,0 +1,171 @@
+"""Values that one rank's file has and another's has not: the account names each, whatever the format."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpl
+from tests.conversion.test_accounting import FIXTURES, MARK
+from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from ucpl.api import open_checkpoint
+
+Z1 = "deepspeed/z1_dp2_bf16"
+Z3 = "deepspeed/z3_dp2_subgroup"
+SHARD_0 = "global_step3/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+SHARD_1 = SHARD_0.replace("rank_0", "rank_1", 1)
+MODEL = "global_step3/mp_rank_00_model_states.pt"
+MODEL_1 = "global_step3/zero_pp_rank_1_mp_rank_00_model_states.pt"
+LEGACY, LEGACY_1 = "megatron/legacy_adam", "iter_0000010/mp_rank_00_001/model_optim_rng.pt"
+BUCKETS = "iter_0000010/mp_rank_00_000/distrib_optim.pt"
+
+
+def shard(value: Any) -> Any:
+    return value["optimizer_state_dict"]
+
+
+def groups(value: Any) -> Any:
+    return value["param_groups"]
+
+
+def add(value: Any) -> None:
+    value.update({MARK: 1})
+
+
+def more(held: Any) -> None:
+    held.append({**held[0], "params": [], MARK: 1})
+
+
+# Name of the case -> (fixture, file, change, what the account's name has besides the mark).
+PLANTS: dict[str, tuple[str, str, Callable[[Any], object], str]] = {
+    "a shard's ds_config": (Z1, SHARD_0, lambda v: add(v["ds_config"]), "ds_config"),
+    "a section of it": (Z1, SHARD_1, lambda v: add(v["ds_config"]["zero_optimization"]), "zero_optimization"),
+    "a slice": (Z1, SHARD_0, lambda v: add(shard(v)["param_slice_mappings"][0]), "param_slice_mappings/0"),
+    "a slice's attribute": (
+        Z1, SHARD_1,
+        lambda v: vars(next(iter(shard(v)["param_slice_mappings"][1].values()))).update({MARK: 1}),
+        "param_slice_mappings/1",
+    ),
+    "a loss scaler": (Z1, SHARD_1, lambda v: vars(shard(v)["loss_scaler"]).update({MARK: 1}), "loss_scaler"),
+    "a shard's group": (Z1, SHARD_1, lambda v: add(groups(shard(v)["base_optimizer_state"])[0]), "param_groups/0"),
+    "degrees": (Z1, MODEL, lambda v: add(v["checkpoint_parallel_dimensions"]), "checkpoint_parallel_dimensions"),
+    "a rank's schedule": (Z3, MODEL_1, lambda v: add(v["lr_scheduler"]), "lr_scheduler"),
+    "a rank's ds_config": (Z3, MODEL_1, lambda v: add(v["ds_config"]), "ds_config"),
+    "an optimizer without ZeRO": (
+        "deepspeed/z0_dp2_bf16", MODEL, lambda v: add(v["optimizer"]["optimizer_state_dict"]), "optimizer_state_dict",
+    ),
+    "its states": (
+        "deepspeed/z0_dp2_bf16", MODEL, lambda v: add(v["optimizer"]["optimizer_state_dict"]["state"]), "/state/",
+    ),
+    "content of torch_dist": ("megatron/dist_moe", "common.pt", lambda v: add(v["content_metadata"]), "content_metadata"),
+    "a chain": ("megatron/dist_moe", "common.pt", lambda v: add(v["optimizer"]), "optimizer/"),
+    "one of a chain": ("megatron/dist_moe", "common.pt", lambda v: add(v["optimizer"][1]), "optimizer/1/"),
+    "its optimizer": ("megatron/dist_moe", "common.pt", lambda v: add(v["optimizer"][0]["optimizer"]), "optimizer/0/"),
+    "common states": (
+        "megatron/dist_muon", "common.pt", lambda v: add(v["optimizer"][1]["optimizer"]["state"]), "/state/",
+    ),
+    "states by number": ("megatron/dist_old", "common.pt", lambda v: add(v["optimizer"]["param_state"]), "param_state/"),
+    "a legacy rank": (LEGACY, LEGACY_1, add, "mp_rank_00_001"),
+    "its arguments": (LEGACY, LEGACY_1, lambda v: vars(v["args"]).update({MARK: 1}), "args"),
+    "its optimizer's states": (
+        LEGACY, LEGACY_1, lambda v: add(v["optimizer"][0]["optimizer"]["state"]), "/state/",
+    ),
+    "its groups": (
+        LEGACY, LEGACY_1, lambda v: add(groups(v["optimizer"][0]["optimizer"])[0]), "param_groups/0",
+    ),
+    "legacy buckets": ("megatron/legacy_buckets", BUCKETS, add, "distrib_optim.pt"),
+}  # fmt: skip
+
+
+def planted(tmp_path: Path, run: str, name: str, change: Callable[[Any], object]) -> Path:
+    source = Path(shutil.copytree(FIXTURES / run, tmp_path / "run"))
+    value = torch.load(source / name, weights_only=False)
+    change(value)
+    torch.save(value, source / name)
+    return source
+
+
+def names_of(source: Path, target: str) -> list[str]:
+    account = ucpl.plan(str(source), target).account
+    assert account is not None
+    return [name for entry in account.of("dropped", "not read") for name in entry.names]
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_what_one_file_has_alone_is_named(tmp_path: Path, what: str) -> None:
+    run, name, change, where = PLANTS[what]
+    assert not any(MARK in one for one in names_of(FIXTURES / run, "plain()"))
+    found = [one for one in names_of(planted(tmp_path, run, name, change), "plain()") if MARK in one]
+    assert len(found) == 1 and where in found[0]
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "path", "said"),
+    [
+        (Z1, SHARD_1, ("optimizer_state_dict", "base_optimizer_state"), "base_optimizer_state/param_groups/2"),
+        ("megatron/dist_moe", "common.pt", ("optimizer", 0, "optimizer"), "param_groups/"),
+        ("megatron/dist_old", "common.pt", ("optimizer", "optimizer"), "param_groups/2"),
+    ],
+)
+def test_one_group_more_in_one_file_is_named(tmp_path: Path, run: str, name: str, path: Any, said: str) -> None:
+    def change(value: Any) -> None:
+        for step in path:
+            value = value[step]
+        more(groups(value))
+
+    found = names_of(planted(tmp_path, run, name, change), "plain()")
+    assert any(said in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("target", "fate"), [("zero1(dp=2)", "dropped"), ("zero3(dp=2)", "moved"), ("megatron_core(dp=2)", None)]
+)
+def test_a_group_that_trains_nothing_is_moved_where_it_is_in_the_target(
+    tmp_path: Path, target: str, fate: str | None
+) -> None:
+    source = tmp_path
+    for rank in (0, 1):
+        name = f"global_step3/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        (tmp_path / "run").mkdir(exist_ok=True)
+        if rank == 0:
+            shutil.copytree(FIXTURES / Z3, tmp_path / "run", dirs_exist_ok=True)
+        source = tmp_path / "run"
+        value = torch.load(source / name, weights_only=False)
+        more(groups(shard(value)["optimizer_state_dict"]))
+        torch.save(value, source / name)
+    try:
+        account = ucpl.plan(str(source), target).account
+    except ucpl.UcplError as error:
+        assert fate is None and error.diagnostics[0].code == "E549"
+        return
+    assert account is not None
+    ucpl.convert(source, tmp_path / "target", target)
+    there = open_checkpoint(tmp_path / "target").envelope.groups
+    assert len(there) == sum(e.count for e in account.of("moved") if e.kind == "group")
+    assert any(e.names == ("2",) for e in account.of("dropped") if e.kind == "group") is (fate == "dropped")
+
+
+def test_keys_of_loss_scaling_are_counted_each(tmp_path: Path) -> None:
+    """ZeRO-0 keeps numbers, and a shard of ZeRO an object made of those that it knows."""
+
+    def change(value: Any) -> None:
+        value["optimizer"][MARK] = 1
+
+    source = planted(tmp_path, "deepspeed/z0_dp2_bf16", MODEL, change)
+    assert f"{MARK} of the loss scaling" in names_of(source, "zero1(dp=2)")
+    assert not any(MARK in one for one in names_of(source, "zero0(dp=1)"))
+    lost = {one for one in names_of(source, "safetensors()") if "of the loss scaling" in one}
+    assert {one.split()[0] for one in lost} == {MARK, "cur_iter", "cur_scale", "dynamic_loss_scale"}
+
+
+def test_loss_scaling_of_megatron_core_is_named(tmp_path: Path) -> None:
+    def change(value: Any) -> None:
+        value["optimizer"]["grad_scaler"] = {"scale": torch.ones(1), "growth_tracker": 3}
+
+    source = planted(tmp_path, "megatron/dist_old", "common.pt", change)
+    assert "common.pt: optimizer/grad_scaler" in names_of(source, "plain()")

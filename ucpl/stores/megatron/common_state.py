@@ -1,0 +1,78 @@
+"""Keys of Megatron-Core's common state that describe its files or its optimizer: those that the reader passes by, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpl.extents.account import NotRead
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.unknown import unknown_keys
+
+__all__ = ["SCALER", "SCALING", "unread_of"]
+
+SCALER = "grad_scaler"
+SCALING = "the loss scaling of a run in fp16 is not read: a job begins with a new one"
+EMPTY_GROUP = "no parameter is in this group by Megatron's rule"
+_CONTENT = frozenset(
+    (
+        "chained_optim_avoid_prefix",
+        "distrib_optim_fully_reshardable_mem_efficient",
+        "distrib_optim_sharding_type",
+        "dp_cp_group",
+        "non_homogeneous_layers",
+        "singleton_local_shards",
+    )
+)
+_OPTIMIZER = frozenset(
+    (
+        "fp32_from_fp16_params",
+        "optimizer",
+        "param_groups",
+        "param_state",
+        "param_state_sharding_type",
+        "state",
+    )
+)
+_INNER = frozenset(("param_groups", "state"))
+_STATE = frozenset(("common_step",))
+_STEP = frozenset(("step",))
+_BY = "Megatron-Core"
+
+
+def unread_of(common: TorchFile, *, is_trained: bool, empty: tuple[str, ...]) -> Iterator[NotRead]:
+    """Of common.pt: keys without a place in a target.
+
+    is_trained: whether the optimizer is read. empty: numbers of groups that get no parameter.
+    """
+    for group in empty:
+        yield NotRead(f"param_groups/{group}", EMPTY_GROUP, kind="value")
+    top = common.value if isinstance(common.value, dict) else {}
+    yield from unknown_keys(common.file, top.get("content_metadata"), _CONTENT, "content_metadata/", _BY)
+    held = top.get("optimizer")
+    if not is_trained or not isinstance(held, dict):
+        return
+    numbers = [key for key in held if isinstance(key, int)]
+    if not numbers:
+        yield from _of_one(common.file, held, "optimizer/")
+        return
+    yield from unknown_keys(common.file, held, {*numbers}, "optimizer/", _BY)
+    for number in numbers:
+        yield from _of_one(common.file, held[number], f"optimizer/{number}/")
+
+
+def _of_one(file: str, optimizer: object, lead: str) -> Iterator[NotRead]:
+    """Of one optimizer of a chain, or of the only one."""
+    if not isinstance(optimizer, dict):
+        return
+    if SCALER in optimizer:
+        yield NotRead(f"{file}: {lead}{SCALER}", SCALING, kind="value")
+    yield from unknown_keys(file, optimizer, {*_OPTIMIZER, SCALER}, lead, _BY)
+    inner = optimizer.get("optimizer")
+    yield from unknown_keys(file, inner, _INNER, f"{lead}optimizer/", _BY)
+    numbered = optimizer.get("param_state")
+    for number, kept in numbered.items() if isinstance(numbered, dict) else ():
+        known = _STEP if isinstance(number, int) else ()
+        yield from unknown_keys(file, kept if known else {number: kept}, known, f"{lead}param_state/", _BY)
+    for holder, at in ((optimizer, lead), (inner, f"{lead}optimizer/")):
+        state = holder.get("state") if isinstance(holder, dict) else None
+        yield from unknown_keys(file, state, _STATE, f"{at}state/", _BY)
