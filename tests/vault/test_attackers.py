@@ -239,6 +239,11 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
         with pytest.raises(OSError, match="a reader changes nothing"):
             one.ask(question)
     assert len(json.loads(one.ask({"op": "hosts"}))["at"]) == 3
+    large = {"op": "names", "more": "x" * (1 << 20)}
+    with pytest.raises(OSError, match="does not answer"):
+        one.ask(large)
+    far._silent.clear()
+    assert "job.json" in Far(made.homes[2], 0, listed(made.homes[2])).ask(large).decode()
 
 
 @other_users

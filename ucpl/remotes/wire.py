@@ -107,8 +107,12 @@ class Session:
 class Answerer:
     """Answers questions, each connection in a thread of its own, until it is closed."""
 
-    def __init__(self, door: Door, answer: Callable[[Question, Session], bytes], most: int = 1 << 24) -> None:
-        """answer: may raise OSError, which is told; whatever else it raises ends the connection. most: bytes of a question.
+    def __init__(
+        self, door: Door, answer: Callable[[Question, Session], bytes], most: Callable[[Names], int] = lambda _: 1 << 24
+    ) -> None:
+        """answer: may raise OSError, which is told; whatever else it raises ends the connection.
+
+        most: bytes of a question, by who asks.
 
         Raises: OSError, where this host cannot listen there.
         """
@@ -164,7 +168,7 @@ class Answerer:
             while self._is_open:
                 if not channel.poll(HOLDS if session.holds else None):
                     return
-                question = json.loads(channel.receive(self._most))
+                question = json.loads(channel.receive(self._most(session.names)))
                 if not isinstance(question, dict):
                     return
                 try:

@@ -26,6 +26,7 @@ _NAME = re.compile(
 )
 WAIT_MAX = 60.0  # seconds for which a lock may be waited for
 QUESTION_MAX = 1 << 30  # bytes: a text of what is committed
+READERS_MAX = 1 << 16  # bytes of a question of a host without a domain
 
 
 class Giving:
@@ -37,7 +38,9 @@ class Giving:
         self._table = threading.Lock()
         self._members = any_name(home.name, len(job.domains)) - names_of(home.name, READER)
         door = TlsDoor(("0.0.0.0", port), keys, any_name(home.name, len(job.domains)))
-        self._answers = Answerer(door, self._answer, QUESTION_MAX)
+        self._answers = Answerer(
+            door, self._answer, lambda names: QUESTION_MAX if names & self._members else READERS_MAX
+        )
 
     def close(self) -> None:
         self._answers.close()
