@@ -51,7 +51,7 @@ def opened_folder(path: Path) -> int:
 
 
 def opened_as_is(path: Path) -> int:
-    """A descriptor of a folder, of which no component is a symbolic link, whoever owns it. Raises: OSError."""
+    """A descriptor of a folder without a symbolic link in its path, whoever owns it. Raises: OSError."""
     parts = Path(os.path.abspath(path)).parts
     at = os.open(parts[0], _PASSED)
     try:

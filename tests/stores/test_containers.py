@@ -621,4 +621,4 @@ def test_config_json_has_the_vocabulary_of_the_weights(source: Path, tmp_path: P
         assert json.loads((tmp_path / folder / "config.json").read_text())["vocab_size"] == 70
     (source / "model.safetensors").unlink()
     said = good("convert", source, tmp_path / "y", "--to", "zero1(dp=3)", *how).out
-    assert "config.json says vocab_size = 61" in said
+    assert "config.json has vocab_size = 61" in said

@@ -6,9 +6,19 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130  # as errors.Exit has it, which may not be imported yet
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ucpl ARGV` (the process's own arguments, if None). Returns the exit status."""
-    from ucpl.cli.run import run
+    try:
+        from ucpl.cli.run import run
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:  # while modules are imported
+        if argv is not None:
+            raise
+        from sys import stderr
+
+        print("interrupted", file=stderr)
+        return _INTERRUPTED

@@ -62,7 +62,7 @@ def run(options: Namespace, console: Console) -> int:
     for difference in found.differences:
         console.say(f"differs       {difference}")
     values = plural(found.values, "value")
-    compared = f"{plural(found.tensors, 'tensor')}, {plural(found.elements, 'element')}, {values} beside them"
+    compared = f"{plural(found.tensors, 'tensor')}, {plural(found.elements, 'element')}, {values} next to them"
     console.say(f"compared      {compared}; buffers {bytes_text(found.bytes_live_max)} at most")
     for text in rounded_lines(found.rounded):
         console.say(f"rounded       {text}")

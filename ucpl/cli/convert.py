@@ -124,7 +124,7 @@ def _run(options: Namespace, console: Console, target: Path, given: Given, how: 
         console.say(
             f"would write   {sizes}" + (f"; {bytes_text(found.free)} are free there" if found.free else ""),
             *_estimate(plan),
-            "proved        every element of the target has one source, and stands where it belongs; nothing was written",
+            "proved        every element of the target has one source, at its own place; nothing was written",
         )
         console.answer(
             {
@@ -166,7 +166,7 @@ def write(
     team: Team | None = None,
     remarks: tuple[str, ...] = (),
 ) -> int:
-    """Run the plan, and tell what was done."""
+    """Run the plan, and print a report."""
     from ucpl.conversion.running import run as carry_out
 
     with console.progress(str(target)) as progress:

@@ -99,7 +99,7 @@ def _compared(console: Console, source: Path, target: Path, folder: Path) -> tup
 
     console.say("", "4. compare: the same logical state as the source?")
     likeness = api.compare(source, target)
-    held = f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values beside them"
+    held = f"{likeness.elements:,} elements of {likeness.tensors} tensors, {likeness.values} values next to them"
     _say(console, [f"{held}: {_word(bool(likeness))}", *map(str, likeness.differences)])
     console.say("", "5. there and back: as one plain file, from the source and from the target")
     files = [folder / "source.pt", folder / "target.pt"]

@@ -188,7 +188,7 @@ def _options(parser: ArgumentParser, action: str | None = None) -> None:
 
     add("--domain", "which domain, from 0", metavar="K")
     shape = "how many, of as many ranks each; or the ranks of each: 0,1/2,3"
-    by_itself = {"serve": "", "keys": " (default 2)", None: " (else, of plan and drill: as the layout says)"}
+    by_itself = {"serve": "", "keys": " (default 2)", None: " (else, of plan and drill: as in the layout)"}
     add("--domains", shape + by_itself.get(action, " (else: as the layout says)"), metavar="N")
     add("--ranks", "ranks of the job", metavar="N")
     add("--layout", "whose `domain` says the ranks of each domain", metavar="LAYOUT")

@@ -101,7 +101,7 @@ def account_of(plan: Plan, source: Checkpoint) -> Account:
 
 
 def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:
-    """Items beside tensors, counted in the source alone."""
+    """Items other than tensors, counted in the source alone."""
     known, container = source.envelope, source.container
     count = sum(map(len, known.scalars.values())) + len(known.groups) + len(known.carried)
     count += sum(len(mine) for mine in _unlike(source).values())
@@ -118,7 +118,7 @@ def _is_dropped(plan: Plan, name: object) -> bool:
 
 
 def _numbers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
-    """Numbers that the optimizer keeps of whole parameters, as `step`."""
+    """Numbers that the optimizer keeps for each parameter, as `step`."""
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     gone = frozenset(plan.gone.get("numbers", ()))
     for state, values in source.envelope.scalars.items():
@@ -158,7 +158,7 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 
 
 def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
-    """Names of values; those of a module's state dict with their keys, each of which is a value of its own."""
+    """Names of values; those of a module's state dict with their keys; each key is a value of its own."""
     for name, held in source.envelope.blobs.items():
         if name in _BY_KEY and isinstance(held, dict) and held:
             yield from ((name, str(key)) for key in held)
@@ -300,7 +300,7 @@ def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Ite
 def demand_an_optimizer(
     source: Checkpoint, framework: str, dropped: Collection[str] = (), remedy: str = _PLANNED
 ) -> None:
-    """A run goes over without its optimizer only where that is said. Raises: UcplError E467.
+    """Check that a run loses its optimizer only on request. Raises: UcplError E467.
 
     framework: the target's; one of tensors alone is an export of weights, and its account names what is left behind.
     dropped: states that are not read since somebody named them.

@@ -266,7 +266,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
-    """config.json with the dtype and vocabulary of the model's files; nothing if it says that, or if there is no such file."""
+    """config.json with the dtype and vocabulary of the model's files; nothing if it has these, or if there is no such file."""
     from ucpl.stores.huggingface_config import rewritten
 
     whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]

@@ -148,7 +148,7 @@ def _of_class(config: Mapping[str, Json], seen: Seen) -> Found:
         return Found((Diagnostic("E388", says, (Label(seen.place, where=name),), remedy=catalogue()["E388"].remedy),))
     if not found.common and seen.stored:
         first, theirs_first = next(iter(seen.stored)), next(iter(found.missing), "")
-        says = f"{found.kind} of config.json has no tensor `{first}`, nor any other of these; its own are `{theirs_first}`, ..."
+        says = f"{found.kind} of config.json has no tensor `{first}` and none of the others; its own are `{theirs_first}`, ..."
         return Found((Diagnostic("E399", says, (Label(seen.place, where=first),), remedy=catalogue()["E399"].remedy),))
     notes = []
     if found.missing:

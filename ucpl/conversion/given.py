@@ -83,7 +83,7 @@ class Given:
     said_by: nodes.Plan | None = None  # the statement that says some of drop, freeze and train
     weights_alone: bool = False  # the optimizer of the source is not read
     skipped: frozenset[str] = frozenset()  # states that are not read, since they cannot be and are dropped by name
-    why_skipped: str = ""  # where neither option says it: what is amiss with the optimizer
+    why_skipped: str = ""  # without such an option: the fault of the optimizer
     bare: bool = False  # layouts are resolved and not located: one rank will be asked for
 
 

@@ -1,7 +1,7 @@
 """Names of a Hugging Face target of any model: without the prefix of a wrapper, and an adapter of PEFT as PEFT saves it.
 
 A prefix is taken off if all names have it, and config.json's class has the names without it. Without transformers, only
-prefixes that wrappers are known to add are taken off. The plan says so.
+prefixes that wrappers are known to add are taken off. The plan names them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
     if not _has_config(source, given):
         fail(
             "E394",
-            f"PEFT needs {CONFIG} beside an adapter's weights, and the source has none",
+            f"PEFT needs {CONFIG} next to an adapter's weights, and the source has none",
             Label(str(source.checkpoint and source.checkpoint.top)),
             remedy=f"--config PATH/{CONFIG} names it: PEFT wrote it where the adapter was saved",
         )

@@ -1,6 +1,6 @@
 """Weights are always obtainable: what becomes of a call whose source has an optimizer that cannot be read.
 
-Of files that are amiss, a second reading without the optimizer tells whether the optimizer alone is.
+If files are damaged, a second reading without the optimizer shows whether only the optimizer is.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["looked_through", "opened_to_look_at", "with_weights"]
 T = TypeVar("T")
 _UNREAD = ("E457", "E460", "E524", "E533", "E546")  # valid files, of a kind that is not read
 _WAY = "the weights can be read: --weights-alone converts them without the optimizer"
-_SAID = "E467"  # a run whose optimizer is not read: its own remedy says how to go on
+_SAID = "E467"  # a run whose optimizer is not read: its own remedy names the ways
 _OF_A_SOURCE = 3  # exit status: the source cannot be read, or is damaged
 
 
 def with_weights(read: Callable[[Given], T], given: Given, target: Called | str) -> T:
     """What is read of a source, without states that are dropped by name where it cannot be read with them.
 
-    A target of tensors alone is made without the optimizer, and the account says why. Raises: UcplError, of the first reading;
-    where the optimizer alone is amiss, a note says how to go on.
+    A target of tensors alone is made without the optimizer; the account has the reason. Raises: UcplError of the first reading;
+    if only the optimizer is damaged, a note names the way to the weights.
     """
     try:
         return read(given)
@@ -90,7 +90,7 @@ def _is_of_tensors(target: Called | str) -> bool:
 
 
 def _with_way(read: Callable[[Given], T], given: Given, error: UcplError) -> UcplError:
-    """The error; where the weights can be read without the optimizer, a note says so."""
+    """The error; where the weights can be read without the optimizer, with a note on that."""
     try:
         read(evolve(given, weights_alone=True))
     except UcplError:

@@ -144,7 +144,7 @@ class Container:
     remarks: tuple[str, ...] = ()
     odd: tuple[
         str, ...
-    ] = ()  # those of them that a conversion says, too: files of another step, files that are missing
+    ] = ()  # those of them that a conversion prints, too: files of another step, files that are missing
 
     def without(self, names: frozenset[str] | set[str]) -> Container:
         """As if these files were not there."""

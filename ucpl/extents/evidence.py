@@ -47,7 +47,7 @@ class Seen:
 
 
 def together(some: Iterable[Seen]) -> Seen:
-    """The values of several comparisons, of which a swap could exchange any two."""
+    """The values of several comparisons. A swap could exchange any two of them."""
     out = Seen()
     for seen in some:
         out.count, out.odd = out.count + seen.count, out.odd + seen.odd

@@ -114,7 +114,7 @@ class Side:
             Label(a.file, f"first here, {part_a.state}", where="/".join(map(str, a.key))),
             Label(b.file, "and here", where="/".join(map(str, b.key))),
             notes=(f"layout {self.placement.layout.call}",),
-            remedy="a part stands once in a stored tensor: take one of the two out. Copies inside one tensor, as of key-value"
+            remedy="a part occurs once in a stored tensor: take one of the two out. Copies inside one tensor, as of key-value"
             " heads that are repeated, cannot be written"
             if (a.file, a.key) == (b.file, b.key)
             else "",
@@ -218,7 +218,7 @@ class Side:
         known = set(of.values())
         if len(known) < 2:
             return (known.pop() if known else layout.state_dtypes.get(part.state, ""),)
-        # Tensors of several dtypes in one part: each stored tensor has the narrowest that holds all that lies in it.
+        # Tensors of several dtypes in one part: each stored tensor has the narrowest that holds all of its elements.
         held: dict[int, dict[str, None]] = {}
         for home, tensor in {*zip(part.pieces.home.tolist(), part.pieces.tensor.tolist(), strict=True)}:
             held.setdefault(home, {})[of[tensor]] = None

@@ -260,7 +260,7 @@ class Layout:
         return f"{self.call} of {self.model_call or 'any'}, {self.ranks:,} ranks: {said}"
 
     def dtype_of(self, path: str, state: str) -> str:
-        """The type of a tensor's weight or of one of its states; empty where the model says none."""
+        """The type of a tensor's weight or of one of its states; empty where the model has none."""
         tensor = self.tensors[path]
         if state == "weight":
             return tensor.dtype or ""

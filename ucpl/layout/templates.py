@@ -270,7 +270,7 @@ _TRIED = 4096
 
 
 def varies(hole: Hole, axes: Container[str]) -> bool:
-    """Whether coordinates change what a hole says: `{tp + 1}` and `{rank}` vary, `{tp * 0}` and `{size(tp)}` do not."""
+    """Whether coordinates change the text of a hole: `{tp + 1}` and `{rank}` vary, `{tp * 0}` and `{size(tp)}` do not."""
     names = sorted(name for name in hole.names if name in axes)
     if not names or len(names) < len(hole.names):
         return bool(names)
@@ -278,7 +278,7 @@ def varies(hole: Hole, axes: Container[str]) -> bool:
     for place in islice(product(_COORDINATES, repeat=len(names)), _TRIED):
         try:
             found.add(evaluate(hole.expr, dict(zip(names, place, strict=True))))
-        except UcplError:  # no whole number there, as of `{tp / 8}`
+        except UcplError:  # no integer there, as of `{tp / 8}`
             found.add(None)
         if len(found) > 1:
             return True

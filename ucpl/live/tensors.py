@@ -1,6 +1,6 @@
 """The one entrance of tensors of a running job: their elements in memory, for whoever reads or fills them.
 
-A tensor may be a view with gaps, stand for the conjugate or the negative of the stored numbers, be a DTensor or a Parameter, or
+A tensor may be a view with gaps, the conjugate or the negative of the stored numbers, be a DTensor or a Parameter, or
 have no memory. No other module looks at memory of tensors (tests/test_project.py). Not here: dtypes by their names in specs.
 """
 
@@ -116,7 +116,7 @@ def unwritable(tensor: object) -> str:
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements that a tensor stands for, where they are in memory if they are there as such."""
+    """The elements of a tensor, in memory where they are stored as such."""
     return plain(tensor).resolve_conj().resolve_neg()
 
 
@@ -236,7 +236,7 @@ def _is_apart(tensor: torch.Tensor) -> bool:
 
 
 def _seen(marks: NDArray[np.bool_], tensor: torch.Tensor, at: int, unit: int) -> NDArray[np.bool_]:
-    """A tensor's memory among units of so many bytes, of which its first is number `at`."""
+    """A tensor's memory among units of so many bytes. Its first unit has the number `at`."""
     count = tensor.element_size() // unit
     steps = (*(step * count for step in tensor.stride()), 1)
     return np.ndarray((*tensor.shape, count), np.bool_, marks, at, steps)

@@ -97,7 +97,7 @@ def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
                 f"flat buffer {flat.bucket} is in another order than the checkpoint states, from tensor {n} on",
                 (
                     Label(str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"),
-                    Label(placement.layout.call, "says: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
+                    Label(placement.layout.call, "has: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
                 ),
                 remedy="correct the group's members or its `order`;"
                 " `ucpl infer` writes the order that the checkpoint states",

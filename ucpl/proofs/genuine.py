@@ -1,7 +1,7 @@
 """A checkpoint that a spec wrote, held against a genuine one of the framework: both under the spec's one layout.
 
 Stored tensors are compared place by place, so that nothing of the spec stands between: what it got wrong is wrong here. The
-spec only names the elements. Padding is not compared, but the genuine checkpoint's must be zero where the layout says so.
+spec only names the elements. Padding is not compared, but the genuine checkpoint's must be zero where the layout demands it.
 Copies that may differ (`mean`, `sum`, `max`, `any`) are not compared.
 """
 
@@ -215,7 +215,7 @@ class _Holding:
         )
 
     def padding(self) -> None:
-        """Padding of the genuine checkpoint that the layout calls zero. Without a plan, other findings have said why."""
+        """Padding of the genuine checkpoint that the layout calls zero. Without a plan, other findings have the reason."""
         try:
             plan = order(build(self.placement, counted_places(self.placement), dtype_of=dtype_of(self.genuine)))
             found = check_padding(plan, self.genuine)

@@ -81,7 +81,7 @@ class _Form:
         return re.escape(self._text(part, self._first)) if self._is_one(part) else f"(?P<other{n}>.*)"
 
     def _is_one(self, part: Hole) -> bool:
-        """Whether it says the same at every coordinate and of every tensor."""
+        """Whether it has one text for every coordinate and every tensor."""
         return part.names <= self.degrees.keys()
 
     def files(self, stored: set[str]) -> set[str]:
@@ -94,7 +94,7 @@ class _Form:
         return {self._name({**dict(rest), **numbers}) for rest in found for numbers in ranked}
 
     def _numbers(self, place: Mapping[str, int]) -> dict[int, str] | None:
-        """What stands in the parts of ranks at one place. None where an expression has no value there."""
+        """The parts of ranks at one place. None where an expression has no value there."""
         try:
             return {n: self._text(self.path.parts[n], place) for n in self.ranked}
         except UcplError:
@@ -138,5 +138,5 @@ def _form(rule: FileRule, degrees: Mapping[str, int]) -> _Form | None:
 
 
 def _rest(match: re.Match[str]) -> tuple[tuple[int, str], ...]:
-    """What stands in the groups that are not of ranks, by the numbers of their parts."""
+    """The groups that are not of ranks, by the numbers of their parts."""
     return tuple((int(k.removeprefix("other")), v) for k, v in match.groupdict().items() if k.startswith("other"))

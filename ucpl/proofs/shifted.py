@@ -32,8 +32,8 @@ def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], 
     if not moved:
         return (), ""
     return (
-        f"the master is the weight from element {moved} on: Megatron-Core up to 0.19.2 saves so what lies behind the padding of"
-        f" a bucket; {moved} elements of the master and of each moment are in no file, and the weight is whole",
+        f"the master is the weight from element {moved} on: Megatron-Core up to 0.19.2 saves tensors behind the padding of"
+        f" a bucket so; {moved} elements of the master and of each moment are in no file, and the weight is complete",
     ), (
         f"convert with --freeze '{_name_of(unequal.key)}' to keep its weight, and all states of the other tensors; a later"
         " --train gives it new ones"

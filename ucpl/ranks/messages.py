@@ -111,7 +111,7 @@ class Exchange:
             self.kept += target.elements * there.element_size()
 
     def run(self, graph: Dealt) -> None:
-        """What is sent and received, in rounds, of which none is left out: others wait. Raises: UcplError E605, E607."""
+        """Messages sent and received, in rounds. No round is left out, because others wait. Raises: UcplError E605, E607."""
         gives = {peer: windows_of(parts, self.most) for peer, parts in graph.given().items()}
         takes = {peer: windows_of(parts, self.most) for peer, parts in graph.taken().items()}
         for i in range(max((len(windows) for windows in (*takes.values(), *gives.values())), default=0)):

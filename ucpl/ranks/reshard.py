@@ -184,7 +184,7 @@ class _Work:
         read = [(f"state[{text!r}]", one) for text, one in state.items()]
         if (pair := overlap([(f"out[{text!r}]", out[text]) for text in names], read)) is not None:
             filled, other = pair
-            what = f"{filled} lies where {other} does, which would be written over" + " before it is read" * (
+            what = f"{filled} shares memory with {other}, which would be overwritten" + " before it is read" * (
                 other in dict(read)
             )
             place, remedy = Label(self.plan.target_call), "give tensors of their own, or none: they are made"

@@ -70,7 +70,7 @@ def listed(source: Path) -> Listing:
 def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None) -> Iterator[Path]:
     """The source as every rank can read it: itself, where all have it, else a folder that stands for it.
 
-    What lies in a store every rank reads from there. keys: of this host, for files on several hosts.
+    Every rank reads files of a store from there. keys: of this host, for files on several hosts.
     Raises: UcplError E621, E625, E628, E687.
     """
     mine = listed(source)

@@ -1,7 +1,7 @@
 """Bytes of files that another rank has on a disk of its own: each rank serves its files by range to the ranks of its job.
 
 Only files that were listed are served, and nothing but their bytes and their sizes and times. Ranks of one user on one host
-speak over Unix sockets, where the kernel says whose process is at the other end; ranks on several hosts over TLS, with keys.
+speak over Unix sockets, where the kernel names the other process's user; ranks on several hosts over TLS, with keys.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ class StorageReader(Base):
         self.bytes_read = 0
         self.generation: int | None = None  # of a vault
         self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
-        self.error: Exception | None = (
-            None  # the reason why it could not be opened, if there are other ranks to be told
-        )
+        self.error: Exception | None = None  # the error of opening it, for other ranks
         self._told = Index()
         self.reset(path)
 

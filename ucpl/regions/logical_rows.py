@@ -111,7 +111,7 @@ class LogicalRows:
             at(self.entry.span, "an index is in one of the two"),
             at(tensor.span, "defined here"),
             remedy=f"make the digits dims of the model, `{path} : {dims}` with a `dim` line for each and no `index {dim}`:"
-            " then each stands where it is stored",
+            " then each has its stored place",
         )
 
     def _bracket_digits(self, axis: ax.Axis) -> list[str]:

@@ -157,7 +157,7 @@ class UnixWay(Way):
 
 
 def _same_user(channel: socket.socket) -> Names:
-    """The kernel says who is at the other end. Raises: Refused."""
+    """Ask the kernel for the user at the other end. Raises: Refused."""
     said = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = _CREDENTIALS.unpack(said)[1]
     if user != os.geteuid():

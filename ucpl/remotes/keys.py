@@ -30,7 +30,7 @@ _Stamp: TypeAlias = tuple[tuple[int, int, int, int], ...]
 
 
 def names_of(job: str, who: str) -> Names:
-    """URIs by which a certificate says that its owner is `who` of a vault."""
+    """URIs in the certificate of `who` of a vault."""
     return frozenset((f"{PREFIX}{who}", f"{PREFIX}{job}/{who}"))
 
 

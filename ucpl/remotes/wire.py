@@ -29,7 +29,7 @@ __all__ = ["Address", "Answerer", "Channel", "Line", "Question", "Session", "Sil
 
 Question: TypeAlias = Mapping[str, object]
 EVERY = 0.2  # seconds between two looks whether who is asked is there
-STALLED = 6.0  # seconds for which a message that has begun may stand still
+STALLED = 6.0  # seconds without progress after which a message that has begun ends
 GREETING = 6.0  # seconds that a greeting may take in all
 PAUSE = 0.02  # seconds, where a caller could not be heard
 STRANGERS = 128  # callers who may be greeted at once; one more takes the place of the oldest

@@ -99,7 +99,7 @@ def by_place(extents: Iterable[Extent]) -> dict[Place, Extent]:
 
 
 def marks_of(checkpoint: Checkpoint) -> Callable[[object], object]:
-    """What tells values of a checkpoint apart: tensors by their bytes' CRC, or by their place where the file states none."""
+    """A key of values of a checkpoint: tensors by their bytes' CRC, or by their place where the file states none."""
     return marks_among(checkpoint.carried_extents.values())
 
 

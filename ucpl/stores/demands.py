@@ -102,7 +102,7 @@ class Size:
         )
         yield Diagnostic(
             "E388",
-            f"config.json says {key} = {said}, and {states}: {key} = {size} would fit",
+            f"config.json has {key} = {said}, and {states}: {key} = {size} would fit",
             (Label(seen.place, where=key),),
             remedy=catalogue()["E388"].remedy,
             about=(key, size),
@@ -115,7 +115,9 @@ class Demands:
 
     names: Names | None = None
     sizes: tuple[Size, ...] = ()
-    checks: tuple[Callable[[Seen], Iterable[Diagnostic]], ...] = field(default=())  # what no table says: groups, files
+    checks: tuple[Callable[[Seen], Iterable[Diagnostic]], ...] = field(
+        default=()
+    )  # demands that no table has: groups, files
 
 
 def sizes_of(config: Mapping[str, Json]) -> Mapping[str, Json]:

@@ -120,7 +120,7 @@ def each_of(envelope: Envelope) -> dict[str, Hyper]:
 
 
 def differences(one: Hyper, other: Hyper, tensors: Iterable[Extent] = ()) -> list[str]:
-    """Keys of hyper-parameters that differ, or that one side alone has. tensors: the source's, of which some may be values."""
+    """Keys of hyper-parameters that differ, or that one side alone has. tensors: the source's; some may be values."""
     places = by_place(tensors)
     keys = [key for key in dict.fromkeys([*one, *other]) if key not in _NAMES]
     return [

@@ -220,7 +220,7 @@ class _Folder:
 
     @staticmethod
     def _without(path: Path, index: str, weight_map: dict[str, str], here: list[str]) -> str:
-        """The remedy where files beside a stale index are complete by themselves; else "", the usual one."""
+        """The remedy where files beside a stale index are complete; else "", the usual one."""
         sets: dict[tuple[str, str], list[str]] = {}
         for name in here:
             if (match := SHARD.fullmatch(name)) is not None:
@@ -338,7 +338,7 @@ class _Folder:
                 Label(str(self.root / extent.file), "and here", where=name),
             )
         if other is not None:
-            says = f"; the index says {stated}" if stated is not None else ""
+            says = f"; the index has {stated}" if stated is not None else ""
             at = f"{name} is in {other.file} and in {extent.file}{says}"
             self.told.append(f"{at}: {extent.file} is read, transformers takes the last file by name")
         self.found[name] = extent

@@ -80,7 +80,7 @@ def with_vocabulary(config: str, stored: Mapping[str, tuple[int, ...]]) -> tuple
     inner = value.get("text_config")
     if was == now or "quantization_config" in value:
         return config, ""
-    for owner in (inner, value):  # a key next to text_config that says the same number says it of the same model
+    for owner in (inner, value):  # a key next to text_config with the same number is of the same model
         if isinstance(owner, dict) and owner.get("vocab_size") == was:
             owner["vocab_size"] = now
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n", f"config.json: vocab_size = {was} becomes {now}"

@@ -85,7 +85,7 @@ def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
         and structure.settings.get("stage") == 3
         and "clip_grad" in source.envelope.blobs
     ):
-        out["clip_grad"] = "shards of stage 3 have none: ds_config says it"
+        out["clip_grad"] = "shards of stage 3 have none: ds_config has it"
     if META in out:
         out[META] = "it is Lightning's file of what is in no chunk"
     return out

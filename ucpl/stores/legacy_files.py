@@ -58,7 +58,7 @@ def _read(fd: int, data: bytes, path: Path, file: str) -> tuple[Pickle, dict[str
 
 
 def _storages(fd: int, said: tuple[Pickle, object], at: int, path: Path, file: str) -> dict[str, Member]:
-    """Where each storage lies, from where the first one begins. Raises: UcplError E413, E414."""
+    """The place of each storage, from the begin of the first one. Raises: UcplError E413, E414."""
     made, keys = said
     sizes = {storage.name: DTYPES[storage.dtype].itemsize for storage in made.storages}
     if not isinstance(keys, list) or set(keys) != set(sizes):

@@ -27,7 +27,7 @@ _TRACKERS = (*POINTERS, "latest_checkpointed_iteration.txt", "latest_checkpointe
 _WHY = "it is no part of the checkpoint that is read"
 _STATE = "its optimizer state is in a form that is not read"
 _OF_TRAINING = re.compile(r"train(?:ing|er)?(?:[_-]?states?)?", re.IGNORECASE)  # folders that hold an optimizer's
-_NEXT_TO_IT = "an optimizer's state lies next to these weights, and is not read"
+_NEXT_TO_IT = "an optimizer's state is next to these weights, and is not read"
 
 
 def is_of_an_optimizer(name: str) -> bool:
@@ -64,7 +64,7 @@ def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
 
 
 def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:
-    """Tensors of its files that are neither payload, nor in a value that is carried."""
+    """Tensors of its files that are no payload, and in no value that is carried."""
     envelope = checkpoint.envelope
     values = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups], checkpoint.caller_states.of]
     held = set()
@@ -74,7 +74,7 @@ def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]
     for place, extent in by_place(checkpoint.carried_extents.values()).items():
         name = f"{extent.file}: {key_text(extent.key)}"
         if extent.numel and place not in held and not any(name.startswith(f"{one}/") or name == one for one in said):
-            yield NotRead(name, "it is neither a tensor of the model nor in a value of the run", kind="value")
+            yield NotRead(name, "it is no tensor of the model, and in no value of the run", kind="value")
 
 
 def _others(checkpoint: Checkpoint) -> Iterator[NotRead]:

@@ -46,7 +46,7 @@ _EMPTY: tuple[object, ...] = ()
 
 
 def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[object, int]:
-    """The value that a pickle makes, and the bytes that it has; `alone`, if nothing may stand behind it.
+    """The value that a pickle makes, and the bytes that it has; `alone`: nothing may follow it.
 
     Raises: UcplError E420-E427, with the place of the instruction.
     """

@@ -239,7 +239,7 @@ class _Opened:
         return tuple(out)
 
     def listed(self, group: int, names: Sequence[str], shapes: Mapping[str, object]) -> Sequence[str]:
-        """All names of a group of the optimizer: frozen parameters, too, where the envelope says them."""
+        """All names of a group of the optimizer: frozen parameters, too, where the envelope names them."""
         stated = self.named("envelope", LISTED).get(str(group))
         if stated is None:
             return names

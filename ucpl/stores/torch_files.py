@@ -78,7 +78,7 @@ class TorchFile:
         return tuple(self.extent(key, value) for key, value in tensors_of(self.value, self.file))
 
     def demand_undamaged(self, storage: str, holds: str) -> None:
-        """A storage's bytes have the CRC that is stated, where one is. holds: what lies in it. Raises: UcplError E400, E612."""
+        """A storage's bytes have the CRC that is stated, where one is. holds: its content. Raises: UcplError E400, E612."""
         member = self.storages[storage]
         if member.crc is None or member.made:
             return

@@ -111,7 +111,7 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
 
 
 def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX, *, holds: str = "") -> bytes:
-    """A whole member of at most `most` bytes, its CRC checked where there is one. `holds`: what lies in it, for the error.
+    """A complete member of at most `most` bytes, its CRC checked where there is one. `holds`: its content, for the error.
 
     Raises: UcplError E400, E402, E408.
     """

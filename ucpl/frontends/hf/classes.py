@@ -84,7 +84,7 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
 
 
 def _refuse_without_names(file: Path) -> NoReturn:
-    """Neither headers nor transformers give names. Raises: UcplError E396."""
+    """The error where headers and transformers give no names. Raises: UcplError E396."""
     pickled = next((n for n in sorted(os.listdir(file.parent)) if n.endswith((".bin", ".pt", ".pth"))), None)
     if pickled is None:
         fail("E396", "transformers is not installed: a config alone has no names", Label(str(file)))

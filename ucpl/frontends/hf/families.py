@@ -20,7 +20,7 @@ WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @frozen
 class Family:
-    """Differences of a class from Llama. biases: of q, k and v; `None` for as `attention_bias` says."""
+    """Differences of a class from Llama. biases: of q, k and v; `None`: those of `attention_bias`."""
 
     kind: str
     biases: bool | None = False

@@ -319,7 +319,7 @@ def opened_flats(root: Path) -> Checkpoint:
         tensors=tuple(tensors),
         aliases={},
         files=tuple(names),
-        remarks=("second names of tied tensors are not told by flat parameters",),
+        remarks=("flat parameters do not have the second names of tied tensors",),
         not_read=ranks.not_read(),
         scalar_extents=ranks.scalar_extents,
     )

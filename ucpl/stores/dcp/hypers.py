@@ -53,7 +53,7 @@ def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: C
     if stated is not None and hyper.get(DECOUPLED, stated) != stated:
         fail(
             "E471",
-            f"the source says {DECOUPLED} = {hyper[DECOUPLED]}, and the target {stated}",
+            f"the source has {DECOUPLED} = {hyper[DECOUPLED]}, and the target {stated}",
             Label("<target>", where=f"{DECOUPLED} = {int(stated)}"),
             remedy=f"leave {DECOUPLED} out of dcp(...)",
         )
@@ -83,7 +83,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _lacks_kind(structure: Structure, members: Collection[str], hyper: Hyper) -> bool:
-    """Whether a group may be Adam's or AdamW's, and does not say of which."""
+    """Whether a group may be Adam's or AdamW's, and does not show which."""
     states = {state for tensor in structure.tensors if tensor.name in members for state in tensor.states}
     return states >= _ADAM and DECOUPLED not in hyper and hyper.keys() <= _KNOWN
 
@@ -98,7 +98,7 @@ def _is_adam(hyper: Hyper) -> bool:
 
 
 def _of_config(source: Checkpoint, hyper: Hyper) -> bool | None:
-    """What ds_config says of the optimizer that DeepSpeed makes of it; torch's own ones may be the caller's."""
+    """The keys of ds_config for the optimizer that DeepSpeed makes; torch's own ones may be the caller's."""
     config = source.envelope.blobs.get("ds_config")
     said = config.get("optimizer") if isinstance(config, Mapping) else None
     if not isinstance(said, Mapping) or "bias_correction" not in hyper:

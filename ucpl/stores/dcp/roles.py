@@ -62,7 +62,7 @@ def roles_of(metadata: Metadata, root: Path) -> Roles:
 
 
 def _kind_of(name: str) -> str:
-    """What stands behind a parameter's name."""
+    """The text behind a parameter's name."""
     return name.rpartition(".")[2]
 
 
@@ -205,7 +205,7 @@ def _leads(owners: set[str]) -> Iterator[str]:
 
 
 def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str, str]:
-    """What the names of a model's tensors begin with, and what is amiss where that is not one text, with a remedy.
+    """The prefix of the names of a model's tensors; where it is not one text, the fault and a remedy.
 
     Of several models with the same names, as a run has that keeps averages of its weights, the one that is called so.
     """

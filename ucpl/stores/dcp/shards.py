@@ -73,7 +73,7 @@ def opened_shards(root: Path) -> Checkpoint:
     settings = {"prefix": Setting("", f"headers of {names[0]}"), "states": Setting("", f"headers of {names[0]}")}
     settings |= {"masters": Setting(0, f"headers of {names[0]}"), "file": Setting(FILE, "the shards")}
     settings |= mesh_settings({t.name: t.shape for t in tensors}, extents.values(), "chunks in the shards")
-    texts, not_read = read_texts(root)  # of a Hugging Face folder, where somebody laid them beside the shards
+    texts, not_read = read_texts(root)  # of a Hugging Face folder, where somebody put them next to the shards
     blobs: dict[str, object] = {EMPTY: empty} if empty else {}
     if texts:
         blobs[TEXTS] = texts
@@ -89,7 +89,7 @@ def opened_shards(root: Path) -> Checkpoint:
         tensors=tuple(tensors),
         aliases={},
         files=(*names, *texts),
-        remarks=("no file says how large tensors are: the shard of the last rank would not be missed",),
+        remarks=("no file has the sizes of tensors: a missing shard of the last rank is not noticed",),
         not_read=tuple(not_read),
     )
 

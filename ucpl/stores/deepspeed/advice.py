@@ -66,7 +66,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _mixed(structure: Structure) -> tuple[str, ...]:
-    """Of parameters of several types, where the target's call says of none that it is trained in."""
+    """Advice on parameters of several types, where the target's call names no type of training."""
     found = {t.dtype for t in structure.tensors if t.kind == "parameter" and t.dtype}
     if len(found) < 2 or structure.settings.get("bf16") or structure.settings.get("fp16"):
         return ()

@@ -28,7 +28,7 @@ def step_folder(path: Path) -> tuple[Path, str]:
         if steps:
             fail(
                 "E451",
-                f"{path} has {plural(len(steps), 'step')} but no `latest` that says which",
+                f"{path} has {plural(len(steps), 'step')} but no `latest` that names one",
                 Label(str(path)),
                 remedy=_other_step(path),
             )

@@ -23,7 +23,7 @@ _LAYER = re.compile(r"(?P<stem>layer_(?P<number>\d+))(?:-model_(?P<tp>\d+))?-mod
 _EXPERT = re.compile(
     r"(?:layer_(?P<layer>\d{1,9})_)?expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt\Z"
 )
-# The optimizer's states of an expert-parallel rank: without ZeRO. Before 0.19.4 there is one beside ZeRO's shards, too, empty.
+# The optimizer's states of an expert-parallel rank: without ZeRO. Before 0.19.4 there is an empty one with ZeRO, too.
 _EXPERTS_OPTIM = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt\Z")
 _NUMBER = re.compile(r"\d+")
 _DIGITS_MAX = 10  # of a layer's number

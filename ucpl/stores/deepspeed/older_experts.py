@@ -38,7 +38,7 @@ Shapes = Mapping[str, Shape]
 
 
 def lacks_shapes(meta: TorchFile, listing: Listing) -> bool:
-    """Whether the orders of the optimizer's buffers are not in the model states, as before 0.19.4 beside experts."""
+    """Whether the orders of the optimizer's buffers are not in the model states, as before 0.19.4 with experts."""
     return bool(listing.experts and listing.optims) and "param_shapes" not in Value.of(meta).mapping()
 
 
@@ -79,7 +79,7 @@ def _groups(optims: tuple[TorchFile, ...], names: _Names) -> list[dict[str, Shap
         if mappings is None:
             fail(
                 "E457",
-                f"{part.file}: neither param_shapes nor {_NAMES} say which parameters the optimizer's buffers hold,"
+                f"{part.file}: param_shapes and {_NAMES} do not show which parameters the optimizer's buffers hold,"
                 " as of experts before DeepSpeed 0.7",
                 Label(str(part.path), where=_STATE),
                 remedy=_ADVICE,

@@ -48,7 +48,7 @@ def shards_gone(topology: Topology) -> tuple[str, ...]:
     """The optimizer shards of a run at ZeRO-1 or 2, where none of them is there. None: it had no optimizer, or no ZeRO.
 
     `param_shapes` are those of the optimizer's parameters, and only ZeRO states them; what is written here without ZeRO does,
-    too, and says stage 0. Beside experts, releases before 0.19.4 leave them out.
+    too, and says stage 0. With experts, releases before 0.19.4 leave them out.
     """
     if topology.optim is not None or topology.stage:
         return ()

@@ -136,7 +136,7 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
     for name in listing.experts_optims:  # without ZeRO; with it, they are there and have nothing
         part = read_shard(listing.root, name)
         if any(held is not None for held in Value.of(part).mapping().values()):
-            beside = "beside the shards of ZeRO" if listing.optims else "and no shard of ZeRO"
+            beside = "next to the shards of ZeRO" if listing.optims else "and no shard of ZeRO"
             not_yet(part.path, f"it has an optimizer of experts {beside}")
     if auto_ep.layers_of(first) is not None:
         _refuse_auto_ep(first, degrees, listing)

@@ -100,7 +100,7 @@ def _common(root: Path, metadata: Metadata) -> TorchFile:
         if place is None and not (root / COMMON).exists():
             fail(
                 "E400",
-                f"{root} has neither {COMMON} nor `{COMMON_STATE}` in {METADATA}, as Megatron-Core 0.19 has it",
+                f"{root} has no {COMMON} and no `{COMMON_STATE}` in {METADATA}, as Megatron-Core 0.19 has it",
                 Label(str(root / COMMON), "not there"),
                 Label(str(root / METADATA), where=COMMON_STATE),
             )
@@ -320,7 +320,7 @@ class _Dist(Opened):
         return str(value) if isinstance(value, int | float | str) else ""
 
     def rest(self) -> dict[object, object]:
-        """What the common state has beside the optimizer, without what a target was given that its source had nothing of."""
+        """The common state without the optimizer, and without values that a target has and its source has not."""
         top = Value.of(self.common)
         said = top.find(KEPT)
         given = said.find(GIVEN) if said is not None else None

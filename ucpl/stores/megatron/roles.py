@@ -133,7 +133,7 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
 
 
 def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
-    """Objects of the optimizer that are neither groups nor a description of buckets: its states, in a form that is not read."""
+    """Objects of the optimizer other than groups and descriptions of buckets: states, in a form that is not read."""
     why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
     others = (name for name in entries.objects if is_of_optimizer(name) and _DESCRIBES.fullmatch(name) is None)
     return tuple(
