@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.cli.command import ucpl as command
 from ucpl.api import open_checkpoint
@@ -160,6 +160,27 @@ def test_the_newest_step_with_files_is_offered(tmp_path: Path) -> None:
             (tmp_path / "latest").write_text(said)
         done = command("inspect", tmp_path)
         assert done.status == 3 and str(tmp_path / "global_step10") in done.err, (said, done.err)
+
+
+def test_the_way_out_of_several_files_takes_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index lists the files; without one, a spec says how they are parts of one checkpoint."""
+    folder, state = tmp_path / "bins", {f"w{i}": torch.full((2,), float(i)) for i in range(6)}
+    folder.mkdir()
+    files = {f"w{i}": f"pytorch_model-0000{i // 2 + 1}-of-00003.bin" for i in range(6)}
+    for file in sorted(set(files.values())):
+        torch.save({k: v for k, v in state.items() if files[k] == file}, folder / file)
+    done = command("inspect", folder)
+    assert "(3 such files)" in done.err and "--from FILE.ucpl:LAYOUT" in done.err and "python -c" not in done.err
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    said = command("inspect", folder).err
+    monkeypatch.chdir(tmp_path)
+    code = shlex.split(said[said.index("python -c") :].splitlines()[0])[2]
+    subprocess.run([sys.executable, "-c", code], check=True)
+    made = load_file(tmp_path / "model.safetensors")
+    assert made.keys() == state.keys() and all(torch.equal(made[k], state[k]) for k in state)
+    (folder / "pytorch_model-00002-of-00003.bin").unlink()
+    done = command("inspect", folder)
+    assert "1 of 3: pytorch_model-00002-of-00003.bin" in done.err and "python -c" not in done.err
 
 
 def test_files_of_ranks_are_not_one_file(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ucpl.errors import plural
@@ -25,6 +26,7 @@ _HEAD = 512  # bytes
 _SHOWN = 40  # characters of a text
 _NAMES = 3  # tensors or keys that are named
 _KEYS = 8
+_NUMBER = re.compile(r"\d+")
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _EMPTY_ZIP = b"PK\x05\x06"
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".tar")
@@ -53,12 +55,17 @@ def _in_folder(path: Path) -> Found | None:
     for pattern, what in _FOLDERS:
         if any(path.glob(pattern)) or any(path.glob(f"*/{pattern}")):
             return Found(f"it is {what}", OWN)
+    incomplete = _of_index(path, names)
+    if incomplete is not None:
+        return incomplete
     weights = [name for name in names if name.endswith(_WEIGHTS) and (path / name).is_file()]
     for name in weights[:1]:
-        found = _of_file(path / name)
+        shards = [path / other for other in weights if _NUMBER.sub("#", other) == _NUMBER.sub("#", name)]
+        found = _of_file(path / name, shards)
         if found is not None:
-            return Found(f"its {name} is {found.what.removeprefix('it is ')}", found.remedy)
-    for found in (_of_pointer(path, names), _of_index(path, names), _of_metadata(path, names)):
+            more = f" ({len(shards)} such files)" if len(shards) > 1 else ""
+            return Found(f"its {name}{more} is {found.what.removeprefix('it is ')}", found.remedy)
+    for found in (_of_pointer(path, names), _of_metadata(path, names)):
         if found is not None:
             return found
     more = ", ..." if len(names) > _KEYS else ""
@@ -81,7 +88,7 @@ def _of_index(path: Path, names: list[str]) -> Found | None:
     for name in names:
         if name.endswith(".index.json"):
             try:
-                files = sorted({str(file) for file in json.loads((path / name).read_bytes())["weight_map"].values()})
+                files = _listed(path / name)
             except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
                 return Found(f"its {name} is no index of weights", AGAIN)
             missing = [file for file in files if file not in names]
@@ -91,6 +98,11 @@ def _of_index(path: Path, names: list[str]) -> Found | None:
     return None
 
 
+def _listed(index: Path) -> list[str]:
+    """The files that an index of weights names."""
+    return sorted({str(file) for file in json.loads(index.read_bytes())["weight_map"].values()})
+
+
 def _of_metadata(path: Path, names: list[str]) -> Found | None:
     """A `.metadata` of torch.distributed.checkpoint without the files that it is of."""
     if ".metadata" not in names or any(name.endswith(".distcp") for name in names):
@@ -98,15 +110,15 @@ def _of_metadata(path: Path, names: list[str]) -> Found | None:
     return Found("it has a .metadata, and no .distcp file of its tensors", AGAIN)
 
 
-def _of_file(path: Path) -> Found | None:
+def _of_file(path: Path, shards: Sequence[Path] = ()) -> Found | None:
     head = _head(path)
     magic = magic_of(head)
     if magic is not None:
         return magic
     if head.startswith(_ZIP):
-        return _archive(path) or _of_torch(path)
+        return _archive(path) or _of_torch(path, shards)
     if head.startswith(_LEGACY):
-        return _of_torch(path)
+        return _of_torch(path, shards)
     if head.startswith(_EMPTY_ZIP):
         return Found("it is a zip archive without files", AGAIN)
     if head[8:10] == b'{"':
@@ -115,7 +127,7 @@ def _of_file(path: Path) -> Found | None:
         return Found("it is a pickle, and no file of torch.save", f"load it, if you trust it: {OWN}")
     if not head.strip(b"\0"):
         return (
-            _of_torch(path)
+            _of_torch(path, shards)
             if path.suffix in _TORCH
             else Found("it is empty" if not head else "it begins with zeros", AGAIN)
         )
@@ -155,16 +167,17 @@ def _archive(path: Path) -> Found | None:
     return None
 
 
-def _of_torch(path: Path) -> Found:
+def _of_torch(path: Path, shards: Sequence[Path]) -> Found:
+    """`shards`: files whose names differ from this one's by a number, itself included."""
     value = read_torch_file(path.parent, path.name).value
     if isinstance(value, Call):
         made = value.function
         name = f"{made.module}.{made.name}" if isinstance(made, Global) else "a class"
-        remedy = f"if you trust it, save its state dict: {_code(path, '.state_dict()', trusted=True)}"
+        remedy = f"if you trust it, save its state dict: {_code([path], '.state_dict()', trusted=True)}"
         return Found(f"it is a torch file of one pickled object, {name}", remedy)
     if isinstance(value, Mapping):
         if _is_state(value):
-            return Found(f"it is a torch file of one state dict: {_tensors_text(value)}", f"{_READ} {_code(path, '')}")
+            return Found(f"it is a torch file of one state dict: {_tensors_text(value)}", _way_out(path, shards, ""))
         said = ", ".join(f"{key}{_kind_text(one)}" for key, one in list(value.items())[:_KEYS])
         more = ", ..." if len(value) > _KEYS else ""
         states = [key for key, one in value.items() if isinstance(one, Mapping) and _is_state(one)]
@@ -173,20 +186,33 @@ def _of_torch(path: Path) -> Found:
             return Found(what, "")
         of = next((key for key in states if str(key) in ("model", "state_dict", "module")), states[0])
         trusted = not all(map(_is_harmless, value.values()))
-        return Found(what, f"{_TRUSTED if trusted else _READ} {_code(path, f'[{of!r}]', trusted=trusted)}")
+        return Found(what, _way_out(path, shards, f"[{of!r}]", trusted=trusted))
     kind = "one tensor" if isinstance(value, TensorRef) else f"one {type(value).__name__}"
     return Found(f"it is a torch file of {kind}, without names", "save a dict of tensors by their names")
 
 
-_TRUSTED = "if you trust it: its tensors are read from model.safetensors, which this makes:"
-_READ = "its tensors are read from model.safetensors, which this makes:"
+def _way_out(path: Path, shards: Sequence[Path], part: str, *, trusted: bool = False) -> str:
+    """A command that makes model.safetensors of one file, or of all that an index lists; else a spec is needed."""
+    trust = "if you trust it: " if trusted else ""
+    made = f"{trust}its tensors are read from model.safetensors, which this makes:"
+    if len(shards) < 2:
+        return f"{made} {_code([path], part, trusted=trusted)}"
+    listed = sorted({path.parent / file for index in path.parent.glob("*.index.json") for file in _listed(index)})
+    if set(listed) >= set(shards):
+        return f"{made} {_code(listed, part, trusted=trusted)}"
+    return (
+        f"its {len(shards)} files are parts of one checkpoint: give a spec with --from FILE.ucpl:LAYOUT, whose `file`"
+        " lines name them, of `framework torch()` and of a model that the spec has (`of any` cannot read them)"
+    )
 
 
-def _code(path: Path, part: str, *, trusted: bool = False) -> str:
-    load = f"torch.load({str(path)!r}, weights_only={not trusted}, map_location='cpu'){part}"
+def _code(paths: Sequence[Path], part: str, *, trusted: bool = False) -> str:
+    files = repr(str(paths[0])) if len(paths) == 1 else "f"
+    load = f"torch.load({files}, weights_only={not trusted}, map_location='cpu'){part}"
+    each = f" for f in {[str(path) for path in paths]}" if len(paths) > 1 else ""
     code = (
         "import torch; from safetensors.torch import save_file;"
-        f" save_file({{str(k): t.clone() for k, t in {load}.items()}}, 'model.safetensors')"
+        f" save_file({{str(k): t.clone(){each} for k, t in {load}.items()}}, 'model.safetensors')"
     )
     return "python -c " + (shlex.quote(code) if any(c in code for c in '"\\$`!') else f'"{code}"')
 
