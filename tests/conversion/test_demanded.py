@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -294,7 +295,8 @@ def test_weights_of_diffusers_are_in_the_file_that_it_looks_for(via, shard, tmp_
     own = {f"conv.{i}.weight": torch.full((2, 2), float(i)) for i in range(3)}
     source = save(tmp_path / "s", own, {"_class_name": "UNet2DModel", "_diffusers_version": "0.30.0"})
     (source / "model.safetensors").rename(source / "diffusion_pytorch_model.safetensors")
-    here, how = source, {}
+    here = source
+    how: dict[str, Any] = {}
     if via:
         here, how = tmp_path / via, {"config": source / "config.json"}
         ucpl.convert(source, here, via)

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def test_names_that_the_class_renames_are_no_random_numbers(made: Callable[[Path
 FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": ("num_key_value_heads", "head_dim"), "mistral": ("head_dim",), "qwen2": ("head_dim",), "qwen3": (),
 }  # fmt: skip
-SIZES_OF_FAMILIES = {
+SIZES_OF_FAMILIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied": {"tie_word_embeddings": True},
     "biases": {"attention_bias": True, "mlp_bias": True},
@@ -275,7 +275,8 @@ def test_peft_loads_an_adapter_of_a_run(kind: str, has_base: bool, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["lora", "saved modules", "embeddings", "dora"])
 def test_peft_loads_an_adapter_that_it_saved_on_the_other_side_of_a_form(kind: str, via: str, tmp_path: Path) -> None:
     _, logits = adapted(tmp_path, kind)
-    here, how = tmp_path / "adapter", {"config": tmp_path / "adapter" / "adapter_config.json"}
+    here = tmp_path / "adapter"
+    how: dict[str, Any] = {"config": here / "adapter_config.json"}
     if via:
         here = tmp_path / "between"
         ucpl.convert(tmp_path / "adapter", here, via)
@@ -301,3 +302,46 @@ def test_names_of_a_wrapper_are_those_of_the_class(tmp_path: Path) -> None:
         ucpl.convert(tmp_path / "run.pt", made, "safetensors()", config=tmp_path / "hf" / "config.json")
         found = loaded(made).state_dict()
         assert all(torch.equal(found[n], t) for n, t in model.state_dict().items())
+
+
+MEGATRON = Path(__file__).parents[1] / "fixtures" / "megatron"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group of this process, which Megatron-Core's loader asks for."""
+    store = f"file://{tmp_path_factory.mktemp('group') / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def as_megatron_loads_it(step: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Every tensor of a folder, and the parameter groups of its common state, by Megatron-Core's own functions."""
+    from tests.interop import megatron_shims  # noqa: F401  # before Megatron
+
+    # isort: split
+    from megatron.core import dist_checkpointing
+
+    tensors = dist_checkpointing.load_plain_tensors(str(step))
+    common = dist_checkpointing.load_common_state_dict(str(step))
+    assert dist_checkpointing.load_content_metadata(preloaded_state_dict=common) is not None
+    held = common.get("optimizer", {})
+    parts = [held] if "param_groups" in held or "optimizer" in held else [held[key] for key in sorted(held, key=str)]
+    groups = [group for part in parts if part for group in part.get("optimizer", part)["param_groups"]]
+    return tensors, [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("call", ["megatron_core(tp=2)", "megatron_core(pp=2)", "megatron_core(tp=2, pp=2)"])
+@pytest.mark.parametrize("name", ["dist_stacked_tp2_pp2_fully", "dist_tied_vpp2", "dist_moe", "dist_unstacked_moe_ep2"])
+def test_megatron_core_loads_a_target_as_it_loads_the_source(name: str, call: str, tmp_path: Path) -> None:
+    """Groups with and without weight decay, and of experts; degrees that are not the source's."""
+    source = MEGATRON / name
+    ucpl.convert(source, tmp_path / "made", call)
+    theirs, ours = (as_megatron_loads_it(open_checkpoint(path).root) for path in (source, tmp_path / "made"))
+    assert {*theirs[0]} == {*ours[0]}
+    assert all(
+        torch.equal(tensor, ours[0][key]) for key, tensor in theirs[0].items() if isinstance(tensor, torch.Tensor)
+    )
+    assert len(theirs[1]) > 1 and theirs[1] == ours[1]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_all
@@ -107,3 +108,22 @@ def test_what_ds_config_says_of_an_optimizer_that_deepspeed_makes(
     ucpl.convert(tmp_path / "made", tmp_path / "back.pt", "plain()")
     (group,) = torch.load(tmp_path / "back.pt", weights_only=True)["groups"]
     assert group[OPEN] is value and group["amsgrad"] is False and group["bias_correction"] is True
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_parameter_without_elements_whose_group_is_not_known_is_noted(groups: int, tmp_path: Path) -> None:
+    """torch asks for `optimizer.state.none.step`; of one group, it is that of the others."""
+    net = torch.nn.Module()
+    net.a, net.b, net.none = (torch.nn.Parameter(torch.ones(*shape)) for shape in ((3, 2), (3,), (0, 3)))
+    sets = [[net.a, net.none], [net.b]] if groups == 2 else [[net.a, net.none, net.b]]
+    chosen = torch.optim.AdamW([{"params": one, "lr": 0.1 * (i + 1)} for i, one in enumerate(sets)])
+    (net.a.sum() + net.b.sum() + net.none.sum()).backward()
+    chosen.step()
+    model, states = get_state_dict(net, chosen)
+    save_all({"model": model, "optim": states}, checkpoint_id=tmp_path / "s", no_dist=True)
+    ucpl.convert(tmp_path / "s", tmp_path / "zero", "zero1(dp=2)")
+    told = command("convert", tmp_path / "zero", tmp_path / "made", "--to", "dcp(fsdp=2)")
+    assert ("none has no elements" in told.out) == (groups == 2)
+    again = {"model": model, "optim": states}
+    planner = DefaultLoadPlanner(allow_partial_load=groups == 2)
+    load(again, checkpoint_id=tmp_path / "made", no_dist=True, planner=planner)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
 from ucpl.stores.groups import Hyper
+from ucpl.stores.plain import empty_tensors
 
 if TYPE_CHECKING:
     from ucpl.extents import Structure
@@ -61,9 +62,28 @@ def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: C
 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Keys that are added to groups, each with its value, and the one that only the user knows."""
+    """Keys that are added to groups, each with its value, the one that only the user knows, and states without a group."""
     if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.envelope.groups):
         return ()
+    return (*_of_keys(source, structure), *_of_empty(source, structure))
+
+
+def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Parameters without elements whose group DeepSpeed's files do not say."""
+    if source.framework not in ("deepspeed", "universal") or len(structure.groups) == 1:
+        return ()
+    found = [name for name, one in empty_tensors(source.envelope, source.root).items() if not one.buffer]
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"{found[0]}{more} has no elements, and DeepSpeed's files do not say its group: its optimizer states are left out."
+        " If the optimizer trains it, load with DefaultLoadPlanner(allow_partial_load=True)",
+    )
+
+
+def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Keys of groups that are added, and the one that only the user knows."""
     added: dict[str, object] = {}
     is_open = False
     for group in source.envelope.groups:
