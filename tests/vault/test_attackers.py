@@ -136,13 +136,13 @@ def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how
                     heard.append(channel.recv(1 << 16))
 
     listener = socket.create_server(("127.0.0.1", made.ports[1]))
-    listener.settimeout(3.0)
     thread = threading.Thread(target=sit)
     thread.start()
     far._silent.clear()
     far._lines.clear()
     with pytest.raises(OSError, match=r"no certificate of this vault's authority"):
         Far(made.homes[0], 1, listed(made.homes[0])).ask({"op": "names"})
+    wire.hang_up(listener)
     thread.join()
     assert not any(heard) and all_files(made) == before
 
