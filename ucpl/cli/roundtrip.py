@@ -92,11 +92,12 @@ def _call_of(text: str, name: str) -> tuple[str, tuple[nodes.Argument, ...]]:
         call = parse_call(text)
     except UcplError:
         call = None  # the degrees are what is wrong with it all the same
-    numbers = [a for a in call.arguments if isinstance(a.value, nodes.Number)] if call is not None else []
-    if call is not None and not numbers and all(a.name for a in call.arguments):
-        return call.name, call.arguments
-    two = [f"--degrees {a.name}={a.value.value},{1 if a.value.value == 2 else 2}" for a in numbers if a.name]
-    rest = [] if call is None else [a for a in call.arguments if a not in numbers and a.name]
+    arguments = () if call is None else call.arguments
+    numbers = {a.name: a.value.value for a in arguments if isinstance(a.value, nodes.Number)}
+    if call is not None and not numbers and all(a.name for a in arguments):
+        return call.name, arguments
+    two = [f"--degrees {axis}={n},{1 if n == 2 else 2}" for axis, n in numbers.items() if axis]
+    rest = [a for a in arguments if a.name and a.name not in numbers]
     layout = text.partition("(")[0]
     kept = ", ".join(f"{a.name} = {print_expr(a.value)}" for a in rest)
     shown = f"'{name}:{layout}({kept})'" if kept else f"{name}:{layout}"

@@ -129,9 +129,9 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
 
 def demand_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record], scope: Scope) -> None:
     """Each dim that `index` deals has a size, or is a digit of another. Raises: UcplError E101, as its tensor does."""
-    rules = [rule for rule in rules if isinstance(rule, nodes.Index)]
-    digits = {d.name for rule in rules for d in walk(rule.axis) if isinstance(d, nodes.Dim) and d.name != rule.name}
-    unknown = {rule.name for rule in rules if not scope.knows(rule.name)} - digits
+    dealt = [rule for rule in rules if isinstance(rule, nodes.Index)]
+    digits = {d.name for rule in dealt for d in walk(rule.axis) if isinstance(d, nodes.Dim) and d.name != rule.name}
+    unknown = {rule.name for rule in dealt if not scope.knows(rule.name)} - digits
     for item in items if unknown else ():
         if isinstance(item, nodes.Tensor) and scope.holds(item.when):
             for position, dim in enumerate(item.dims):
