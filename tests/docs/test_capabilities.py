@@ -18,11 +18,10 @@ from packaging.requirements import Requirement
 from tests.collecting import collected as collected_of
 from tests.docs.capabilities import README, ROOT, names, page, read_capabilities
 from tests.interop.conftest import unproved
+from ucpl import registry
 from ucpl.conversion.formats import Claim, Entry, Format, Row, Standing, format_of, formats
 from ucpl.errors import catalogue
 from ucpl.resources import spec_files
-from ucpl.stores.generic import Generic
-from ucpl.stores.registry import FRAMEWORKS
 from ucpl.syntax import nodes, parse
 
 FOUND = read_capabilities()
@@ -68,7 +67,7 @@ def test_each_form_says_what_there_is() -> None:
     any_model = [item.name for item in layouts if item.of == "any"]
     said = [name for one in formats() for name in one.layouts]
     assert sorted(said) == sorted(any_model)
-    readers = {one.name for one in FRAMEWORKS} - {Generic.name}
+    readers = {name for name, one in registry.formats().items() if not one.is_of_a_spec}
     assert {one.framework for one in formats()} - {None} == readers
     assert len({one.place for one in formats()}) == len(formats())
     asked = {Requirement(line).name: Requirement(line) for line in PROJECT["optional-dependencies"]["interop"]}

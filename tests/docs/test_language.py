@@ -13,8 +13,8 @@ from ucpl.errors import UcplError, catalogue
 from ucpl.errors.render import render_diagnostic
 from ucpl.layout.arithmetic import FUNCTIONS
 from ucpl.layout.scope import Scope
+from ucpl.registry import formats
 from ucpl.resources import grammar_text
-from ucpl.stores.registry import FRAMEWORKS
 from ucpl.syntax import nodes
 from ucpl.syntax.recorder import ENTRY_CLASSES
 from ucpl.syntax.words import CLAUSE_WORDS
@@ -174,4 +174,4 @@ def test_every_line_of_the_dictionary_is_a_line_of_the_language() -> None:
 def test_every_shipped_file_and_every_framework_is_named() -> None:
     text = PAGE.read_text(encoding="utf-8") + SHIPPED.read_text(encoding="utf-8")
     assert [p.name for p in (ROOT / "specs").glob("*.ucpl") if f"specs/{p.name}" not in text] == []
-    assert [f.name for f in FRAMEWORKS if f"`{f.name}`" not in text] == []
+    assert [name for name in formats() if f"`{name}`" not in text] == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from ucpl.extents import Extent, Key
+from ucpl.registry import formats
 from ucpl.stores import registry, torch_files
 from ucpl.stores.dcp import folders as dcp_folders
 from ucpl.stores.dcp import metadata as described
@@ -32,7 +33,7 @@ DESCRIBED = [
 ]
 EXTENTS = TorchFile.extents
 CHUNKS_OF = Chunks.extents
-assert registry.FRAMEWORKS and len(READERS) > 4  # they came with the registry
+assert all(registry.framework(name) for name in formats()) and len(READERS) > 4  # they came with the registry
 assert {legacy_ranks, reading} <= {*READERS}  # and these by themselves
 assert {described, dcp_folders, reading, fsdp_reading} <= {*DESCRIBED}  # others ask for it where they are called
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from ucpl.conversion.checking import check
-from ucpl.conversion.forms import FORMS
 from ucpl.conversion.given import Given
 from ucpl.errors import UcplError
 from ucpl.layout import close, expand, load, resolve
-from ucpl.layout.frameworks import SETTINGS
+from ucpl.registry import formats
 from ucpl.syntax import nodes, parse, parse_call, print_file
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +35,10 @@ model m {
 
 
 def test_frameworks_and_their_settings_are_those_of_the_stores() -> None:
-    assert set(SETTINGS) == set(FORMS)
     read = "".join(p.read_text() for p in sorted((ROOT / "ucpl" / "stores").rglob("*.py")))
     specs = "".join(p.read_text() for p in sorted((ROOT / "specs").glob("*.ucpl")))
-    for settings in SETTINGS.values():
-        for name in settings:
+    for one in formats().values():
+        for name in one.settings:
             assert f'"{name}"' in read or re.search(rf"framework \w+\([^)]*\b{name} = ", specs), name
 
 

@@ -17,20 +17,24 @@ from tests.gathered import plain_bytes
 from ucpl import api
 from ucpl.api import make_plan, open_checkpoint, source_side, target_side
 from ucpl.errors import UcplError
-from ucpl.extents import Call, StoredTensor, TensorRef
+from ucpl.extents import Call, StoredTensor, Structure, TensorRef
+from ucpl.registry import format_named
 from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.deepspeed import DeepSpeed
 from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
 from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.pickles import attributes_of
-from ucpl.stores.registry import advice
 from ucpl.stores.torch_files import layout_torch_file, read_torch_file
 from ucpl.stores.values import Value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
 SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 DENSE = [EXAMPLE, *sorted(p.parent for p in SHARED.glob("z*/latest"))]
+
+
+def _advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    return format_named(structure.framework).advice(source, structure)
 
 
 @cache
@@ -295,14 +299,14 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
     ):
         source = open_checkpoint(fixtures / name)
         target = api.plan(str(source.top), call).target
-        assert any("load_optimizer_states=False" in text for text in advice(source, target)) == is_said
+        assert any("load_optimizer_states=False" in text for text in _advice(source, target)) == is_said
     source = open_checkpoint(fixtures / "containers/hf_llama.safetensors")
     for call in (
         "zero1(dp=2)",
         "zero1(dp=2, elastic=1)",
     ):  # one group, in the file's order: the optimizer's is not known
         target = api.plan(str(source.top), call, fill=["exp_avg=0"]).target
-        assert ['`group "0" = ...`' in text for text in advice(source, target)] == [True]
+        assert ['`group "0" = ...`' in text for text in _advice(source, target)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -319,15 +323,15 @@ def test_what_no_loader_takes_is_said(call: str, states: set[str], said: str) ->
     source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
     target = api.plan(str(source.top), call).target
     tensors = tuple(evolve(t, states=tuple({*t.states} & {"weight", "fp32"} | states)) for t in target.tensors)
-    assert [said in text for text in advice(source, evolve(target, tensors=tensors))] == [True] * bool(said)
+    assert [said in text for text in _advice(source, evolve(target, tensors=tensors))] == [True] * bool(said)
 
 
 def test_bool_states_are_said_to_change_when_they_are_loaded() -> None:
     source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
     target = api.plan(str(source.top), "zero1(dp=2)").target
-    assert advice(source, target) == ()
+    assert _advice(source, target) == ()
     bools = {k: evolve(e, dtype="bool") if k[1][-1] == "exp_avg" else e for k, e in source.extents.items()}
-    (text,) = advice(evolve(source, extents=bools), target)
+    (text,) = _advice(evolve(source, extents=bools), target)
     assert text.startswith("torch's optimizers make exp_avg of the parameters' type")
 
 
@@ -338,7 +342,7 @@ def test_a_tie_that_only_the_config_tells_is_told(tied: bool, tmp_path: Path) ->
     (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())
     (tmp_path / "config.json").write_text(f'{{"tie_word_embeddings": {str(tied).lower()}}}')
     source = open_checkpoint(tmp_path)
-    said = advice(source, api.plan(str(tmp_path), "zero1(dp=2)").target)
+    said = _advice(source, api.plan(str(tmp_path), "zero1(dp=2)").target)
     assert any("tie_word_embeddings" in text and "load_module_strict=False" in text for text in said) == tied
 
 

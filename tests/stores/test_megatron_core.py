@@ -26,11 +26,12 @@ import ucpl
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, prepare
 from ucpl.errors import UcplError
+from ucpl.registry import format_named
 from ucpl.stores.dcp.cells import boxes_of_run
 from ucpl.stores.dcp.metadata import Chunk, Metadata, Place, Stored
 from ucpl.stores.megatron import objects_advice
 from ucpl.stores.megatron.buckets import buckets_in, runs_of
-from ucpl.stores.registry import advice, open_checkpoint
+from ucpl.stores.registry import open_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "megatron"
 SUFFIXES = {
@@ -323,7 +324,7 @@ def test_random_states_go_through_dcp_and_are_told_as_left_out_by_deepspeed(tmp_
     assert objects_advice(open_checkpoint(FIXTURES / "dist_moe")) == (), "None in every `_extra_state`"
     for form in ("zero1(dp=2)", "universal()"):
         plan = prepare(Asked(None, form, FIXTURES / "dist_adam_tp2"), Given()).plan
-        assert told in advice(source, plan.target)
+        assert told in format_named(plan.target.framework).advice(source, plan.target)
 
 
 def test_somebodys_own_file_beside_chunks_is_no_megatrons(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks f
 from tests.stores.refusals import refusal
 from tests.stores.universal_of import universal_of
 from ucpl.api import compare, convert, open_checkpoint, plan
-from ucpl.stores.registry import advice
+from ucpl.registry import format_named
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 FUNCTIONS = FIXTURES / "pp2_dp2_z1_functions"  # embed, block, function, two blocks, norm, embed again
@@ -118,7 +118,8 @@ def test_of_models_that_cut_themselves_one_rank_is_told_to_load_it() -> None:
         (TENSORS, "universal(stage=3)", False),
         (FIXTURES / "z1_dp4", "universal(stage=3)", False),
     ):
-        said = advice(open_checkpoint(path), plan(str(path), call).target)
+        target = plan(str(path), call).target
+        said = format_named(target.framework).advice(open_checkpoint(path), target)
         assert any("one tensor-parallel rank" in text for text in said) == is_said, (path.name, call)
 
 

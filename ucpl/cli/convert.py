@@ -100,7 +100,7 @@ def _run(options: Namespace, console: Console, target: Path, given: Given, how: 
     from ucpl.conversion.planning import Asked, prepare
     from ucpl.conversion.running import rehearsed
     from ucpl.conversion.staging import with_made
-    from ucpl.stores.registry import advice
+    from ucpl.registry import format_named
 
     described, names = described_as(options.layout)
     made = prepare(Asked(described, options.to, options.source, called=names, twice=True), given)
@@ -112,7 +112,7 @@ def _run(options: Namespace, console: Console, target: Path, given: Given, how: 
         console.say(f"not stored    {text}")
     for text in made.odd:
         console.say(f"remark        {text}")
-    for text in advice(made.checkpoint, plan.target):
+    for text in format_named(plan.target.framework).advice(made.checkpoint, plan.target):
         console.say(f"to load it    {text}")
     for text in (*container_lines(known.source, plan), *(f"beside        {one}" for one in known.held)):
         console.say(text)

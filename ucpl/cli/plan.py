@@ -136,9 +136,9 @@ def loading_lines(checkpoint: Checkpoint | None, plan: Plan) -> list[str]:
     """What whoever loads the target must know, as `convert` says it."""
     if checkpoint is None:
         return []
-    from ucpl.stores.registry import advice
+    from ucpl.registry import format_named
 
-    return [f"to load it {text}" for text in advice(checkpoint, plan.target)]
+    return [f"to load it {text}" for text in format_named(plan.target.framework).advice(checkpoint, plan.target)]
 
 
 def asked_of(options: Namespace) -> tuple[Asked, Given]:

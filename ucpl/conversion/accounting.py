@@ -14,13 +14,14 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
+from ucpl.registry import format_named
 from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
 from ucpl.stores.huggingface_config import written
 from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
 from ucpl.stores.overlooked import not_read_of
-from ucpl.stores.skipping import ALL, SKIP, TENSORS_ALONE
+from ucpl.stores.skipping import ALL, SKIP
 
 if TYPE_CHECKING:
     from ucpl.graph import Graph
@@ -140,7 +141,7 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     keeps_layers = keeps_all(plan.target.framework) or any(
         is_apart(t.file) and not is_of_expert(t.file) for t in plan.targets
     )
-    has_scaler = plan.target.framework == "deepspeed" and plan.target.settings.get("stage") != 0
+    has_scaler = format_named(plan.target.framework).has_scaler(plan.target.settings)
     for blob, key in _blobs(source):
         name = blob if key is None else f"{key} of {_BY_KEY.get(blob, 'the module')}"
         if blob in DESCRIBING and key is None:
@@ -171,12 +172,12 @@ def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
 
 def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     """The caller's own values: those of the first rank, and of others where they are unlike."""
-    alone = TENSORS_ALONE.get(plan.target.framework)
+    target = format_named(plan.target.framework)
     for key in source.envelope.carried:
         if _is_dropped(plan, key):
             yield "dropped", "client_state", str(key), "dropped by name"
-        elif alone is not None:
-            yield "dropped", "client_state", str(key), f"{alone} stores tensors alone"
+        elif target.has_tensors_alone:
+            yield "dropped", "client_state", str(key), f"{target.title} stores tensors alone"
         else:
             yield "moved", "client_state", str(key), ""
     taken = _ranks_taken(plan, source)
@@ -189,8 +190,8 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
                 yield "moved", "client_state", name, ""
             else:
                 why = (
-                    f"{alone} stores tensors alone"
-                    if alone is not None
+                    f"{target.title} stores tensors alone"
+                    if target.has_tensors_alone
                     else "the target's ranks take the value of rank 0"
                 )
                 yield "dropped", "client_state", name, why
@@ -212,10 +213,10 @@ def _unlike(source: Checkpoint) -> dict[int, tuple[object, ...]]:
 
 def _ranks_taken(plan: Plan, source: Checkpoint) -> frozenset[int]:
     """Ranks of the source whose client_state goes into a target's files."""
-    if plan.target.framework != "deepspeed":
+    is_each = format_named(plan.target.framework).has_files_of_ranks(plan.target.settings)
+    if is_each is None:
         return frozenset((0,))
     degrees = {axis: _whole(plan.target.settings.get(axis)) for axis in ("pp", "tp", "dp")}
-    is_each = plan.target.settings.get("stage") == 3
     return source.caller_states.taken(degrees["pp"], degrees["tp"], degrees["dp"], is_each=is_each)
 
 
@@ -224,16 +225,12 @@ def _whole(value: object) -> int:
 
 
 def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
-    alone = TENSORS_ALONE.get(plan.target.framework)
-    is_trained = any(t.states for t in plan.target.tensors) or plan.target.framework in (
-        "deepspeed",
-        "plain",
-        "universal",
-    )
+    target = format_named(plan.target.framework)
+    is_trained = target.has_groups_of_weights or any(t.states for t in plan.target.tensors)
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     for group in source.envelope.groups:
-        if alone is not None:
-            yield "dropped", "group", group.name, f"{alone} stores no hyper-parameters"
+        if target.has_tensors_alone:
+            yield "dropped", "group", group.name, f"{target.title} stores no hyper-parameters"
         elif group.name in plan.gone.get("groups", ()):
             yield "dropped", "group", group.name, "no parameter is left in it"
         elif not is_trained:
@@ -269,7 +266,7 @@ def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Ite
             yield fate, "file", name, why
 
     left = left_values(source, plan.target).get(TEXTS)
-    some = written(source, plan.targets).left if plan.target.framework == "huggingface" else {}
+    some = written(source, plan.targets).left if format_named(plan.target.framework).has_model_files else {}
     for name in _texts(source):
         why = left or some.get(name, "")
         yield from item("dropped" if why else "moved", name, why)
@@ -305,7 +302,7 @@ def demand_an_optimizer(
     framework: the target's; one of tensors alone is an export of weights, and its account names what is left behind.
     dropped: states that are not read since somebody named them.
     """
-    if framework == "huggingface":
+    if format_named(framework).has_model_files:
         return
     if source.lacking:
         first, *others = source.lacking

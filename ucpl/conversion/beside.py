@@ -18,6 +18,7 @@ from attrs import evolve, field
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue, plural
 from ucpl.extents import doubt
 from ucpl.records import define, frozen
+from ucpl.registry import format_named
 from ucpl.remotes.reading import fetch_all
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def checked(made: Prepared, bounds: DataPlane, *, look: bool = True) -> Checked:
     source = made.checkpoint
     assert source is not None
     container = source.container
-    if container is None or made.plan.target.framework not in container.kind.holds:
+    if container is None or not container.kind.holds(format_named(made.plan.target.framework)):
         return Checked(source)
     dropped = {name for name, fate in made.plan.carry.items() if fate == "drop"}
     known = _Decided(container.without(dropped))

@@ -20,6 +20,7 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.near import for_dropped, for_parameter
 from ucpl.records import frozen
+from ucpl.registry import format_named
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
@@ -329,9 +330,9 @@ def demand_acting(changes: Changes, layout: Layout) -> None:
                     (word, path),
                     f"in {layout.model_name}, which the target is of, it is {_KINDS[tensor.kind]}: write {said}",
                 )
-    stage = layout.settings.get("stage")
+    of, stage = format_named(layout.framework), layout.settings.get("stage")
     is_trained = any(t.kind == "parameter" for t in layout.tensors.values())
-    if layout.framework == "deepspeed" and stage and not is_trained and (changes.frozen or changes.tensors):
+    if of.has_engine and not of.is_of_any_ranks and stage and not is_trained and (changes.frozen or changes.tensors):
         fail(
             "E328",
             f"no parameter is left that is trained, and ZeRO stage {stage} divides what an optimizer keeps",

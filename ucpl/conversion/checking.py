@@ -40,7 +40,6 @@ from ucpl.conversion.voice import Voice
 from ucpl.errors import Diagnostic, UcplError, fail
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
-from ucpl.layout.frameworks import WITH_RUNS
 from ucpl.layout.globs import is_called
 from ucpl.layout.idle import demand_known
 from ucpl.layout.library import Known, Reader
@@ -77,6 +76,7 @@ from ucpl.proofs.unstored import (
 from ucpl.proofs.unused import CONFIG_UNREAD, reads_config, unused
 from ucpl.proofs.void import void_lines, void_plans, void_trained
 from ucpl.records import define, frozen
+from ucpl.registry import format_named
 from ucpl.syntax import nodes, parse, parse_call, print_expr, print_file
 from ucpl.texts import read_text, text_at
 
@@ -455,7 +455,7 @@ class _Checker:
     def drops(self, node: nodes.Plan, source: Layout) -> None:
         """A checkpoint may carry more than its model says: what a caller put beside it is known when there is one."""
         for name, remedy in unknown_drops(source, node.drop):
-            if source.framework in WITH_RUNS:
+            if format_named(source.framework).has_optimizer:
                 self.remark(
                     f"plan {node.name} drops `{name}`, which is no tensor or state of {source.model_name}: {remedy}."
                     " Where a key of client_state is meant, nothing is to be done"

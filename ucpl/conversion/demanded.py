@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.records import frozen
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
@@ -47,7 +48,7 @@ def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
     from ucpl.stores.registry import framework
 
     stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
-    config = config_of(checkpoint) if checkpoint.framework == "huggingface" else None
+    config = config_of(checkpoint) if format_named(checkpoint.framework).has_model_files else None
     seen = Seen(str(checkpoint.top), stored, config, checkpoint.envelope.groups)
     wrong = unmet(framework(checkpoint.framework).demands, seen)
     if not of_class or config is None or wrong:
@@ -78,7 +79,7 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
 def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
     """Notes on the config.json of a training framework's folder, if it does not fit the tensors of a target of that kind."""
     container = source.container
-    if container is None or plan.target.framework not in container.kind.holds:
+    if container is None or not container.kind.holds(format_named(plan.target.framework)):
         return ()
     from ucpl.stores.demands import Seen, unmet
     from ucpl.stores.huggingface_demands import DEMANDS
@@ -91,7 +92,8 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
 
 def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
     """A note on names of a Hugging Face folder that a job's module does not have, if the target keeps them."""
-    if source.framework != "huggingface" or plan.target.framework == "huggingface" or not side.called.is_of_any:
+    here, there = format_named(source.framework), format_named(plan.target.framework)
+    if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
     from ucpl.stores.huggingface_demands import renamed_at_load
     from ucpl.stores.huggingface_texts import config_of
@@ -103,14 +105,14 @@ def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
 
 def _stored(plan: Plan) -> dict[str, tuple[int, ...]]:
     """Weights of a target by their names: in a Hugging Face folder those of the files, else the model's."""
-    if plan.target.framework != "huggingface":
+    if not format_named(plan.target.framework).has_model_files:
         return {t.name: t.shape for t in plan.target.tensors}
     return {"/".join(map(str, t.key)): t.shape for t in plan.targets if t.file == _WEIGHTS}
 
 
 def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | None, tuple[str, ...]]:
     """config.json of a Hugging Face target, and notes on what is written anew in it."""
-    if plan.target.framework != "huggingface":
+    if not format_named(plan.target.framework).has_model_files:
         return None, ()
     from ucpl.stores.huggingface_config import written
 
@@ -128,7 +130,7 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
 
 def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> bool:
     """Whether a folder keeps names and shapes of the folder that it comes from: its class need not be asked."""
-    if source.framework != "huggingface" or notes:
+    if not format_named(source.framework).has_model_files or notes:
         return False
     return {t.name: t.shape for t in source.tensors} == dict(seen.stored)
 

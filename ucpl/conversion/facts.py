@@ -85,7 +85,7 @@ def facts(c: Checkpoint) -> Facts:
     from ucpl.proofs.values import value_text
     from ucpl.stores.overlooked import not_read_of
     from ucpl.stores.pickles import unsafe_globals
-    from ucpl.stores.registry import KNOWN_GLOBALS
+    from ucpl.stores.registry import known_globals
     from ucpl.stores.scalars import number_of
 
     envelope = c.envelope
@@ -113,7 +113,7 @@ def facts(c: Checkpoint) -> Facts:
         "cuts": dict(Counter(s.origin for s in c.shardings.values() if s.dim is not None)),
         "carried": sorted(envelope.blobs),
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
-        "unknown_globals": sorted(set(unsafe_globals(held)) - KNOWN_GLOBALS),
+        "unknown_globals": sorted(set(unsafe_globals(held)) - known_globals()),
         "container": _container(c),
         "not_stored": list(c.unstored),
         "not_read": {one.name: one.why for one in not_read_of(c)},

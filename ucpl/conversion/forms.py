@@ -9,31 +9,21 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import fail
 from ucpl.layout.scope import at
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.layout import FileRule, Layout
 
-__all__ = ["FORMS", "demand_forms", "demand_names"]
+__all__ = ["demand_forms", "demand_names"]
 
-FORMS = {
-    "deepspeed": ("torch",),
-    "universal": ("torch",),
-    "plain": ("torch",),
-    "huggingface": ("safetensors",),
-    "torch": ("torch", "safetensors", "memory"),
-    "dcp": ("dcp",),
-    "megatron_core": ("dcp",),
-    "megatron_fsdp": ("dcp",),
-    "megatron_legacy": ("torch",),
-}
 _SUFFIX = ".safetensors"
 
 
 def demand_forms(layout: Layout) -> None:
     """Raises: UcplError E397 for a form that the layout's store does not know, or that the file's own name denies."""
-    known = FORMS.get(layout.framework)
-    for rule in layout.files.values() if known is not None else ():
-        if rule.form is None or known is None:
+    known = format_named(layout.framework).forms
+    for rule in layout.files.values() if known else ():
+        if rule.form is None:
             continue
         if rule.form not in known:
             fail(
@@ -67,6 +57,7 @@ def demand_names(layout: Layout) -> None:
     Raises: UcplError E397.
     """
     cut = {axis for mesh in layout.meshes for axis, n in zip(mesh.axes, mesh.degrees, strict=True) if n > 1}
+    of = format_named(layout.framework)
     for rule in layout.files.values():
         if rule.form is None or rule.path is None:
             continue
@@ -75,22 +66,20 @@ def demand_names(layout: Layout) -> None:
             why, remedy = said
             fail("E397", f"file `{rule.name}`: {rule.path.text!r} {why}", at(rule.span), remedy=remedy)
         ranks = sorted(cut & rule.path.names)
-        if layout.framework == "huggingface" and ranks:
+        if of.has_model_files and ranks:
             fail(
                 "E397",
-                f"file `{rule.name}` has {{{ranks[0]}}} in its name, and framework huggingface() reads one whole model",
+                f"file `{rule.name}` has {{{ranks[0]}}} in its name, and framework {of.name}() reads one whole model",
                 at(rule.span),
                 remedy="write `framework torch()` where each rank has a file; a whole model is cut over nothing, and its"
                 ' file is safetensors "model.safetensors"',
             )
-        if layout.framework == "deepspeed" and not _is_of_deepspeed(rule):
+        if of.file_marks and not _is_marked(rule, of.file_marks):
             fail(
                 "E397",
-                f'DeepSpeed reads no file called "{rule.path.text}"',
+                f'framework {of.name}() reads no file called "{rule.path.text}"',
                 at(rule.span),
-                remedy="write `framework torch()`, or the names that DeepSpeed gives:"
-                ' file weights = torch "mp_rank_{tp:02}_model_states.pt" and'
-                ' file optim = torch "zero_pp_rank_{dp}_mp_rank_{tp:02}_optim_states.pt"',
+                remedy=f"write `framework torch()`, or the names that it gives: {of.file_names}",
             )
 
 
@@ -119,10 +108,10 @@ def _unwritable(rule: FileRule) -> tuple[str, str] | None:
     return None
 
 
-def _is_of_deepspeed(rule: FileRule) -> bool:
-    """By what all of its names have: mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00optim_states.pt."""
+def _is_marked(rule: FileRule, marks: tuple[str, ...]) -> bool:
+    """Whether a name has one of these parts, as all names of a format have."""
     text = "".join(part for part in rule.path.parts if isinstance(part, str)) if rule.path is not None else ""
-    return "model_states" in text or "optim_states" in text
+    return any(mark in text for mark in marks)
 
 
 def _remedy(rule: FileRule, known: tuple[str, ...]) -> str:

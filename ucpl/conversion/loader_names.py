@@ -16,6 +16,7 @@ from attrs import evolve
 from ucpl.conversion.given import Called
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.registry import format_of_layout
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
@@ -50,7 +51,12 @@ def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[N
     """The target's layout, with a line for each tensor if the loader looks for other names. Raises: UcplError E394."""
     from ucpl.syntax import nodes
 
-    if one.call.name != "safetensors" or not one.is_of_any or given.model is None or source.checkpoint is None:
+    if (
+        not format_of_layout(one.call.name).has_model_files
+        or not one.is_of_any
+        or given.model is None
+        or source.checkpoint is None
+    ):
         return one, ()
     names = [item.path for item in given.model.items if isinstance(item, nodes.Tensor)]
     lead = _lead(names, source, given)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ucpl.registry import format_named
 from ucpl.texts import read_text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def with_model_files(source: Side, target: Side) -> Side:
     Of the folder of --config everything comes along that describes the model: config.json, the tokenizer, code.
     """
     checkpoint = source.checkpoint
-    if checkpoint is None or target.layout.framework != "huggingface":
+    if checkpoint is None or not format_named(target.layout.framework).has_model_files:
         return source
     from ucpl.stores.huggingface_texts import TEXTS, carried_files
 

@@ -14,6 +14,7 @@ from ucpl.conversion.side import Side, located
 from ucpl.conversion.sides import source_side, target_side
 from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import change_of
+from ucpl.registry import Format, format_named
 
 if TYPE_CHECKING:
     from ucpl.extents import NamedTensor
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["named_sides"]
 
-_OF_MEGATRON = frozenset({"megatron_core", "megatron_legacy", "megatron_fsdp"})
 _LAYER = re.compile(r"\.layers\.\d+\.")
 # How a source cut what it called by its own names says nothing of tensors that have others.
 _OF_RANKS = frozenset({"tp", "pp", "ep", "vpp", "optimizer", "shaped", "tp_rule"})
@@ -48,16 +48,18 @@ def as_named(source: Side, names: Names) -> Side:
     return evolve(there, given=given, checkpoint=made)
 
 
-def _as_megatron_has_it(names: Names, target: Called) -> Names:
-    """In the order of Megatron-Core's modules, which its buffers follow. Raises: UcplError E335 for stacks in buckets."""
-    from ucpl.frontends.megatron_core import is_in_buckets
-    from ucpl.stores.megatron.orders import registered
-
+def _by_modules(names: Names, target: Called, of: Format) -> Names | None:
+    """In the order of the format's own modules, where it has any. Raises: UcplError E335 for stacks where it needs modules."""
     named = names.target.named
-    is_numbered = any(_LAYER.search(name) for name in named)
-    if not is_numbered and is_in_buckets(target.layout, target.call):
+    order = of.registered(tuple(named))
+    if order is None:
+        return None
+    if (
+        not any(_LAYER.search(name) for name in named)
+        and of.has_layers_stacked
+        and of.asks_modules(target.layout, target.call)
+    ):
         refuse(names.target.call, "buckets are of modules: say their names, as llama.ucpl:megatron(tp = 1) has them")
-    order = registered(tuple(named), fused=any("linear_qkv.layer_norm_" in name for name in named))
     return evolve(
         names,
         target=evolve(names.target, named={name: named[name] for name in order}),
@@ -73,11 +75,12 @@ def _as_registered(names: Names, target: Called, config: Config | None, checkpoi
     from ucpl.frontends.hf.networks import network_of
 
     framework = framework_of(target)
-    if framework in _OF_MEGATRON:
-        return _as_megatron_has_it(names, target)
-    if framework not in ("deepspeed", "universal"):
+    of = format_named(framework)
+    if (made := _by_modules(names, target, of)) is not None:
+        return made
+    if not of.has_engine:
         return names
-    if names.target.placement.layout.framework != "huggingface" or not config:
+    if not format_named(names.target.placement.layout.framework).has_model_files or not config:
         refuse(
             names.target.call,
             f"{framework} holds parameters in the order in which modules register them: it is known of transformers' classes",
@@ -94,8 +97,8 @@ def _as_registered(names: Names, target: Called, config: Config | None, checkpoi
         )
     named = dict(sorted(names.target.named.items(), key=lambda item: order.get(item[0], len(order))))
     aliases = {alias: owner for alias, owner in network.owners.items() if owner in named and alias not in named}
-    made = {name: names.made[name] for name in named}
-    return evolve(names, target=evolve(names.target, named=named), made=made, aliases=aliases)
+    kept = {name: names.made[name] for name in named}
+    return evolve(names, target=evolve(names.target, named=named), made=kept, aliases=aliases)
 
 
 def named_sides(

@@ -15,6 +15,7 @@ from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
+from ucpl.registry import format_named
 from ucpl.remotes.entrance import source_at
 from ucpl.remotes.standing import owned
 from ucpl.stores.skipping import ALL, SKIP, Skipped, skipping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint, Order
     from ucpl.stores.generic import Aside
+    from ucpl.syntax import nodes
 
 _OF_TORCH = re.compile(r'\bframework\s+"?torch\b')  # a comment that has it costs a look at the text
 
@@ -58,7 +60,7 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
-    from ucpl.stores.generic import NAME, below, open_files
+    from ucpl.stores.generic import below, open_files
     from ucpl.stores.huggingface import FILE, HuggingFace
     from ucpl.stores.registry import open_checkpoint as read
 
@@ -85,7 +87,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
             return read(here)
         except UcplError:
             raise error from None
-    if placement.layout.framework != NAME:
+    if not format_named(placement.layout.framework).is_of_a_spec:
         return _read_grouped(here, order, placement)
     files = (home.file for part in placement.parts for home in part.homes)
     return open_files(here, [*files, *_files_beside(placement, here)], below(_values_of(placement)))
@@ -152,27 +154,25 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         what = f"the plan is the share of rank {plan.rank} alone, of {plan.target_call}"
         fail("E608", what, Label(plan.name, where=f"rank {plan.rank}"))
     from ucpl.schedule.unread import demand_known, demand_known_files
-    from ucpl.stores.generic import NAME
     from ucpl.stores.registry import framework
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(path)
-    if plan.source.framework == NAME:
+    if format_named(plan.source.framework).is_of_a_spec:
         opened = _files_of(plan, here)
     else:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
-    if plan.source.framework == "dcp" and opened.framework == "megatron_fsdp":  # under the names that its files have
-        opened = framework("dcp").open(opened.root)
+    if plan.source.framework == format_named(opened.framework).file_format:  # under the names that its files have
+        opened = framework(plan.source.framework).open(opened.root)
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
-    of_modules = plan.target.framework in ("megatron_legacy", "megatron_fsdp")
-    of_modules |= plan.target.settings.get("optimizer") == "dp_reshardable"
-    if not is_whole and opened.framework == "megatron_core" and of_modules:
+    of_modules = format_named(plan.target.framework).needs_modules(plan.target.settings)
+    if not is_whole and format_named(opened.framework).has_layers_stacked and of_modules:
         from ucpl.stores.megatron.stacks import in_modules
 
         opened = in_modules(opened)
         is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)
     if plan.unread is not None and is_whole:
-        if plan.source.framework == NAME:
+        if format_named(plan.source.framework).is_of_a_spec:
             demand_known_files(opened.root, plan.sources, plan.unread)
         demand_known(opened.extents, plan.sources, plan.unread)
     return opened
@@ -191,12 +191,12 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
     Raises: UcplError, exit 3.
     """
-    from ucpl.stores.generic import NAME, below, open_files
+    from ucpl.stores.generic import below, open_files
     from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(path)
     names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
-    if placement.layout.framework != NAME or not here.exists():
+    if not format_named(placement.layout.framework).is_of_a_spec or not here.exists():
         return read_named(here, placement.layout.framework, names) or read(here)
     root = here if here.is_dir() else here.parent
     values = _values_of(placement)
@@ -217,7 +217,11 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
     is_plain = all(i.when is None and "{" not in i.template and i.template.endswith(".safetensors") for i in files)
     below = any("/" in name and any((here / name).parent.glob("*.safetensors")) for name in names)
     return (
-        names if frameworks[-1:] == ["huggingface"] and is_plain and (below or HuggingFace().recognises(here)) else ()
+        names
+        if is_plain
+        and format_named("".join(frameworks[-1:])).has_model_files
+        and (below or HuggingFace().recognises(here))
+        else ()
     )
 
 
@@ -225,12 +229,11 @@ def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
     """Files of a folder whose names are as a layout of framework torch() writes them, where a size of it is not known
     yet; and what is no part of the model in them."""
     from ucpl.layout.statements import items_of
-    from ucpl.stores.generic import NAME
     from ucpl.syntax import nodes
     from ucpl.syntax.quoting import HOLE
 
     items = items_of(layout.library, layout.call)
-    if [i.call.name for i in items if isinstance(i, nodes.Framework)][-1:] != [NAME] or not here.is_dir():
+    if not _of_a_spec(items) or not here.is_dir():
         return None
     texts = [HOLE.split(i.template)[:: HOLE.groups + 1] for i in items if isinstance(i, nodes.Files) and i.form]
     named = re.compile("|".join("[^/]+".join(map(re.escape, parts)) for parts in texts))
@@ -274,19 +277,27 @@ def _demand_stored(given: str | Path) -> Path:
     return path
 
 
+def _of_a_spec(items: Iterable[nodes.LayoutItem]) -> bool:
+    """Whether nothing but the layout with these lines describes its files."""
+    from ucpl.syntax import nodes
+
+    names = [item.call.name for item in items if isinstance(item, nodes.Framework)]
+    return bool(names) and format_named(names[-1]).is_of_a_spec
+
+
 def own_layout(path: Path, framework: str | None = None) -> Called | None:
     """The layout that a folder of framework torch() carries: nothing else would tell what its files are."""
-    from ucpl.stores.generic import NAME
-
+    if framework is not None and not format_named(framework).is_of_a_spec:
+        return None
     text = path / "ucpl" / "layout.ucpl"
-    if framework not in (None, NAME) or not os.path.isfile(text) or not _OF_TORCH.search(read_text(text)):
-        return None  # without a look at what stands in it, which is long where there are many tensors
+    if not os.path.isfile(text) or not _OF_TORCH.search(read_text(text)):
+        return None  # parsing takes long if there are many tensors
     from ucpl.syntax import nodes
 
     found = called(f"{text}:stored()")
     known = found.library.known.get(found.call.name)
     items = known.node.items if known is not None and isinstance(known.node, nodes.Layout) else ()
-    return found if [i.call.name for i in items if isinstance(i, nodes.Framework)] == [NAME] else None
+    return found if _of_a_spec(items) else None
 
 
 def infer(checkpoint: Checkpoint) -> Inferred:

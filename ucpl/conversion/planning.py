@@ -26,6 +26,7 @@ from ucpl.conversion.training import rounded
 from ucpl.conversion.weights import with_weights
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
+from ucpl.registry import format_named
 from ucpl.stores.skipping import ALL, SKIP
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
     from ucpl.syntax import nodes
-
-_LOADED_BY_NAME = ("deepspeed", "universal", "dcp")  # by jobs, whose modules say the names
-_WITHOUT_NUMBERS = ("huggingface", "torch")  # files of tensors, with nothing beside them
 
 __all__ = ["Asked", "Prepared", "closed_call", "described", "dtype_of", "make_plan", "prepare", "statement"]
 
@@ -100,7 +98,8 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
         return []
     known = {t.name for t in checkpoint.tensors}
     other = next((path for path in layout.tensors if path not in known), None)
-    if (checkpoint.framework, layout.framework in _LOADED_BY_NAME) != ("huggingface", True) or other is None:
+    is_of_class = format_named(checkpoint.framework).has_model_files
+    if not (is_of_class and format_named(layout.framework).has_names_of_modules) or other is None:
         return []
     called, call = source.called, target.called.call.name
     named = f"{Path(called.library.layout(called.call.name).file.name).name}:{called.call.name}()"
@@ -261,7 +260,7 @@ def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tupl
     for state, values in source.checkpoint.envelope.scalars.items():
         if state in said:
             continue
-        if target.layout.framework in _WITHOUT_NUMBERS:
+        if format_named(target.layout.framework).has_tensors_alone:
             out += [f"{state} of {name}: the target stores no {state}" for name in values]
         elif not source.called.is_of_any:
             lost = (name for name in values if name not in target.layout.tensors and name not in gone)
@@ -329,9 +328,7 @@ def _told(target: Side) -> tuple[str, str]:
 
 def _demand_told(target: Side, why: str) -> None:
     """A layout of any model with torch's files alone is told by its own text, which there is not. Raises: UcplError E017."""
-    from ucpl.stores.generic import NAME
-
-    if target.called.is_of_any and target.layout.framework == NAME:
+    if target.called.is_of_any and format_named(target.layout.framework).is_of_a_spec:
         what = f"nothing would say what {target.layout.call} is once it is written: {why}"
         fail(
             "E017",

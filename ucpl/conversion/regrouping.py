@@ -9,6 +9,7 @@ from attrs import evolve
 
 from ucpl.conversion.lessening import BY_GROUP
 from ucpl.errors import Label, fail
+from ucpl.registry import format_named
 from ucpl.stores.groups import matched, sources_of, with_empty
 
 if TYPE_CHECKING:
@@ -18,14 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["regrouped", "said_of_groups", "with_empty_groups"]
 
-# Frameworks whose groups are those of the plan. Megatron deals parameters to groups by its own rule (stores/megatron/groups).
-_OF_THE_PLAN = frozenset({"deepspeed", "universal", "dcp", "plain"})
-
 
 def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     """The checkpoint with the target's groups. Raises: UcplError E482 and E483, see stores/groups."""
     target = plan.target
-    if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
+    if not _has_groups(checkpoint, target):
         return checkpoint
     known = _as_called(checkpoint, plan)
     made = matched(known, target.groups)
@@ -43,33 +41,27 @@ def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
 def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
     """The plan whose target has the source's groups that train nothing: loaders ask for as many groups as the job has."""
     target = plan.target
-    if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
+    if not _has_groups(checkpoint, target):
         return plan
     known = _as_called(checkpoint, plan).envelope
     groups, lost = with_empty(known.groups, target.groups)
-    why = "the target groups parameters otherwise"
     names = {name for name, _ in target.groups}
-    new = {name for name, _ in groups if name not in names}
-    kept = new
-    if target.framework == "universal":
-        kept, why = set(), "loaders of universal folders look for none"
-    elif target.framework == "deepspeed" and target.settings.get("stage") != 3:
-        kept, why = set(), f"ZeRO-{target.settings.get('stage')} keeps no group without trained parameters"
-    elif target.framework == "deepspeed" and known.framework not in ("deepspeed", "universal"):
-        # DeepSpeed takes groups without parameters out of the caller's optimizer; those of frozen ones stay.
-        kept = {group.name for group in known.groups if group.name in new and group.listed}
-        why = "DeepSpeed takes groups without parameters out of an optimizer"
-    lost = (*lost, *(name for name, _ in groups if name in new - kept))
-    made = tuple(group for group in groups if group[0] not in new - kept)
-    plan = evolve(plan, target=evolve(target, groups=made))
-    said = tuple(f"group of {name}: it trains no parameter, and {why}" for name in lost)
+    listed = {group.name: bool(group.listed) for group in known.groups}
+    why = dict.fromkeys(lost, "the target groups parameters otherwise")
+    of, origin = format_named(target.framework), format_named(known.framework)
+    for name, _ in groups:
+        reason = name not in names and of.group_dropped(target.settings, origin, is_listed=listed.get(name, False))
+        if reason:
+            why[name] = reason
+    plan = evolve(plan, target=evolve(target, groups=tuple(group for group in groups if group[0] not in why)))
+    said = tuple(f"group of {name}: it trains no parameter, and {reason}" for name, reason in why.items())
     return evolve(plan, dropped=(*plan.dropped, *said))
 
 
 def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
     """A line for each group of a target that regroups its source's parameters."""
     target = plan.target
-    if target.framework not in _OF_THE_PLAN or not _has_groups(checkpoint, target):
+    if not _has_groups(checkpoint, target):
         return ()
     known = _as_called(checkpoint, plan)
     groups = known.envelope.groups
@@ -85,9 +77,10 @@ def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
 
 
 def _has_groups(checkpoint: Checkpoint, target: Structure) -> bool:
-    """Whether the source has groups, and the target more than weights."""
+    """Whether the source has groups that the target deals as the plan does, and the target more than weights."""
+    of = format_named(target.framework)
     has_states = bool(checkpoint.envelope.scalars) or any(t.states for t in target.tensors)
-    return bool(checkpoint.envelope.groups) and (target.framework != "dcp" or has_states)
+    return of.has_plan_groups and bool(checkpoint.envelope.groups) and (of.has_groups_of_weights or has_states)
 
 
 def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:

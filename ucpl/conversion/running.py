@@ -15,6 +15,7 @@ from ucpl.conversion.lessening import lessened
 from ucpl.conversion.regrouping import regrouped, said_of_groups, with_empty_groups
 from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, calling, fail
+from ucpl.registry import format_named
 from ucpl.remotes.entrance import place_of
 
 if TYPE_CHECKING:
@@ -200,12 +201,12 @@ def _look_again(target: Path, plan: Plan) -> None:
     """Open what was written and find every tensor of the plan where it should be. Raises: UcplError, and E400 of the disk."""
     from ucpl.conversion.opening import read_named
     from ucpl.runtime.rows import fit
-    from ucpl.stores.generic import NAME, open_files
+    from ucpl.stores.generic import open_files
     from ucpl.stores.registry import open_checkpoint
     from ucpl.stores.watching import reading
 
     written = [t for t in plan.targets if t.numel]
-    described = plan.target.framework == NAME  # files that nothing but a layout describes
+    described = format_named(plan.target.framework).is_of_a_spec  # files that nothing but a layout describes
     in_buckets = plan.target.settings.get("optimizer") == "dp_reshardable"
     with reading(target):
         if target.is_file():  # one file, called as the target is

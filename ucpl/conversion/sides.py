@@ -15,6 +15,7 @@ from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.ties import framework_of, of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
+from ucpl.registry import Format, format_named, format_of_layout
 from ucpl.stores.skipping import skipping
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _OWN_NAMES = frozenset(
     {"file", "weights"}
 )  # what a target is called, and whether it has weights, is no matter of the source's
 # A mesh of Megatron's: what another framework makes of the model is on ranks of its own.
-_OF_MEGATRON = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
+_OF_A_MESH = frozenset({"tp", "pp", "ep", "vpp", "optimizer"})
 
 
 def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) -> Side:
@@ -132,7 +133,7 @@ def _not_taken(one: Called, source: Side) -> frozenset[str]:
     if source.checkpoint is None or source.checkpoint.legacy is None:
         return _OWN_NAMES
     is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.framework
-    return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_MEGATRON
+    return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_A_MESH
 
 
 def _own_model(one: Called, source: Side, given: Given) -> nodes.Model | None:
@@ -166,7 +167,8 @@ def _changed(made: Side, source: Side, changes: Changes) -> Side:
     demand_acting(changes, made.layout)
     demand_left_out(changes, made.placement)
     demand_states_left_out(changes.drop, changes.voice, made.placement, source.placement)
-    if made.layout.framework == "deepspeed":
+    of = format_named(made.layout.framework)
+    if of.has_engine and not of.is_of_any_ranks:
         demand_experts(source, changes.dealt.emptied)
         demand_layers(source.checkpoint, changes.gone, made.layout.settings.get("stage") == 1)
     begun = begins(source, made.layout, changes.trained)
@@ -179,34 +181,19 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     if given.model is None:
         return located(one, given, notes=notes)
     from ucpl.frontends import layered, parallel, ranks
-    from ucpl.layout.frameworks import CHUNKED
     from ucpl.regions.sharding import shardings_of
 
     base = parallel.Base(*one, given.model, given.inherited, given.config)
-    base_name = one.library.chain(one.call.name)[-1].node.name
+    of = _format_of(one)
     # Layers and experts have files of their own in DeepSpeed's folders alone.
-    is_apart = base_name not in CHUNKED and (
+    is_apart = not of.has_chunks and (
         (source.checkpoint is not None and ranks.is_apart(source.checkpoint))
         or layered.is_asked(evolve(base, inherited={}))
     )
     if not (parallel.is_open(*one) or (is_apart and parallel.says_cuts_alone(*one))):
         return located(one, given, notes=notes)
-    if base_name == "megatron_fsdp":
-        from ucpl.frontends import megatron_fsdp
-
-        made = megatron_fsdp.target(base, source.checkpoint)
-    elif base_name in CHUNKED:
-        from ucpl.frontends import dcp, megatron_core
-
-        if base_name == "dcp":
-            made = dcp.target(base, shardings_of(source.layout))
-        else:
-            made = megatron_core.target(base, source.checkpoint)
-    elif base_name == "megatron_legacy":
-        from ucpl.frontends import megatron_dealt
-
-        made = megatron_dealt.target(base, source.checkpoint)
-    else:
+    made = of.target(base, source.checkpoint, source.layout)
+    if made is None:
         made = ranks.target(base, source.checkpoint, shardings_of(source.layout))
     given = evolve(given, model=made.model or given.model)
     return located(Called(made.library, made.call), given, notes=(*notes, *made.notes))
@@ -234,29 +221,27 @@ def sides(
 
 
 def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called, given: Given) -> Checkpoint:
-    """A folder of Megatron-FSDP's as its files have it, under their names, where a target shows what is stored."""
-    if source is not None or checkpoint.framework != "megatron_fsdp":
-        return checkpoint
-    if target.library.chain(target.call.name)[-1].node.name != "plain":
+    """A source under the names in its files, where a target shows what is stored."""
+    there = format_named(checkpoint.framework).file_format
+    if source is not None or not there or not _format_of(target).shows_stored:
         return checkpoint
     from ucpl.stores.registry import framework
 
     with skipping(optimizer=given.weights_alone, states=given.skipped):
-        return evolve(framework("dcp").open(checkpoint.root), not_read=checkpoint.not_read)
+        return evolve(framework(there).open(checkpoint.root), not_read=checkpoint.not_read)
+
+
+def _format_of(one: Called) -> Format:
+    """The format whose shipped layout a call is of."""
+    return format_of_layout(one.library.chain(one.call.name)[-1].node.name)
 
 
 def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
     """The source with a tensor for each layer and expert, where it has one of all and the target has files of modules."""
-    if source is not None or checkpoint.framework != "megatron_core":
+    if source is not None or not format_named(checkpoint.framework).has_layers_stacked:
         return checkpoint
-    name = target.library.chain(target.call.name)[-1].node.name
-    if name not in ("megatron_legacy", "megatron_fsdp", "megatron_core"):
+    if not _format_of(target).asks_modules(target.layout, target.call):
         return checkpoint
-    if name == "megatron_core":
-        from ucpl.frontends.megatron_core import is_in_buckets
-
-        if not is_in_buckets(target.layout, target.call):
-            return checkpoint
     from ucpl.stores.megatron.stacks import in_modules
 
     return in_modules(checkpoint)

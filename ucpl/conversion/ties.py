@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.given import Called
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Config, Given
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["framework_of", "of_ties", "with_ties"]
 
-_ENGINES = ("deepspeed", "universal")
-
 
 def of_ties(
     checkpoint: Checkpoint, source: Called | None, target: Called, config: Config | None
@@ -31,7 +30,12 @@ def of_ties(
 
     What is stored twice is held against each other where the plan is run.
     """
-    if source is not None or not config or not _may_tie(checkpoint, config) or framework_of(target) not in _ENGINES:
+    if (
+        source is not None
+        or not config
+        or not _may_tie(checkpoint, config)
+        or not format_named(framework_of(target)).has_engine
+    ):
         return checkpoint, source
     from ucpl.frontends.hf.ties import pairs
     from ucpl.layout import load
@@ -56,7 +60,11 @@ def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note
     checkpoint = source.checkpoint
     if checkpoint is None or given.model is None or not given.config or not made.called.is_of_any:
         return given, ()
-    if made.layout.aliases or not _may_tie(checkpoint, given.config) or made.layout.framework not in _ENGINES:
+    if (
+        made.layout.aliases
+        or not _may_tie(checkpoint, given.config)
+        or not format_named(made.layout.framework).has_engine
+    ):
         return given, ()
     from ucpl.frontends.hf.ties import tied
 
@@ -65,7 +73,7 @@ def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note
 
 
 def _may_tie(checkpoint: Checkpoint, config: Config) -> bool:
-    return checkpoint.framework == "huggingface" and config.get("tie_word_embeddings") is not False
+    return format_named(checkpoint.framework).has_model_files and config.get("tie_word_embeddings") is not False
 
 
 def framework_of(one: Called) -> str:

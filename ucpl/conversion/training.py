@@ -18,6 +18,7 @@ from attrs import evolve
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
 from ucpl.records import frozen
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Called, Given, Inherited
@@ -44,7 +45,6 @@ _FLAGS = {"bf16": "bf16", "fp16": "f16"}  # a setting -> the dtype that weights 
 _WHOLE = "f32"
 _TRAINED_IN = ("f32", "bf16", "f16")
 _MASTER = "fp32"
-_TOLD_BY_DTYPES = ("megatron_core", "dcp")  # formats of runs that state it nowhere else
 _ALIGNED = 16  # bytes of the trained dtype that parameter_alignment grows each parameter to
 _NAMES_SHOWN = 3
 _UNSEEN = (
@@ -73,7 +73,7 @@ def training_of(source: Side, framework: str) -> Inherited:
     """
     said = {flag: source.layout.settings.get(flag) for flag in _FLAGS}
     stated: Inherited = {flag: (1, "the source's layout") for flag, value in said.items() if value}
-    if stated or framework not in ("deepspeed", "universal") or _stated_by(source) is not None:
+    if stated or not format_named(framework).has_engine or _stated_by(source) is not None:
         return stated
     dtype = _of_dtypes(source)
     return {flag: (1, "dtypes of the weights") for flag, of in _FLAGS.items() if of == dtype}
@@ -241,7 +241,7 @@ def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> 
         more = f" and {len(paths) - _NAMES_SHOWN} more" if len(paths) > _NAMES_SHOWN else ""
         how = "is widened" if change.now == _WHOLE else "is rounded to nearest even"
         out.append(f"weight of {first}{more} {how}, {dtype} to {change.now}: the source keeps no master of it")
-    if source.checkpoint is not None and target.layout.framework in ("deepspeed", "universal"):
+    if source.checkpoint is not None and format_named(target.layout.framework).has_engine:
         out += _scaling(source.checkpoint, change)
     if change.now == "f16" and target.layout.settings.get("stage") == 3:
         out.append(_UNSEEN)
@@ -270,7 +270,7 @@ def _stated_by(source: Side) -> dict[str, bool] | None:
 
 def _of_dtypes(source: Side) -> str | None:
     """The one type of 16 bits that weights with masters have. None: there are none, or both."""
-    if source.checkpoint is None or source.checkpoint.framework not in _TOLD_BY_DTYPES:
+    if source.checkpoint is None or not format_named(source.checkpoint.framework).has_training_dtype:
         return None
     stored = stored_dtypes(source)
     found = {stored.get(path) for path in with_masters(source.placement)} & set(_FLAGS.values())

@@ -14,7 +14,7 @@ from ucpl.conversion.dialects import split_names
 from ucpl.conversion.given import Called, Given, called
 from ucpl.conversion.ties import framework_of
 from ucpl.errors import UcplError
-from ucpl.stores.skipping import TENSORS_ALONE
+from ucpl.registry import format_named
 
 __all__ = ["looked_through", "opened_to_look_at", "with_weights"]
 
@@ -86,7 +86,7 @@ def looked_through(read: Callable[[Given], T]) -> T:
 def _is_of_tensors(target: Called | str) -> bool:
     """Whether a target's format stores tensors alone."""
     text = target if not isinstance(target, str) else split_names(target)[0]
-    return bool(text) and framework_of(called(text)) in TENSORS_ALONE
+    return bool(text) and format_named(framework_of(called(text))).has_tensors_alone
 
 
 def _with_way(read: Callable[[Given], T], given: Given, error: UcplError) -> UcplError:

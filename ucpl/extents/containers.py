@@ -14,6 +14,7 @@ from typing import Literal
 from attrs import evolve, field
 
 from ucpl.records import frozen
+from ucpl.registry import Format
 
 __all__ = ["Beside", "Container", "Fate", "Holding", "Kind", "Rule"]
 
@@ -73,7 +74,8 @@ class Kind:
 
     engines: folders of more engines, each with shards of its own; then `resumes_by` asks for each by its name. needs: files
     that `resumes_by` does not go on without. The first rule that a name fits holds; a file that fits none is carried and named.
-    holds: frameworks whose shards it can have: a target of another one is no container.
+    The shards that it can have are those of an engine, of any number of ranks too if `universal`, or FSDP's chunks (`chunks`):
+    a target of another format is no container.
     """
 
     name: str  # "trainer": in --json
@@ -82,7 +84,8 @@ class Kind:
     marks: tuple[str, ...]
     needs: tuple[str, ...]
     rules: tuple[Rule, ...]
-    holds: frozenset[str] = frozenset({"deepspeed"})
+    chunks: bool = False
+    universal: bool = False
     tag: str = ""
     client: str = ""
     engines: str = ""
@@ -90,7 +93,13 @@ class Kind:
     @property
     def around_chunks(self) -> Kind:
         """The same around FSDP's folders of chunks, which have names of their own: no other framework's shards go there."""
-        return evolve(self, holds=frozenset({"dcp"}), tag="", client="", engines="")
+        return evolve(self, chunks=True, universal=False, tag="", client="", engines="")
+
+    def holds(self, of: Format) -> bool:
+        """Whether shards of a format can be in it."""
+        if self.chunks:
+            return of.has_chunks and of.has_names_of_modules
+        return of.has_engine and (self.universal or not of.is_of_any_ranks)
 
     def rule_of(self, name: str) -> tuple[Rule | None, int]:
         """The rule for a file, and the rank whose it is (-1: nobody's)."""

@@ -13,12 +13,12 @@ from ucpl.frontends.blocks import scalings_of
 from ucpl.frontends.expert_dims import bindings, named_dims
 from ucpl.frontends.packed import packed_notes
 from ucpl.layout import Layout, Library, expand, load, resolve
-from ucpl.layout.frameworks import CHUNKED
 from ucpl.layout.scope import Value
 from ucpl.records import frozen
 from ucpl.regions import Placement, locate
 from ucpl.regions.flats import Stated
 from ucpl.regions.sharding import TP
+from ucpl.registry import format_named
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.syntax import nodes, print_expr, print_file
 from ucpl.syntax.limits import why_too_large, why_unwritten
@@ -79,21 +79,15 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
-    if checkpoint.framework in CHUNKED:
-        from ucpl.frontends import dcp, megatron_core, megatron_fsdp, parallel
+    from ucpl.frontends import parallel
 
-        stored = {"dcp": dcp.stored, "megatron_core": megatron_core.stored, "megatron_fsdp": megatron_fsdp.stored}
-        made = stored[checkpoint.framework](parallel.Base(library, call, model, settings), checkpoint)
-        library, call, notes = made.library, made.call, made.notes
-    elif checkpoint.legacy is not None:
-        from ucpl.frontends import megatron_legacy, parallel
+    base = parallel.Base(library, call, model, settings)
+    made = format_named(checkpoint.framework).stored(base, checkpoint)
+    if made is None and is_model_parallel(checkpoint):
+        from ucpl.frontends import ranks  # most checkpoints have nothing of these
 
-        made = megatron_legacy.stored(parallel.Base(library, call, model, settings), checkpoint)
-        library, call, notes = made.library, made.call, made.notes
-    elif is_model_parallel(checkpoint):
-        from ucpl.frontends import parallel, ranks  # most checkpoints have nothing of these
-
-        made = ranks.stored(parallel.Base(library, call, model, settings), checkpoint)
+        made = ranks.stored(base, checkpoint)
+    if made is not None:
         library, call, notes = made.library, made.call, made.notes
     placement = locate(
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
@@ -116,14 +110,9 @@ def is_model_parallel(checkpoint: Checkpoint) -> bool:
 
 
 def layout_name(checkpoint: Checkpoint) -> str:
-    settings = checkpoint.envelope.settings
-    match checkpoint.framework:
-        case "deepspeed":
-            return f"zero{settings['stage'].value}"
-        case "huggingface":
-            return "safetensors"
-        case name:
-            return name
+    """The shipped layout that describes a checkpoint."""
+    settings = {name: setting.value for name, setting in checkpoint.envelope.settings.items()}
+    return format_named(checkpoint.framework).layout_name(settings)
 
 
 def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:

@@ -21,6 +21,7 @@ from ucpl.layout.expand import items_of
 from ucpl.layout.scope import Scope
 from ucpl.records import frozen
 from ucpl.regions.sharding import TP
+from ucpl.registry import format_named
 from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
 def is_universal(base: Base) -> bool:
     """Whether whole tensors are stored, to which a loader gives the rows that its engine has."""
     items = items_of(base.library, base.call)
-    return any(isinstance(item, nodes.Framework) and item.call.name == "universal" for item in items)
+    return any(isinstance(item, nodes.Framework) and format_named(item.call.name).is_of_any_ranks for item in items)
 
 
 def _padded(words: int, multiple: int) -> int:

@@ -13,11 +13,11 @@ from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, EXACT, Key, Shelf, Shelves
 from ucpl.graph.rows import Rows
 from ucpl.layout import Layout
-from ucpl.layout.frameworks import CHUNKED
 from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
 from ucpl.records import define
 from ucpl.regions import Home, Part, Placement, element_name
+from ucpl.registry import format_named
 
 __all__ = ["DtypeOf", "Side", "spaced"]
 
@@ -175,8 +175,8 @@ class Side:
 
         A Hugging Face folder leaves second names out, and says them in the file's metadata.
         """
-        framework = self.placement.layout.framework
-        return (form == "dcp" and framework in CHUNKED) or (file.endswith(".safetensors") and framework == "torch")
+        of = format_named(self.placement.layout.framework)
+        return (form == "dcp" and of.has_chunks) or (file.endswith(".safetensors") and of.is_of_a_spec)
 
     def shelves(self, dtype_of: DtypeOf | None, *, sharing: bool = True) -> Shelves:
         """All stored tensors, by number."""

@@ -8,50 +8,33 @@ from typing import NoReturn
 from ucpl.errors import fail
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Value, at
+from ucpl.registry import Format, format_named, formats
 from ucpl.syntax import nodes, print_expr
 
-__all__ = ["CHUNKED", "SETTINGS", "WITH_RUNS", "demand_settings", "demand_values"]
+__all__ = ["demand_settings", "demand_values"]
 
 _DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
-# Frameworks whose files of form dcp have chunks that are found by where they begin.
-CHUNKED = frozenset({"dcp", "megatron_core", "megatron_fsdp"})
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "universal": ("stage", "files", "bf16", "fp16", "weights", "shaped"),
-    "deepspeed": (
-        *("stage", *_DEGREES, "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
-        *("round_robin", "alignment", "elastic", "sub_group_size"),
-    ),
-    "dcp": ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards", "decoupled_weight_decay"),
-    "megatron_core": ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp"),
-    "megatron_fsdp": ("dp", "tp", "halves", "masters", "owner", "grouped", "step"),
-    "megatron_legacy": ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer"),
-    "plain": ("file", "has_masters"),
-    "huggingface": ("shard",),
-    "torch": ("tracker", "step"),
-}
-# Frameworks whose files have the groups of an optimizer, and what a caller put next to the model.
-WITH_RUNS = ("deepspeed", "universal", "plain", "dcp", "megatron_core", "megatron_fsdp", "megatron_legacy")
 _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
-_ELSEWHERE = {"hf": "huggingface", "transformers": "huggingface", "safetensors": "huggingface", "pytorch": "torch"}
 
 
 def demand_settings(item: nodes.Framework) -> None:
     """Raises: UcplError E436 for a framework that there is not, E159 for a setting without a name, E192 for an unknown one."""
     name = item.call.name
-    if name not in SETTINGS:
-        close = _ELSEWHERE.get(name.lower()) or nearest(name, SETTINGS)
+    if name not in formats():
+        meant = next((one.name for one in formats().values() if name.lower() in one.other_names), "")
+        close = meant or nearest(name, formats())
         fail(
             "E436",
             f"no framework is called `{name}`",
             at(item.span),
             remedy=(f"did you mean `{close}`? " if close else "")
-            + f"one of {', '.join(SETTINGS)}; `framework torch()` writes files that the spec alone describes",
+            + f"one of {', '.join(formats())}; `framework torch()` writes files that the spec alone describes",
         )
     for argument in item.call.arguments:
         if argument.name is None:
             fail("E159", "settings of a framework have names", at(argument.span))
-        if argument.name not in SETTINGS[name]:
-            _refuse(name, argument)
+        if argument.name not in format_named(name).settings:
+            _refuse(format_named(name), argument)
 
 
 def demand_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
@@ -74,15 +57,15 @@ def demand_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
         )
 
 
-def _refuse(framework: str, argument: nodes.Argument) -> NoReturn:
-    known = SETTINGS[framework]
+def _refuse(own: Format, argument: nodes.Argument) -> NoReturn:
+    known = own.settings
     said = argument.name or ""
     close = nearest(said, known)
-    others = [other for other, settings in SETTINGS.items() if said in settings]
+    others = [other.name for other in formats().values() if said in other.settings]
     whose = f"it is one of {' and '.join(others)}; " if others else ""
     fail(
         "E192",
-        f"framework {framework}() has no setting `{said}`",
+        f"framework {own.name}() has no setting `{said}`",
         at(argument.span),
-        remedy=f"did you mean `{close}`?" if close else f"{whose}the settings of {framework}() are {', '.join(known)}",
+        remedy=f"did you mean `{close}`?" if close else f"{whose}the settings of {own.name}() are {', '.join(known)}",
     )

@@ -17,25 +17,13 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.near import alike_names
 from ucpl.layout.scope import at, nearest
 from ucpl.records import define, frozen
+from ucpl.registry import formats
 from ucpl.resources import spec_files, spec_text
 from ucpl.syntax import nodes, parse
 
 IMPORT_LIMIT = 32  # files deep
 EXTENDS_LIMIT = 32
 _NAMES_SHOWN = 6
-# What tools are called, where a layout is asked for: the layouts that ship of each, or how it is said.
-_TOOLS = {
-    "deepspeed": "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()",
-    "zero": "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()",
-    "huggingface": "folders of Hugging Face are safetensors(); with the names of a class, `ucpl import hf CONFIG`",
-    "transformers": "folders of Hugging Face are safetensors(); with the names of a class, `ucpl import hf CONFIG`",
-    "fsdp": "folders that FSDP2 saves are dcp(fsdp=4)",
-    "fsdp2": "folders that FSDP2 saves are dcp(fsdp=4)",
-    "torch": "one file of torch.save is plain(); files of your own are said by a layout with `framework torch()`",
-    "pytorch": "one file of torch.save is plain(); files of your own are said by a layout with `framework torch()`",
-    "ddp": "ranks that hold copies save one file: plain()",
-}
-
 _KINDS = {"model": nodes.Model, "layout": nodes.Layout, "plan": nodes.Plan}
 
 Block = TypeVar("Block", nodes.Model, nodes.Layout)
@@ -113,7 +101,8 @@ class Library:
         own = {n for n in names if n in self.known and isinstance(self.known[n].node, _KINDS[word])}
         mine = [n for n in names if n in own and not self.known[n].file.name.startswith("specs/")]
         alike = alike_names(name, sorted(_shipped_names(word) - set(mine)) if self.shipped else [])
-        close = nearest(name, names) if name.casefold() not in _TOOLS or word != "layout" else None
+        hints = _hints()
+        close = nearest(name, names) if name.casefold() not in hints or word != "layout" else None
         fail(
             "E110",
             f"no {word} is called `{name}`",
@@ -121,7 +110,7 @@ class Library:
             remedy=f"did you mean `{close}`?"
             if close
             else _instead(name, word, (mine, alike), is_called=not span.line),
-            about=tuple(dict.fromkeys([*([close] if close else []), *alike, *({name.casefold()} & _TOOLS.keys())])),
+            about=tuple(dict.fromkeys([*([close] if close else []), *alike, *({name.casefold()} & hints.keys())])),
         )
 
     def add(self, file: nodes.File) -> None:
@@ -154,12 +143,17 @@ def _chain(kind: type[Block], known: Known, find: Callable[[str, nodes.Span], Kn
         known = find(node.extends.name, node.extends.span)
 
 
+def _hints() -> dict[str, str]:
+    """Words that people write for a layout -> which layouts there are."""
+    return {word: text for one in formats().values() for word, text in one.hints}
+
+
 def _instead(name: str, word: str, names: tuple[list[str], list[str]], *, is_called: bool) -> str:
     """What to write for a name that there is not, and that no name is close to. `names`: those of the texts at hand, and the
     most alike of those that ship. `is_called`: a command line calls it, and no text.
     """
     mine, alike = names
-    tool = _TOOLS.get(name.casefold())
+    tool = _hints().get(name.casefold())
     if tool and word == "layout":
         return tool
     texts = []

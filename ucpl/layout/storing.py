@@ -11,7 +11,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.copies import copies_of
-from ucpl.layout.frameworks import CHUNKED, demand_settings, demand_values
+from ucpl.layout.frameworks import demand_settings, demand_values
 from ucpl.layout.layout import Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
 from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
@@ -22,6 +22,7 @@ from ucpl.layout.remedies import for_rest
 from ucpl.layout.scope import Scope, Value, at, nearest
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.records import define
+from ucpl.registry import format_named
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
@@ -196,7 +197,7 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
     mesh_axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
     ground = Ground(scope, {}, indices, mesh_axes, naming_of(items, scope, indices))
     brackets = brackets_of(items)
-    is_dcp = any(isinstance(i, nodes.Framework) and i.call.name in CHUNKED for i in items)
+    is_dcp = any(isinstance(i, nodes.Framework) and format_named(i.call.name).has_chunks for i in items)
     for item in items:
         if isinstance(item, nodes.Files) and scope.holds(item.when):
             said = f"{item.template}.safetensors" if item.form == MEMORY else item.template

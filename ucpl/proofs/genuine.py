@@ -30,6 +30,7 @@ from ucpl.proofs.where import element_in
 from ucpl.records import define, frozen
 from ucpl.regions import Part, Placement
 from ucpl.regions.bytes_of_two import is_paired
+from ucpl.registry import format_named
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.values import decode, first_half, value_text
 from ucpl.schedule import order
@@ -276,7 +277,7 @@ class _Holding:
         """Files of the genuine checkpoint that a spec alone would have to name."""
         named = {*self.genuine.files, *(e.file for e in self.genuine.extents.values())}
         kinds = {Path(e.file).suffix for e in self.here.values()}
-        if self.genuine.framework != "torch" or not self.genuine.top.is_dir():
+        if not format_named(self.genuine.framework).is_of_a_spec or not self.genuine.top.is_dir():
             return
         root = self.genuine.root
         found = (p for kind in sorted(kinds) for p in sorted(root.rglob(f"*{kind}")))

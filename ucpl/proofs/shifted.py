@@ -11,6 +11,7 @@ import os
 import numpy as np
 
 from ucpl.extents import DTYPES, Extent, key_text
+from ucpl.registry import format_named
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.values import decode, encode
 from ucpl.stores.checkpoint import Checkpoint
@@ -24,7 +25,7 @@ _TOLD = 8  # of them that must agree
 
 def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
     """Notes and a remedy for a weight that is not its master; nothing where the master is not the weight, moved."""
-    if checkpoint.framework != "megatron_core":
+    if not format_named(checkpoint.framework).has_shifted_masters:
         return (), ""
     weight = _extent(checkpoint, unequal.file, unequal.key)
     master = _extent(checkpoint, unequal.source_file, unequal.source_key)

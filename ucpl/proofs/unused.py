@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from ucpl.errors import UcplError
 from ucpl.layout import Library
-from ucpl.layout.frameworks import WITH_RUNS
 from ucpl.layout.templates import PLACE_WORDS
 from ucpl.layout.used import holes_of, lines_in_file, names_of
+from ucpl.registry import format_named
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
@@ -202,8 +202,7 @@ def _has_groups(layout: nodes.Layout) -> bool:
     frameworks = [i.call.name for i in layout.items if isinstance(i, nodes.Framework)]
     return (
         layout.of == "any"
-        or "huggingface" in frameworks
-        or any(name in WITH_RUNS for name in frameworks)
+        or any(format_named(name).has_model_files or format_named(name).has_optimizer for name in frameworks)
         or any(isinstance(i, nodes.Group) and i.of_model for i in layout.items)
         or any(isinstance(i, nodes.States | nodes.FillStates) and i.groups == ("*",) for i in layout.items)
         or any("{group}" in t or "{number}" in t or "{member}" in t for t in _texts(layout))

@@ -29,6 +29,7 @@ from ucpl.proofs.model_class import Forward, HuggingFaceClass
 from ucpl.proofs.where import counted, only
 from ucpl.records import frozen
 from ucpl.regions import Placement, locate
+from ucpl.registry import format_named
 from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
 from ucpl.schedule import order
@@ -207,7 +208,7 @@ def transformers_class(
     def says(verdict: Says, detail: str) -> Witness:
         return Witness("transformers", "logits of the class, loaded as it is and through the spec", verdict, detail)
 
-    folder = reference or (checkpoint.top if checkpoint.framework == "huggingface" else None)
+    folder = reference or (checkpoint.top if format_named(checkpoint.framework).has_model_files else None)
     if folder is None:
         return says("absent", "there is no Hugging Face folder of the same weights")
     size = sum(extent.storage_bytes for extent in checkpoint.extents.values())

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ucpl.layout import FileRule, Layout
 from ucpl.layout import axes as ax
-from ucpl.layout.frameworks import CHUNKED
 from ucpl.regions.cells import build
+from ucpl.registry import format_named
 
 __all__ = ["BrokenRun", "begin_of", "is_by_begin"]
 
@@ -15,7 +15,7 @@ __all__ = ["BrokenRun", "begin_of", "is_by_begin"]
 def is_by_begin(rule: FileRule, layout: Layout) -> bool:
     """Whether a stored tensor of a file is found by its key and by where it begins in the whole. Without a framework, a form
     is any word, and files are told apart by their names."""
-    return rule.form == "dcp" and layout.framework in CHUNKED
+    return rule.form == "dcp" and format_named(layout.framework).has_chunks
 
 
 class BrokenRun(Exception):

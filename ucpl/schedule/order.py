@@ -10,6 +10,7 @@ import attrs
 
 from ucpl.columns.operations import Node, in_order
 from ucpl.extents import Flat, NamedTensor, Shelves, Structure
+from ucpl.registry import format_named
 from ucpl.schedule.padding import told
 from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_json
@@ -54,7 +55,7 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
 def _target(graph: Graph) -> Structure:
     """A target that is whole, and which any degree may load, says how its source was cut."""
     made = structure_of(graph.target.located)
-    if made.framework != "universal":
+    if not format_named(made.framework).is_of_any_ranks:
         return made
     from ucpl.regions.sharding import shardings_of
 

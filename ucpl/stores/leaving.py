@@ -6,11 +6,11 @@ Not here: client_state and groups, which all formats of runs keep (conversion.ac
 from __future__ import annotations
 
 from ucpl.extents import Structure
+from ucpl.registry import format_named
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.metadata import META
 from ucpl.stores.huggingface_texts import TEXTS
 from ucpl.stores.plain import EMPTY
-from ucpl.stores.skipping import TENSORS_ALONE
 
 __all__ = ["DESCRIBING", "EMPTY", "EXTRA", "LAYERS", "SCALE", "SCALED", "TEXTS", "keeps_all", "left_values"]
 
@@ -35,57 +35,23 @@ DESCRIBING = frozenset(
         "universal_checkpoint_info",
     )
 )
-_OF_MEGATRON = ("sharded_objects", "megatron_rng", "megatron_fsdp_rng", "megatron_optimizer", "megatron_extra_state")
-_OF_DEEPSPEED = (
-    "clip_grad",
-    "data_sampler",
-    "ds_config",
-    "dynamic_loss_scale",
-    "global_samples",
-    "global_steps",
-    "loss_scale_config",
-    "loss_scaler",
-    "lr_scheduler",
-    "module_extra",
-    "overflow",
-    "random_ltd",
-    "skipped_steps",
-)
-# Formats whose files have places for these values alone; others keep all values of any run.
-_KEPT: dict[str, frozenset[str]] = {
-    "deepspeed": frozenset(_OF_DEEPSPEED),
-    "universal": frozenset(_OF_DEEPSPEED) - {"module_extra"},
-    "megatron_legacy": frozenset(("global_steps", "megatron_rng", "megatron_optimizer")),
-    "huggingface": frozenset((TEXTS,)),
-    "torch": frozenset((TEXTS,)),
-}
-_TITLES = {
-    "deepspeed": "DeepSpeed's files",
-    "universal": "a universal folder",
-    "megatron_legacy": "Megatron's legacy files",
-}
 
 
 def keeps_all(framework: str) -> bool:
     """Whether a format keeps all values of any run."""
-    return framework not in _KEPT
+    return format_named(framework).kept_values is None
 
 
 def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
     """Names of values of the run -> the reason for which a target has none of them."""
-    kept = _KEPT.get(structure.framework)
-    title = _TITLES.get(structure.framework) or TENSORS_ALONE.get(structure.framework, "")
-    out = {
-        name: f"{title} have no place for it" if title.endswith("files") else f"{title} has no place for it"
-        for name in source.envelope.blobs
-        if kept is not None and name not in kept and name not in DESCRIBING
-    }
-    if (
-        structure.framework == "deepspeed"
-        and structure.settings.get("stage") == 3
-        and "clip_grad" in source.envelope.blobs
-    ):
-        out["clip_grad"] = "shards of stage 3 have none: ds_config has it"
+    target = format_named(structure.framework)
+    kept, have = target.kept_values, "have" if target.title.endswith("files") else "has"
+    out: dict[str, str] = {}
+    for name in source.envelope.blobs:
+        if kept is not None and name not in kept and name not in DESCRIBING:
+            out[name] = f"{target.title} {have} no place for it"
+        elif why := target.value_dropped(name, structure.settings):
+            out[name] = why
     if META in out:
         out[META] = "it is Lightning's file of what is in no chunk"
     return out

@@ -5,77 +5,40 @@ from __future__ import annotations
 import os
 import re
 import stat
+from functools import cache
 from pathlib import Path
 
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Structure
+from ucpl.registry import format_named, formats
 from ucpl.stores.checkpoint import Checkpoint, Framework, Order
 from ucpl.stores.containers import container_of
 from ucpl.stores.containers.steps import Run
-from ucpl.stores.dcp import DCP
-from ucpl.stores.dcp.hypers import advice as dcp_advice
-from ucpl.stores.deepspeed import DeepSpeed
-from ucpl.stores.deepspeed.advice import advice as deepspeed_advice
-from ucpl.stores.deepspeed.advice import universal_advice
-from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.described import found_at
-from ucpl.stores.generic import Generic
-from ucpl.stores.huggingface import HuggingFace
-from ucpl.stores.megatron import MegatronCore, objects_advice
-from ucpl.stores.megatron.fsdp import MegatronFSDP
-from ucpl.stores.megatron.legacy import MegatronLegacy, legacy_advice
-from ucpl.stores.megatron.legacy_arguments import heads_advice
 from ucpl.stores.overlooked import is_of_an_optimizer
-from ucpl.stores.plain import Plain
 from ucpl.stores.scalars import number_of
 from ucpl.stores.strangers import refuse_stranger
 from ucpl.stores.watching import watched
 
-FRAMEWORKS: tuple[Framework, ...] = (
-    Universal(),
-    DeepSpeed(),
-    MegatronFSDP(),
-    DCP(),
-    MegatronLegacy(),
-    MegatronCore(),
-    Plain(),
-    HuggingFace(),
-    Generic(),
-)
 
-
-# Classes that files of some framework name and that it needs: no reason to ask the user.
-KNOWN_GLOBALS = frozenset(name for one in FRAMEWORKS for name in one.known_globals)
-
-
+@cache
 def framework(name: str) -> Framework:
-    """A framework by the name that a layout's `framework` statement uses. Raises E436."""
-    for one in FRAMEWORKS:
-        if one.name == name:
-            return one
+    """What reads and writes a format, by the name in a layout's `framework` statement. Raises: UcplError E436."""
+    if name in formats():
+        return format_named(name).store()
     fail(
         "E436",
         f"no framework is called `{name}`" if name else "the layout names no framework",
         Label("<layout>", where=f"framework {name}".rstrip()),
-        remedy=f"one of {', '.join(f.name for f in FRAMEWORKS)}",
+        remedy=f"one of {', '.join(formats())}",
     )
 
 
-def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """What whoever loads a target of this source must do beside a plain load."""
-    if structure.framework == DCP.name:
-        return dcp_advice(source, structure)
-    if structure.framework == Universal.name:
-        return (*universal_advice(source, structure), *objects_advice(source))
-    if structure.framework == MegatronLegacy.name:
-        return legacy_advice(source, structure)
-    if structure.framework == MegatronCore.name and structure.settings.get("optimizer") == "dp_reshardable":
-        return heads_advice(source, "common.pt")
-    return (
-        (*deepspeed_advice(source, structure), *objects_advice(source)) if structure.framework == DeepSpeed.name else ()
-    )
+@cache
+def known_globals() -> frozenset[str]:
+    """Classes that files of some format name and that it needs: no reason to ask the user."""
+    return frozenset(name for one in formats() for name in framework(one).known_globals)
 
 
 @watched
@@ -94,14 +57,14 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
-    for one in FRAMEWORKS:
-        if one.recognises(path):
-            opened = one.open(path) if not isinstance(one, DeepSpeed) else one.open(path, order)
-            if opened.framework == HuggingFace.name:
+    for one in formats().values():
+        if framework(one.name).recognises(path):
+            opened = one.open(path, order)
+            if format_named(opened.framework).has_model_files:
                 return opened
             if lines := _of_another_iteration(opened):
                 opened = evolve(opened, told=(*opened.told, *lines), remarks=(*opened.remarks, *lines))
-            chunks = _chunks_of(opened)
+            chunks = format_named(opened.framework).chunk_folders(opened.root)
             keys = opened.envelope.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
     refuse_stranger(path)
@@ -113,8 +76,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         Label(str(path)),
         remedy=below
         or (found.remedy if found is not None else "")
-        or "give the save folder (with `latest`), one step's folder, or a plain file; known: "
-        + ", ".join(f.name for f in FRAMEWORKS),
+        or "give the save folder (with `latest`), one step's folder, or a plain file; known: " + ", ".join(formats()),
     )
 
 
@@ -122,7 +84,12 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
     """Of Megatron's folders, which are called by the iteration that their files count, too."""
     said = opened.envelope.carried.get("iteration")
     name = re.fullmatch(r"iter_0*(\d+)", opened.tag or opened.root.name)
-    if not opened.framework.startswith("megatron") or name is None or type(said) is not int or int(name[1]) == said:
+    if (
+        not format_named(opened.framework).is_of_iterations
+        or name is None
+        or type(said) is not int
+        or int(name[1]) == said
+    ):
         return ()
     return (f"{opened.root.name} has files of iteration {said}",)
 
@@ -140,18 +107,9 @@ def _run_of(opened: Checkpoint) -> Run:
     return Run(
         int(counted) if isinstance(counted, int | float) else None,
         skipped if isinstance(skipped, int) else 0,
-        0 if opened.framework == "universal" else ranks,
+        0 if format_named(opened.framework).is_of_any_ranks else ranks,
         envelope.carried,
     )
-
-
-def _chunks_of(opened: Checkpoint) -> tuple[str, ...]:
-    """Folders of FSDP's chunks that a run keeps its other files beside."""
-    if opened.framework != DCP.name:
-        return ()
-    from ucpl.stores.dcp.folders import folders_in
-
-    return folders_in(opened.root)
 
 
 def _of_language(path: Path) -> str:
@@ -172,7 +130,7 @@ def _below(path: Path) -> str:
     level = [path]
     for _ in range(_DEPTH):
         level = [c for one in level for c in _folders_in(one)][:_FOLDERS]
-        found = [c for c in level if any(one.recognises(c) for one in FRAMEWORKS)]
+        found = [c for c in level if any(framework(one).recognises(c) for one in formats())]
         if found:
             found = [c for c in found if not is_of_an_optimizer(c.name)] or found
             newest = max(found, key=lambda c: (*_number_of(c, path), str(c)))

@@ -13,12 +13,10 @@ from attrs import field
 
 from ucpl.records import define
 
-__all__ = ["ALL", "SKIP", "TENSORS_ALONE", "Skipped", "skipped_states", "skipping", "skips", "skips_optimizer"]
+__all__ = ["ALL", "SKIP", "Skipped", "skipped_states", "skipping", "skips", "skips_optimizer"]
 
 
 ALL, SKIP = "*", "skip"  # of a plan: the fate of what is not read, by name; all of the optimizer
-# Formats without an optimizer, and what a target of each is called.
-TENSORS_ALONE = {"huggingface": "a Hugging Face folder", "torch": "a folder of files that a spec describes"}
 
 
 @define

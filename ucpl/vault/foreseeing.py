@@ -14,16 +14,14 @@ from ucpl.extents import Key, StoredTensor, key_text
 from ucpl.proofs.where import element_at
 from ucpl.records import frozen
 from ucpl.regions import Placement
+from ucpl.registry import format_named
 from ucpl.remotes.vaults.adamw import MOMENTS
 from ucpl.remotes.vaults.memory import Stretch
 from ucpl.schedule.cost import width_of
-from ucpl.stores.generic import NAME
 from ucpl.vault.arenas import places_of
 from ucpl.vault.keyed import Keyed, holders_of
 
 __all__ = ["Foreseen", "Kept", "foresee"]
-
-DCP = "dcp"
 
 
 @frozen
@@ -68,7 +66,8 @@ class Foreseen:
     @cached_property
     def _stepped(self) -> frozenset[str]:
         """Labels of parameters with all moments of AdamW's, where the framework saves weights and moments one by one."""
-        if self.placement.layout.framework != DCP:
+        of = format_named(self.placement.layout.framework)
+        if not (of.has_chunks and of.has_names_of_modules):
             return frozenset()
         states: dict[str, set[str]] = {}
         for kept in (k for some in self.kept for k in some):
@@ -107,7 +106,7 @@ def foresee(call: str, given: Given | None = None, most: int | None = None) -> F
     if most is not None:
         targets = tuple(_lessened(tensor, most) for tensor in targets)
     ranks = max(1, layout.ranks)
-    if layout.framework == NAME:
+    if format_named(layout.framework).is_of_a_spec:
         files, exact = _by_keys(call, ranks, targets, (holders_of(layout), closed_text(made.target))), True
     else:
         files, exact = _by_rank(ranks, targets), False

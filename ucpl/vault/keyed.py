@@ -19,7 +19,7 @@ from ucpl.extents import DTYPES, Key, StoredTensor, key_text
 from ucpl.live.tensors import plain, unreadable
 from ucpl.records import frozen
 from ucpl.regions import locate
-from ucpl.stores.generic import NAME
+from ucpl.registry import format_named
 from ucpl.stores.safetensors_files import layout_safetensors_file
 from ucpl.vault.files import ToSave, cut, text_file, torch_file
 from ucpl.vault.trees import dtype_name, nested
@@ -49,7 +49,7 @@ class Keyed:
         """Raises: UcplError E640, E693, and what planning raises."""
         asked = Asked(call, call)
         here, _, _ = described(asked, Given())
-        if here.layout.framework != NAME:
+        if not format_named(here.layout.framework).is_of_a_spec:
             what = (
                 f"{call} is of framework {here.layout.framework}(): its files have more in them than is given by keys"
             )

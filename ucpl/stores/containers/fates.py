@@ -15,6 +15,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.extents import Extent, Structure
 from ucpl.extents.containers import Beside, Container, Rule
 from ucpl.records import frozen
+from ucpl.registry import format_named
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.watching import reading
 
@@ -42,7 +43,7 @@ class Sorted:
 
 def ranks_of(structure: Structure, source: int) -> int:
     """Processes that load a target; one that is for any number of them has files of the source's ranks."""
-    if structure.framework == "universal":
+    if format_named(structure.framework).is_of_any_ranks:
         return source
     made = 1
     for axis in ("dp", "fsdp", "tp", "pp"):
@@ -53,7 +54,7 @@ def ranks_of(structure: Structure, source: int) -> int:
 
 def sorted_into(container: Container, structure: Structure, source: Checkpoint) -> Sorted:
     """Every file of the container, with its fate in a target. A target of a framework that it cannot hold is none of it."""
-    if structure.framework not in container.kind.holds:
+    if not container.kind.holds(format_named(structure.framework)):
         return _of_model_alone(container, structure)
     ranks = ranks_of(structure, 1 + max((file.rank for file in container.files), default=0))
     changed = _other_model(structure, source)
@@ -81,7 +82,7 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
 def _of_model_alone(container: Container, structure: Structure) -> Sorted:
     """In a target that is no folder of this kind: what describes the model, where that is a model's own folder."""
     of_model = [f for f in container.files if f.rule is not None and f.rule.of_model]
-    placed = [Placed(f.name, f) for f in of_model] if structure.framework == "huggingface" else []
+    placed = [Placed(f.name, f) for f in of_model] if format_named(structure.framework).has_model_files else []
     kept = {one.name for one in placed}
     why = f"a target of {structure.framework} is no folder of {container.kind.title}"
     left = dict.fromkeys((f.name for f in container.files if f.name not in kept), why)
@@ -161,7 +162,7 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     container = source.container
     if container is None:
         return skeleton
-    if structure.framework in container.kind.holds:
+    if container.kind.holds(format_named(structure.framework)):
         _demand_name(container, skeleton, source)
     made = sorted_into(container, structure, source).placed
     bad = [one.of for one in made if one.of.holds == "unreadable"]

@@ -72,7 +72,7 @@ TRAINER = Kind(
     title="transformers' Trainer",
     resumes_by="Trainer.train(resume_from_checkpoint=...)",
     marks=("trainer_state.json", "training_args.bin"),
-    holds=frozenset({"deepspeed", "universal"}),
+    universal=True,
     needs=("trainer_state.json",),
     rules=(
         Rule("global_step*/**", "leave", "another step: name its folder to convert it"),

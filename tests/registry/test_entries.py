@@ -1,0 +1,99 @@
+"""Formats come from entry points, and nothing but a format's own code has its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import pytest
+
+from ucpl import registry
+from ucpl.errors import UcplError
+from ucpl.registry import Format, entries, format_named, format_of_layout, formats
+
+UCPL = Path(entries.__file__).parents[1]
+# Words that are a format's name and something else, too: the form `dcp` of files, and the package of an optimizer's class.
+OTHERS = {
+    ("graph/side.py", "dcp"),
+    ("regions/begins.py", "dcp"),
+    ("layout/storing.py", "dcp"),
+    ("conversion/dialects.py", "dcp"),
+    ("ranks/engines.py", "deepspeed"),
+    ("live/tensors.py", "plain"),
+    ("schedule/parsed.py", "plain"),
+}
+
+
+class Other(Format):
+    name = "other"
+    place = 5
+    layouts = ("other_folder",)
+
+
+class Impostor(Format):
+    name = "dcp"
+
+
+@pytest.fixture(autouse=True)
+def again() -> Iterator[None]:
+    formats.cache_clear()
+    format_of_layout.cache_clear()
+    yield
+    formats.cache_clear()
+    format_of_layout.cache_clear()
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *others: object) -> None:
+    """As if packages with these formats were installed."""
+    mine = list(entry_points(group=registry.GROUP))
+
+    class Point(EntryPoint):
+        made: object
+
+        def load(self) -> object:
+            return next(other for other in others if f"p:{others.index(other)}" == self.value)
+
+    made = [Point(f"n{n}", f"p:{n}", registry.GROUP) for n in range(len(others))]
+    monkeypatch.setattr(entries, "entry_points", lambda group: [*mine, *made])
+
+
+def test_a_format_of_another_package_is_found_and_asked_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "other" not in formats()
+    formats.cache_clear()
+    installed(monkeypatch, Other)
+    assert next(iter(formats())) == "other"
+    assert format_of_layout("other_folder") is format_named("other")
+
+
+def test_two_formats_of_one_name_and_what_is_no_format_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in (Impostor(), object(), Format()):
+        formats.cache_clear()
+        monkeypatch.undo()
+        installed(monkeypatch, other)
+        with pytest.raises(UcplError) as caught:
+            formats()
+        assert caught.value.diagnostics[0].code == "E445"
+
+
+def test_an_unknown_name_is_a_format_without_flags() -> None:
+    assert format_named("nobody") is format_named("")
+    assert not format_named("").has_tensors_alone and not format_named("").has_optimizer
+
+
+def test_no_other_code_has_a_formats_name() -> None:
+    own = ("stores/deepspeed", "stores/dcp", "stores/megatron", "stores/huggingface", "stores/plain", "stores/generic")
+    found = set()
+    for path in sorted(UCPL.rglob("*.py")):
+        name = path.relative_to(UCPL).as_posix()
+        if name.startswith(("formats/", "frontends/megatron", *own)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value in {*formats()} - {"torch"}
+            ):
+                found.add((name, node.value))
+    assert found == OTHERS

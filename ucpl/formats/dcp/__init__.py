@@ -1,0 +1,64 @@
+"""Folders of PyTorch DCP: FSDP2, FSDP, one rank, and what torch.distributed.checkpoint saves of any job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ucpl.extents import Structure
+    from ucpl.frontends.parallel import Base, Extended
+    from ucpl.layout import Layout
+    from ucpl.stores.checkpoint import Checkpoint, Framework
+
+_LAYOUTS = "folders that FSDP2 saves are dcp(fsdp=4)"
+
+
+class DCP(Format):
+    name = "dcp"
+    title = "a DCP folder"
+    place = 40
+    layouts = ("dcp",)
+    hints = (
+        ("fsdp", _LAYOUTS),
+        ("fsdp2", _LAYOUTS),
+    )
+    settings = ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards", "decoupled_weight_decay")
+    forms = ("dcp",)
+    has_chunks = True
+    has_optimizer = True
+    has_plan_groups = True
+    has_names_of_modules = True
+    has_training_dtype = True
+
+    def store(self) -> Framework:
+        from ucpl.stores.dcp import DCP as Store
+
+        return Store()
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
+        from ucpl.frontends.dcp import stored
+
+        return stored(base, checkpoint)
+
+    def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
+        from ucpl.frontends.dcp import target
+        from ucpl.regions.sharding import shardings_of
+
+        return target(base, shardings_of(stored))
+
+    def chunk_folders(self, root: Path) -> tuple[str, ...]:
+        from ucpl.stores.dcp.folders import folders_in
+
+        return folders_in(root)
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.stores.dcp.hypers import advice
+
+        return advice(source, structure)
+
+
+FORMAT = DCP()

@@ -1,0 +1,100 @@
+"""DeepSpeed's folders of ZeRO-0 to ZeRO-3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ucpl.extents import Structure
+    from ucpl.stores.checkpoint import Checkpoint, Framework, Order
+
+# Values of a run that files of an engine have a place for.
+VALUES = frozenset(
+    (
+        "clip_grad",
+        "data_sampler",
+        "ds_config",
+        "dynamic_loss_scale",
+        "global_samples",
+        "global_steps",
+        "loss_scale_config",
+        "loss_scaler",
+        "lr_scheduler",
+        "module_extra",
+        "overflow",
+        "random_ltd",
+        "skipped_steps",
+    )
+)
+_LAYOUTS = "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()"
+
+
+class DeepSpeed(Format):
+    name = "deepspeed"
+    title = "DeepSpeed's files"
+    place = 20
+    layouts = ("zero0", "zero1", "zero2", "zero3")
+    hints = (
+        ("deepspeed", _LAYOUTS),
+        ("zero", _LAYOUTS),
+    )
+    settings = (
+        *("stage", "dp", "tp", "pp", "ep", "edp", "fsdp", "bf16", "fp16", "bf16_optimizer", "masters", "fused"),
+        *("round_robin", "alignment", "elastic", "sub_group_size"),
+    )
+    forms = ("torch",)
+    file_marks = ("model_states", "optim_states")
+    file_names = (
+        'file weights = torch "mp_rank_{tp:02}_model_states.pt" and'
+        ' file optim = torch "zero_pp_rank_{dp}_mp_rank_{tp:02}_optim_states.pt"'
+    )
+    has_optimizer = True
+    kept_values = VALUES
+    has_plan_groups = True
+    has_groups_of_weights = True
+    has_names_of_modules = True
+    has_engine = True
+
+    def store(self) -> Framework:
+        from ucpl.stores.deepspeed import DeepSpeed as Store
+
+        return Store()
+
+    def open(self, path: Path, order: Order | None) -> Checkpoint:
+        from ucpl.stores.deepspeed import DeepSpeed as Store
+
+        return Store().open(path, order)
+
+    def layout_name(self, settings: Mapping[str, object]) -> str:
+        return f"zero{settings['stage']}"
+
+    def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
+        if settings.get("stage") != 3:
+            return f"ZeRO-{settings.get('stage')} keeps no group without trained parameters"
+        if not source.has_engine and not is_listed:
+            return "DeepSpeed takes groups without parameters out of an optimizer"
+        return ""
+
+    def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
+        is_left = name == "clip_grad" and settings.get("stage") == 3
+        return "shards of stage 3 have none: ds_config has it" if is_left else ""
+
+    def has_files_of_ranks(self, settings: Mapping[str, object]) -> bool | None:
+        return settings.get("stage") == 3
+
+    def has_scaler(self, settings: Mapping[str, object]) -> bool:
+        return settings.get("stage") != 0
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.stores.deepspeed.advice import advice
+        from ucpl.stores.megatron import objects_advice
+
+        return (*advice(source, structure), *objects_advice(source))
+
+
+FORMAT = DeepSpeed()

@@ -1,0 +1,36 @@
+"""Folders of Hugging Face: safetensors files under the names of a class, and config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Framework
+
+_LAYOUTS = "folders of Hugging Face are safetensors(); with the names of a class, `ucpl import hf CONFIG`"
+
+
+class HuggingFace(Format):
+    name = "huggingface"
+    title = "a Hugging Face folder"
+    place = 80
+    layouts = ("safetensors",)
+    other_names = ("hf", "transformers", "safetensors")
+    hints = (
+        ("huggingface", _LAYOUTS),
+        ("transformers", _LAYOUTS),
+    )
+    settings = ("shard",)
+    forms = ("safetensors",)
+    kept_values = frozenset(("huggingface_files",))
+    has_model_files = True
+
+    def store(self) -> Framework:
+        from ucpl.stores.huggingface import HuggingFace as Store
+
+        return Store()
+
+
+FORMAT = HuggingFace()

@@ -1,0 +1,32 @@
+"""One torch file that anyone can read: plain()."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Framework
+
+
+class Plain(Format):
+    name = "plain"
+    title = "a plain file"
+    place = 70
+    layouts = ("plain",)
+    hints = (("ddp", "ranks that hold copies save one file: plain()"),)
+    settings = ("file", "has_masters")
+    forms = ("torch",)
+    has_optimizer = True
+    has_plan_groups = True
+    has_groups_of_weights = True
+    shows_stored = True
+
+    def store(self) -> Framework:
+        from ucpl.stores.plain import Plain as Store
+
+        return Store()
+
+
+FORMAT = Plain()

@@ -1,0 +1,35 @@
+"""Files of torch and safetensors that a spec alone describes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Framework
+
+_LAYOUTS = "one file of torch.save is plain(); files of your own are said by a layout with `framework torch()`"
+
+
+class Torch(Format):
+    name = "torch"
+    title = "a folder of files that a spec describes"
+    place = 90
+    other_names = ("pytorch",)
+    hints = (
+        ("torch", _LAYOUTS),
+        ("pytorch", _LAYOUTS),
+    )
+    settings = ("tracker", "step")
+    forms = ("torch", "safetensors", "memory")
+    is_of_a_spec = True
+    kept_values = frozenset(("huggingface_files",))
+
+    def store(self) -> Framework:
+        from ucpl.stores.generic import Generic as Store
+
+        return Store()
+
+
+FORMAT = Torch()

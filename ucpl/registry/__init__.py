@@ -1,0 +1,9 @@
+"""The record that each format of checkpoints fills in (`format`), and the list of all (`entries`).
+
+Formats are in `ucpl.formats`, one folder each, and in other packages. No other room has a format's name in its code.
+"""
+
+from ucpl.registry.entries import GROUP, format_named, format_of_layout, formats
+from ucpl.registry.format import Format
+
+__all__ = ["GROUP", "Format", "format_named", "format_of_layout", "formats"]

@@ -1,0 +1,41 @@
+"""All formats: those that ship and those of installed packages, found by the entry-point group `ucpl.formats`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+
+from ucpl.errors import Label, fail
+from ucpl.registry.format import Format
+
+__all__ = ["GROUP", "format_named", "format_of_layout", "formats"]
+
+GROUP = "ucpl.formats"
+_NONE = Format()
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """Formats by name, in the order in which they are asked whether a path is theirs. Raises: UcplError E445."""
+    found: dict[str, Format] = {}
+    for point in entry_points(group=GROUP):
+        made = point.load()
+        one = made() if isinstance(made, type) else made
+        where = Label(point.value, where=f"entry point {point.name} of {GROUP}")
+        if not isinstance(one, Format) or not one.name:
+            fail("E445", f"the entry point {point.name} is no format", where)
+        if type(found.get(one.name, one)) is not type(one):
+            fail("E445", f"two packages have a format `{one.name}`", where)
+        found[one.name] = one
+    return dict(sorted(found.items(), key=lambda item: (item[1].place, item[0])))
+
+
+def format_named(name: str) -> Format:
+    """The format that a layout's `framework` statement names; one without flags where it names none, or an unknown one."""
+    return formats().get(name, _NONE)
+
+
+@cache
+def format_of_layout(name: str) -> Format:
+    """The format for which a layout of this name ships."""
+    return next((one for one in formats().values() if name in one.layouts), _NONE)

@@ -1,0 +1,154 @@
+"""The record of a format: what its files can hold, as flags and tables, and the code that reads and writes them.
+
+A format is a subclass that states what differs from the defaults. It costs nothing to import: its methods import its code
+when they are called. Who needs to know something of a format asks for a flag here, never for its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ucpl.extents import Structure
+    from ucpl.frontends.parallel import Base, Extended
+    from ucpl.layout import Layout
+    from ucpl.stores.checkpoint import Checkpoint, Framework, Order
+    from ucpl.syntax import nodes
+
+__all__ = ["Format"]
+
+
+class Format:
+    """A format of checkpoints. An instance has no state."""
+
+    name: ClassVar[str] = ""
+    """As `framework NAME(...)` of a layout calls it. The format without a name is that of layouts that name none."""
+    title: ClassVar[str] = ""
+    """For messages, as an object of the sentence: "DeepSpeed's files", "a universal folder"."""
+    place: ClassVar[int] = 50
+    """Formats with a lower number are asked first whether a path is theirs."""
+    layouts: ClassVar[tuple[str, ...]] = ()
+    """Layouts of any model that ship for it."""
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """Other words that people write for its name."""
+    hints: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(a word that people write for a layout, the sentence that says which layouts there are), ..."""
+
+    # ---- what a layout may say ------------------------------------------------------------------------------------------
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Arguments of its `framework` statement."""
+    forms: ClassVar[tuple[str, ...]] = ()
+    """Forms of files that it reads and writes; none: any."""
+    file_marks: ClassVar[tuple[str, ...]] = ()
+    """Every file that it reads has one of these in its name; none: any name."""
+    file_names: ClassVar[str] = ""
+    """Beside `file_marks`: the names to write, for messages."""
+    has_chunks: ClassVar[bool] = False
+    """Files of form dcp, whose chunks are found by where they begin."""
+
+    # ---- what its files hold --------------------------------------------------------------------------------------------
+    has_optimizer: ClassVar[bool] = False
+    """Groups and states of an optimizer, and what a caller puts next to the model."""
+
+    @property
+    def has_tensors_alone(self) -> bool:
+        """Whether its files have tensors and nothing of a run."""
+        return bool(self.name) and not self.has_optimizer
+
+    kept_values: ClassVar[frozenset[str] | None] = None
+    """Values of a run that its files have a place for; None: all of any run."""
+    has_plan_groups: ClassVar[bool] = False
+    """Its groups are those of the plan; other formats deal parameters to groups by a rule of their own."""
+    has_groups_of_weights: ClassVar[bool] = False
+    """Groups also where no parameter has a state."""
+    has_model_files: ClassVar[bool] = False
+    """It is a model's own folder: config.json, tokenizer and code, weights under the names of a class, no run."""
+    has_names_of_modules: ClassVar[bool] = False
+    """A job loads it by the names of its own modules."""
+    has_engine: ClassVar[bool] = False
+    """An engine wraps the optimizer: it holds parameters in the order of registration, ties once, and flags of the dtype."""
+    has_training_dtype: ClassVar[bool] = False
+    """The dtypes of weights and masters alone state in which dtype the run trains."""
+    is_of_any_ranks: ClassVar[bool] = False
+    """Any number of ranks loads it; it states none."""
+    is_of_iterations: ClassVar[bool] = False
+    """Its files count the iteration that the folder's name has, too."""
+    has_shifted_masters: ClassVar[bool] = False
+    """Some of its releases save masters that begin after a bucket's padding."""
+    shows_stored: ClassVar[bool] = False
+    """A target shows what a source stores, under the names in its files."""
+    is_of_a_spec: ClassVar[bool] = False
+    """A layout of the user alone describes its files."""
+    has_layers_stacked: ClassVar[bool] = False
+    """One tensor of it can have all layers, or all experts."""
+    file_format: ClassVar[str] = ""
+    """The format under whose names its files can be opened as they are stored; none: its own."""
+
+    # ---- code -----------------------------------------------------------------------------------------------------------
+    def store(self) -> Framework:
+        """What reads and writes its files."""
+        raise NotImplementedError
+
+    def open(self, path: Path, order: Order | None) -> Checkpoint:
+        """Read the headers of a checkpoint of this format. Raises: UcplError, exit 3.
+
+        order: which parameters an optimizer's numbers are, for a format whose files do not name them.
+        """
+        return self.store().open(path)
+
+    def chunk_folders(self, root: Path) -> tuple[str, ...]:
+        """Folders of chunks below a checkpoint's root that a training framework keeps other files next to."""
+        return ()
+
+    def layout_name(self, settings: Mapping[str, object]) -> str:
+        """The shipped layout that a checkpoint with these settings is described by."""
+        return self.layouts[0] if self.layouts else self.name
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended | None:
+        """The layout of a checkpoint, closer than the shipped one. None: the cuts of its ranks say everything."""
+        return None
+
+    def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended | None:
+        """A target's layout with the cuts that its call leaves open. None: cuts of ranks, as in the source.
+
+        stored: the source's layout.
+        """
+        return None
+
+    def needs_modules(self, settings: Mapping[str, object]) -> bool:
+        """Whether a target has a tensor for each layer and expert, where a source may have one of all."""
+        return False
+
+    def asks_modules(self, layout: nodes.Layout, call: nodes.Call) -> bool:
+        """The same of a call that is not resolved yet."""
+        return self.needs_modules({})
+
+    def registered(self, names: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Names in the order in which its own modules register them. None: it has no modules of its own."""
+        return None
+
+    def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
+        """The reason for which a target has no group that trains nothing; empty where it has one.
+
+        source: the format that the group is from. is_listed: whether it has frozen parameters.
+        """
+        return ""
+
+    def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
+        """The reason for which a target has no value of this name among those of `kept_values`; empty where it has one."""
+        return ""
+
+    def has_files_of_ranks(self, settings: Mapping[str, object]) -> bool | None:
+        """Whether each data-parallel rank has a caller's values of its own. None: the first rank's hold for all."""
+        return None
+
+    def has_scaler(self, settings: Mapping[str, object]) -> bool:
+        """Whether an object of its files goes on from a run's numbers of loss scaling."""
+        return False
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        """What who loads a target of this source does beside a plain load."""
+        return ()
