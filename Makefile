@@ -16,7 +16,7 @@ PINNED_FOR := 3.12 3.13
 RANKED := ranks planners ranges estimates live apply vault
 TIMED := plan start lsp convert forms peer $(RANKED)
 
-.PHONY: help demo test thorough check mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean
+.PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test      all tests but those that need a training framework, or are listed in tests/thorough.toml"
 	@echo "make thorough  those that are listed there: more cases of what make test looks at"
 	@echo "make check     lint, format, types, order of imports"
+	@echo "make ledger    compare targets, plans and texts of some thousand commands with the digests in tests/ledger"
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make walk      convert real checkpoints from topology to topology at random, 200 times (WALK=10 SEED=1), the state held each time"
 	@echo "make faults    each verb with every single call that it makes of the machine failing, or being its last (JOB=convert EVERY=10 narrow it)"
@@ -85,6 +86,9 @@ check: $(VENV)/ready fmt-check
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 	$(VENV)/bin/ucpl fmt --check specs/*.ucpl benchmarks/*.ucpl examples/*/*.ucpl
+
+ledger: $(VENV)/ready
+	$(VENV)/bin/python -m tests.ledger --jobs $(JOBS)
 
 mutants: $(VENV)/ready
 	$(VENV)/bin/python -m tests.mutants --jobs $(JOBS) $(if $(SHARE),--share $(SHARE)) $(if $(SEED),--seed $(SEED)) $(if $(ROOM),--room $(ROOM))

@@ -1,0 +1,148 @@
+"""The folder of one case: runs commands there and keeps their results, without paths and times of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from ucpl.cli import main
+
+ROOT = Path(__file__).parents[2]
+DATA = ("--workers", "2", "--memory", "64M")  # of verbs that read or write tensors
+RUN = (*DATA, "--reflink", "never")  # of verbs that write a target
+TEXTS = ("ucpl/manifest.json", "ucpl/layout.ucpl")  # of a target: texts, or made of texts
+DIGITS = 12  # of a digest, in the two files
+# Keys of `--json` that differ from run to run, or from machine to machine. `content` has the times of the source's files.
+VOLATILE = frozenset({"seconds", "product", "free", "bytes_live_max", "content"})
+# Parts of a plan that are sentences, or made of sentences or of the text of specs.
+SENTENCES = ("derived", "dropped", "changed", "filled", "account", "layout_text", "spec_digest", "structure_digest")
+_CODE = re.compile(r'^(?:error|warning)\[([EW]\d{3})\]|"code": "([EW]\d{3})"', re.MULTILINE)
+_TIMES = (
+    (re.compile(r" in [\d.e+-]+ s(, [\d.,e+]+ [KMGT]iB/s)?$", re.MULTILINE), " in TIME"),
+    (re.compile(r"(\bbuffers +)[^;\n]* at most$", re.MULTILINE), r"\1ROOM at most"),
+    (re.compile(r"; [^;]* are free there"), "; ROOM are free there"),
+)
+
+
+@define
+class Place:
+    """bytes: a line for each command: exit status, codes, digests of what it wrote. texts: digests of what it printed."""
+
+    here: Path
+    bytes: list[str] = field(factory=list)
+    texts: list[str] = field(factory=list)
+    kept: list[tuple[str, str]] = field(factory=list)  # (a name, the text itself)
+
+    # ---- what a case does ----------------------------------------------------------------------------------------------
+
+    def copy(self, source: Path, name: str = "source") -> str:
+        """A checkpoint of the tree, under a short name: the commands say that name, and no path of this machine."""
+        if source.is_dir():
+            shutil.copytree(source, self.here / name, symlinks=True)
+        else:
+            shutil.copyfile(source, self.here / name)
+        return name
+
+    def ucpl(self, *argv: object) -> int:
+        """Run a command in this process, in this folder; note how it ends."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main([str(a) for a in argv])
+        printed = [self.plain(out.getvalue()), self.plain(err.getvalue())]
+        if "--json" in argv and printed[0]:
+            printed[0] = pruned_text(printed[0])
+        codes = dict.fromkeys(one or other for text in printed for one, other in _CODE.findall(text))
+        self.note_bytes(" ".join((str(argv[0]), str(status), *codes)))
+        self.note_text(f"{argv[0]}{' --json' * ('--json' in argv)}", *printed)
+        return status
+
+    def target(self, name: str) -> None:
+        """Note a target: its files belong to the bytes, its manifest and its layout to the texts."""
+        path = self.here / name
+        self.bytes[-1] += f" target={tree_digest(path)}"
+        for text in TEXTS:
+            if (path / text).is_file():
+                said = self.plain((path / text).read_text(encoding="utf-8"))
+                self.note_text(text, pruned_text(said) if text.endswith(".json") else said)
+
+    def plan(self, name: str) -> None:
+        """Note a .plan file: its moves belong to the bytes."""
+        self.bytes[-1] += f" plan={plan_digest((self.here / name).read_bytes())}"
+
+    def tensors_of(self, name: str) -> list[str]:
+        """The tensors that a .plan file moves."""
+        named: list[str] = parts_of((self.here / name).read_bytes())[0]["tensors"]
+        return named
+
+    def file(self, name: str) -> None:
+        """Note a file that a verb wrote for people: a picture, a page, a .ucpl text."""
+        self.note_text(name, self.plain((self.here / name).read_text(encoding="utf-8")))
+
+    # ---- how it is kept ------------------------------------------------------------------------------------------------
+
+    def note_bytes(self, line: str) -> None:
+        self.bytes.append(line)
+
+    def note_text(self, name: str, *texts: str) -> None:
+        self.texts.append(" ".join((name, *(digest(text.encode()) if text else "-" for text in texts))))
+        self.kept.extend((name, text) for text in texts if text)
+
+    def plain(self, text: str) -> str:
+        """A text without this machine: fixed words for the folder of the case, the tree, times and room."""
+        for path, word in ((self.here.resolve(), "$HERE"), (self.here, "$HERE"), (ROOT, "$ROOT")):
+            text = text.replace(str(path), word)
+        for pattern, word in _TIMES:
+            text = pattern.sub(word, text)
+        return text
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:DIGITS]
+
+
+def tree_digest(path: Path) -> str:
+    """SHA-256 over the path, the size and the bytes of every file, but of those that are texts."""
+    found = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files:
+        name = file.relative_to(path).as_posix()
+        if name not in TEXTS:
+            data = file.read_bytes()
+            found.update(f"{name}\0{len(data)}\0".encode())
+            found.update(data)
+    return found.hexdigest()[:DIGITS]
+
+
+def plan_digest(data: bytes) -> str:
+    """SHA-256 over the graph, the stored tensors and the moves of a .plan file, without its sentences and its compression."""
+    said, packed = parts_of(data)
+    said["origins"] = [[name, value] for name, value, _ in said["origins"]]
+    kept = {key: value for key, value in said.items() if key not in SENTENCES}
+    return digest(json.dumps(kept, sort_keys=True).encode() + zlib.decompress(packed))
+
+
+def parts_of(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The line of JSON of a .plan file, and its packed columns."""
+    header, _, packed = data.partition(b"\n---\n")[2].partition(b"\n")
+    return json.loads(header), packed
+
+
+def pruned(value: Any) -> Any:
+    """A value of JSON without its volatile keys."""
+    if isinstance(value, dict):
+        return {key: pruned(held) for key, held in value.items() if key not in VOLATILE}
+    return [pruned(held) for held in value] if isinstance(value, list) else value
+
+
+def pruned_text(text: str) -> str:
+    """A text of JSON in one form: keys sorted, without the volatile ones."""
+    return json.dumps(pruned(json.loads(text)), sort_keys=True, ensure_ascii=False, indent=1)
