@@ -157,8 +157,8 @@ def over(how: str, rank: int, top: Path) -> object:
     ("how", "said"),
     [
         ("tensors of their own", None),
-        ("the source", "lies where state"),
-        ("a part of it", "out['u'] lies where state['fp32'] does"),
+        ("the source", "shares memory with state"),
+        ("a part of it", "out['u'] shares memory with state['fp32']"),
         ("expanded", "out['u'] is a view whose elements share memory"),
         ("another type", "out['u'] is torch.float64, the layout says f32"),
         ("one less", "u of out, of L("),
