@@ -263,6 +263,9 @@ def test_the_optimizer_of_one_rank_is_read_by_its_shapes(tmp_path: Path) -> None
         assert torch.equal(mine["weight"], p) and ("exp_avg" in mine) is (name in names)
         for state, value in optimizer.state[p].items():
             assert torch.equal(torch.as_tensor(mine[state]), value.reshape(mine[state].shape)), (name, state)
+    ucpl.convert(source, tmp_path / "stage3", "zero3(dp=2)")  # which has places for frozen weights alone
+    assert ucpl.compare(source, tmp_path / "stage3")
+    assert {t.name for t in open_checkpoint(source).tensors if t.kind == "frozen"} == {"0.weight", "0.bias"}
 
 
 def test_the_flat_optimizer_of_one_rank_is_read(tmp_path: Path) -> None:

@@ -391,8 +391,9 @@ def opened_ranks(root: Path) -> Checkpoint:
     degrees = mesh_settings(mesh, ranks.extents.values(), f"state dicts of {len(names)} ranks")
     for name in ranks.runs:
         ranks.align(name, mesh[name])
+    trained = {name for group in groups for name in group.members}
     tensors = tuple(
-        evolve(t, states=ranks.states.get(name, ()))
+        evolve(t, states=ranks.states.get(name, ()), kind=_kind(t.kind, name in trained or not groups))
         for name in weights
         if (t := settled.get(name)) is not None and name not in ranks.aliases
     )
@@ -442,6 +443,11 @@ def _of_another_step(root: Path, extra: list[str], scalars: dict[str, dict[str, 
         counted = schedule.find("last_epoch") if schedule is not None else None
         if counted is not None and isinstance(counted.held, int) and counted.held > max(steps):
             yield f"{name} is of step {counted.held}, the optimizer is of step {max(steps):g}"
+
+
+def _kind(kind: str, is_trained: bool) -> str:
+    """The kind of a tensor: a parameter that an optimizer does not train is frozen."""
+    return "frozen" if kind == "parameter" and not is_trained else kind
 
 
 def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | None = None) -> list[str]:
