@@ -104,3 +104,29 @@ def test_keys_that_are_none_are_named(tmp_path, change):
         os.chmod(path, 0o600)
     with pytest.raises(UcplError, match=r"E687: .*/keys"):
         Keys(folder).demand(None, "a host")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "said"),
+    [
+        (0o777, 0, "lets other users replace its files: chmod 700"),
+        (0o703, 0, "lets other users replace its files"),
+        (0o755, 65534, "belongs to user 65534"),
+        (0o1777, 0, ""),
+        (0o755, 0, ""),
+        (0o775, 0, ""),
+    ],
+)
+def test_a_folder_whose_files_others_can_replace_is_refused(tmp_path, mode, owner, said):
+    if owner and os.geteuid():
+        pytest.skip("needs another user")
+    folder = shutil.copytree(keys_of(0), tmp_path / "keys")
+    os.chmod(folder, mode)
+    if owner:
+        os.chown(folder, owner, owner)
+    if not said:
+        Keys(folder).demand(None, "a host")
+        return
+    with pytest.raises(UcplError, match=said) as caught:
+        Keys(folder).demand(None, "a host")
+    assert caught.value.diagnostics[0].code == "E687"

@@ -70,7 +70,14 @@ class Keys:
         return known[1]
 
     def _checked(self) -> _Stamp:
-        """The files as they are now. Raises: OSError, PermissionError of a key that others can read."""
+        """The files as they are now. Raises: OSError, PermissionError of a key or folder that others can read or change."""
+        status = os.stat(self.folder)
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(1, f"it belongs to user {status.st_uid}", str(self.folder))
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:  # a mounted secret has mode 1777
+            mode = stat.S_IMODE(status.st_mode)
+            what = f"its mode, {mode:04o}, lets other users replace its files: chmod 700 {self.folder}"
+            raise PermissionError(1, what, str(self.folder))
         return tuple(map(self._stamp, (AUTHORITY, CERTIFICATE, KEY)))
 
     def _stamp(self, name: str) -> tuple[int, int, int, int]:
