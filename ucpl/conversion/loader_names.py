@@ -16,7 +16,7 @@ from attrs import evolve
 from ucpl.conversion.given import Called
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.registry import format_of_layout
+from ucpl.registry import format_named, format_of_layout
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
@@ -137,7 +137,7 @@ def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -
 def _is_read_from(file: str, source: Side) -> bool:
     """Whether the source is a Hugging Face folder, and this is its file of weights."""
     checkpoint = source.checkpoint
-    return checkpoint is not None and checkpoint.framework == "huggingface" and file in checkpoint.files
+    return checkpoint is not None and format_named(checkpoint.framework).has_model_files and file in checkpoint.files
 
 
 def _has_config(source: Side, given: Given) -> bool:
