@@ -321,3 +321,22 @@ def test_a_checkpoint_of_deepspeed_s_becomes_a_folder_equal_to_its_truth(shard, 
     want = {name: states["fp32"] if "fp32" in states else states["weight"] for name, states in truth["params"].items()}
     assert_equal({n: t for n, t in {**want, **truth["buffers"]}.items() if n not in aliases}, found)
     assert set(api.open_checkpoint(tmp_path / "made").aliases) == aliases
+
+
+def test_shards_that_an_index_has_in_a_folder_below_are_read(tensors, tmp_path):
+    """transformers joins the index's names to the folder, whatever these are."""
+    source = save(tmp_path / "s", tensors)
+    (source / "model.safetensors").unlink()
+    names = list(tensors)
+    where = {name: f"weights/{n % 2}.safetensors" for n, name in enumerate(names)}
+    (source / "weights").mkdir()
+    for file in set(where.values()):
+        save_file({n: tensors[n] for n in names if where[n] == file}, source / file, {"format": "pt"})
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    ucpl.convert(source, tmp_path / "made", "safetensors()")
+    assert_equal(tensors_of(tmp_path / "made"), tensors)
+    assert ucpl.verify(source, witness=False) and ucpl.compare(source, tmp_path / "made")
+    (source / "weights" / "1.safetensors").unlink()
+    assert code_of(api.open_checkpoint, source) == "E380"
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {names[0]: "../x.safetensors"}}))
+    assert code_of(api.open_checkpoint, source) == "E385"

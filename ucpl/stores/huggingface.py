@@ -30,7 +30,7 @@ from ucpl.stores.huggingface_precedence import INDEX, SHARD, chosen
 from ucpl.stores.huggingface_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.huggingface_writing import EMPTY, Shards
 from ucpl.stores.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
-from ucpl.stores.texts import demand_inside, names_like, read_small
+from ucpl.stores.texts import demand_inside, is_inside, names_like, read_small
 from ucpl.stores.watching import watched
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
@@ -48,7 +48,7 @@ class HuggingFace:
         """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""
         if path.is_file():
             return path.suffix == ".safetensors"
-        return path.is_dir() and bool(names_like(path, ".safetensors"))
+        return path.is_dir() and bool(names_like(path, ".safetensors") or names_like(path, INDEX))
 
     @watched
     def open(self, path: Path) -> Checkpoint:
@@ -199,11 +199,13 @@ class _Folder:
             fail("E385", f"{index} lists no tensor", Label(str(where), where="weight_map"))
         names = sorted(set(weight_map.values()))
         for name in names:
-            if PurePosixPath(name).name != name or not name.endswith(".safetensors"):
+            if not is_inside(name) or not name.endswith(".safetensors"):
                 fail(
-                    "E385", f"{index} names {name[:200]!a}, which is no .safetensors file beside it", Label(str(where))
+                    "E385",
+                    f"{index} names {name[:200]!a}, which is no .safetensors file of the folder",
+                    Label(str(where)),
                 )
-            if name not in here:
+            if name not in here and not ("/" in name and (path / name).is_file()):
                 _demand_plain(path / name)
                 tensor = next(t for t, f in weight_map.items() if f == name)
                 fail(
