@@ -216,7 +216,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda r: r["sources"]["columns"].__setitem__(0, [0.5, 1]),
     ),
     "a stored tensor without a key": (
-        "a stored tensor without a key",
+        "a stored tensor without a key in a file of several",
         lambda r: r["targets"]["shelves"][0].__setitem__("key", []),
     ),
     "a number format that is none": (

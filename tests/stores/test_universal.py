@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from safetensors.torch import load_file
 
 import ucpl
 from tests.stores.universal_of import universal_of
@@ -65,6 +66,28 @@ def test_each_atom_has_the_form_that_its_loader_reads(tmp_path: Path) -> None:
         assert (atom["param"].shape == (67, 24)) if stage == 1 else (atom.shape == (67 * 24,))
         assert (root / "zero" / "optimizer_state.pt").is_file()
         assert (root / "zero" / "wte.weight" / "step.pt").exists() == (stage == 1)
+
+
+def test_files_of_one_bare_tensor_go_through_a_plan_on_the_disk(tmp_path: Path) -> None:
+    source = WRITTEN / "z3_dp4" / "global_step3_universal"
+    for name, to in (("atoms", "universal(stage=3)"), ("zero", "zero1(dp=3)")):
+        api.save_plan(ucpl.plan(str(source), to), tmp_path / f"{name}.plan")
+        ucpl.apply(tmp_path / f"{name}.plan", source, tmp_path / name)
+        assert ucpl.compare(source, tmp_path / name)
+    truth = torch.load(WRITTEN / "z3_dp4" / "truth.pt", weights_only=False)["params"]
+    (atom,) = (tmp_path / "atoms").glob("*/zero/wte.weight/fp32.pt")
+    assert torch.equal(torch.load(atom, weights_only=True), truth["wte.weight"]["fp32"].flatten())
+
+
+def test_a_layout_of_ones_own_writes_a_tensor_as_all_of_a_file(tmp_path: Path) -> None:
+    text = 'ucpl 1\nlayout own() of any {\n  framework torch()\n  file one = torch "{name}.pt"\n  * = ... in one as ""\n}\n'
+    (tmp_path / "own.ucpl").write_text(text, encoding="utf-8")
+    source = FIXTURES.parent / "hf" / "written" / "llama"
+    ucpl.convert(source, tmp_path / "files", to=f"{tmp_path}/own.ucpl:own()")
+    wanted = {name: value for file in source.glob("*.safetensors") for name, value in load_file(file).items()}
+    found = {path.stem: torch.load(path, weights_only=True) for path in (tmp_path / "files").glob("*.pt")}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
 def broken(tmp_path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -82,7 +83,12 @@ def shelves_from(raw: Json) -> Shelves:
         total += len(shelf)
         if total > TENSORS_MAX:
             raise ValueError(f"more than {TENSORS_MAX} stored tensors")
-    return Shelves(tuple(out))
+    made = Shelves(tuple(out))
+    if any(not shelf.block.key for shelf in out):  # such a tensor is all that its file holds
+        files = Counter(tensor.file for tensor in made)
+        if any(not tensor.key and files[tensor.file] > 1 for tensor in made):
+            raise ValueError("a stored tensor without a key in a file of several")
+    return made
 
 
 def _block(row: Json, column: Callable[[Json], I64]) -> Block:
@@ -129,8 +135,6 @@ def _check(shelf: Shelf) -> None:
     slots = [p for n in (b.file, *b.key) for p in n if isinstance(p, Slot)]
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
-    if not b.key:
-        raise ValueError("a stored tensor without a key")
     if b.choices > 1 and not any(s.axis for s in slots):
         raise ValueError("choices that no name tells apart")
     if not {*shelf.dtypes} <= {*STORED, ""}:

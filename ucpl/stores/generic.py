@@ -229,12 +229,18 @@ class _Held:
 
 @define
 class _Tree:
-    """Nested dicts under construction. A dict whose keys count from 0 becomes a list."""
+    """Nested dicts under construction. A dict whose keys count from 0 becomes a list; a value without a key is the file."""
 
     file: str
     top: dict[str | int, object] = field(factory=dict)
+    bare: TensorRef | _Held | None = None
 
     def put(self, key: Key, value: TensorRef | _Held) -> None:
+        if self.bare is not None or (not key and self.top):
+            self.clash(key)
+        if not key:
+            self.bare = value
+            return
         node = self.top
         for step in key[:-1]:
             inner = node.setdefault(step, {})
@@ -248,7 +254,7 @@ class _Tree:
     def clash(self, key: Key) -> NoReturn:
         fail(
             "E392",
-            f"{key_text(key)} of {self.file} is a tensor or a blob, and something else, too",
+            f"{key_text(key) or 'all'} of {self.file} is a tensor or a blob, and something else, too",
             Label(self.file, where=key_text(key)),
         )
 
@@ -292,4 +298,5 @@ def _written(
         return SkeletonFile(path, flat, "safetensors", {"format": "pt"}, storage_of)
     for key, value in beside[0]:
         tree.put(key, _Held(storages.value(value)))
-    return SkeletonFile(path, _settled(tree.top), storage_of=storage_of, carried=tuple(storages.carried))
+    value = _settled(tree.top if tree.bare is None else tree.bare)
+    return SkeletonFile(path, value, storage_of=storage_of, carried=tuple(storages.carried))

@@ -194,7 +194,7 @@ class _Writer:
 
         def place(t: int) -> tuple[int, int]:
             target = self.targets[t]
-            is_late = target.key[-1] == names.OUTPUT and target.label != names.OUTPUT
+            is_late = target.key[-1:] == (names.OUTPUT,) and target.label != names.OUTPUT
             return (1 if is_late else 0, order.get(target.label, len(order)))
 
         out: dict[str, OrderedDict[object, object]] = {}
