@@ -71,6 +71,7 @@ class Keys:
 
     def _checked(self) -> _Stamp:
         """The files as they are now. Raises: OSError, PermissionError of a key or folder that others can read or change."""
+        found = tuple(map(self._stamp, (AUTHORITY, CERTIFICATE, KEY)))
         status = os.stat(self.folder)
         if status.st_uid not in (0, os.geteuid()):
             raise PermissionError(1, f"it belongs to user {status.st_uid}", str(self.folder))
@@ -78,7 +79,7 @@ class Keys:
             mode = stat.S_IMODE(status.st_mode)
             what = f"its mode, {mode:04o}, lets other users replace its files: chmod 700 {self.folder}"
             raise PermissionError(1, what, str(self.folder))
-        return tuple(map(self._stamp, (AUTHORITY, CERTIFICATE, KEY)))
+        return found
 
     def _stamp(self, name: str) -> tuple[int, int, int, int]:
         path = self.folder / name
