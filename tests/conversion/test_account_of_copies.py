@@ -169,3 +169,33 @@ def test_loss_scaling_of_megatron_core_is_named(tmp_path: Path) -> None:
 
     source = planted(tmp_path, "megatron/dist_old", "common.pt", change)
     assert "common.pt: optimizer/grad_scaler" in names_of(source, "plain()")
+
+
+def test_each_value_of_a_rank_s_extra_state_is_named(tmp_path: Path) -> None:
+    """As verl saves random numbers and schedules, a file a rank."""
+    source = Path(shutil.copytree(FIXTURES / "dcp" / "fsdp1_params_w3", tmp_path / "run"))
+    for rank in range(3):
+        torch.save({"rng": {"cpu": torch.arange(4)}, MARK: 1}, source / f"extra_state_world_size_3_rank_{rank}.pt")
+    found = [one for one in names_of(source, "plain()") if "extra_state" in one]
+    files = [f"extra_state_world_size_3_rank_{rank}.pt" for rank in range(3)]
+    assert sorted(found) == sorted(f"{file}{more}" for file in files for more in ("", ": rng", f": {MARK}"))
+
+
+@pytest.mark.parametrize("change", ["group", "key"])
+def test_groups_of_other_ranks_of_fsdp_are_compared(tmp_path: Path, change: str) -> None:
+    def edit(value: Any) -> None:
+        held = groups(value)
+        if change == "group":
+            more(held)
+        else:
+            held[0][MARK] = 1
+
+    source = planted(tmp_path, "dcp/fsdp1_params_w3", "optim_world_size_3_rank_1.pt", edit)
+    (found,) = (one for one in names_of(source, "plain()") if "rank_1.pt" in one)
+    assert found.split("param_groups/")[1] == ("1" if change == "group" else f"0/{MARK}")
+
+
+def test_tied_tensors_are_not_called_wrong() -> None:
+    for name in ("fsdp2_w4", "fsdp1_local_w4", "hsdp_2x2"):
+        opened = open_checkpoint(FIXTURES / "dcp" / name)
+        assert not any("tied" in text for text in opened.remarks)

@@ -150,8 +150,10 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
             yield "dropped", "value", name, "dropped by name"
         elif blob in left:
             yield "dropped", "value", name, left[blob]
-        elif blob == SCALE and has_scaler and key not in SCALED:
-            yield "dropped", "value", name, "a shard of ZeRO has no place for it"
+        elif blob == SCALE and has_scaler and key in SCALED:
+            yield "derived", "value", name, ""
+        elif blob == SCALE and has_scaler:
+            yield "dropped", "value", name, "ZeRO's object of loss scaling has no place for it"
         elif blob == LAYERS and not keeps_layers:
             yield "dropped", "value", name, "the target has no files of layers"
         else:

@@ -50,6 +50,9 @@ class Universal(Format):
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
         return "loaders of universal folders look for none"
 
+    def has_scaler(self, settings: Mapping[str, object]) -> bool:
+        return True
+
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.stores.deepspeed.advice import universal_advice
         from ucpl.stores.megatron import objects_advice

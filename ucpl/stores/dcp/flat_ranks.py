@@ -13,6 +13,7 @@ it. Numbers of an optimizer are those of the flat parameters, in the order of `f
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -24,16 +25,18 @@ from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterG
 from ucpl.extents.account import NotRead
 from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
-from ucpl.stores.carrying import lifted
+from ucpl.stores.carrying import lifted, marks_among
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.cells import on_one_grid, placed
 from ucpl.stores.dcp.chunks import address
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
+from ucpl.stores.repeated import hypers_of, unlike
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.skipping import skips, skips_optimizer
 from ucpl.stores.texts import names_like
 from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
+from ucpl.stores.unknown import unknown_keys
 from ucpl.stores.values import Value
 from ucpl.stores.wrappers import bare
 
@@ -227,6 +230,17 @@ class _Ranks:
         )
         return (NotRead(_OPTIM, why, is_optimizer=True, kind="value"),)
 
+    def unlike(self) -> Iterator[NotRead]:
+        """Values of other ranks' files that differ from the first rank's."""
+        mark = marks_among(extent for part in self.parts for extent in part.extents())
+        tops = [(part, part.value if isinstance(part.value, dict) else {}) for part in self.parts]
+        own = (_STATE, _META, _OPTIM)
+        yield from unlike(((part, "", {k: v for k, v in top.items() if k not in own}) for part, top in tops), mark)
+        groups = ((part, f"{_OPTIM}/param_groups/", hypers_of(top.get(_OPTIM))) for part, top in tops)
+        yield from unlike(groups, mark)
+        for part, top in tops:
+            yield from unknown_keys(part.file, top.get(_OPTIM), ("state", "param_groups"), f"{_OPTIM}/", "torch")
+
     def numbered(self, flat: _Flat, number: int, each: list[Value | None]) -> None:
         held = each[0].find(number) if each[0] is not None else None
         if held is None:
@@ -319,8 +333,8 @@ def opened_flats(root: Path) -> Checkpoint:
         tensors=tuple(tensors),
         aliases={},
         files=tuple(names),
-        remarks=("flat parameters do not have the second names of tied tensors",),
-        not_read=ranks.not_read(),
+        told=("flat parameters do not have the second names of tied tensors",),
+        not_read=(*ranks.not_read(), *ranks.unlike()),
         scalar_extents=ranks.scalar_extents,
     )
 

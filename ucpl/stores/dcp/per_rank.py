@@ -32,7 +32,7 @@ from ucpl.extents import (
 from ucpl.extents.account import NotRead
 from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
-from ucpl.stores.carrying import lifted
+from ucpl.stores.carrying import lifted, marks_among
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.dcp.cells import on_one_grid, placed
 from ucpl.stores.dcp.chunks import address, demand_whole
@@ -42,6 +42,7 @@ from ucpl.stores.dcp.per_rank_flats import Member, Named, members_of
 from ucpl.stores.deepspeed.order import Slots, Unclear, match
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.plain import EMPTY
+from ucpl.stores.repeated import hypers_of, unlike
 from ucpl.stores.scalars import is_counted, number_of
 from ucpl.stores.skipping import skips, skips_optimizer
 from ucpl.stores.texts import names_like
@@ -155,6 +156,8 @@ class _Ranks:
             self.not_read += unknown_keys(part.file, top.held, ("state", "param_groups"), by="torch")
             states = top.at("state").held
             self.not_read += unknown_keys(part.file, states, {*numbers}, "state/", by="torch")
+        mark = marks_among(extent for _, part in ranks for extent in part.extents())
+        self.not_read += unlike(((part, "param_groups/", hypers_of(part.value)) for _, part in ranks), mark)
         is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
         if is_flat and not self.is_alone and {len(along) for along in self.along} != {1}:
             return self.unreadable(files, "its states are flat, over several dims of the mesh")
@@ -402,7 +405,7 @@ def opened_ranks(root: Path) -> Checkpoint:
     settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
     settings |= degrees
     extra = ranks_in(root, "extra_state")
-    others = [NotRead(name, "random numbers and schedules of the rank") for name in extra]
+    others = [one for name in extra for one in _values_of(root, name)]
     return Checkpoint(
         top=root,
         root=root,
@@ -425,6 +428,14 @@ def opened_ranks(root: Path) -> Checkpoint:
         told=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),
         scalar_extents=ranks.scalar_extents,
     )
+
+
+def _values_of(root: Path, name: str) -> Iterator[NotRead]:
+    """Random numbers, schedules and whatever else a rank saves apart from its weights: the file, and each value in it."""
+    why = "random numbers and schedules of the rank"
+    yield NotRead(name, why)
+    for key in Value.of(read_torch_file(root, name)).mapping():
+        yield NotRead(f"{name}: {key}", why, kind="value")
 
 
 def _missing(extra: list[str], ranks: int) -> Iterator[str]:

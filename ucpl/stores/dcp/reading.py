@@ -103,10 +103,7 @@ class Opened:
             aliases=aliases,
             files=(*self.metadata.files, *((META,) if META in blobs else ())),
             archives=self.metadata.archives,
-            remarks=(
-                *(one.message for one in self.chunks.amiss),
-                *(f"`{a}` has the bytes of `{o}`: tied" for a, o in aliases.items()),
-            ),
+            remarks=tuple(one.message for one in self.chunks.amiss),
             scalar_extents=self.scalar_extents,
             amiss=tuple(self.chunks.amiss),
             told=self.wrapped.told(),
