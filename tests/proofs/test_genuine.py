@@ -282,3 +282,35 @@ def test_a_tensor_of_any_strides_is_held_against_another_in_little_memory(
     assert "w[r=2500, c=1400]" in finding.message and "2 of 4,500,000 elements" in finding.notes[0]
     assert max(most_read) <= TILE and peak < 8 * TILE
     assert 2 * numbers.nbytes <= sum(most_read) <= 1.5 * 2 * numbers.nbytes
+
+
+PACKED = """ucpl 1
+
+model m {{
+  dim f = 4, h = 3
+  gate : f h
+  up   : f h
+}}
+
+layout x(tp = 2) of m {{
+  framework torch()
+  mesh tp
+  file weights = torch "{{tp}}.pt"
+  gu = ({parts}) h  as "gu"
+}}
+"""
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_parts_of_equal_numbers_witness_no_order(equal: bool, tmp_path: Path) -> None:
+    """Gate and up that are copies, as after upcycling: a spec that swaps them compares equal, and says so."""
+    gate = torch.arange(12.0).view(4, 3)
+    up = gate if equal else gate + 100
+    ranks = [{"gu": torch.cat([gate.chunk(2)[tp], up.chunk(2)[tp]])} for tp in range(2)]
+    save(tmp_path / "mine", ranks)
+    save(tmp_path / "genuine", ranks)
+    for parts in ("gate: f@tp + up: f@tp", "up: f@tp + gate: f@tp"):
+        (tmp_path / "x.ucpl").write_text(PACKED.format(parts=parts))
+        found = ucpl.verify(tmp_path / "mine", layout=f"{tmp_path / 'x.ucpl'}:x()", against=tmp_path / "genuine")
+        assert found.against is not None and found.against.is_witness
+        assert any("gu and 1 more" in text for text in found.against.doubts) == equal, found.against.doubts

@@ -28,7 +28,7 @@ from ucpl.proofs.tiles import Tiles, tiles_of
 from ucpl.proofs.where import counted as counted_places
 from ucpl.proofs.where import element_in
 from ucpl.records import define, frozen
-from ucpl.regions import Part, Placement
+from ucpl.regions import Part, Pieces, Placement
 from ucpl.regions.bytes_of_two import is_paired
 from ucpl.registry import format_named
 from ucpl.runtime.evidence import check_padding
@@ -48,6 +48,9 @@ _LIVE = (
     " genuine file is damaged."
 )
 _FREE = (Policy.MEAN, Policy.SUM, Policy.MAX, Policy.ANY)
+_ALIKE = "parts of one stored tensor hold equal numbers, so that their order does not show"
+_ALIKE_ELEMENTS = 1 << 22  # of a stored tensor whose parts are compared
+_ALIKE_PARTS = 64
 _CONSTANT = "all elements are equal, so that no order shows"
 Place = tuple[str, tuple[str, ...]]
 
@@ -98,6 +101,7 @@ class _Holding:
     differing: int = 0
     seen: Seen = field(factory=Seen)
     constant: list[str] = field(factory=list)
+    alike: list[str] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.here, self.there = _places(self.mine), _places(self.genuine)
@@ -119,7 +123,8 @@ class _Holding:
             self.findings[0] = _with_notes(self.findings[0], (_NONE_ALIKE,))
         why = "" if self.differing else doubt(self.seen, "elements")
         constant = () if why or not self.constant else (f"{_CONSTANT}: {counted_names(self.constant)}",)
-        doubts = (why,) if why else constant
+        alike = () if why or not self.alike else (f"{_ALIKE}: {counted_names(self.alike)}",)
+        doubts = (why,) if why else (*constant, *alike)
         return Against(tuple(self.findings), self.tensors, self.elements, self.differing, doubts, not why)
 
     # ---- one stored tensor -----------------------------------------------------------------------------------------------
@@ -182,8 +187,31 @@ class _Holding:
         self.seen = together((self.seen, seen))
         if not seen.varies:
             self.constant.append(key_text(place[1]))
+        elif first < 0:
+            self.parts_alike(counted, number, place, a)
         if first >= 0:
             yield partial(self.unequal, counted.part, number, place, _Apart(first, count, raw))
+
+    def parts_alike(self, counted: _Counted, number: int, place: Place, a: Extent) -> None:
+        """Tensors of one stored tensor that hold the same numbers: swapped, they compare equal."""
+        pieces = counted.pieces(number)
+        tensors = np.unique(pieces.tensor)
+        if not 1 < len(tensors) <= _ALIKE_PARTS or a.numel > _ALIKE_ELEMENTS or is_paired(self.placement, counted.part):
+            return
+        size = DTYPES[a.dtype].itemsize
+        stored = np.zeros((a.numel, size), dtype=np.uint8)
+        with Tiles.of(self.mine.root, a) as here:
+            for tile in tiles_of(a.shape, size, is_row_major=a.is_contiguous):
+                raw = here.read(tile).reshape(-1, size)
+                stored[tile.positions(np.arange(len(raw)), a.shape)] = raw
+        held: dict[bytes, str] = {}
+        for tensor in tensors.tolist():
+            name = self.placement.tensors[tensor]
+            dims = len(self.placement.layout.tensors[name].dims)
+            some = [_positions(pieces, row, dims) for row in np.flatnonzero(pieces.tensor == tensor).tolist()]
+            values = stored[np.concatenate(some)].tobytes()
+            if values and (first := held.setdefault(values, name)) is not name:
+                self.alike.append(f"{first} and {name} in {key_text(place[1])}")
 
     def inside(self, counted: _Counted, number: int, positions: I64) -> Bools:
         """Which of these items of a file are of what counts: bytes, where two elements lie in one."""
@@ -323,14 +351,26 @@ class _Counted:
         order = np.argsort(home, kind="stable")
         return order, np.searchsorted(home[order], np.arange(len(self.part.homes) + 1))
 
-    def boxes(self, number: int) -> Boxes:
+    def pieces(self, number: int) -> Pieces:
         order, begin = self.rows
-        rows = self.part.every_piece.take(order[begin[number] : begin[number + 1]])
+        return self.part.every_piece.take(order[begin[number] : begin[number + 1]])
+
+    def boxes(self, number: int) -> Boxes:
+        rows = self.pieces(number)
         is_free = np.isin(rows.policy, _FREE)
         if not self.part.homes[number].padding and not is_free.any():
             return None
         rows = rows.take((~is_free).nonzero()[0])
         return rows.offset, rows.high - rows.low, rows.stride
+
+
+def _positions(pieces: Pieces, row: int, dims: int) -> I64:
+    """The positions of one piece in its stored tensor, in the order of its tensor."""
+    index: I64 = np.array(pieces.offset[row], dtype=np.int64)
+    sizes = pieces.high[row, :dims] - pieces.low[row, :dims]
+    for n, step in zip(sizes.tolist(), pieces.stride[row, :dims].tolist(), strict=True):
+        index = index[..., None] + np.arange(n, dtype=np.int64) * step
+    return index.ravel()
 
 
 def _inside(boxes: Boxes, positions: I64) -> Bools:
