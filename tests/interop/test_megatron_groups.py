@@ -30,9 +30,9 @@ def groups_in(folder: Path) -> list[dict[str, Any]]:
     for common in folder.glob("iter_*/common.pt"):
         held = torch.load(common, weights_only=False).get("optimizer", {}).get("optimizer", {})
         if found := held.get("param_groups"):
-            return found  # type: ignore[no-any-return]
+            return found
     for model in folder.glob("iter_*/mp_rank_*/model_optim_rng.pt"):
-        return torch.load(model, weights_only=False)["optimizer"]["optimizer"]["param_groups"]  # type: ignore[no-any-return]
+        return torch.load(model, weights_only=False)["optimizer"]["optimizer"]["param_groups"]
     return [{**group.hyper} for group in open_checkpoint(folder).envelope.groups]
 
 
@@ -60,7 +60,7 @@ def stepped(groups: list[dict[str, Any]], *, current: dict[float, float]) -> dic
 @pytest.fixture
 def plain(tmp_path: Path) -> dict[str, Any]:
     ucpl.convert(FIXTURES / "megatron" / "legacy_buckets", tmp_path / "plain", "plain()")
-    return torch.load(tmp_path / "plain" / "plain.pt", weights_only=False)  # type: ignore[no-any-return]
+    return torch.load(tmp_path / "plain" / "plain.pt", weights_only=False)
 
 
 @pytest.mark.parametrize("target", WAYS)

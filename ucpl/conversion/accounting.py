@@ -18,6 +18,7 @@ from ucpl.registry import format_named
 from ucpl.stores.carrying import marks_of
 from ucpl.stores.containers import sorted_into
 from ucpl.stores.deepspeed.names import is_apart, is_of_expert
+from ucpl.stores.groups import has_groups_alone
 from ucpl.stores.huggingface_config import written
 from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
 from ucpl.stores.overlooked import not_read_of
@@ -229,6 +230,7 @@ def _whole(value: object) -> int:
 def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     target = format_named(plan.target.framework)
     is_trained = target.has_groups_of_weights or any(t.states for t in plan.target.tensors)
+    is_trained |= plan.target.framework == "dcp" and has_groups_alone(source)
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     for group in source.envelope.groups:
         if target.has_tensors_alone:

@@ -23,6 +23,7 @@ __all__ = [
     "agreed",
     "differences",
     "each_of",
+    "has_groups_alone",
     "matched",
     "refuse_without",
     "sources_of",
@@ -117,6 +118,12 @@ def _listed_in(known: Sequence[ParameterGroup], wanted: Wanted) -> list[tuple[st
 def each_of(envelope: Envelope) -> dict[str, Hyper]:
     """The hyper-parameters of every parameter of the source's groups."""
     return {member: group.hyper for group in envelope.groups for member in group.members}
+
+
+def has_groups_alone(source: Checkpoint) -> bool:
+    """Whether a source's optimizer keeps nothing of a parameter but its group, as SGD without momentum."""
+    states = {state for tensor in source.tensors for state in tensor.states}
+    return states <= {"fp32"} and any(group.hyper for group in source.envelope.groups)
 
 
 def differences(one: Hyper, other: Hyper, tensors: Iterable[Extent] = ()) -> list[str]:

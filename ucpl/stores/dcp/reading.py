@@ -57,10 +57,16 @@ class Opened:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
+    trained: dict[str, None] = field(
+        init=False
+    )  # what the optimizer has states of, or lists in groups if it keeps none
     empty: dict[str, object] = field(factory=dict)
     held: dict[str, list[tuple[Key, ...]]] = field(
         factory=dict
     )  # tensor -> of its weight and of each state, the chunks
+
+    def __attrs_post_init__(self) -> None:
+        self.trained = dict.fromkeys(self.roles.states)
 
     def checkpoint(self) -> Checkpoint:
         self.chunks.ahead(self.metadata)
@@ -224,7 +230,7 @@ class Opened:
 
     def kind(self, name: str) -> str:
         """Where there is an optimizer, what it does not train is a buffer where FSDP cuts others and not it, else frozen."""
-        if not self.roles.states or name in self.roles.states:
+        if not self.trained or name in self.trained:
             return "parameter"
         stored = self.metadata.tensors[self.roles.weights[name]]
         is_float = stored.dtype.startswith(("f", "bf"))
@@ -234,17 +240,17 @@ class Opened:
     @cached_property
     def is_cut(self) -> bool:
         """Whether there is a trained tensor in several chunks."""
-        return any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.roles.states)
+        return any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.trained)
 
     def aliases(self) -> dict[str, str]:
         """Second names of tied tensors, whose optimizer states are saved under one: the bytes of all chunks have equal CRCs."""
-        if not self.roles.states:
+        if not self.trained:
             return {}
-        bare = [n for n in self.roles.weights if n not in self.roles.states and n not in self.empty]
+        bare = [n for n in self.roles.weights if n not in self.trained and n not in self.empty]
         bare = [n for n in bare if prod(self.shape(n)) >= _LEAST]
         alike = {self.form(n) for n in bare}
         owners: dict[object, list[str]] = {}
-        for name in (n for n in self.roles.states if n not in self.empty and self.form(n) in alike):
+        for name in (n for n in self.trained if n not in self.empty and self.form(n) in alike):
             owners.setdefault(self.mark(name), []).append(name)
         found = {name: owners.get(self.mark(name), []) for name in bare}
         return {name: those[0] for name, those in found.items() if len(those) == 1}
@@ -303,7 +309,9 @@ class Opened:
             if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
                 where.wrong("a list of parameters of the model")
             listed = tuple(map(str, members))
-            held = tuple(name for name in listed if name in self.roles.states and name not in self.empty)
+            if not self.roles.states:  # of an optimizer that keeps nothing of a parameter
+                self.trained |= dict.fromkeys(listed)
+            held = tuple(name for name in listed if name in self.trained and name not in self.empty)
             out.append(ParameterGroup(str(number), held, hyper, listed if listed != held else ()))
         return tuple(out) if out else self.flat_groups()
 
@@ -322,7 +330,9 @@ class Opened:
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
         """Of a state dict whose optimizer was flattened, each parameter has its hyper-parameters: equal ones are a group."""
         found: dict[str, tuple[dict[str, object], list[str]]] = {}
-        trained = [name for name in self.roles.states if name not in self.empty]
+        if not self.roles.states:
+            self.trained |= dict.fromkeys(self.roles.hypers)
+        trained = [name for name in self.trained if name not in self.empty]
         for name in dict.fromkeys((*trained, *self.roles.hypers)):
             hyper = {key: self.hyper(entry) for key, entry in self.roles.hypers.get(name, {}).items()}
             found.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)

@@ -162,6 +162,19 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path,
         described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[2])))
         remedy = refused[1] or _model_next_to(root)
         fail("E524", refused[0], Label(str(root / described), where=refused[2]), remedy=remedy)
+    return _without_states(texts, _prefix_alone(tensors, metadata))
+
+
+def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
+    """An optimizer that keeps nothing of a parameter, as SGD without momentum. model: prefix of the tensors."""
+    roots = dict.fromkeys(root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX))
+    for top in islice(roots, _ROOTS_MAX):
+        groups = f"{top}{_GROUPS}."
+        found = {text.removeprefix(groups): name for name, text in texts.items() if text.startswith(groups)}
+        keys = [match["key"] for rest in found if (match := _NUMBERED.fullmatch(rest))]
+        owned = [rest for rest in found if model + rest.rpartition(".")[0] in texts]
+        if (len(keys) == len(found) and "params" in keys) or (owned and len(owned) == len(found)):
+            return _Optimizer(f"{top}{_STATE}.", {}, found, model)
     return _Optimizer()
 
 

@@ -33,7 +33,7 @@ from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, Skele
 from ucpl.stores.dcp.folders import MODEL, OPTIMIZER
 from ucpl.stores.dcp.hypers import completed
 from ucpl.stores.dcp.metadata import ENVELOPE, META, METADATA, Step
-from ucpl.stores.groups import matched
+from ucpl.stores.groups import has_groups_alone, matched
 from ucpl.stores.inert import LEAVES
 from ucpl.stores.pickles import dumps, unsafe_globals
 from ucpl.stores.plain import EMPTY, empty_tensors
@@ -99,8 +99,10 @@ class Writer:
 
     @property
     def has_states(self) -> bool:
-        """Whether the target has more than weights."""
-        return bool(self.source.envelope.scalars) or any(t.states for t in self.structure.tensors)
+        """Whether the target has more than weights: states, or groups of an optimizer that keeps nothing of a parameter."""
+        if self.source.envelope.scalars or any(t.states for t in self.structure.tensors):
+            return True
+        return has_groups_alone(self.source)
 
     @property
     def is_flat(self) -> bool:
