@@ -10,6 +10,7 @@ import torch
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.stores.registry import advice, open_checkpoint
 
 SHAPES = {"a": (6, 4), "b": (6,), "c": (5,), "d": (3, 2)}
 RATES = {"a": 0.1, "b": 0.02, "c": 0.02, "d": 0.003}
@@ -207,6 +208,20 @@ def test_groups_that_train_nothing_are_named_where_no_loader_has_them(target: st
     ucpl.convert(made, tmp_path / "made", target)
     of, held, _ = told(tmp_path / "made", tmp_path)
     assert len(held) == 3 and {name: one["lr"] for name, one in of.items()} == RATES
+
+
+def test_frozen_members_of_a_group_have_no_number_without_zero_and_that_is_said(tmp_path: Path) -> None:
+    value = torch.load(source(tmp_path), weights_only=True)
+    value["params"]["frozen"] = {"weight": torch.ones(3)}
+    value["envelope"] = {"in_groups": {"1": ["b", "frozen", "c"]}}
+    torch.save(value, tmp_path / "mixed.pt")
+    for target, is_said in (("zero0(dp = 1)", True), ("zero1(dp = 2)", False), ("plain()", False)):
+        done = ucpl.convert(tmp_path / "mixed.pt", tmp_path / target, target)
+        said = advice(open_checkpoint(tmp_path / "mixed.pt"), done.plan.target)
+        assert any("in groups (frozen) none has a number" in text for text in said) == is_said
+    ucpl.convert(tmp_path / "zero1(dp = 2)", tmp_path / "back", "zero0(dp = 1)")
+    of, _, _ = told(tmp_path / "zero0(dp = 1)", tmp_path)
+    assert {name: one["lr"] for name, one in of.items()} == RATES
 
 
 def test_a_job_loads_a_folder_with_frozen_and_empty_groups(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.groups import differences
 from ucpl.stores.huggingface_texts import config_of
 
+SHOWN = 3
 WARM = (
     "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
     " load_lr_scheduler_states=False) takes the weights and masters, and moments start at zero"
@@ -56,6 +57,11 @@ MIXED = (
     "parameters are of {dtypes}, and an engine without 16 bits takes f32 alone: bf16 = 1 in the call rounds the weights and"
     " keeps their masters in f32, bf16 = 0 widens them"
 )
+NUMBERED = (
+    "an optimizer without ZeRO numbers its parameters, and of the frozen ones in groups ({names}) none has a number here: a job"
+    " that gives them to its optimizer gets torch's `doesn't match the size of optimizer's group`. Give it the trained ones"
+    " alone, or take zero1, zero2 or zero3"
+)
 BOOLS = "torch's optimizers make {names} of the parameters' type when they load it, as of their own: bool here, 0 and 1 there"
 
 
@@ -82,7 +88,17 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         groups = len(structure.groups)
         out += [ADAGRAD] if stage == 3 else [ADAGRAD_GROUPS.format(count=groups)] if groups > 1 else []
     bools = {str(key[-1]) for (_, key), e in source.extents.items() if e.dtype == "bool" and key[-1] in states}
+    out += _frozen_in_groups(source, structure) if not stage else ()
     return (*out, *([BOOLS.format(names=", ".join(sorted(bools)))] if bools else []))
+
+
+def _frozen_in_groups(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Frozen parameters that groups of the source's optimizer have next to trained ones."""
+    kinds = {tensor.name: tensor.kind for tensor in structure.tensors}
+    listed = (name for group in source.envelope.groups if group.members for name in group.every)
+    found = [name for name in listed if kinds.get(name) == "frozen"]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return (NUMBERED.format(names=", ".join(found[:SHOWN]) + more),) if found else ()
 
 
 def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
