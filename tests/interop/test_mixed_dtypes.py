@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 
 import ucpl
 
@@ -86,7 +87,7 @@ def rank(number: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mixed")
-    torch.multiprocessing.spawn(rank, (str(made),), nprocs=2)
+    spawn(rank, (str(made),), nprocs=2)
     return made
 
 
