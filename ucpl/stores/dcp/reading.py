@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import ClassVar
 
-from attrs import evolve, field
+from attrs import Factory, evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting
@@ -57,16 +57,10 @@ class Opened:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
-    trained: dict[str, None] = field(
-        init=False
-    )  # what the optimizer has states of, or lists in groups if it keeps none
+    # What the optimizer has states of, or lists in groups if it keeps none.
+    trained: dict[str, None] = field(default=Factory(lambda self: dict.fromkeys(self.roles.states), takes_self=True))
     empty: dict[str, object] = field(factory=dict)
-    held: dict[str, list[tuple[Key, ...]]] = field(
-        factory=dict
-    )  # tensor -> of its weight and of each state, the chunks
-
-    def __attrs_post_init__(self) -> None:
-        self.trained = dict.fromkeys(self.roles.states)
+    held: dict[str, list[tuple[Key, ...]]] = field(factory=dict)  # tensor -> chunks of its weight, of each state
 
     def checkpoint(self) -> Checkpoint:
         self.chunks.ahead(self.metadata)
@@ -320,11 +314,8 @@ class Opened:
         if stored is None:
             return self.value(entry)
         if len(stored.chunks) != 1:
-            fail(
-                "E460",
-                f"`{entry}` is a tensor in chunks",
-                Label(str(self.root / self.metadata.describes(entry)), where=entry),
-            )
+            where = Label(str(self.root / self.metadata.describes(entry)), where=entry)
+            fail("E460", f"`{entry}` is a tensor in chunks", where)
         return self.carry(stored.chunks[0].place, (entry,))
 
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
