@@ -69,9 +69,7 @@ def _words(line: str, room: int) -> Iterator[tuple[str, str]]:
         if len(word.lstrip()) <= room:
             yield word, command
             continue
-        *parts, last = re.findall(r"\s*\S+", word)
-        yield from ((part, " \\" if found[1] == '"' else command) for part in parts)
-        yield last, command
+        yield from ((part, command) for part in re.findall(r"\s*\S+", word))
 
 
 def _size(text: str) -> int:
