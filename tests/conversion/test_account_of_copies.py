@@ -199,3 +199,18 @@ def test_tied_tensors_are_not_called_wrong() -> None:
     for name in ("fsdp2_w4", "fsdp1_local_w4", "hsdp_2x2"):
         opened = open_checkpoint(FIXTURES / "dcp" / name)
         assert not any("tied" in text for text in opened.remarks)
+
+
+def test_a_file_that_a_release_may_not_write_is_not_asked_for_again(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / "megatron" / "dist_old", tmp_path / "run"))
+    (source / "common.pt").unlink()
+    with pytest.raises(ucpl.UcplError) as caught:
+        open_checkpoint(source)
+    (found,) = caught.value.diagnostics
+    assert found.code == "E400" and "copy" not in (found.remedy or "") and "ucpl formats" in (found.remedy or "")
+
+
+def test_a_key_in_a_chain_leaves_its_groups(tmp_path: Path) -> None:
+    source = planted(tmp_path, "megatron/dist_moe", "common.pt", lambda v: add(v["optimizer"]))
+    there, known = (open_checkpoint(path).envelope for path in (source, FIXTURES / "megatron" / "dist_moe"))
+    assert there.groups == known.groups and there.scalars == known.scalars and known.groups

@@ -103,6 +103,8 @@ def _common(root: Path, metadata: Metadata) -> TorchFile:
                 f"{root} has no {COMMON} and no `{COMMON_STATE}` in {METADATA}, as Megatron-Core 0.19 has it",
                 Label(str(root / COMMON), "not there"),
                 Label(str(root / METADATA), where=COMMON_STATE),
+                remedy="`ucpl formats` lists the releases of Megatron-Core that are read; of one of these, the save did not"
+                " end: use the iteration before",
             )
         return read_torch_file(root, COMMON)
     part = Chunks(root).archive(place)
