@@ -10,7 +10,8 @@ import torch
 
 import ucpl
 from ucpl.errors import UcplError
-from ucpl.stores.registry import advice, open_checkpoint
+from ucpl.registry import format_named
+from ucpl.stores.registry import open_checkpoint
 
 SHAPES = {"a": (6, 4), "b": (6,), "c": (5,), "d": (3, 2)}
 RATES = {"a": 0.1, "b": 0.02, "c": 0.02, "d": 0.003}
@@ -217,7 +218,8 @@ def test_frozen_members_of_a_group_have_no_number_without_zero_and_that_is_said(
     torch.save(value, tmp_path / "mixed.pt")
     for target, is_said in (("zero0(dp = 1)", True), ("zero1(dp = 2)", False), ("plain()", False)):
         done = ucpl.convert(tmp_path / "mixed.pt", tmp_path / target, target)
-        said = advice(open_checkpoint(tmp_path / "mixed.pt"), done.plan.target)
+        goal = done.plan.target
+        said = format_named(goal.framework).advice(open_checkpoint(tmp_path / "mixed.pt"), goal)
         assert any("in groups (frozen) none has a number" in text for text in said) == is_said
     ucpl.convert(tmp_path / "zero1(dp = 2)", tmp_path / "back", "zero0(dp = 1)")
     of, _, _ = told(tmp_path / "zero0(dp = 1)", tmp_path)
