@@ -191,7 +191,7 @@ def test_files_of_ranks_are_not_one_file(tmp_path: Path) -> None:
 
 
 def of_index(text: str) -> Callable[[Path], object]:
-    return lambda p: (p.mkdir(), (p / "model.safetensors.index.json").write_text(text))
+    return lambda p: (p.mkdir(), (p / "pytorch_model.bin.index.json").write_text(text))
 
 
 def of_folder(name: str, data: bytes | None) -> Callable[[Path], object]:
