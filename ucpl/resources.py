@@ -7,6 +7,8 @@ them inside (`ucpl/_data/`). Nothing else may know which of the two it is.
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["example_folder", "grammar_text", "spec_files", "spec_text"]
@@ -31,10 +33,22 @@ def example_folder() -> Path:
     return _folder("examples")
 
 
-def spec_files() -> list[tuple[str, Path]]:
-    """The shipped .ucpl files as (name, path), sorted; a name is the path below `specs/`, with `/`."""
-    root = _folder("specs")
-    return sorted((path.relative_to(root).as_posix(), path) for path in root.rglob("*.ucpl"))
+@cache
+def spec_files() -> tuple[tuple[str, Path], ...]:
+    """The .ucpl files that ship here and in installed packages as (name, path), sorted.
+
+    A name is the path below `specs/`, with `/`. Packages have entry points of the group `ucpl.specs`, each with the name of
+    a package whose folder has such files: `npy = "npy_folder"` gives `npy/npy_folder.ucpl`.
+    """
+    roots = [("", _folder("specs"))]
+    for point in entry_points(group="ucpl.specs"):
+        found = find_spec(point.value)
+        roots += [(f"{point.name}/", Path(at)) for at in (found.submodule_search_locations or () if found else ())]
+    return tuple(
+        sorted(
+            (lead + path.relative_to(root).as_posix(), path) for lead, root in roots for path in root.rglob("*.ucpl")
+        )
+    )
 
 
 def spec_text(name: str) -> str:

@@ -176,11 +176,12 @@ def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
 def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     """The caller's own values: those of the first rank, and of others where they are unlike."""
     target = format_named(plan.target.framework)
+    alone = f"{target.title} stores " + ("tensors alone" if target.has_tensors_alone else "nothing of a caller")
     for key in source.envelope.carried:
         if _is_dropped(plan, key):
             yield "dropped", "client_state", str(key), "dropped by name"
-        elif target.has_tensors_alone:
-            yield "dropped", "client_state", str(key), f"{target.title} stores tensors alone"
+        elif not target.has_client_state:
+            yield "dropped", "client_state", str(key), alone
         else:
             yield "moved", "client_state", str(key), ""
     taken = _ranks_taken(plan, source)
@@ -192,11 +193,7 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
             elif rank in taken:
                 yield "moved", "client_state", name, ""
             else:
-                why = (
-                    f"{target.title} stores tensors alone"
-                    if target.has_tensors_alone
-                    else "the target's ranks take the value of rank 0"
-                )
+                why = "the target's ranks take the value of rank 0" if target.has_client_state else alone
                 yield "dropped", "client_state", name, why
 
 

@@ -51,7 +51,7 @@ class Format:
 
     # ---- what its files hold --------------------------------------------------------------------------------------------
     has_optimizer: ClassVar[bool] = False
-    """Groups and states of an optimizer, and what a caller puts next to the model."""
+    """Groups and states of an optimizer."""
 
     @property
     def has_tensors_alone(self) -> bool:
@@ -60,6 +60,8 @@ class Format:
 
     kept_values: ClassVar[frozenset[str] | None] = None
     """Values of a run that its files have a place for; None: all of any run."""
+    has_client_state: ClassVar[bool] = False
+    """What a caller puts next to the model."""
     has_plan_groups: ClassVar[bool] = False
     """Its groups are those of the plan; other formats deal parameters to groups by a rule of their own."""
     has_groups_of_weights: ClassVar[bool] = False

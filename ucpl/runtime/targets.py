@@ -141,6 +141,8 @@ def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
 def _file_plan(entry: SkeletonFile) -> FilePlan:
     if entry.form == "whole":
         return _Whole(entry.value)
+    if entry.form == "headed":
+        return _Headed(*entry.value)
     if entry.form == "bytes":
         return _Known(entry.value)
     if entry.form == "archives":
@@ -165,6 +167,29 @@ class _Whole:
     @property
     def storages(self) -> dict[str, tuple[int, int]]:
         return {"0": (0, self.size)} if self.size else {}
+
+    def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
+        return ()
+
+
+@frozen(eq=False)
+class _Headed:
+    """A file of known bytes, and one storage behind them."""
+
+    head: bytes
+    room: int
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + self.room
+
+    @property
+    def fixed(self) -> tuple[tuple[int, bytes], ...]:
+        return ((0, self.head),)
+
+    @property
+    def storages(self) -> dict[str, tuple[int, int]]:
+        return {"0": (len(self.head), self.room)} if self.room else {}
 
     def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
         return ()

@@ -150,9 +150,11 @@ class SkeletonFile:
     """One target file before its payload: a value tree whose TensorRefs point to named storages ("0", "1", ...)."""
 
     path: str  # relative to the step's folder of the target
-    # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one; bytes; a tuple of Archive
+    # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one; bytes; a tuple of
+    # Archive; (bytes, size of the storage)
     value: Any
-    form: str = "torch"  # or "safetensors", "whole": one run of bytes, carried, "bytes": known ones, "archives"
+    # or "safetensors", "whole": one run of bytes, carried, "bytes": known ones, "archives", "headed": bytes, then a storage "0"
+    form: str = "torch"
     metadata: dict[str, str] | None = None  # of a safetensors header
     storage_of: dict[int, str] = field(factory=dict)  # index into the plan's targets -> storage name
     carried: tuple[Carried, ...] = ()

@@ -45,7 +45,7 @@ def keeps_all(framework: str) -> bool:
 def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
     """Names of values of the run -> the reason for which a target has none of them."""
     target = format_named(structure.framework)
-    kept, have = target.kept_values, "have" if target.title.endswith("files") else "has"
+    kept, have = target.kept_values, "has" if target.title.startswith("a ") else "have"
     out: dict[str, str] = {}
     for name in source.envelope.blobs:
         if kept is not None and name not in kept and name not in DESCRIBING:

@@ -30,6 +30,7 @@ class DCP(Format):
     forms = ("dcp",)
     has_chunks = True
     has_optimizer = True
+    has_client_state = True
     has_plan_groups = True
     has_names_of_modules = True
     has_training_dtype = True

@@ -54,6 +54,7 @@ class DeepSpeed(Format):
         ' file optim = torch "zero_pp_rank_{dp}_mp_rank_{tp:02}_optim_states.pt"'
     )
     has_optimizer = True
+    has_client_state = True
     kept_values = VALUES
     has_plan_groups = True
     has_groups_of_weights = True

@@ -26,6 +26,7 @@ class MegatronCore(Format):
     forms = ("dcp",)
     has_chunks = True
     has_optimizer = True
+    has_client_state = True
     has_training_dtype = True
     is_of_iterations = True
     has_layers_stacked = True

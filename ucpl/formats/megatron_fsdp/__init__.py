@@ -22,6 +22,7 @@ class MegatronFSDP(Format):
     forms = ("dcp",)
     has_chunks = True
     has_optimizer = True
+    has_client_state = True
     is_of_iterations = True
     file_format = "dcp"
 

@@ -22,6 +22,7 @@ class MegatronLegacy(Format):
     settings = ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer")
     forms = ("torch",)
     has_optimizer = True
+    has_client_state = True
     is_of_iterations = True
     kept_values = frozenset(("global_steps", "megatron_rng", "megatron_optimizer"))
 

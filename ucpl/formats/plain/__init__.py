@@ -19,6 +19,7 @@ class Plain(Format):
     settings = ("file", "has_masters")
     forms = ("torch",)
     has_optimizer = True
+    has_client_state = True
     has_plan_groups = True
     has_groups_of_weights = True
     shows_stored = True

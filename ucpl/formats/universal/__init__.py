@@ -20,6 +20,7 @@ class Universal(Format):
     settings = ("stage", "files", "bf16", "fp16", "weights", "shaped")
     forms = ("torch",)
     has_optimizer = True
+    has_client_state = True
     has_plan_groups = True
     has_groups_of_weights = True
     has_names_of_modules = True
