@@ -121,7 +121,7 @@ def test_the_common_state_of_0_19_is_an_object_among_the_chunks(tmp_path: Path) 
     del held.state_dict_metadata["common_state/shard_0_1"]
     held.storage_data = {index: at for index, at in held.storage_data.items() if index.fqn != "common_state/shard_0_1"}
     (folder / ".metadata").write_bytes(pickle.dumps(held))
-    with pytest.raises(UcplError, match=r"E400.*neither common\.pt nor `common_state/shard_0_1`"):
+    with pytest.raises(UcplError, match=r"E400.*no common\.pt and no `common_state/shard_0_1`"):
         open_checkpoint(folder)
 
 
