@@ -7,9 +7,10 @@ them inside (`ucpl/_data/`). Nothing else may know which of the two it is.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+
+from ucpl.installed import entry_points
 
 __all__ = ["example_folder", "grammar_text", "spec_files", "spec_text"]
 
@@ -41,9 +42,9 @@ def spec_files() -> tuple[tuple[str, Path], ...]:
     a package whose folder has such files: `npy = "npy_folder"` gives `npy/npy_folder.ucpl`.
     """
     roots = [("", _folder("specs"))]
-    for point in entry_points(group="ucpl.specs"):
-        found = find_spec(point.value)
-        roots += [(f"{point.name}/", Path(at)) for at in (found.submodule_search_locations or () if found else ())]
+    for name, value in entry_points("ucpl.specs"):
+        found = find_spec(value)
+        roots += [(f"{name}/", Path(at)) for at in (found.submodule_search_locations or () if found else ())]
     return tuple(
         sorted(
             (lead + path.relative_to(root).as_posix(), path) for lead, root in roots for path in root.rglob("*.ucpl")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from ucpl import registry
 from ucpl.errors import UcplError
+from ucpl.installed import entry_points as installed_points
 from ucpl.registry import Format, entries, format_named, format_of_layout, formats
 
 UCPL = Path(entries.__file__).parents[1]
@@ -47,15 +50,11 @@ def again() -> Iterator[None]:
 
 def installed(monkeypatch: pytest.MonkeyPatch, *others: object) -> None:
     """As if packages with these formats were installed."""
-    mine = list(entry_points(group=registry.GROUP))
-
-    class Point(EntryPoint):
-        made: object
-
-        def load(self) -> object:
-            return next(other for other in others if f"p:{others.index(other)}" == self.value)
-
-    made = [Point(f"n{n}", f"p:{n}", registry.GROUP) for n in range(len(others))]
+    mine = list(installed_points(registry.GROUP))
+    module = ModuleType("others_of_a_test")
+    vars(module).update({f"o{n}": other for n, other in enumerate(others)})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made = [(f"n{n}", f"{module.__name__}:o{n}") for n in range(len(others))]
     monkeypatch.setattr(entries, "entry_points", lambda group: [*mine, *made])
 
 
@@ -97,3 +96,10 @@ def test_no_other_code_has_a_formats_name() -> None:
             ):
                 found.add((name, node.value))
     assert found == OTHERS
+
+
+@pytest.mark.parametrize("group", ["ucpl.formats", "console_scripts", "pytest11", "nobody.s"])
+def test_entry_points_are_those_of_importlib(group: str) -> None:
+    ours = sorted(set(installed_points(group)))
+    theirs = sorted({(point.name, point.value) for point in metadata.entry_points(group=group)})
+    assert ours == theirs

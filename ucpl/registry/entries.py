@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
+from importlib import import_module
 
 from ucpl.errors import Label, fail
+from ucpl.installed import entry_points
 from ucpl.registry.format import Format
 
 __all__ = ["GROUP", "format_named", "format_of_layout", "formats"]
@@ -18,12 +19,13 @@ _NONE = Format()
 def formats() -> dict[str, Format]:
     """Formats by name, in the order in which they are asked whether a path is theirs. Raises: UcplError E445."""
     found: dict[str, Format] = {}
-    for point in entry_points(group=GROUP):
-        made = point.load()
+    for name, value in entry_points(GROUP):
+        module, _, attribute = value.partition(":")
+        made = getattr(import_module(module), attribute, None)
         one = made() if isinstance(made, type) else made
-        where = Label(point.value, where=f"entry point {point.name} of {GROUP}")
+        where = Label(value, where=f"entry point {name} of {GROUP}")
         if not isinstance(one, Format) or not one.name:
-            fail("E445", f"the entry point {point.name} is no format", where)
+            fail("E445", f"the entry point {name} is no format", where)
         if type(found.get(one.name, one)) is not type(one):
             fail("E445", f"two packages have a format `{one.name}`", where)
         found[one.name] = one

@@ -1,0 +1,47 @@
+"""Entry points of installed packages, read from their files.
+
+`importlib.metadata` gives the same and takes a tenth of the time in which `ucpl` starts, most of it for modules that nothing
+else needs. Not here: packages in zip archives.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+__all__ = ["entry_points"]
+
+_INFO = (".dist-info", ".egg-info")
+
+
+def entry_points(group: str) -> Iterator[tuple[str, str]]:
+    """(name, value) of all entry points of a group, those of packages that come first on the path first."""
+    seen: set[str] = set()
+    for folder in dict.fromkeys(sys.path):
+        try:
+            names = sorted(name for name in os.listdir(folder or ".") if name.endswith(_INFO))
+        except OSError:
+            continue
+        for name in names:
+            package = name.partition("-")[0].lower()
+            if package in seen:
+                continue
+            seen.add(package)
+            try:
+                with open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as opened:
+                    text = opened.read()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if f"[{group}]" in text:
+                yield from _section(text, group)
+
+
+def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
+    inside = False
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            inside = line == f"[{group}]"
+        elif inside and "=" in line and not line.startswith(("#", ";")):
+            name, _, value = line.partition("=")
+            yield name.strip(), value.strip()
