@@ -227,7 +227,7 @@ def _whole(value: object) -> int:
 def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     target = format_named(plan.target.framework)
     is_trained = target.has_groups_of_weights or any(t.states for t in plan.target.tensors)
-    is_trained |= plan.target.framework == "dcp" and has_groups_alone(source)
+    is_trained |= target.has_groups_alone and has_groups_alone(source)
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     for group in source.envelope.groups:
         if target.has_tensors_alone:

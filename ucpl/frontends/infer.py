@@ -79,15 +79,12 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
-    from ucpl.frontends import parallel
+    of = format_named(checkpoint.framework)
+    if (is_described := of.describes(checkpoint)) or is_model_parallel(checkpoint):  # most checkpoints need neither
+        from ucpl.frontends import parallel, ranks
 
-    base = parallel.Base(library, call, model, settings)
-    made = format_named(checkpoint.framework).stored(base, checkpoint)
-    if made is None and is_model_parallel(checkpoint):
-        from ucpl.frontends import ranks  # most checkpoints have nothing of these
-
-        made = ranks.stored(base, checkpoint)
-    if made is not None:
+        base = parallel.Base(library, call, model, settings)
+        made = of.stored(base, checkpoint) if is_described else ranks.stored(base, checkpoint)
         library, call, notes = made.library, made.call, made.notes
     placement = locate(
         resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)

@@ -64,6 +64,8 @@ class Format:
     """What a caller puts next to the model."""
     has_plan_groups: ClassVar[bool] = False
     """Its groups are those of the plan; other formats deal parameters to groups by a rule of their own."""
+    has_groups_alone: ClassVar[bool] = False
+    """Groups of an optimizer that keeps nothing else."""
     has_groups_of_weights: ClassVar[bool] = False
     """Groups also where no parameter has a state."""
     has_model_files: ClassVar[bool] = False
@@ -109,9 +111,13 @@ class Format:
         """The shipped layout that a checkpoint with these settings is described by."""
         return self.layouts[0] if self.layouts else self.name
 
-    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended | None:
-        """The layout of a checkpoint, closer than the shipped one. None: the cuts of its ranks say everything."""
-        return None
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        """Whether `stored` gives a layout of a checkpoint. If not, the shipped one and the cuts of its ranks are all."""
+        return False
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
+        """The layout of a checkpoint, closer than the shipped one."""
+        raise NotImplementedError
 
     def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended | None:
         """A target's layout with the cuts that its call leaves open. None: cuts of ranks, as in the source.

@@ -32,6 +32,7 @@ class DCP(Format):
     has_optimizer = True
     has_client_state = True
     has_plan_groups = True
+    has_groups_alone = True
     has_names_of_modules = True
     has_training_dtype = True
 
@@ -39,6 +40,9 @@ class DCP(Format):
         from ucpl.stores.dcp import DCP as Store
 
         return Store()
+
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return True
 
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.frontends.dcp import stored

@@ -37,6 +37,9 @@ class MegatronCore(Format):
 
         return Store()
 
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return True
+
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.frontends.megatron_core import stored
 

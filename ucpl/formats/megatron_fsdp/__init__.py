@@ -31,6 +31,9 @@ class MegatronFSDP(Format):
 
         return Store()
 
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return True
+
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.frontends.megatron_fsdp import stored
 

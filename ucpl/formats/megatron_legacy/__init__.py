@@ -31,10 +31,13 @@ class MegatronLegacy(Format):
 
         return Store()
 
-    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended | None:
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.legacy is not None
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.frontends.megatron_legacy import stored
 
-        return stored(base, checkpoint) if checkpoint.legacy is not None else None
+        return stored(base, checkpoint)
 
     def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
         from ucpl.frontends.megatron_dealt import target
