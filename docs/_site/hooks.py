@@ -22,6 +22,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the site is that of this checkout
 
+from ucpl.errors import catalogue  # noqa: E402
+from ucpl.errors.document import errors_markdown  # noqa: E402
 from ucpl.resources import grammar_text, spec_files, spec_text  # noqa: E402
 
 COPIED = {
@@ -37,6 +39,8 @@ MOVED = {
 }  # files of the checkout, as pages
 FENCE = re.compile(r"^(`{3,})(\w+)[^\n`]*$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+ERROR = re.compile(r"\bE\d{3}\b")
+HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
 CODE = re.compile(r"^(`{3,}).*?^\1[ \t]*$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
@@ -54,9 +58,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The pages that are made: of files outside docs/, the grammar, the shipped specs, and what the verbs say of themselves."""
+    """Pages generated from files outside docs/, the catalogue of errors, the grammar, the shipped specs and `--help` texts."""
     made = {name: (ROOT / path).read_text(encoding="utf-8") for name, path in COPIED.items()}
-    made |= {"GRAMMAR.md": grammar_page(), "SPECS.md": specs_page(), "VERBS.md": verbs_page()}
+    made |= {
+        "ERRORS.md": errors_markdown(),
+        "GRAMMAR.md": grammar_page(),
+        "SPECS.md": specs_page(),
+        "VERBS.md": verbs_page(),
+    }
     made["EXAMPLES.md"] += examples()
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -90,7 +99,20 @@ def linked(text: str, source: str, here: str) -> str:
             return shown if (ROOT / wanted).exists() else match[0]
         return f"[{shown}]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{sharp}{anchor})"
 
-    return LINK.sub(link, text)
+    out, place = [], 0
+    for kept in re.finditer(f"{LINK.pattern}|{HEADING.pattern}", text, re.MULTILINE):
+        out += [errors_linked(text[place : kept.start()], here), LINK.sub(link, kept[0])]
+        place = kept.end()
+    return "".join([*out, errors_linked(text[place:], here)])
+
+
+def errors_linked(text: str, here: str) -> str:
+    """Prose without links, with each code of an error linked to its entry in the generated page."""
+    if here == "ERRORS.md":
+        return text
+    page = posixpath.relpath("ERRORS.md", posixpath.dirname(here) or ".")
+    known = catalogue()
+    return ERROR.sub(lambda m: f"[{m[0]}]({page}#{m[0].lower()})" if m[0] in known else m[0], text)
 
 
 def placed(path: str) -> str | None:

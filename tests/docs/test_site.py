@@ -66,13 +66,21 @@ def refused(built: tuple[Path, list[str]]) -> list[str]:
 
 def test_every_page_is_there_and_is_found(site: Path) -> None:
     pages = {p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in (ROOT / "docs").rglob("*.md")}
-    pages = {p.replace("README", "index") for p in pages} | {"index.html", "GRAMMAR.html", "SPECS.html", "VERBS.html"}
+    generated = {"index.html", "ERRORS.html", "GRAMMAR.html", "SPECS.html", "VERBS.html"}
+    pages = {p.replace("README", "index") for p in pages} | generated
     assert pages - {p.relative_to(site).as_posix() for p in site.rglob("*.html")} == set()
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     places = {one["location"] for one in index["docs"]}
     assert {f"ERRORS.html#{code.lower()}" for code in catalogue()} - places == set()
     assert {f"VERBS.html#{verb}" for verb in VERBS} - places == set()
     assert {f"SPECS.html#{name.replace('.', '')}" for name, _ in spec_files()} - places == set()
+
+
+def test_a_code_in_prose_leads_to_its_entry(site: Path) -> None:
+    text = (site / "RANKS.html").read_text(encoding="utf-8")
+    assert '<a href="ERRORS.html#e621">E621</a>' in text
+    decisions = "".join(p.read_text(encoding="utf-8") for p in (site / "decisions").glob("*.html"))
+    assert '<a href="../ERRORS.html#e' in decisions
 
 
 def test_code_of_the_language_has_colours_and_no_fence_is_lost(site: Path) -> None:

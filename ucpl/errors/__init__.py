@@ -1,7 +1,7 @@
 """An error is a value: a stable code, the places that disagree, the reason, and what to do.
 
 Every room raises `UcplError`; only `cli` prints it and turns it into an exit status. The catalogue of codes is data
-(`catalogue/*.toml`, one file a room), which `ucpl explain` prints and docs/ERRORS.md is made from.
+(`catalogue/*.toml`, one file a room), which `ucpl explain` prints and `make docs` puts into the site.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""docs/ERRORS.md, made from the catalogue: a code, what it means, an example, what to do.
+"""The site's page of errors, generated from the catalogue: each code with its meaning, an example and a remedy.
 
-The page is never edited by hand: `make docs` writes it, and a test holds it equal to the catalogue.
+The page is not committed: `make docs` builds it into the site, and `ucpl explain CODE` prints one entry of it.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 from ucpl.errors import CodeEntry, Exit, catalogue
 
@@ -18,7 +15,7 @@ HEAD = """\
 Every "no" of ucpl has a stable code, the place (two places where two lines disagree), a reason and a remedy.
 `ucpl explain CODE` prints the same text as this page.
 
-This page is made from the catalogue beside `ucpl/errors/` by `make docs`: change it there.
+`make docs` generates this page from the catalogue in `ucpl/errors/catalogue/`: change an entry there.
 """
 
 EXIT_MEANING = {
@@ -49,7 +46,7 @@ def errors_markdown() -> str:
 
 
 def section(entry: CodeEntry) -> str:
-    """One code. Its heading is the bare code, so that `ERRORS.md#e101` stays a link when the title is reworded."""
+    """One code. Its heading is the bare code, so that its anchor `#e101` stays when the title is reworded."""
     return (
         f"## {entry.code}\n\n"
         f"**{entry.title}** (exit status {entry.exit_status})\n\n"
@@ -71,7 +68,3 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table; a `|` in a cell is escaped."""
     lines = [head, tuple("---" for _ in head), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(errors_markdown(), encoding="utf-8")
