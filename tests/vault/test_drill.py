@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.vault.held import call
-from ucpl.cli import main, vault_drill
+from ucpl.cli import main, vault
 from ucpl.remotes.vaults import memory
 from ucpl.vault.drilling import MOST, drill
 from ucpl.vault.survival import Guarded
@@ -97,7 +97,7 @@ def test_large_tensors_are_drilled_as_small_ones(tmp_path):
 def test_a_framework_s_own_layout_is_not_drilled(tmp_path, capsys, monkeypatch):
     model = tmp_path / "m.ucpl"
     model.write_text("ucpl 1\nmodel m {\n  dim h = 8\n  w : h dtype bf16\n  state fp32, exp_avg, exp_avg_sq : f32\n}\n")
-    monkeypatch.setattr(vault_drill, "MEMORY", tmp_path)
+    monkeypatch.setattr(vault, "MEMORY", tmp_path)
     before = sorted(tmp_path.iterdir())
     assert main(["vault", "drill", "zero1(dp=2)", "--model", f"{model}:m", "--domains", "2"]) == 2
     assert "E693" in capsys.readouterr().err

@@ -6,13 +6,16 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
+from attrs import evolve
+
 from ucpl.cli.wrapping import width_of, wrapped
-from ucpl.errors import Diagnostic, called
+from ucpl.errors import Diagnostic, Label, called
+from ucpl.resources import spec_text
 
-__all__ = ["Console", "bytes_text"]
-
+__all__ = ["Console", "bytes_text", "table_lines"]
 
 _SHOWN = 5  # findings of one kind of damage repeat for every file: the first few say it
 
@@ -106,7 +109,6 @@ class Console:
 
     def diagnostics(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Findings as people read them, with the lines that they point at."""
-        from ucpl.cli.sources import with_source
         from ucpl.errors.render import render_diagnostic
 
         color = self._colored(sys.stderr)
@@ -217,3 +219,50 @@ def bytes_text(n: int) -> str:
             break
         size /= 1024
     return f"{n:,} bytes" + (f" ({size:.3g} {unit})" if unit else "")
+
+
+# ---- tables of answers -----------------------------------------------------------------------------------------------
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table as wide as what is in it, without a frame."""
+    from rich import box
+    from rich.console import Console as Terminal
+    from rich.table import Table
+
+    made = Table(*head, box=box.SIMPLE, pad_edge=False)
+    for row in rows:
+        made.add_row(*row)
+    terminal = Terminal(width=max(40, sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True))))
+    with terminal.capture() as shown:
+        terminal.print(made, markup=False, highlight=False, no_wrap=True)
+    return [line.rstrip() for line in shown.get().splitlines() if line.strip()]
+
+
+# ---- lines that diagnostics point at ---------------------------------------------------------------------------------
+
+_SIZE_MAX = 16 << 20  # characters of a text
+
+
+def with_source(diagnostic: Diagnostic) -> Diagnostic:
+    """The diagnostic with the lines of its labels. A label in a call has its text with it."""
+    return evolve(diagnostic, labels=tuple(map(_sourced, diagnostic.labels)))
+
+
+def _sourced(label: Label) -> Label:
+    if label.line is None or label.source is not None:
+        return label
+    lines = _lines_of_file(label.file)
+    return evolve(label, source=lines[label.line - 1]) if label.line <= len(lines) else label
+
+
+def _lines_of_file(name: str) -> tuple[str, ...]:
+    try:
+        if name.startswith("specs/") and not Path(name).is_file():
+            return tuple(spec_text(name.removeprefix("specs/")).splitlines())
+        path = Path(name)
+        if not path.is_file() or path.stat().st_size > _SIZE_MAX:
+            return ()
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError, KeyError):
+        return ()

@@ -8,9 +8,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ucpl.cli.console import table_lines
 from ucpl.cli.costs import add_bandwidths, bandwidths_of
 from ucpl.cli.options import add_json, add_model, add_sizes, given_of, memory_of, write_text
-from ucpl.cli.tables import lines_of
 from ucpl.errors import Exit, Label, fail
 from ucpl.pictures.look import binary_text
 
@@ -77,7 +77,7 @@ def run(options: Namespace, console: Console) -> int:
         pictured.append((loss, [name for _, name in mine]))
         for call, why in loss.refused[:REFUSED_SHOWN]:
             console.say(f"not        {loss.lost} {unit}: {call}: {why}")
-    console.say(*lines_of(HEAD, rows))
+    console.say(*table_lines(HEAD, rows))
     answer = {
         "from": options.source,
         "ranks": ranks,

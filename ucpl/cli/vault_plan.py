@@ -157,7 +157,7 @@ def _time(made: VaultPlan, number: int, known: Bandwidths | None) -> str:
 
 
 def _table(ranked: tuple[Scheme, ...]) -> list[str]:
-    from ucpl.cli.tables import lines_of
+    from ucpl.cli.console import table_lines
 
     rows = []
     for one in ranked:
@@ -170,7 +170,7 @@ def _table(ranked: tuple[Scheme, ...]) -> list[str]:
                 _count(two.whole, two.of, two.is_counted) if two is not None else "",
             )
         )  # fmt: skip
-    return lines_of(HEAD, rows)
+    return table_lines(HEAD, rows)
 
 
 def _count(whole: int, of: int, is_counted: bool) -> str:
