@@ -23,7 +23,7 @@ help:
 	@echo "make demo      convert a real DeepSpeed checkpoint through a plan and prove the result"
 	@echo "make test      all tests but those that need a training framework, or are listed in tests/thorough.toml"
 	@echo "make thorough  those that are listed there: more cases of what make test looks at"
-	@echo "make check     lint, format, types, order of imports"
+	@echo "make check     lint, format, types, order of imports, English"
 	@echo "make ledger    compare targets, plans and texts of some thousand commands with the digests in tests/ledger"
 	@echo "make mutants   plant faults in a copy, each of which a test must find (SHARE=10 SEED=1 ROOM=runtime narrow it)"
 	@echo "make walk      convert real checkpoints from topology to topology at random, 200 times (WALK=10 SEED=1), the state held each time"
@@ -85,6 +85,7 @@ check: $(VENV)/ready fmt-check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m tests.english
 	$(VENV)/bin/ucpl fmt --check specs/*.ucpl benchmarks/*.ucpl examples/*/*.ucpl
 
 ledger: $(VENV)/ready
