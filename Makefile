@@ -35,7 +35,7 @@ help:
 	@echo "make bench-ranks what of that is about ranks: $(RANKED)"
 	@echo "make soak      random conversions, killed, resumed and damaged, for MINUTES=60 (SEED=1): nothing lost, nothing silent"
 	@echo "make scale     every verb over 200,000 tensors, over 5,000 files with 256 descriptors, over one tensor of 2^33 elements"
-	@echo "make docs      generate README's table, pictures and the colours of editors, then the site with its page of errors, links checked"
+	@echo "make docs      generate docs/FORMATS.md, pictures and the colours of editors, then the site with its page of errors, links checked"
 	@echo "make fmt       format the code; fmt-check only says whether it is"
 	@echo "make pins      write constraints.txt anew from the newest releases in range"
 	@echo "make clean     remove environments and caches"

@@ -1,6 +1,6 @@
-"""The tests that each row of what works rests on, docs/capabilities.toml; the rows are those of `ucpl formats`.
+"""Tests behind each row of `ucpl formats` (docs/capabilities.toml), and the page docs/FORMATS.md.
 
-python -m tests.docs.capabilities        write the tables into README.md anew (`make docs`)
+python -m tests.docs.capabilities        write docs/FORMATS.md (`make docs`)
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ucpl.conversion.formats import Claim, Format, formats
+from ucpl.conversion.formats import MEANINGS, Claim, Format, formats
 from ucpl.errors.document import table
 
 ROOT = Path(__file__).parents[2]
-LIST, README = ROOT / "docs" / "capabilities.toml", ROOT / "README.md"
-BEGIN, END = "<!-- made of ucpl/conversion/formats by `make docs` -->\n", "<!-- until here -->\n"
+LIST, PAGE = ROOT / "docs" / "capabilities.toml", ROOT / "docs" / "FORMATS.md"
+HEAD = """\
+# Formats
+
+This page lists the formats of checkpoints that `ucpl` reads and writes, and how far each is tested. `ucpl formats` prints the same
+list, `ucpl formats --json` for scripts. Releases that the last column of the first table does not name were not tried.
+
+`make docs` generates this page from `ucpl/conversion/formats/`: change an entry there.
+"""
 
 
 @frozen
@@ -76,7 +83,8 @@ def _matched(pattern: str) -> re.Pattern[str]:
 
 
 def markdown(found: Sequence[Format]) -> str:
-    """Two tables: the forms, and what is to be said of each."""
+    """The page: words, formats, and the rows of each format."""
+    words = [(standing.value, meaning) for standing, meaning in MEANINGS.items()]
     heads: list[tuple[str, ...]] = [
         (
             f"`{one.name}`: {one.title}",
@@ -87,23 +95,17 @@ def markdown(found: Sequence[Format]) -> str:
         )
         for one in found
     ]
-    rows: list[tuple[str, ...]] = [(r.checkpoint, str(r.read), str(r.written)) for one in found for r in one.rows]
-    return "\n".join(
-        (
-            table(("form", "`--to`", "states", "parallelism", "tried with"), heads),
-            table(("checkpoint", "read", "written"), rows),
-        )
-    )
-
-
-def page(readme: str, found: Sequence[Format]) -> str:
-    """README with its tables made anew. Raises: ValueError where the lines around them are not there once each."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, behind = rest.partition(END)
-    if not begin or not end or BEGIN in behind or END in behind:
-        raise ValueError(f"README.md has not one {BEGIN.strip()} and one {END.strip()} behind it")
-    return f"{before}{BEGIN}\n{markdown(found)}\n{END}{behind}"
+    parts = [
+        HEAD,
+        table(("word", "meaning"), words),
+        "## All formats\n",
+        table(("format", "`--to`", "states", "parallelism", "tried with"), heads),
+    ]
+    for one in found:
+        rows: list[tuple[str, ...]] = [(row.checkpoint, str(row.read), str(row.written)) for row in one.rows]
+        parts += [f"## {one.title[0].upper()}{one.title[1:]}\n", table(("checkpoint", "read", "written"), rows)]
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    README.write_text(page(README.read_text(encoding="utf-8"), formats()), encoding="utf-8")
+    PAGE.write_text(markdown(formats()), encoding="utf-8")

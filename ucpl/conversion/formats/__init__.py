@@ -1,4 +1,4 @@
-"""What is read and written, form by form, as data: `ucpl formats` prints it, and README's tables are made of it (`make docs`).
+"""Formats that are read and written, as data: `ucpl formats` prints them, `make docs` generates docs/FORMATS.md from them.
 
 A form is a file beside this one, `dcp.toml` of the form `dcp`:
 
