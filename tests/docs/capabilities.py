@@ -22,8 +22,9 @@ LIST, PAGE = ROOT / "docs" / "capabilities.toml", ROOT / "docs" / "FORMATS.md"
 HEAD = """\
 # Formats
 
-This page lists the formats of checkpoints that `ucpl` reads and writes, and how far each is tested. `ucpl formats` prints the same
-list, `ucpl formats --json` for scripts. Releases that the last column of the first table does not name were not tried.
+This page lists the formats of checkpoints that `ucpl` reads and writes, and how far each is tested.
+`ucpl formats` prints the same list, `ucpl formats --json` for scripts. Releases that the last column of the
+first table does not name were not tried.
 
 `make docs` generates this page from `ucpl/conversion/formats/`: change an entry there.
 """

@@ -7,7 +7,6 @@ held, and `make interop` holds the parameters, and that each test passed (tests/
 from __future__ import annotations
 
 import ast
-import re
 import tomllib
 from pathlib import Path
 from typing import Any, cast

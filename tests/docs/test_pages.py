@@ -154,6 +154,7 @@ def test_every_verb_of_the_codemap_is_there() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE)
     rooms = {p.parent.name for p in (ROOT / "ucpl").glob("*/__init__.py")} | {
         "digests",
+        "installed",
         "owned",
         "records",
         "resources",
