@@ -36,6 +36,24 @@ class Late:
     rooms: int = 0
     count: int = 0
     told: list[str] = field(factory=list)
+    pins: bool = True
+    lost: bool = False  # pages that are pinned are the file's no more
+    pinned: list[torch.Tensor] = field(factory=list)
+
+    def pin(self, memory: torch.Tensor) -> bool:
+        assert not any(memory is one for one in self.pinned)
+        if self.pins:
+            self.pinned.append(memory)
+            self.told.append("pinned")
+        self.lost = False
+        return self.pins
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        self.pinned = [one for one in self.pinned if one is not memory]
+        self.told.append("let go")
+
+    def reaches(self, memory: torch.Tensor) -> bool:
+        return not self.lost
 
     def room(self, size: int) -> torch.Tensor:
         self.rooms += 1
@@ -75,21 +93,67 @@ def saved(some: list[torch.Tensor]) -> list[ToSave]:
     return files
 
 
+def arenas_of(lane: Late, bucket: int = 64, kind: str = "tmpfs") -> Arenas:
+    return Arenas(Stages(lambda device: lane, bucket), lambda path: kind)
+
+
+@pytest.mark.parametrize("kind, pins", [("ext4", True), ("tmpfs", False), ("tmpfs", True)])
 @pytest.mark.parametrize("bucket", [1, 7, 64, 1000, 1 << 20])
-def test_what_is_staged_is_what_lies_there(tmp_path, bucket):
-    lane = Late()
-    arenas = Arenas(Stages(lambda device: lane, bucket))
+def test_what_is_staged_is_what_lies_there(tmp_path, bucket, kind, pins):
+    lane = Late(pins=pins)
+    arenas = arenas_of(lane, bucket, kind)
     plain = Arenas().write(tmp_path / "plain", saved(tensors()))
     for _ in range(2):  # rooms are used from save to save
         assert arenas.write(tmp_path / "staged", saved(tensors())) == plain
         assert (tmp_path / "staged").read_bytes() == (tmp_path / "plain").read_bytes()
-    assert lane.rooms == ROOMS
+        size, digested = arenas.copy(tmp_path / "staged", saved(tensors()))
+        assert digested() == plain
+        assert (tmp_path / "staged").read_bytes()[:size] == (tmp_path / "plain").read_bytes()
+    assert (lane.rooms, len(lane.pinned)) == ((0, 1) if kind == "tmpfs" and pins else (ROOMS, 0))
+
+
+def test_all_is_on_its_way_to_pinned_memory_at_once_and_waited_for_once(tmp_path):
+    lane = Late()
+    arenas = arenas_of(lane)
+    arenas.copy(tmp_path / "arena", saved(tensors()))
+    assert lane.told == ["pinned", "began 0", "waited for 0"]
+    arenas.close()
+    assert lane.told[3:] == ["let go"]
+    assert not lane.pinned
+
+
+def test_a_save_that_ends_early_leaves_no_copy_under_way():
+    lane = Late()
+    data: list[bytes | torch.Tensor] = [b"one", torch.arange(10, dtype=torch.uint8)]
+    placed = Stages(lambda device: lane, 4).placed(data, torch.zeros(13, dtype=torch.uint8))
+    next(placed)
+    assert lane.told == ["began 0"]
+    placed.close()
+    assert lane.told == ["began 0", "waited for 0"]
+
+
+def test_what_was_pinned_is_let_go_before_other_memory_comes_to_lie_there(tmp_path):
+    """A file in the place of another, and one that was cut and grew again."""
+    lane = Late()
+    arenas, arena = arenas_of(lane), tmp_path / "arena"
+    arenas.copy(arena, saved(tensors()))
+    arena.rename(tmp_path / "gone")
+    arenas.copy(arena, saved(tensors()))
+    assert [one for one in lane.told if one in ("pinned", "let go")] == ["pinned", "let go", "pinned"]
+    lane.lost = True
+    arenas.copy(arena, saved(tensors()))
+    assert [one for one in lane.told if one in ("pinned", "let go")][3:] == ["let go", "pinned"]
+    assert arena.read_bytes() == (tmp_path / "gone").read_bytes()
+    lane.lost, lane.pins = True, False  # and now it cannot be pinned any more
+    arenas.copy(arena, saved(tensors()))
+    assert arena.read_bytes() == (tmp_path / "gone").read_bytes()
+    assert (lane.rooms, lane.pinned) == (ROOMS, [])
 
 
 def test_one_bucket_is_on_its_way_while_the_one_before_is_read(tmp_path):
     lane = Late()
     some = [torch.arange(100, dtype=torch.uint8), torch.arange(50, dtype=torch.uint8)]
-    Arenas(Stages(lambda device: lane, 64)).write(tmp_path / "arena", saved(some))
+    arenas_of(lane, kind="ext4").write(tmp_path / "arena", saved(some))
     assert lane.told == ["began 0", "began 1", "waited for 0", "began 2", "waited for 1", "waited for 2"]
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "Goal", "Place", "boxed", "flat_bytes", "flat_of", "is_aligned", "is_direct", "is_inference", "is_nested", "is_placed",
-    "memory_of", "overflows", "overlap", "part_of", "parts_of", "place_of", "plain", "survives", "tensor_of", "unreadable",
-    "unwritable",
+    "Goal", "Place", "address_of", "boxed", "flat_bytes", "flat_of", "is_aligned", "is_direct", "is_inference", "is_nested",
+    "is_placed", "memory_of", "overflows", "overlap", "part_of", "parts_of", "place_of", "plain", "survives", "tensor_of",
+    "unreadable", "unwritable",
 ]  # fmt: skip
 
 Place = tuple[object, ...]
@@ -135,6 +135,11 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of `flat_of`. They come to the host first if they are on another device."""
     found: memoryview = flat_bytes(tensor).cpu().numpy().data
     return found
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's first byte in its device's memory."""
+    return plain(tensor).data_ptr()
 
 
 def tensor_of(

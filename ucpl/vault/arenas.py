@@ -9,14 +9,17 @@ from pathlib import Path
 
 import torch
 import xxhash
+from attrs import field
 
 from ucpl.digests import crc32
-from ucpl.records import frozen
+from ucpl.live.tensors import tensor_of
+from ucpl.records import define, frozen
 from ucpl.remotes.vaults.records import CHUNK, File, Segment
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
+from ucpl.runtime.mounts import kind_of
 from ucpl.vault.files import ToSave
-from ucpl.vault.staging import Stages
+from ucpl.vault.staging import Lane, Stages
 
 __all__ = ["Arenas", "Written", "make_room", "places_of"]
 
@@ -99,46 +102,98 @@ def make_room(fd: int, size: int) -> None:
         disk().allocate(fd, size)
 
 
+@define(eq=False)
+class _Mapped:
+    """A slot in memory."""
+
+    inode: int
+    room: mmap.mmap
+    memory: torch.Tensor = field(init=False)  # the same bytes
+    is_tried: bool = False
+    lane: Lane | None = None  # by which devices write into it by themselves
+
+    def __attrs_post_init__(self) -> None:
+        self.memory = tensor_of(memoryview(self.room), torch.uint8, (len(self.room),))
+
+    def pin(self, lane: Lane) -> None:
+        self.lane = lane if lane.pin(self.memory) else None
+
+    def unpin(self) -> None:
+        if self.lane is not None:
+            self.lane.unpin(self.memory)
+            self.lane = None
+
+
 class Arenas:
     """A rank's slots, as they lie in memory: mapped once, written over and over.
 
-    What is mapped is the rank's own file, of which all pages are there before one is written (`make_room`).
+    What is mapped is the rank's own file, of which all pages are there before one is written (`make_room`). Where a GPU holds
+    what is saved, the driver pins them once, and the GPU writes there by itself.
     """
 
-    def __init__(self, stages: Stages | None = None) -> None:
-        self._stages = stages or Stages()
-        self._mapped: dict[Path, tuple[int, mmap.mmap]] = {}  # the file's inode, and its bytes
+    def __init__(self, stages: Stages | None = None, kind_of: Callable[[Path], str] = kind_of) -> None:
+        self._stages, self._kind_of = stages or Stages(), kind_of
+        self._mapped: dict[Path, _Mapped] = {}
 
-    def _room(self, path: Path, size: int) -> memoryview:
+    def _room(self, path: Path, size: int) -> _Mapped:
         """Raises: OSError."""
         fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             make_room(fd, size)
             known, inode = self._mapped.get(path), os.fstat(fd).st_ino
-            if known is None or known[0] != inode or len(known[1]) < size:  # the first time, or another file by now
-                self._mapped.pop(path, None)
-                known = self._mapped[path] = (
-                    inode,
-                    mmap.mmap(fd, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE),
-                )
+            if (
+                known is None or known.inode != inode or len(known.room) < size
+            ):  # the first time, or another file by now
+                if known is not None:
+                    self._mapped.pop(path).unpin()
+                room = mmap.mmap(fd, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+                known = self._mapped[path] = _Mapped(inode, room)
         finally:
             disk().close(fd)
-        return memoryview(known[1])[:size]
+        return known
+
+    def _pinned(self, path: Path, mapped: _Mapped, size: int, pieces: Sequence[_Piece]) -> torch.Tensor | None:
+        """An arena's bytes, where devices write into them by themselves.
+
+        Pages of a disk's file are not pinned: what a device writes there is not known to the file system.
+        """
+        lane = next((one for piece in pieces if (one := self._stages.lane(piece.data)) is not None), None)
+        if lane is None:
+            return None
+        if not mapped.is_tried:
+            mapped.is_tried = True
+            if self._kind_of(path) == "tmpfs":
+                mapped.pin(lane)
+        if mapped.lane is not None and not mapped.lane.reaches(mapped.memory[:size]):
+            mapped.unpin()
+            mapped.pin(lane)
+        return mapped.memory[:size] if mapped.lane is not None else None
+
+    def _copied(
+        self, path: Path, pieces: Sequence[_Piece], size: int
+    ) -> tuple[memoryview, Iterator[tuple[_Named, int]]]:
+        """An arena's bytes, and what copies them. Raises: OSError."""
+        if not size:
+            return memoryview(b""), iter(())
+        mapped = self._room(path, size)
+        room, data = memoryview(mapped.room)[:size], [piece.data for piece in pieces]
+        into = self._pinned(path, mapped, size, pieces)
+        staged = self._stages.staged(data) if into is None else self._stages.placed(data, into)
+        return room, _copied(pieces, room, staged)
 
     def write(self, path: Path, files: Sequence[ToSave]) -> Written:
         """Copy what is to be saved, and digest it while it is in the cache. Raises: OSError."""
         pieces, segments, size = _laid(files)
         crcs: list[dict[str, int]] = [{} for _ in files]
-        room = self._room(path, size) if size else memoryview(b"")
-        copied = ((piece, len(left)) for piece, left in _copied(pieces, room, self._stages))
+        room, copied = self._copied(path, pieces, size)
         return _written(files, segments, room, crcs, tuple(_digested(copied, room, crcs)))
 
     def copy(self, path: Path, files: Sequence[ToSave]) -> tuple[int, Callable[[], Written]]:
         """Copy what is to be saved and no more: its bytes, and what digests it afterwards. Raises: OSError."""
         pieces, segments, size = _laid(files)
-        room = self._room(path, size) if size else memoryview(b"")
         names = [(_Named(piece.file, piece.storage), piece.size) for piece in pieces]
-        for _ in _copied(pieces, room, self._stages):
+        room, copied = self._copied(path, pieces, size)
+        for _ in copied:
             pass
 
         def told() -> Written:
@@ -148,19 +203,27 @@ class Arenas:
         return size, told
 
     def close(self) -> None:
+        for one in self._mapped.values():
+            one.unpin()
         self._mapped.clear()
 
 
-def _copied(pieces: Sequence[_Piece], room: memoryview, stages: Stages) -> Iterator[tuple[_Named, memoryview]]:
-    """What was copied last, of no more than one chunk of the arena."""
+def _copied(
+    pieces: Sequence[_Piece], room: memoryview, staged: Iterator[tuple[int, memoryview | int]]
+) -> Iterator[tuple[_Named, int]]:
+    """What was copied last, and its bytes. staged: bytes to copy, or how many a device has put there."""
     done = 0
-    for number, left in stages.staged([piece.data for piece in pieces]):
+    for number, some in staged:
         named = _Named(pieces[number].file, pieces[number].storage)
-        while len(left):
-            count = min(len(left), CHUNK - done % CHUNK)
-            room[done : done + count] = left[:count]
-            yield named, left[:count]
-            left, done = left[count:], done + count
+        if isinstance(some, int):
+            done += some
+            yield named, some
+            continue
+        while len(some):
+            count = min(len(some), CHUNK - done % CHUNK)
+            room[done : done + count] = some[:count]
+            yield named, count
+            some, done = some[count:], done + count
 
 
 def _digested(copied: Iterator[tuple[_Named, int]], room: memoryview, crcs: Sequence[dict[str, int]]) -> Iterator[int]:

@@ -1,24 +1,29 @@
-"""Tensors that lie on a device, a bucket at a time: one is on its way into page-locked memory while the CPU copies and digests
-the one before. Of those that lie in memory nothing is staged.
+"""Tensors of a device on their way into an arena: straight into its pages, where the driver has pinned them.
 
-Untried on a GPU: `Cuda` is what is asked of one, and everything else is tried with a stand-in that copies late.
+Elsewhere they come a bucket at a time: one is on its way into page-locked memory while the CPU copies and digests the one
+before. Tensors in the CPU's memory need no staging. `Cuda` is all that we ask of a GPU; tests have a stand-in for it, which
+copies late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 from attrs import field
 
-from ucpl.live.tensors import flat_bytes, memory_of
+from ucpl.live.tensors import address_of, flat_bytes, memory_of, tensor_of
 from ucpl.records import define, frozen
 
 __all__ = ["BUCKET", "Cuda", "Lane", "Stages", "lane_of"]
 
 BUCKET = 32 << 20  # bytes that are on their way at once
 ROOMS = 2  # one that is filled, one that is read
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
+_TOKEN = 8  # bytes
 
 
 class Copying(Protocol):
@@ -40,6 +45,21 @@ class Lane(Protocol):
         """Copy bytes of the device, each into its place of a room, once what computes them is done."""
         ...
 
+    def pin(self, memory: torch.Tensor) -> bool:
+        """Have the device write into mapped memory by itself from now on; False where it cannot."""
+        ...
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        """Undo `pin`, before the memory is unmapped: another mapping may get the same addresses."""
+        ...
+
+    def reaches(self, memory: torch.Tensor) -> bool:
+        """Whether the CPU reads at the end of pinned memory what the device writes there.
+
+        It does not after somebody has cut the file and let it grow again: the pinned pages belong to no file then.
+        """
+        ...
+
 
 class Cuda:
     """A stream beside the one that trains."""
@@ -59,6 +79,27 @@ class Cuda:
             done.record(self._stream)
         return done
 
+    def pin(self, memory: torch.Tensor) -> bool:
+        with suppress(RuntimeError, AttributeError), torch.cuda.device(self._device):
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            if not int(runtime.cudaHostRegister(address_of(memory), len(memory), _PORTABLE)):
+                return True
+            # CUDA reports a failure a second time, to the kernel that is launched next: that is this one.
+            torch.ones(1, device=self._device)
+        return False
+
+    def unpin(self, memory: torch.Tensor) -> None:
+        with suppress(RuntimeError, AttributeError):  # of a child that was forked, or of a process that ends
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            self._stream.synchronize()
+            runtime.cudaHostUnregister(address_of(memory))
+
+    def reaches(self, memory: torch.Tensor) -> bool:
+        end = memory[-_TOKEN:]
+        token = tensor_of(bytearray(os.urandom(len(end))), torch.uint8, (len(end),))
+        self.begin([(token.to(self._device), end)]).synchronize()
+        return torch.equal(end, token)
+
 
 def lane_of(device: torch.device) -> Lane | None:
     """None: what lies there is taken as it lies, or brought here as a whole, where it is no GPU of NVIDIA's or AMD's."""
@@ -77,36 +118,72 @@ class _Part:
 
 @define(eq=False)
 class Stages:
-    """Rooms of each device, which are used from save to save: page-locked memory is expensive to get."""
+    """Lanes of all devices, and rooms of each, which are used from save to save: page-locked memory is expensive to get."""
 
     lane_of: Callable[[torch.device], Lane | None] = lane_of
     bucket: int = BUCKET
-    _lanes: dict[torch.device, tuple[Lane, list[torch.Tensor]] | None] = field(factory=dict)
+    _lanes: dict[torch.device, Lane | None] = field(factory=dict)
+    _rooms: dict[torch.device, list[torch.Tensor]] = field(factory=dict)
 
-    def _of(self, device: torch.device) -> tuple[Lane, list[torch.Tensor]] | None:
-        if device not in self._lanes:
-            lane = self.lane_of(device)
-            self._lanes[device] = (lane, [lane.room(self.bucket) for _ in range(ROOMS)]) if lane is not None else None
-        return self._lanes[device]
+    def lane(self, data: bytes | torch.Tensor) -> Lane | None:
+        """The lane of a tensor's device; None for what needs none."""
+        if not isinstance(data, torch.Tensor):
+            return None
+        if data.device not in self._lanes:
+            self._lanes[data.device] = self.lane_of(data.device)
+        return self._lanes[data.device]
 
     def staged(self, data: Sequence[bytes | torch.Tensor]) -> Iterator[tuple[int, memoryview]]:
         """(number, bytes) in their order, of what is large in several parts, each to be used before the next is asked for."""
         device, some = None, [0, 0]
         for end, one in enumerate(data):  # runs of tensors of one device
-            here = one.device if isinstance(one, torch.Tensor) and self._of(one.device) is not None else None
+            here = one.device if isinstance(one, torch.Tensor) and self.lane(one) is not None else None
             if here != device:
                 yield from self._run(device, data, range(some[0], end))
                 device, some = here, [end, end]
         yield from self._run(device, data, range(some[0], len(data)))
 
+    def placed(
+        self, data: Sequence[bytes | torch.Tensor], into: torch.Tensor
+    ) -> Generator[tuple[int, memoryview | int], None, None]:
+        """The same where devices write into the arena by themselves: of what they wrote, the number of bytes alone.
+
+        All copies are begun before the first is waited for, and none is under way when this ends.
+        """
+        parts: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        at = 0
+        for one in data:
+            size = len(one) if isinstance(one, bytes) else one.numel() * one.element_size()
+            if isinstance(one, torch.Tensor) and self.lane(one) is not None:
+                parts.setdefault(one.device, []).append((flat_bytes(one), into[at : at + size]))
+            at += size
+        begun: list[Copying] = []
+        try:
+            for device, some in parts.items():
+                lane = self._lanes[device]
+                assert lane is not None
+                begun.append(lane.begin(some))
+            for number, one in enumerate(data):
+                if isinstance(one, bytes) or self.lane(one) is None:
+                    yield number, _near(one)
+                    continue
+                while begun:
+                    begun.pop().synchronize()
+                yield number, one.numel() * one.element_size()
+        finally:
+            for left in begun:
+                left.synchronize()
+
     def _run(
         self, device: torch.device | None, data: Sequence[bytes | torch.Tensor], some: range
     ) -> Iterator[tuple[int, memoryview]]:
-        known = self._of(device) if device is not None else None
-        if known is None:
+        lane = self._lanes[device] if device is not None else None
+        if device is None or lane is None:
             yield from ((number, _near(data[number])) for number in some)
             return
-        lane, rooms = known
+        if device not in self._rooms:
+            self._rooms[device] = [lane.room(self.bucket) for _ in range(ROOMS)]
+        rooms = self._rooms[device]
         flat = {number: flat_bytes(one) for number in some if isinstance(one := data[number], torch.Tensor)}
         buckets = self._cut(flat)
         begun: list[Copying] = []
