@@ -16,7 +16,7 @@ PINNED_FOR := 3.12 3.13
 RANKED := ranks planners ranges estimates live apply vault
 TIMED := plan start lsp convert forms peer $(RANKED)
 
-.PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean
+.PHONY: help demo test thorough check ledger mutants walk faults powerloss drill interop bench $(TIMED) docs fmt fmt-check pins clean files
 .DELETE_ON_ERROR:
 
 help:
@@ -131,6 +131,9 @@ scale: $(VENV)/ready
 
 soak: $(VENV)/ready
 	$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))
+
+files: $(VENV)/ready
+	@$(VENV)/bin/python -m tests.docs.files
 
 docs: $(VENV)/ready
 	$(VENV)/bin/python -m tests.docs.capabilities

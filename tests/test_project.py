@@ -48,18 +48,6 @@ def test_every_module_says_what_it_is_for(parsed: dict[str, ast.Module]) -> None
     assert [name for path in MODULES if not ast.get_docstring(parsed[name := relative(path)])] == []
 
 
-def test_the_codemap_names_every_file_of_a_room() -> None:
-    """docs/ARCHITECTURE.md, "Room by room": who adds a file says there what it is among."""
-    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    told = text.partition("### Room by room")[2].partition("\n## ")[0]
-    rooms = {line.split("`")[1]: line for line in told.split("\n- ") if line.startswith("**`")}
-    named = {room: set(re.findall(r"`([a-z_]+)/?`", line)) for room, line in rooms.items()}
-    assert len(named) == 19
-    here = {room: {p.stem for p in (PACKAGE / room).iterdir() if not p.stem.startswith("__")} for room in named}
-    for room, files in here.items():
-        assert named[room] - {room} == files - {room}, room
-
-
 def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
     assert not [relative(path) for path in MODULES if path.stem in {"utils", "util", "helpers", "common", "misc"}]
 

@@ -170,10 +170,10 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     against: a genuine checkpoint of the framework in the same layout, which must hold the same bits.
     """
     from ucpl.extents.account import entries_of
+    from ucpl.formats.overlooked import not_read_of
     from ucpl.proofs.genuine import hold_genuine
     from ucpl.proofs.verify import verdict
     from ucpl.proofs.witnesses import Asked
-    from ucpl.stores.overlooked import not_read_of
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None

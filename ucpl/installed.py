@@ -24,7 +24,7 @@ def entry_points(group: str) -> Iterator[tuple[str, str]]:
         except OSError:
             continue
         for name in names:
-            package = name.partition("-")[0].lower()
+            package = name.rpartition(".")[0].partition("-")[0].lower()
             if package in seen:
                 continue
             seen.add(package)

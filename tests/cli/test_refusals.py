@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.cli.command import FIXTURES, ROOT, Done, alone, digest, good, ucpl
-from ucpl.stores.megatron.legacy_names import layer_of
+from ucpl.formats.megatron.legacy_names import layer_of
 
 SOURCE = FIXTURES / "z1_dp4"
 

@@ -288,7 +288,7 @@ NOTHING_IS_PLANNED = frozenset(
     {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.schedule", "ucpl.proofs.coverage"}
 )
 NO_TEXT = frozenset({"ucpl.syntax", "ucpl.layout", "ucpl.regions", "ucpl.frontends"})
-NO_FILES = frozenset({"ucpl.stores.registry", "ucpl.stores.deepspeed", "ucpl.stores.zips"})
+NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.stores.zips"})
 
 
 def test_a_verb_imports_nothing_that_it_does_not_use(
@@ -373,7 +373,7 @@ def test_what_nobody_foresaw_is_one_line_and_debug_shows_the_rest(monkeypatch: p
     def broken(*_: object) -> None:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("ucpl.stores.registry.open_checkpoint", broken)
+    monkeypatch.setattr("ucpl.formats.opening.open_checkpoint", broken)
     done = ucpl("inspect", SOURCE)
     assert (
         done.status == 1 and done.err == "internal error: RuntimeError: no such thing (run with --debug to see where)\n"

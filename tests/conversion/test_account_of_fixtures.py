@@ -17,7 +17,7 @@ import ucpl
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl.api import open_checkpoint
 from ucpl.extents.account import FATES, Account
-from ucpl.stores.leaving import DESCRIBING, TEXTS
+from ucpl.formats.leaving import DESCRIBING, TEXTS
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures"))
 SOURCES = [

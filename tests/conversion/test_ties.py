@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 import ucpl as api
 from tests.cli.command import good, ucpl
 from ucpl.errors import Label, fail
+from ucpl.formats.deepspeed.advice import advice
+from ucpl.formats.opening import open_checkpoint
 from ucpl.frontends.hf.modules import Module, Network
-from ucpl.stores.deepspeed.advice import advice
-from ucpl.stores.registry import open_checkpoint
 
 EMBED, HEAD = "model.embed.weight", "head.weight"
 TENSORS = {EMBED: torch.arange(12.0).reshape(4, 3), "model.norm.weight": torch.ones(3)}

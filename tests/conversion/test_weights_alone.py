@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ucpl
 from tests.cli.command import ucpl as command
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
-from ucpl.stores.dcp.metadata import read_metadata
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.dcp.metadata import read_metadata
+from ucpl.formats.opening import open_checkpoint
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 GONE = {

@@ -19,12 +19,12 @@ from tests.frontends.facts import base_of, model_of, text_of
 from ucpl.api import plan
 from ucpl.errors import UcplError
 from ucpl.extents import Sharding
+from ucpl.formats.deepspeed.cuts import info_of
 from ucpl.frontends import ranks
 from ucpl.frontends.autotp import Asked, cuts_of
 from ucpl.frontends.hf import classes, networks
 from ucpl.frontends.hf.modules import EMBEDDING, LINEAR, Heads, Module, Network
 from ucpl.frontends.parallel import Base, Extended
-from ucpl.stores.deepspeed.cuts import info_of
 from ucpl.syntax import nodes, parse_call
 
 FOUND = json.loads((Path(__file__).parents[1] / "fixtures" / "autotp.json").read_text(encoding="utf-8"))

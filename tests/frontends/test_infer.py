@@ -134,8 +134,8 @@ def test_the_dtype_of_a_state_of_a_tensor_is_what_all_its_files_say() -> None:
 
 
 def test_a_real_folder_is_said_in_a_text_that_says_the_same() -> None:
+    from ucpl.formats.opening import open_checkpoint
     from ucpl.frontends.infer import infer
-    from ucpl.stores.registry import open_checkpoint
 
     found = infer(open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp2_bf16"))
     library = load(("inferred.ucpl", found.text()))

@@ -148,7 +148,7 @@ class Safetensors:
         return struct.pack("<Q", max(0, size)) + raw + data
 
     def attempt(self, rng: Random) -> str:
-        from ucpl.stores.registry import open_checkpoint
+        from ucpl.formats.opening import open_checkpoint
 
         self.path.write_bytes(self.raw(rng))
         open_checkpoint(self.path)
@@ -170,8 +170,8 @@ class HuggingFaceFolders:
         return cls(here, Safetensors.prepare(here))
 
     def attempt(self, rng: Random) -> str:
-        from ucpl.stores.huggingface import config_of
-        from ucpl.stores.registry import open_checkpoint
+        from ucpl.formats.huggingface.store import config_of
+        from ucpl.formats.opening import open_checkpoint
 
         for path in self.folder.iterdir():
             path.unlink()

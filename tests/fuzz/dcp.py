@@ -18,10 +18,10 @@ from tests.fuzz.remembered import Remembered
 from tests.stores.test_dcp_odd import numbered, save, trained
 from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
+from ucpl.formats.dcp.metadata import METADATA
+from ucpl.formats.opening import open_checkpoint
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.dcp.metadata import METADATA
 from ucpl.stores.pickles import dumps, loads
-from ucpl.stores.registry import open_checkpoint
 
 BENT = 0.15  # of inputs: bytes of a file of chunks, or of `.metadata`; the others are values of `.metadata`
 WRITTEN = 0.1  # of damaged values: as a file

@@ -20,11 +20,11 @@ from tests.fuzz.remembered import Remembered
 from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
 from ucpl.extents import TensorRef
+from ucpl.formats.opening import framework, open_checkpoint
+from ucpl.formats.torch.store import below, open_files
 from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.generic import below, open_files
 from ucpl.stores.pickles import dump_pickle
-from ucpl.stores.registry import framework, open_checkpoint
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 
 # What each kind of source is written as, without planning anew: the writers' own reading of what was carried.

@@ -15,7 +15,7 @@ from typing import Any
 
 import ucpl
 from tests.fuzz.containers import FIXTURES
-from ucpl.stores.dcp.metadata import METADATA
+from ucpl.formats.dcp.metadata import METADATA
 from ucpl.stores.pickles import dumps, loads
 
 STORED = FIXTURES / "megatron"

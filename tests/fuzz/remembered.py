@@ -10,13 +10,14 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from ucpl.extents import Extent, Key
+from ucpl.formats import opening as registry
+from ucpl.formats.dcp import folders as dcp_folders
+from ucpl.formats.dcp import metadata as described
+from ucpl.formats.dcp.chunks import Chunks
+from ucpl.formats.dcp.metadata import METADATA, Metadata, Stored, read_metadata
+from ucpl.formats.megatron import fsdp_reading, legacy_ranks, reading
 from ucpl.registry import formats
-from ucpl.stores import registry, torch_files
-from ucpl.stores.dcp import folders as dcp_folders
-from ucpl.stores.dcp import metadata as described
-from ucpl.stores.dcp.chunks import Chunks
-from ucpl.stores.dcp.metadata import METADATA, Metadata, Stored, read_metadata
-from ucpl.stores.megatron import fsdp_reading, legacy_ranks, reading
+from ucpl.stores import torch_files
 from ucpl.stores.pickles import Pickle, load_pickle
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 

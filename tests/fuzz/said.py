@@ -19,11 +19,11 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.planning import make_plan
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.sides import source_side, target_side
+from ucpl.formats.opening import framework
 from ucpl.layout import Library
 from ucpl.resources import spec_files
 from ucpl.schedule.files import plan_bytes
 from ucpl.stores.pickles import dump_pickle
-from ucpl.stores.registry import framework
 from ucpl.syntax import nodes, parse, parse_call
 
 SPEC = """ucpl 1

@@ -13,9 +13,9 @@ import ucpl
 from tests.hf.folders import HERE, WRITTEN, assert_equal, llama_config, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
+from ucpl.formats.huggingface.store import HuggingFace
+from ucpl.formats.huggingface.writing import shard_bytes
 from ucpl.frontends.hf import import_hf
-from ucpl.stores.huggingface import HuggingFace
-from ucpl.stores.huggingface_writing import shard_bytes
 
 
 def code_of(call, *args, **more) -> str:

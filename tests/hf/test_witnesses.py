@@ -26,7 +26,7 @@ from ucpl.proofs.verify import WITNESS
 from ucpl.proofs.witnesses import masters, transformers_class, witnesses
 from ucpl.regions import locate
 from ucpl.resources import spec_text
-from ucpl.stores.huggingface_texts import TEXTS
+from ucpl.stores.model_texts import TEXTS
 from ucpl.syntax import nodes
 
 ROOT = Path(__file__).parents[2]

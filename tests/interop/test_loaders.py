@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.formats.opening import open_checkpoint
 from ucpl.frontends.hf import classes, families
-from ucpl.stores.registry import open_checkpoint
 
 pytestmark = pytest.mark.interop
 

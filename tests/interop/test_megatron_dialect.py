@@ -18,7 +18,7 @@ from attrs import evolve
 import ucpl
 from tests.interop.families import FAMILIES, SQUARE, Case, Config
 from tests.interop.test_families import logits, made, weights
-from ucpl.stores.megatron.orders import registered
+from ucpl.formats.megatron.orders import registered
 
 pytestmark = pytest.mark.interop
 

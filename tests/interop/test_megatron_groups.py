@@ -11,7 +11,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 import ucpl
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 pytestmark = pytest.mark.interop
 

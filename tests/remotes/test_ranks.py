@@ -20,12 +20,12 @@ from tests.ranks.test_apply import together
 from tests.remotes.conftest import counted
 from tests.remotes.test_sources import bytes_of, make, save
 from ucpl.errors import UcplError
+from ucpl.formats.opening import framework
 from ucpl.ranks.scattered import Place as Spread
 from ucpl.ranks.scattered import one_folder
 from ucpl.remotes.entrance import source_at
 from ucpl.runtime.execute import execute
 from ucpl.runtime.team import Team
-from ucpl.stores.registry import framework
 
 Upload = Callable[..., str]
 

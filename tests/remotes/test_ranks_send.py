@@ -15,6 +15,7 @@ from tests.remotes.conftest import EXAMPLE
 from tests.remotes.test_sources import refused
 from tests.remotes.test_targets import MANIFEST, TO, UNFINISHED, held
 from ucpl.errors import UcplError
+from ucpl.formats.opening import framework
 from ucpl.remotes.entrance import target_at
 from ucpl.remotes.objects import OfFsspec
 from ucpl.runtime.counters import Report
@@ -22,7 +23,6 @@ from ucpl.runtime.execute import execute
 from ucpl.runtime.options import RunOptions
 from ucpl.runtime.team import Team
 from ucpl.schedule.plan import Plan
-from ucpl.stores.registry import framework
 
 URL = "memory://bucket/out"
 Sent = list[str]

@@ -14,7 +14,7 @@ from tests.runtime.recorder import crash_states
 from tests.runtime.test_crashes import each_tile_is_journalled, recorded, the_disk, tried  # noqa: F401  (fixtures)
 from ucpl.api import open_checkpoint
 from ucpl.extents import DTYPES
-from ucpl.stores.dcp import DCP
+from ucpl.formats.dcp.store import DCP
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 WEIGHTS = FIXTURES / "accelerate" / "fsdp" / "pytorch_model_fsdp_0"

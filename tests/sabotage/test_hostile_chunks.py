@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from tests.stores.refusals import refusal
 from tests.stores.test_dcp_odd import numbered, place, save, trained
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 
 class Runs:

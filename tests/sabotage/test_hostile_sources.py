@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ucpl.errors import UcplError
-from ucpl.stores.huggingface import read_texts
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.huggingface.store import read_texts
+from ucpl.formats.opening import open_checkpoint
 from ucpl.stores.safetensors_files import HEADER_BYTES_FREE, read_safetensors_file
 from ucpl.stores.texts import read_name, read_small
 

@@ -10,8 +10,8 @@ import pytest
 
 from ucpl.errors import UcplError
 from ucpl.extents import Section, Sharding
-from ucpl.stores.deepspeed.affine import affine_sharding
-from ucpl.stores.deepspeed.cuts import info_of
+from ucpl.formats.deepspeed.affine import affine_sharding
+from ucpl.formats.deepspeed.cuts import info_of
 from ucpl.stores.values import Value
 
 COLUMNS = Sharding((2, 7), 1, (Section(7, (3, 2, 2)),))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ucpl.errors import UcplError, catalogue
-from ucpl.stores.deepspeed.names import place_in_run
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.deepspeed.names import place_in_run
+from ucpl.formats.opening import open_checkpoint
 
 SHARED = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures")) / "deepspeed"
 UNIVERSAL = Path(__file__).parents[1] / "fixtures" / "universal" / "z1_dp4"

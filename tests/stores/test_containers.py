@@ -22,9 +22,9 @@ from ucpl.conversion.anew import own_names
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import NamedTensor
 from ucpl.extents.containers import Rule
+from ucpl.formats.folders.reading import KINDS
+from ucpl.formats.opening import open_checkpoint
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.stores.containers.reading import KINDS
-from ucpl.stores.registry import open_checkpoint
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "trainer" / "checkpoint-3"
 ALIKE = ("config.json", "generation_config.json", "model.safetensors", "scheduler.pt", "trainer_state.json")
@@ -519,7 +519,7 @@ def test_a_rank_without_its_random_numbers(source: Path, tmp_path: Path) -> None
 
 
 def test_a_folder_with_a_data_set_in_it_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ucpl.stores.containers.reading.FILES_MAX", 9)
+    monkeypatch.setattr("ucpl.formats.folders.reading.FILES_MAX", 9)
     good("inspect", source)
     (source / "one_more").write_text("")
     done = ucpl("inspect", source)

@@ -35,12 +35,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Size
+from ucpl.formats.dcp.store import DCP
+from ucpl.formats.opening import open_checkpoint
 from ucpl.layout import load as load_texts
 from ucpl.layout import resolve
 from ucpl.regions import locate
-from ucpl.stores.dcp import DCP
 from ucpl.stores.pickles import dumps, loads
-from ucpl.stores.registry import open_checkpoint
 from ucpl.syntax import parse_call
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "dcp"
@@ -388,7 +388,7 @@ def test_chunks_that_are_no_grid_are_read_as_cells_of_one(tmp_path: Path) -> Non
 
 def test_chunks_that_fall_into_too_many_cells_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_chunks(tmp_path, torch.arange(12.0).reshape(4, 3), NO_GRID)
-    monkeypatch.setattr("ucpl.stores.dcp.reading.CELLS_MAX", 3)
+    monkeypatch.setattr("ucpl.formats.dcp.reading.CELLS_MAX", 3)
     with pytest.raises(UcplError, match="4 cells") as found:
         ucpl.infer(tmp_path)
     assert found.value.diagnostics[0].code == "E523"

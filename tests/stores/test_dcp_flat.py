@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from ucpl.errors import UcplError
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 

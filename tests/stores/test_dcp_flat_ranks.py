@@ -18,7 +18,7 @@ import ucpl
 from tests.stores.test_dcp import FIXTURES, assert_equal, held_by_plain
 from tests.stores.values import bare
 from ucpl.errors import UcplError
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 FOLDER = FIXTURES / "fsdp1_local_w4"
 

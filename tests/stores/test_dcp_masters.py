@@ -12,7 +12,7 @@ from tests.stores.test_dcp import FIXTURES, assert_equal, held_by_plain, truth
 from tests.stores.test_dcp_odd import StateDict, save
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, prepare
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 HSDP = FIXTURES / "hsdp_2x2"
 MASTERS = {

@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.stores.refusals import refusal
 from ucpl.extents import Scalar
-from ucpl.stores.dcp.chunks import demand_whole
-from ucpl.stores.dcp.mesh import Boxes, chunked, mesh_of
-from ucpl.stores.dcp.metadata import Chunk, Place, Stored
-from ucpl.stores.dcp.writing import _tensor_of
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.dcp.chunks import demand_whole
+from ucpl.formats.dcp.mesh import Boxes, chunked, mesh_of
+from ucpl.formats.dcp.metadata import Chunk, Place, Stored
+from ucpl.formats.dcp.writing import _tensor_of
+from ucpl.formats.opening import open_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "dcp"
 Steps = tuple[str | int, ...]

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ucpl
 from tests.stores.values import bare
 from ucpl.errors import UcplError
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 RANKS, TP = 4, 2
 W = torch.arange(7.0 * 6).reshape(7, 6)

@@ -19,8 +19,8 @@ import ucpl
 from tests.gathered import plain_of
 from tests.stores.refusals import refusal
 from ucpl.api import open_checkpoint
-from ucpl.stores.dcp.per_rank_flats import Member, members_of
-from ucpl.stores.deepspeed.order import Unclear
+from ucpl.formats.dcp.per_rank_flats import Member, members_of
+from ucpl.formats.deepspeed.order import Unclear
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "dcp"
 KINDS = ("fsdp1_units_w3", "fsdp1_params_w3")

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ucpl
 from tests.gathered import plain_of
 from tests.stores.refusals import refusal
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 from ucpl.stores.wrappers import bare
 
 SHAPES = {"emb.weight": (7, 4), "layers.0.w.weight": (4, 4), "layers.0.n.bias": (4,), "out.weight": (3, 4)}

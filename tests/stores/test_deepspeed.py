@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from ucpl.errors import UcplError, catalogue
 from ucpl.extents import Call, Extent, Scalar
+from ucpl.extents.sub_groups import pack, slice_numel
+from ucpl.formats.deepspeed.order import Slots, Unclear, deal, match, run, undeal
+from ucpl.formats.deepspeed.store import DeepSpeed
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.deepspeed import DeepSpeed
-from ucpl.stores.deepspeed.order import Slots, Unclear, deal, match, pack, run, slice_numel, undeal
 from ucpl.stores.scalars import number_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"

@@ -13,8 +13,8 @@ import ucpl
 from tests.cli.command import FIXTURES
 from ucpl import api
 from ucpl.errors import UcplError
+from ucpl.formats.deepspeed import numbered
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.deepspeed import numbered
 
 Groups = list[list[str]]
 WEIGHTS = {"a.weight": (2, 3), "a.bias": (3,), "b.weight": (2, 3), "b.bias": (3,), "c.weight": (2, 3)}

@@ -19,10 +19,10 @@ import ucpl
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import Call, Extent, Size, StorageRef, TensorRef
+from ucpl.formats.deepspeed.copies import is_zero
+from ucpl.formats.opening import open_checkpoint
 from ucpl.stores.checkpoint import CallerStates
-from ucpl.stores.deepspeed.copies import is_zero
 from ucpl.stores.pickles import loads
-from ucpl.stores.registry import open_checkpoint
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import read_torch_file
 

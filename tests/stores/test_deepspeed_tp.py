@@ -18,10 +18,10 @@ from tests.stores.test_deepspeed_writing import plain, unlike
 from ucpl.api import compare, convert, infer, open_checkpoint, plan
 from ucpl.errors import UcplError, catalogue
 from ucpl.extents import DTYPES, Section, Sharding, key_text
+from ucpl.formats.deepspeed.cuts import info_of, shardings_of
 from ucpl.frontends.parallel import pattern, recut, rule, split
 from ucpl.layout.axes import Split, piece_of
 from ucpl.layout.scope import Scope
-from ucpl.stores.deepspeed.cuts import info_of, shardings_of
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 from ucpl.stores.values import Value
 from ucpl.syntax import parse, print_axis, print_file

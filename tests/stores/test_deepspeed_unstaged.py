@@ -15,7 +15,7 @@ import ucpl
 from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.stores.deepspeed import unstaged
+from ucpl.formats.deepspeed import unstaged
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "numbered"
 FOUND, KEY = (

@@ -18,12 +18,12 @@ from ucpl import api
 from ucpl.api import make_plan, open_checkpoint, source_side, target_side
 from ucpl.errors import UcplError
 from ucpl.extents import Call, StoredTensor, Structure, TensorRef
+from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
+from ucpl.formats.deepspeed.store import DeepSpeed
+from ucpl.formats.deepspeed.universal import Universal
 from ucpl.registry import format_named
 from ucpl.schedule.plan import Plan
 from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.deepspeed import DeepSpeed
-from ucpl.stores.deepspeed.config import loss_scale_numbers, loss_scaler, regenerated
-from ucpl.stores.deepspeed.universal import Universal
 from ucpl.stores.pickles import attributes_of
 from ucpl.stores.torch_files import layout_torch_file, read_torch_file
 from ucpl.stores.values import Value
@@ -372,7 +372,7 @@ def test_settings_that_shape_the_files_are_numbers(call: str, name: str, value: 
 
 def test_tensors_that_are_new_stand_where_the_model_has_them() -> None:
     """A module registers a new parameter among the others; ZeRO-0 numbers them in that order."""
-    from ucpl.stores.deepspeed.target import _with_new
+    from ucpl.formats.deepspeed.target import _with_new
 
     kinds: Any = dict.fromkeys(("new", "a", "more", "b", "c", "last"))
     assert _with_new(["a", "tied", "c", "b"], kinds) == ["new", "a", "more", "tied", "c", "last", "b"]
@@ -380,7 +380,7 @@ def test_tensors_that_are_new_stand_where_the_model_has_them() -> None:
 
 
 def test_new_tensors_are_put_among_many_without_looking_through_them_for_each() -> None:
-    from ucpl.stores.deepspeed.target import _with_new
+    from ucpl.formats.deepspeed.target import _with_new
 
     Asked.times = 0
     names = [Asked(i) for i in range(1000)]

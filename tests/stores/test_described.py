@@ -191,11 +191,19 @@ def test_files_of_ranks_are_not_one_file(tmp_path: Path) -> None:
 
 
 def of_index(text: str) -> Callable[[Path], object]:
-    return lambda p: (p.mkdir(), (p / "pytorch_model.bin.index.json").write_text(text))
+    def made(path: Path) -> None:
+        path.mkdir()
+        (path / "pytorch_model.bin.index.json").write_text(text)
+
+    return made
 
 
 def of_folder(name: str, data: bytes | None) -> Callable[[Path], object]:
-    return lambda p: ((p / name).parent.mkdir(parents=True), (p / name).write_bytes(data or b""))
+    def made(path: Path) -> None:
+        (path / name).parent.mkdir(parents=True)
+        (path / name).write_bytes(data or b"")
+
+    return made
 
 
 def header(data: bytes) -> bytes:
@@ -244,7 +252,9 @@ def test_other_files_are_described(tmp_path: Path, what: str) -> None:
 
 def test_a_remedy_can_be_pasted_whatever_a_file_is_called(tmp_path: Path) -> None:
     path = tmp_path / """a "b" $c `d' e!.pt"""
-    torch.save({**STATE, 7: torch.ones(1)}, path)
+    state: dict[object, torch.Tensor] = {7: torch.ones(1)}
+    state.update(STATE)
+    torch.save(state, path)
     there = command("inspect", path).err.partition("which this makes: python")[2].splitlines()[0]
     subprocess.run(["bash", "-c", f"{shlex.quote(sys.executable)}{there}"], cwd=tmp_path, check=True)
     assert command("inspect", tmp_path / "model.safetensors").status == 0

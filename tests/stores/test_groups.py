@@ -10,8 +10,8 @@ import torch
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.formats.opening import open_checkpoint
 from ucpl.registry import format_named
-from ucpl.stores.registry import open_checkpoint
 
 SHAPES = {"a": (6, 4), "b": (6,), "c": (5,), "d": (3, 2)}
 RATES = {"a": 0.1, "b": 0.02, "c": 0.02, "d": 0.003}

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.stores.test_megatron_core import FIXTURES
 from ucpl.errors import UcplError
-from ucpl.stores.megatron.legacy_arguments import arguments_in
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.megatron.legacy_arguments import arguments_in
+from ucpl.formats.opening import open_checkpoint
 
 BUCKETS = 'optimizer="dp_reshardable"'
 

@@ -26,12 +26,12 @@ import ucpl
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, prepare
 from ucpl.errors import UcplError
+from ucpl.formats.dcp.cells import boxes_of_run
+from ucpl.formats.dcp.metadata import Chunk, Metadata, Place, Stored
+from ucpl.formats.leaving import objects_advice
+from ucpl.formats.megatron.buckets import buckets_in, runs_of
+from ucpl.formats.opening import open_checkpoint
 from ucpl.registry import format_named
-from ucpl.stores.dcp.cells import boxes_of_run
-from ucpl.stores.dcp.metadata import Chunk, Metadata, Place, Stored
-from ucpl.stores.megatron import objects_advice
-from ucpl.stores.megatron.buckets import buckets_in, runs_of
-from ucpl.stores.registry import open_checkpoint
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "megatron"
 SUFFIXES = {

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
 from tests.stores.test_megatron_core import FIXTURES, truth, value_of
-from ucpl.stores.megatron.legacy_arguments import arguments_in, namespace
-from ucpl.stores.megatron.stacks import in_modules, stacks_of, templates_of
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.megatron.legacy_arguments import arguments_in, namespace
+from ucpl.formats.megatron.stacks import in_modules, stacks_of, templates_of
+from ucpl.formats.opening import open_checkpoint
 
 STATES = ("weight", "fp32", "exp_avg", "exp_avg_sq")
 

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ucpl
 from tests.stores.test_megatron_core import FIXTURES, drawn, plain_of
 from ucpl.errors import UcplError
-from ucpl.stores.megatron.fsdp_reading import halves_of
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.megatron.fsdp_reading import halves_of
+from ucpl.formats.opening import open_checkpoint
 
 OWN = "fsdp_tp2"  # of Megatron-FSDP itself
 DENSE, EXPERTS = "dist_stacked_tp2_pp2_fully", "dist_stacked_moe_tp2_ep2"

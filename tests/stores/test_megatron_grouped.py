@@ -14,7 +14,7 @@ import ucpl
 from tests.stores.megatron_of import FIXTURES, assert_exact
 from tests.stores.test_megatron_legacy_refusals import MODEL, changed, copied
 from ucpl.errors import UcplError
-from ucpl.stores.megatron.reading import are_turned
+from ucpl.formats.megatron.reading import are_turned
 
 GROUPED = FIXTURES / "legacy_grouped"  # tp 2, ep 2: two experts a rank, half of each
 EXPERT = "decoder.layers.0.mlp.experts.local_experts.{}.linear_fc{}.weight"

@@ -15,9 +15,9 @@ import ucpl
 from tests.gathered import plain_of
 from tests.stores.megatron_of import FIXTURES
 from ucpl.errors import UcplError
-from ucpl.stores.dcp.metadata import Metadata, Stored
-from ucpl.stores.megatron.roles import unchained
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.dcp.metadata import Metadata, Stored
+from ucpl.formats.megatron.roles import unchained
+from ucpl.formats.opening import open_checkpoint
 
 EMBEDDING, HEAD, NORM = "embedding.word_embeddings.weight", "output_layer.weight", "decoder.final_layernorm.weight"
 SHAPES = {EMBEDDING: (12, 4), "decoder.layers.0.mlp.linear_fc2.weight": (4, 6), NORM: (4,), HEAD: (12, 4)}

@@ -10,7 +10,7 @@ import torch
 
 import ucpl
 from tests.stores.megatron_of import FIXTURES, LEGACY, assert_exact
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 
 @pytest.mark.parametrize("name", LEGACY)

@@ -13,9 +13,9 @@ import torch
 import ucpl
 from tests.stores.megatron_of import FIXTURES, assert_exact
 from tests.stores.refusals import refusal
-from ucpl.stores.megatron import legacy_optimizer
-from ucpl.stores.megatron.legacy_buffers import Parameter, buckets_of
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.megatron import legacy_optimizer
+from ucpl.formats.megatron.legacy_buffers import Parameter, buckets_of
+from ucpl.formats.opening import open_checkpoint
 
 State = dict[Any, Any]
 MODEL, OPTIM = "model_optim_rng.pt", "distrib_optim.pt"

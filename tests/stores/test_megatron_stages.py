@@ -10,10 +10,10 @@ import torch
 
 import ucpl
 from ucpl.errors import UcplError
-from ucpl.stores.megatron.legacy_arguments import at_degrees
-from ucpl.stores.megatron.legacy_names import Dialect
-from ucpl.stores.megatron.orders import orders_of, registered
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.megatron.legacy_arguments import at_degrees
+from ucpl.formats.megatron.legacy_names import Dialect
+from ucpl.formats.megatron.orders import orders_of, registered
+from ucpl.formats.opening import open_checkpoint
 
 EMBEDDING, HEAD, NORM = "embedding.word_embeddings.weight", "output_layer.weight", "decoder.final_layernorm.weight"
 LAYER = {

@@ -12,7 +12,7 @@ import torch
 import ucpl
 from tests.gathered import plain_of
 from tests.megatron_truth import FIXTURES, NAMES, State, described, stored, truth
-from ucpl.stores.megatron.orders import orders_of
+from ucpl.formats.megatron.orders import orders_of
 from ucpl.stores.pickles import loads
 
 RATES = ("lr", "weight_decay", "betas", "eps")  # of groups

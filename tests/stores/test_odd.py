@@ -12,7 +12,7 @@ import torch
 import ucpl
 from tests.cli.command import good
 from ucpl.extents import TensorRef
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 from ucpl.stores.torch_files import read_torch_file
 from ucpl.stores.values import Value
 

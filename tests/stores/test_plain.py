@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ucpl.errors import UcplError, catalogue
 from ucpl.extents import Call, Global, Size, TorchDType
+from ucpl.formats.plain.store import Plain
 from ucpl.stores.pickles import attributes_of, dumps, loads, set_attributes
-from ucpl.stores.plain import Plain
 from ucpl.stores.plain_values import decode, encode
 from ucpl.stores.scalars import number_of
 

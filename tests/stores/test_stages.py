@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ucpl.stores.deepspeed.stages import _direct
+from ucpl.formats.deepspeed.stages import _direct
 
 
 @pytest.mark.parametrize(

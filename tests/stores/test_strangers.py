@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ucpl.errors import UcplError
-from ucpl.stores.registry import open_checkpoint
+from ucpl.formats.opening import open_checkpoint
 
 
 def folder_of(folder: Path, *names: str) -> Path:

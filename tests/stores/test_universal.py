@@ -15,7 +15,7 @@ import ucpl
 from tests.stores.universal_of import universal_of
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.stores.deepspeed.universal import Universal
+from ucpl.formats.deepspeed.universal import Universal
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 WRITTEN = FIXTURES / "universal"  # by ds_to_universal of deepspeed 0.19.8

@@ -36,7 +36,7 @@ def container_lines(source: Checkpoint | None, plan: Plan, width: int = 14) -> l
     """What the folder around the shards is, and what becomes of each file in it."""
     if source is None or source.container is None:
         return []
-    from ucpl.stores.containers import sorted_into
+    from ucpl.formats.folders import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
     said = sorted_into(kept, plan.target, source).said
@@ -47,7 +47,7 @@ def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]
     """The same for scripts: each file of the target with the one that it is of, and what is left out."""
     if source is None or source.container is None:
         return {}
-    from ucpl.stores.containers import sorted_into
+    from ucpl.formats.folders import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
     made = sorted_into(kept, plan.target, source)

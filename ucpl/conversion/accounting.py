@@ -14,14 +14,14 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
+from ucpl.formats.deepspeed.names import is_apart, is_of_expert
+from ucpl.formats.folders import sorted_into
+from ucpl.formats.huggingface.config import written
+from ucpl.formats.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
+from ucpl.formats.overlooked import not_read_of
 from ucpl.registry import format_named
 from ucpl.stores.carrying import marks_of
-from ucpl.stores.containers import sorted_into
-from ucpl.stores.deepspeed.names import is_apart, is_of_expert
 from ucpl.stores.groups import has_groups_alone
-from ucpl.stores.huggingface_config import written
-from ucpl.stores.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
-from ucpl.stores.overlooked import not_read_of
 from ucpl.stores.skipping import ALL, SKIP
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
 
 def wished(made: Prepared, container: Container, name: str, files: tuple[str, ...]) -> Wish:
     """What the target's files of this name should hold. Raises: UcplError, where their headers cannot be read."""
-    from ucpl.stores.generic import open_files
+    from ucpl.formats.torch.store import open_files
 
     source, plan = made.checkpoint, made.plan
     assert source is not None
@@ -267,7 +267,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def with_dtype(container: Container, made: tuple[Anew, ...]) -> dict[str, str]:
     """config.json with the dtype and vocabulary of the model's files; nothing if it has these, or if there is no such file."""
-    from ucpl.stores.huggingface_config import rewritten
+    from ucpl.formats.huggingface.config import rewritten
 
     whole = [one for one in made if Path(one.wish.name).stem in ("model", "pytorch_model")]
     if not whole or all(file.name != CONFIG for file in container.files):

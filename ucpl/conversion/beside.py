@@ -102,8 +102,8 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     from ucpl.conversion.anew import own_names
     from ucpl.conversion.keywords import options_from
     from ucpl.conversion.opening import infer
+    from ucpl.formats.huggingface.store import HuggingFace
     from ucpl.proofs.beside import Agreement, agreement
-    from ucpl.stores.huggingface import HuggingFace
 
     assert checkpoint.container is not None
     there = HuggingFace().open_named(checkpoint.container.top, [name])
@@ -124,7 +124,7 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
 
 def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """These tensors of a model's files alone, under other names, no two of which are one, as `infer` looks for them."""
-    from ucpl.stores.huggingface import FILE
+    from ucpl.formats.huggingface.store import FILE
 
     extents: dict[tuple[str, Key], Extent] = {}
     for (_, key), extent in model.extents.items():

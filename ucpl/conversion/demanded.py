@@ -43,9 +43,9 @@ def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
 
 def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
     """A checkpoint as it is read. of_class: whether the class of transformers that config.json names is asked, too."""
+    from ucpl.formats.opening import framework
     from ucpl.stores.demands import Seen, unmet
-    from ucpl.stores.huggingface_texts import config_of
-    from ucpl.stores.registry import framework
+    from ucpl.stores.model_texts import config_of
 
     stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
     config = config_of(checkpoint) if format_named(checkpoint.framework).has_model_files else None
@@ -60,8 +60,8 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     """A plan's target, as it will be written."""
     if source is None:
         return Found()
+    from ucpl.formats.opening import framework
     from ucpl.stores.demands import Seen, unmet
-    from ucpl.stores.registry import framework
 
     target = plan.target
     config, notes = _config_written(plan, source)
@@ -81,9 +81,9 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
     container = source.container
     if container is None or not container.kind.holds(format_named(plan.target.framework)):
         return ()
+    from ucpl.formats.huggingface.demands import DEMANDS
     from ucpl.stores.demands import Seen, unmet
-    from ucpl.stores.huggingface_demands import DEMANDS
-    from ucpl.stores.huggingface_texts import config_at
+    from ucpl.stores.model_texts import config_at
 
     if all(file.name != "config.json" for file in container.files) or (config := config_at(container.top)) is None:
         return ()
@@ -95,8 +95,8 @@ def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
     here, there = format_named(source.framework), format_named(plan.target.framework)
     if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
-    from ucpl.stores.huggingface_demands import renamed_at_load
-    from ucpl.stores.huggingface_texts import config_of
+    from ucpl.formats.huggingface.demands import renamed_at_load
+    from ucpl.stores.model_texts import config_of
 
     config = config_of(source)
     note = renamed_at_load(config, _stored(plan)) if config is not None else ""
@@ -114,7 +114,7 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
     """config.json of a Hugging Face target, and notes on what is written anew in it."""
     if not format_named(plan.target.framework).has_model_files:
         return None, ()
-    from ucpl.stores.huggingface_config import written
+    from ucpl.formats.huggingface.config import written
 
     made = written(source, plan.targets)
     notes = (*made.notes, *(f"{name} is left out: {why}" for name, why in made.left.items()))

@@ -82,10 +82,10 @@ class Facts(TypedDict):
 
 def facts(c: Checkpoint) -> Facts:
     """The facts of an opened checkpoint. No tensor is read."""
+    from ucpl.formats.opening import known_globals
+    from ucpl.formats.overlooked import not_read_of
     from ucpl.proofs.values import value_text
-    from ucpl.stores.overlooked import not_read_of
     from ucpl.stores.pickles import unsafe_globals
-    from ucpl.stores.registry import known_globals
     from ucpl.stores.scalars import number_of
 
     envelope = c.envelope

@@ -125,7 +125,7 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
 
 def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:
     """The tensors in the file that diffusers looks for. None: config.json is none of diffusers'."""
-    from ucpl.stores.huggingface_texts import config_of
+    from ucpl.stores.model_texts import config_of
 
     assert source.checkpoint is not None
     config = given.config if given.config_file is not None else config_of(source.checkpoint)
@@ -141,7 +141,7 @@ def _is_read_from(file: str, source: Side) -> bool:
 
 
 def _has_config(source: Side, given: Given) -> bool:
-    from ucpl.stores.huggingface_texts import carried_files
+    from ucpl.stores.model_texts import carried_files
 
     checkpoint = source.checkpoint
     assert checkpoint is not None

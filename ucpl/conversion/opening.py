@@ -23,11 +23,11 @@ from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
+    from ucpl.formats.torch.store import Aside
     from ucpl.frontends.infer import Inferred
     from ucpl.regions import Placement
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint, Order
-    from ucpl.stores.generic import Aside
     from ucpl.syntax import nodes
 
 _OF_TORCH = re.compile(r'\bframework\s+"?torch\b')  # a comment that has it costs a look at the text
@@ -60,9 +60,9 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
-    from ucpl.stores.generic import below, open_files
-    from ucpl.stores.huggingface import FILE, HuggingFace
-    from ucpl.stores.registry import open_checkpoint as read
+    from ucpl.formats.huggingface.store import FILE, HuggingFace
+    from ucpl.formats.opening import open_checkpoint as read
+    from ucpl.formats.torch.store import below, open_files
 
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
@@ -109,8 +109,8 @@ def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
 
 def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:
     """A checkpoint of a framework. What its files cannot tell of an optimizer's numbers, `group` lines of a spec say."""
+    from ucpl.formats.opening import open_checkpoint as read
     from ucpl.stores.checkpoint import Order
-    from ucpl.stores.registry import open_checkpoint as read
 
     try:
         return read(here, order)
@@ -153,9 +153,9 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
     if plan.rank is not None:
         what = f"the plan is the share of rank {plan.rank} alone, of {plan.target_call}"
         fail("E608", what, Label(plan.name, where=f"rank {plan.rank}"))
+    from ucpl.formats.opening import framework
+    from ucpl.formats.opening import open_checkpoint as read
     from ucpl.schedule.unread import demand_known, demand_known_files
-    from ucpl.stores.registry import framework
-    from ucpl.stores.registry import open_checkpoint as read
 
     here = _demand_stored(path)
     if format_named(plan.source.framework).is_of_a_spec:
@@ -167,7 +167,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
     of_modules = format_named(plan.target.framework).needs_modules(plan.target.settings)
     if not is_whole and format_named(opened.framework).has_layers_stacked and of_modules:
-        from ucpl.stores.megatron.stacks import in_modules
+        from ucpl.formats.megatron.stacks import in_modules
 
         opened = in_modules(opened)
         is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)
@@ -180,7 +180,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
 
 def _files_of(plan: Plan, here: Path) -> Checkpoint:
     """The files that a plan names, which nothing else describes."""
-    from ucpl.stores.generic import below, open_files
+    from ucpl.formats.torch.store import below, open_files
 
     values = [(w.source_file, w.source_key) for b in plan.target.blobs for w in (*b.ways, *b.alike)]
     return open_files(here, [*(t.file for t in plan.sources), *(f for f, _ in values)], below(values))
@@ -191,8 +191,8 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
     Raises: UcplError, exit 3.
     """
-    from ucpl.stores.generic import below, open_files
-    from ucpl.stores.registry import open_checkpoint as read
+    from ucpl.formats.opening import open_checkpoint as read
+    from ucpl.formats.torch.store import below, open_files
 
     here = _demand_stored(path)
     names = dict.fromkeys(home.file for part in placement.parts for home in part.homes)
@@ -206,8 +206,8 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 
 def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
     """The files that a layout of framework huggingface() names, where the folder is one of these and they are said in full."""
+    from ucpl.formats.huggingface.store import HuggingFace
     from ucpl.layout.statements import items_of
-    from ucpl.stores.huggingface import HuggingFace
     from ucpl.syntax import nodes
 
     items = items_of(layout.library, layout.call)
@@ -251,7 +251,7 @@ def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
 
 def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint | None:
     """A Hugging Face folder whose weights have names of their own. None: it is read by what it has."""
-    from ucpl.stores.huggingface import FILE, HuggingFace
+    from ucpl.formats.huggingface.store import FILE, HuggingFace
 
     names = tuple(files)
     store = HuggingFace()

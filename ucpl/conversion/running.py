@@ -80,10 +80,10 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     Raises: UcplError E600-E607 where the source is not what the plan was made for.
     """
     from ucpl.conversion.keywords import options_from
+    from ucpl.formats.opening import framework
     from ucpl.proofs.blobs import demand_alike
     from ucpl.runtime.execute import execute
     from ucpl.runtime.team import ALONE
-    from ucpl.stores.registry import framework
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
@@ -169,8 +169,8 @@ def _remove_empty(made: list[Path]) -> None:
 def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> Foreseen:
     """The sizes of a target, after all that a run asks before it writes. Raises: UcplError as `run`."""
     from ucpl.conversion.keywords import options_from
+    from ucpl.formats.opening import framework
     from ucpl.runtime.execute import rehearse
-    from ucpl.stores.registry import framework
 
     kept = _as_told(source, plan)
     return rehearse(plan, kept, framework(plan.target.framework), target, options_from(how))
@@ -200,9 +200,9 @@ def _named(source: Checkpoint, plan: Plan) -> Checkpoint:
 def _look_again(target: Path, plan: Plan) -> None:
     """Open what was written and find every tensor of the plan where it should be. Raises: UcplError, and E400 of the disk."""
     from ucpl.conversion.opening import read_named
+    from ucpl.formats.opening import open_checkpoint
+    from ucpl.formats.torch.store import open_files
     from ucpl.runtime.rows import fit
-    from ucpl.stores.generic import open_files
-    from ucpl.stores.registry import open_checkpoint
     from ucpl.stores.watching import reading
 
     written = [t for t in plan.targets if t.numel]
@@ -217,8 +217,8 @@ def _look_again(target: Path, plan: Plan) -> None:
         else:
             opened = read_named(target, plan.target.framework, files) or open_checkpoint(target)
     if in_buckets:  # the plan names modules and places in buckets; a reader gives stacks, and boxes of parameters
-        from ucpl.stores.megatron.buckets_writing import as_read
-        from ucpl.stores.megatron.stacks import in_modules
+        from ucpl.formats.megatron.buckets_writing import as_read
+        from ucpl.formats.megatron.stacks import in_modules
 
         written, opened = as_read(written), in_modules(opened)
     fit(written, opened.extents, "target")

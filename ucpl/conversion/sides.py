@@ -225,7 +225,7 @@ def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called, giv
     there = format_named(checkpoint.framework).file_format
     if source is not None or not there or not _format_of(target).shows_stored:
         return checkpoint
-    from ucpl.stores.registry import framework
+    from ucpl.formats.opening import framework
 
     with skipping(optimizer=given.weights_alone, states=given.skipped):
         return evolve(framework(there).open(checkpoint.root), not_read=checkpoint.not_read)
@@ -242,7 +242,7 @@ def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) ->
         return checkpoint
     if not _format_of(target).asks_modules(target.layout, target.call):
         return checkpoint
-    from ucpl.stores.megatron.stacks import in_modules
+    from ucpl.formats.megatron.stacks import in_modules
 
     return in_modules(checkpoint)
 
@@ -271,8 +271,8 @@ def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> 
 
 def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
     """Sizes as a config.json gives them: the one given, else the checkpoint's own, or that of the folder it lies in."""
-    from ucpl.stores.huggingface import config_of as own
-    from ucpl.stores.huggingface_texts import config_at
+    from ucpl.formats.huggingface.store import config_of as own
+    from ucpl.stores.model_texts import config_at
 
     if config is not None:
         return config

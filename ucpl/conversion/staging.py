@@ -97,10 +97,10 @@ def _folder(target: Path) -> Path:
 
 def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[str, Path]]:
     from ucpl.conversion.keywords import options_from
+    from ucpl.formats.opening import framework
     from ucpl.runtime.disk import make_file, make_folders
     from ucpl.runtime.execute import execute
     from ucpl.runtime.targets import cannot_write
-    from ucpl.stores.registry import framework
 
     own = evolve(options_from(how), resume=False, force=False, progress=None, tag=None)
     execute(one.plan, known.source, framework(one.plan.target.framework), folder, own)

@@ -120,7 +120,7 @@ def wished(one: Called, source: Side, given: Given) -> Given:
 
 def _accumulates_wide(checkpoint: Checkpoint) -> bool:
     """Whether DeepSpeed, told bf16 in this configuration, takes BF16_Optimizer at stage 1."""
-    from ucpl.stores.deepspeed.config import accumulates_wide
+    from ucpl.formats.deepspeed.config import accumulates_wide
 
     return accumulates_wide(checkpoint)
 
@@ -249,7 +249,7 @@ def _told(source: Side, target: Side, change: Change, alone: dict[str, str]) -> 
 
 
 def _scaling(checkpoint: Checkpoint, change: Change) -> list[str]:
-    from ucpl.stores.deepspeed.config import scaling_told
+    from ucpl.formats.deepspeed.config import scaling_told
 
     if "f16" not in (change.was, change.now):
         return []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.huggingface_texts import config_of
+from ucpl.stores.model_texts import config_of
 from ucpl.syntax import nodes
 from ucpl.texts import Json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.huggingface_texts import config_of
+from ucpl.stores.model_texts import config_of
 from ucpl.syntax.quoting import is_dotted, quote
 
 __all__ = ["packed_notes"]

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from ucpl.extents.experts import Experts
+from ucpl.extents.sub_groups import pack
 from ucpl.frontends.over_edp import shapes_of, states_of
 from ucpl.frontends.parallel import Base
-from ucpl.stores.deepspeed.order import pack
 from ucpl.syntax import nodes
 
 Shape = tuple[int, ...]

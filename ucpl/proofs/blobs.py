@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
+from ucpl.formats.torch.store import Values
 from ucpl.proofs.envelopes import Difference
 from ucpl.proofs.values import Beside, apart
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.generic import Values
 
 if TYPE_CHECKING:  # who applies a plan asks whether copies are alike, and needs no compiler
     from ucpl.regions import Placement

@@ -14,10 +14,10 @@ from typing import Literal
 from attrs import field
 
 from ucpl.extents import Call, Envelope, ParameterGroup
+from ucpl.formats.megatron.legacy_arguments import besides_degrees
 from ucpl.proofs.values import Beside, apart, value_text
 from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.megatron.legacy_arguments import besides_degrees
 from ucpl.stores.scalars import number_of
 
 __all__ = ["NO_GROUPS", "Difference", "Found", "Unsaid", "beside", "counted_names"]

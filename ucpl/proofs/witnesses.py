@@ -18,6 +18,7 @@ from attrs import evolve
 
 from ucpl.errors import UcplError
 from ucpl.extents import Seen, doubt, together
+from ucpl.formats.huggingface.store import HuggingFace, config_of
 from ucpl.graph import build
 from ucpl.layout import Derivation, Library, resolve
 from ucpl.layout import load as library_of
@@ -34,8 +35,7 @@ from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.huggingface import HuggingFace, config_of
-from ucpl.stores.huggingface_texts import config_at
+from ucpl.stores.model_texts import config_at
 from ucpl.stores.watching import reading
 from ucpl.syntax import nodes
 

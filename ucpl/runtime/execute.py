@@ -25,6 +25,7 @@ from ucpl.columns import each
 from ucpl.errors import Diagnostic, Label, UcplError, called, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
+from ucpl.formats.folders import with_beside
 from ucpl.records import frozen
 from ucpl.remotes.entrance import place_of
 from ucpl.runtime import earlier, together
@@ -57,7 +58,6 @@ from ucpl.runtime.team import ALONE, Team
 from ucpl.runtime.tiles import Tiles, cut_tiles
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
-from ucpl.stores.containers import with_beside
 
 if TYPE_CHECKING:
     from ucpl.runtime.shipping import Shipping

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LAYOUTS = "folders that FSDP2 saves are dcp(fsdp=4)"
 
 
-class DCP(Format):
+class DCPFormat(Format):
     name = "dcp"
     title = "a DCP folder"
     place = 40
@@ -37,7 +37,7 @@ class DCP(Format):
     has_training_dtype = True
 
     def store(self) -> Framework:
-        from ucpl.stores.dcp import DCP as Store
+        from ucpl.formats.dcp.store import DCP as Store
 
         return Store()
 
@@ -45,25 +45,25 @@ class DCP(Format):
         return True
 
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
-        from ucpl.frontends.dcp import stored
+        from ucpl.formats.dcp.layouts import stored
 
         return stored(base, checkpoint)
 
     def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
-        from ucpl.frontends.dcp import target
+        from ucpl.formats.dcp.layouts import target
         from ucpl.regions.sharding import shardings_of
 
         return target(base, shardings_of(stored))
 
     def chunk_folders(self, root: Path) -> tuple[str, ...]:
-        from ucpl.stores.dcp.folders import folders_in
+        from ucpl.formats.dcp.folders import folders_in
 
         return folders_in(root)
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.stores.dcp.hypers import advice
+        from ucpl.formats.dcp.hypers import advice
 
         return advice(source, structure)
 
 
-FORMAT = DCP()
+FORMAT = DCPFormat()

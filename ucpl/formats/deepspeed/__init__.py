@@ -1,4 +1,8 @@
-"""DeepSpeed's folders of ZeRO-0 to ZeRO-3."""
+"""DeepSpeed's checkpoints: a folder of torch files a step, for ZeRO-0 to ZeRO-3, and universal folders.
+
+`names` knows files and keys, `topology` which ranks wrote them, `order` the orders of parameters. `step` opens a folder: it
+sends dense model states, layers and experts to their readers, and `gathered` makes the Checkpoint. `writing` lays out a target.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ VALUES = frozenset(
 _LAYOUTS = "DeepSpeed's layouts are zero0(dp=4) to zero3(dp=4), and universal()"
 
 
-class DeepSpeed(Format):
+class DeepSpeedFormat(Format):
     name = "deepspeed"
     title = "DeepSpeed's files"
     place = 20
@@ -62,12 +66,12 @@ class DeepSpeed(Format):
     has_engine = True
 
     def store(self) -> Framework:
-        from ucpl.stores.deepspeed import DeepSpeed as Store
+        from ucpl.formats.deepspeed.store import DeepSpeed as Store
 
         return Store()
 
     def open(self, path: Path, order: Order | None) -> Checkpoint:
-        from ucpl.stores.deepspeed import DeepSpeed as Store
+        from ucpl.formats.deepspeed.store import DeepSpeed as Store
 
         return Store().open(path, order)
 
@@ -92,10 +96,47 @@ class DeepSpeed(Format):
         return settings.get("stage") != 0
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        from ucpl.stores.deepspeed.advice import advice
-        from ucpl.stores.megatron import objects_advice
+        from ucpl.formats.deepspeed.advice import advice
+        from ucpl.formats.leaving import objects_advice
 
         return (*advice(source, structure), *objects_advice(source))
 
 
-FORMAT = DeepSpeed()
+DEEPSPEED = DeepSpeedFormat()
+
+
+class UniversalFormat(Format):
+    name = "universal"
+    title = "a universal folder"
+    place = 10
+    layouts = ("universal",)
+    settings = ("stage", "files", "bf16", "fp16", "weights", "shaped")
+    forms = ("torch",)
+    has_optimizer = True
+    has_client_state = True
+    has_plan_groups = True
+    has_groups_of_weights = True
+    has_names_of_modules = True
+    has_engine = True
+    is_of_any_ranks = True
+    kept_values = VALUES - {"module_extra"}
+
+    def store(self) -> Framework:
+        from ucpl.formats.deepspeed.universal import Universal as Store
+
+        return Store()
+
+    def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
+        return "loaders of universal folders look for none"
+
+    def has_scaler(self, settings: Mapping[str, object]) -> bool:
+        return True
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.deepspeed.advice import universal_advice
+        from ucpl.formats.leaving import objects_advice
+
+        return (*universal_advice(source, structure), *objects_advice(source))
+
+
+UNIVERSAL = UniversalFormat()

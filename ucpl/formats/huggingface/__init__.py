@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _LAYOUTS = "folders of Hugging Face are safetensors(); with the names of a class, `ucpl import hf CONFIG`"
 
 
-class HuggingFace(Format):
+class HuggingFaceFormat(Format):
     name = "huggingface"
     title = "a Hugging Face folder"
     place = 80
@@ -28,9 +28,9 @@ class HuggingFace(Format):
     has_model_files = True
 
     def store(self) -> Framework:
-        from ucpl.stores.huggingface import HuggingFace as Store
+        from ucpl.formats.huggingface.store import HuggingFace as Store
 
         return Store()
 
 
-FORMAT = HuggingFace()
+FORMAT = HuggingFaceFormat()

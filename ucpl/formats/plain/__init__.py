@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ucpl.stores.checkpoint import Framework
 
 
-class Plain(Format):
+class PlainFormat(Format):
     name = "plain"
     title = "a plain file"
     place = 70
@@ -25,9 +25,9 @@ class Plain(Format):
     shows_stored = True
 
     def store(self) -> Framework:
-        from ucpl.stores.plain import Plain as Store
+        from ucpl.formats.plain.store import Plain as Store
 
         return Store()
 
 
-FORMAT = Plain()
+FORMAT = PlainFormat()

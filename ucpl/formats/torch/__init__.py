@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _LAYOUTS = "one file of torch.save is plain(); files of your own are said by a layout with `framework torch()`"
 
 
-class Torch(Format):
+class TorchFormat(Format):
     name = "torch"
     title = "a folder of files that a spec describes"
     place = 90
@@ -27,9 +27,9 @@ class Torch(Format):
     kept_values = frozenset(("huggingface_files",))
 
     def store(self) -> Framework:
-        from ucpl.stores.generic import Generic as Store
+        from ucpl.formats.torch.store import Generic as Store
 
         return Store()
 
 
-FORMAT = Torch()
+FORMAT = TorchFormat()

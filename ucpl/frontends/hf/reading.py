@@ -13,7 +13,8 @@ from ucpl.frontends.hf.classes import Class, class_of
 from ucpl.frontends.hf.records import Config, Facts, Found
 from ucpl.frontends.hf.varying import lists_of, numbers_of
 from ucpl.frontends.hf.writing import text_of
-from ucpl.stores.huggingface import HuggingFace
+from ucpl.registry import formats
+from ucpl.stores.checkpoint import Framework
 from ucpl.stores.watching import reading
 from ucpl.texts import is_endless, json_object, read_text
 
@@ -36,7 +37,7 @@ def _facts(path: Path) -> Facts:
     config_file = path if path.suffix == ".json" else folder / "config.json"
     config = _read_config(config_file) if os.path.isfile(config_file) else None
     is_there = os.path.exists(path) and not is_endless(path)
-    stores = path.suffix != ".json" and is_there and HuggingFace().recognises(path)
+    stores = path.suffix != ".json" and is_there and _store().recognises(path)
     if config is None and not stores:
         _demand_allowed(path, config_file)
         fail("E395", f"{path} has neither a config.json nor .safetensors files", Label(str(path)))
@@ -84,9 +85,13 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Fac
     return facts if behind is None else evolve(facts, tensors=with_behind(own.tensors, behind), behind=behind)
 
 
+def _store() -> Framework:
+    return next(one for one in formats().values() if one.has_model_files).store()
+
+
 def _of_files(path: Path, made: Facts) -> Facts:
     """The tensors of the files, with what the class knows of those that it has, too."""
-    opened = HuggingFace().open(path)
+    opened = _store().open(path)
     buffers = {t.name for t in made.tensors if t.is_buffer}
     order = {t.name: i for i, t in enumerate(made.tensors)}
     found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.tensors]

@@ -1,0 +1,23 @@
+"""Print every file of the product with the first line of its docstring, room by room: `make files`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "ucpl"
+
+
+def lines() -> Iterator[str]:
+    """A heading for each folder, and a line for each of its files."""
+    folders = sorted({path.parent for path in PACKAGE.rglob("*.py")})
+    for folder in folders:
+        yield f"\n## ucpl/{folder.relative_to(PACKAGE).as_posix()}/".replace("/./", "/")
+        for path in sorted(folder.glob("*.py")):
+            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            yield f"- {path.name}: {said.splitlines()[0] if said else ''}"
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))

@@ -1,0 +1,107 @@
+"""Model and optimizer of FSDP in a folder each, `pytorch_model_fsdp_0` and `optimizer_0`: Accelerate's and the Trainer's.
+
+Each is a folder of torch.distributed.checkpoint, with one dict of the state dict: `model`, and `optimizer`. Together they are
+one checkpoint, whose names are those of both. Read in accelerate 1.15, utils/fsdp_utils.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import evolve
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.formats.dcp.metadata import METADATA, Metadata, Place, Stored, read_metadata
+from ucpl.stores.skipping import skips_optimizer
+from ucpl.stores.texts import names_like, read_small
+
+__all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apart", "is_of_megatron", "read_folders"]
+
+MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+_MODELS = "pytorch_model_fsdp_"  # and a number
+_COMMON, _BACKEND = "common.pt", "metadata.json"  # Megatron-Core's; others may call a file of their own as the second
+_BACKEND_BYTES_MAX = 1 << 16
+
+
+def is_apart(path: Path) -> bool:
+    """Whether a folder has the model of FSDP in one of its own, in chunks."""
+    return bool(folders_in(path))
+
+
+def folders_in(path: Path) -> tuple[str, ...]:
+    """Those of models first, in order."""
+    if not path.is_dir():
+        return ()
+    models = [entry.name for entry in path.iterdir() if _is_model(entry.name) and has_chunks(entry)]
+    if not models:
+        return ()
+    return (*sorted(models), *([OPTIMIZER] if has_chunks(path / OPTIMIZER) else []))
+
+
+def _is_model(name: str) -> bool:
+    return name.startswith(_MODELS) and name.removeprefix(_MODELS).isdecimal()
+
+
+def has_chunks(path: Path) -> bool:
+    """Whether a folder is one of torch.distributed.checkpoint's format, whoever saved it."""
+    return path.is_dir() and (path / METADATA).is_file() and bool(names_like(path, ".distcp"))
+
+
+def is_of_megatron(path: Path) -> bool:
+    """Whether a folder has `.metadata` beside a file of Megatron-Core's: common.pt, whatever became of metadata.json, or a
+    metadata.json that names its backend, which somebody's own does not.
+    """
+    if not path.is_dir() or not (path / METADATA).is_file():
+        return False
+    if (path / _COMMON).exists() or not (path / _BACKEND).is_file():
+        return (path / _COMMON).exists()
+    raw = read_small(path / _BACKEND, _BACKEND_BYTES_MAX)
+    return raw is not None and b'"sharded_backend"' in raw
+
+
+def read_folders(root: Path) -> Metadata:
+    """Both folders as one. Raises: UcplError E487 for several models, E520 for a name that both have, and as read_metadata."""
+    folders = folders_in(root)
+    models = [name for name in folders if name != OPTIMIZER]
+    if models != [MODEL]:
+        fail(
+            "E487",
+            f"{root} has {len(models)} model{'s' * (len(models) > 1)}, {', '.join(models[:5])}",
+            *(Label(str(root / name)) for name in models[:5]),
+            remedy=f"convert each by its own folder, {root / models[0]}: its weights are read",
+        )
+    out = Metadata()
+    for folder in folders:
+        try:
+            mine = read_metadata(root / folder)
+        except UcplError:
+            if folder == OPTIMIZER and skips_optimizer(f"{OPTIMIZER}/{METADATA}", kind="file"):
+                continue
+            raise
+        twice = next((name for name in mine.paths if name in out.paths), None)
+        if twice is not None:
+            fail(
+                "E520",
+                f"`{twice}` is in {MODEL} and in {OPTIMIZER}",
+                Label(str(root / MODEL / METADATA), where=twice),
+                Label(str(root / OPTIMIZER / METADATA), where=twice),
+            )
+        out.tensors |= {name: _moved(stored, folder) for name, stored in mine.tensors.items()}
+        out.objects |= {name: _placed(place, folder) for name, place in mine.objects.items()}
+        out.paths |= mine.paths
+        out.files += tuple(f"{folder}/{file}" for file in mine.files)
+        out.archives |= {f"{folder}/{file}": runs for file, runs in mine.archives.items()}
+        out.described |= dict.fromkeys(mine.paths, f"{folder}/{METADATA}")
+    return out
+
+
+def _placed(place: Place, folder: str) -> Place:
+    return evolve(place, file=f"{folder}/{place.file}")
+
+
+def _moved(stored: Stored, folder: str) -> Stored:
+    chunks, empty = (
+        tuple(evolve(chunk, place=_placed(chunk.place, folder)) for chunk in some)
+        for some in (stored.chunks, stored.empty)
+    )
+    return evolve(stored, chunks=chunks, empty=empty)

@@ -1,0 +1,131 @@
+"""Keys of a parameter group that torch.optim has and a source lacks: written where they are facts, else left out and named.
+
+`torch.distributed.checkpoint.load` asks for each key that the job's optimizer has, and refuses a folder that lacks one. What
+torch.optim.Adam takes for a key that a group lacks is in its `__setstate__` (torch 2.13), which AdamW shares but for
+`decoupled_weight_decay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from ucpl.errors import Label, fail
+from ucpl.formats.plain.store import empty_tensors
+from ucpl.stores.groups import Hyper
+
+if TYPE_CHECKING:
+    from ucpl.extents import Structure
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["advice", "completed"]
+
+DECOUPLED = "decoupled_weight_decay"
+_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
+# How a step is computed, and none of its numbers; and `maximize`, without which an optimizer minimises.
+_NEUTRAL: dict[str, object] = {
+    "maximize": False, "foreach": None, "capturable": False, "differentiable": False, "fused": None,
+}  # fmt: skip
+# Groups of Adam have one of these (torch's, and the fused ones of DeepSpeed, apex and Transformer Engine) ...
+_SIGNS = frozenset({"amsgrad", "bias_correction"})
+# ... and no key but these: NAdam, LAMB and the like have others.
+_KNOWN = frozenset(
+    {
+        "lr", "betas", "eps", "weight_decay", "initial_lr", "step", "name", "moe", "param_names", DECOUPLED,
+        "wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr", "default_config", "max_lr", "min_lr", "pre_wd_mult",
+        "pre_lr_mult",
+    }
+) | _SIGNS | _NEUTRAL.keys()  # fmt: skip
+
+
+def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: Collection[str]) -> dict[str, object]:
+    """Hyper-parameters of a group with those keys of torch.optim.Adam that follow from the source, or that are stated.
+
+    Raises: UcplError E471 where the target states another `decoupled_weight_decay` than the source.
+    """
+    states = {state for tensor in structure.tensors if tensor.name in members for state in tensor.states}
+    stated = _stated(structure)
+    if not states >= _ADAM or not (stated is not None or _is_adam(hyper)):
+        return dict(hyper)
+    made = {"amsgrad": "max_exp_avg_sq" in states, **_NEUTRAL}
+    decoupled = stated if stated is not None else _of_config(source, hyper)
+    if decoupled is not None:
+        made[DECOUPLED] = decoupled
+    if stated is not None and hyper.get(DECOUPLED, stated) != stated:
+        fail(
+            "E471",
+            f"the source has {DECOUPLED} = {hyper[DECOUPLED]}, and the target {stated}",
+            Label("<target>", where=f"{DECOUPLED} = {int(stated)}"),
+            remedy=f"leave {DECOUPLED} out of dcp(...)",
+        )
+    return {**made, **hyper}
+
+
+def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Keys that are added to groups, each with its value, the one that only the user knows, and states without a group."""
+    if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.envelope.groups):
+        return ()
+    return (*_of_keys(source, structure), *_of_empty(source, structure))
+
+
+def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Parameters without elements whose group DeepSpeed's files do not say."""
+    if source.framework not in ("deepspeed", "universal") or len(structure.groups) == 1:
+        return ()
+    found = [name for name, one in empty_tensors(source.envelope, source.root).items() if not one.buffer]
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"{found[0]}{more} has no elements, and DeepSpeed's files do not say its group: its optimizer states are left out."
+        " If the optimizer trains it, load with DefaultLoadPlanner(allow_partial_load=True)",
+    )
+
+
+def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Keys of groups that are added, and the one that only the user knows."""
+    added: dict[str, object] = {}
+    is_open = False
+    for group in source.envelope.groups:
+        made = completed(source, structure, group.hyper, group.members)
+        added |= {key: value for key, value in made.items() if key not in group.hyper}
+        is_open |= _lacks_kind(structure, group.members, made)
+    out = []
+    if added:
+        shown = ", ".join(f"{key} = {value}" for key, value in added.items())
+        out.append(f"param_groups of the source lack keys that follow from the optimizer's kind and states: {shown}")
+    if is_open:
+        out.append(
+            f"param_groups of the source lack {DECOUPLED}, which torch 2.7 and later ask for (`Missing key`): state it with"
+            f" dcp(..., {DECOUPLED} = 1) for AdamW, or = 0 for Adam"
+        )
+    return tuple(out)
+
+
+def _lacks_kind(structure: Structure, members: Collection[str], hyper: Hyper) -> bool:
+    """Whether a group may be Adam's or AdamW's, and does not show which."""
+    states = {state for tensor in structure.tensors if tensor.name in members for state in tensor.states}
+    return states >= _ADAM and DECOUPLED not in hyper and hyper.keys() <= _KNOWN
+
+
+def _stated(structure: Structure) -> bool | None:
+    value = structure.settings.get(DECOUPLED)
+    return bool(value) if value in (0, 1) else None
+
+
+def _is_adam(hyper: Hyper) -> bool:
+    return not _SIGNS.isdisjoint(hyper) and hyper.keys() <= _KNOWN
+
+
+def _of_config(source: Checkpoint, hyper: Hyper) -> bool | None:
+    """The keys of ds_config for the optimizer that DeepSpeed makes; torch's own ones may be the caller's."""
+    config = source.envelope.blobs.get("ds_config")
+    said = config.get("optimizer") if isinstance(config, Mapping) else None
+    if not isinstance(said, Mapping) or "bias_correction" not in hyper:
+        return None
+    kind, params = str(said.get("type", "")).lower(), said.get("params")
+    if kind == "adamw":
+        return True
+    if kind != "adam":
+        return None
+    return bool(params.get("adam_w_mode", True)) if isinstance(params, Mapping) else True

@@ -1,0 +1,332 @@
+"""`.metadata` of a folder of PyTorch's distributed format: which tensors there are, in which chunks, and where each chunk lies.
+
+The file is a pickle of a few classes of torch.distributed.checkpoint.metadata (tried: releases 2.13 and 2.15); here it is read
+inert. What a chunk's own file says of it is not looked at yet (chunks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, Call, Global, TorchDType
+from ucpl.records import define, frozen
+from ucpl.stores.inert import PICKLE_BYTES_MAX
+from ucpl.stores.pickles import load_pickle
+from ucpl.stores.skipping import skips_optimizer
+from ucpl.stores.texts import demand_inside, is_text, read_small
+from ucpl.stores.values import Value
+
+__all__ = ["ENVELOPE", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
+
+METADATA = ".metadata"
+ENVELOPE = ("ucpl", "envelope")  # where a target keeps what a framework's run has that has no place in a state dict
+Shape = tuple[int, ...]
+Step = str | int
+_MODULE = "torch.distributed.checkpoint"
+# Records of the same fields under other modules: Megatron-Core 0.15's own, with fields more, torch's own before DCP had one,
+# and OLMo-core's.
+_ALIKE = frozenset(
+    {
+        ("Metadata", Global("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")),
+        ("TensorProperties", Global("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties")),
+        ("_StorageInfo", Global("olmo_core.distributed.checkpoint.filesystem", "_StorageInfo")),
+    }
+)
+STEPS_MAX = 100  # of dicts and lists in each other
+
+
+@frozen
+class Place:
+    """A run of bytes of a file: an archive of torch.save, most often."""
+
+    file: str  # relative to the folder
+    start: int
+    size: int | None  # None: to its end
+
+
+@frozen
+class Chunk:
+    """A box of a tensor: where it begins in the whole, and its shape."""
+
+    offset: Shape
+    shape: Shape
+    place: Place
+
+    @property
+    def numel(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@frozen
+class Stored:
+    """A tensor: its whole shape, and the chunks that have elements, by where they begin."""
+
+    dtype: str
+    shape: Shape
+    chunks: tuple[Chunk, ...]
+    empty: tuple[Chunk, ...] = ()  # boxes without elements, of ranks that have nothing, which have a place all the same
+
+
+@define
+class Metadata:
+    """All of a folder. Names are as `.metadata` has them; `paths` says how each came from nested dicts and lists."""
+
+    tensors: dict[str, Stored] = field(factory=dict)
+    objects: dict[str, Place] = field(factory=dict)  # values that are no tensors
+    paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # in the order of the first rank's state dict
+    files: tuple[str, ...] = ()
+    # Of tensors that Megatron-Core up to 0.13 saved as runs of each rank's flattened part: the whole shape.
+    runs_of: dict[str, Shape] = field(factory=dict)
+    archives: dict[str, tuple[tuple[int, int], ...]] = field(
+        factory=dict
+    )  # file -> where its archives begin, and their bytes
+    described: dict[str, str] = field(factory=dict)  # name -> the file that describes it, where that is another one
+
+    def without(self, gone: Callable[[str], bool]) -> Metadata:
+        """The same without names that are not read."""
+        return evolve(
+            self,
+            tensors={name: one for name, one in self.tensors.items() if not gone(name)},
+            objects={name: one for name, one in self.objects.items() if not gone(name)},
+            paths={name: one for name, one in self.paths.items() if not gone(name)},
+        )
+
+    def describes(self, name: str) -> str:
+        """The file that says what a value is and where it lies, relative to the folder."""
+        return self.described.get(name, METADATA)
+
+
+def read_metadata(root: Path) -> Metadata:
+    """Raises: UcplError E400, E420-E427, E455, E520 where it contradicts itself, E452 for a file that is missing."""
+    path = root / METADATA
+    raw = read_small(path, PICKLE_BYTES_MAX)
+    if raw is None:
+        fail("E425", f"{METADATA} has more than {PICKLE_BYTES_MAX} bytes", Label(str(path)))
+    top = _fields(Value(path, METADATA, (), load_pickle(raw, METADATA).value), "Metadata")
+    places = _places(top.at("storage_data"))
+    out = Metadata(paths=dict(_paths(top.find("planner_data"))))
+    for name, value in top.at("state_dict_metadata").named():
+        if _is(value, "BytesStorageMetadata"):
+            out.objects[name] = _only_place(name, places.get(name, {}), path)
+        else:
+            out.tensors[name] = _stored(name, value, places.get(name, {}), path)
+        out.paths.setdefault(name, (name,))
+    unknown = next((name for name in places if name not in out.tensors and name not in out.objects), None)
+    if unknown is not None:
+        fail(
+            "E520",
+            f"{METADATA} says where `{unknown}` lies, and not what it is",
+            Label(str(path), "stored", where=f"storage_data/{unknown}"),
+            Label(str(path), "is not described", where=f"state_dict_metadata/{unknown}"),
+        )
+    out.paths = {name: steps for name, steps in out.paths.items() if name in out.tensors or name in out.objects}
+    _demand_tree(out.paths, path)
+    _demand_files(root, places, out)
+    out.runs_of = dict(_runs_of(top.find("mcore_data"), out.tensors))
+    out.archives = _archives(places, path)
+    return out
+
+
+# ---- records of the pickle -------------------------------------------------------------------------------------------
+
+
+def _is(value: Value, name: str) -> bool:
+    held = value.held
+    return (
+        isinstance(held, Call)
+        and isinstance(held.function, Global)
+        and (
+            (held.function.name == name and held.function.module.startswith(_MODULE)) or (name, held.function) in _ALIKE
+        )
+    )
+
+
+def _fields(value: Value, name: str) -> Value:
+    """The attributes of an object of a class of DCP's."""
+    if not _is(value, name) or not isinstance(value.held, Call):
+        value.wrong(f"an object of {name}")
+    state = value.held.state
+    return Value(value.path, value.file, value.key, {} if state is None else state, value.code)
+
+
+def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """How each name came from nested dicts and lists: what the default planner keeps. Without it, names are all there is."""
+    if value is None or type(value.held) is not dict:
+        return
+    for name, steps in value.named():
+        found = [item.held for item in steps.items()]
+        if len(found) > STEPS_MAX:
+            steps.wrong(f"a path of at most {STEPS_MAX} steps")
+        if not found or not all(type(step) is int or (isinstance(step, str) and is_text(step)) for step in found):
+            steps.wrong("a path of texts and numbers")
+        yield name, tuple(step for step in found if isinstance(step, str | int))
+
+
+def _runs_of(value: Value | None, tensors: dict[str, Stored]) -> Iterator[tuple[str, Shape]]:
+    """Tensor -> its shape, where `.metadata` has a grid of ranks for it, and a run of each one's elements."""
+    if value is None:
+        return
+    for name, said in value.named():
+        shape = said.find("nd_reformulated_orig_global_shape")
+        if shape is None or shape.held is None or name not in tensors:
+            continue
+        whole, stored = shape.shape(), tensors[name].shape
+        grid = stored[:-1]
+        fits = len(grid) == len(whole) and all(n and size % n == 0 for size, n in zip(whole, grid, strict=True))
+        if not fits or _product(whole) != _product(stored):
+            shape.wrong(
+                f"a shape of as many elements as {list(stored)}, whose dims the first {len(grid)} of these divide"
+            )
+        yield name, whole
+
+
+def _product(shape: Shape) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _places(value: Value) -> dict[str, dict[Shape | None, Place]]:
+    """By name, and by where the chunk begins (None: a value that is no tensor)."""
+    out: dict[str, dict[Shape | None, Place]] = {}
+    for index, held in value.mapping().items():
+        said = _fields(Value(value.path, value.file, value.key, index, value.code), "MetadataIndex")
+        name, begins = said.at("fqn").text(), said.find("offset")
+        stored = Value(value.path, value.file, (*value.key, name), held, value.code)
+        info = _fields(stored, "_StorageInfo")
+        if (changed := info.find("transform_descriptors")) is not None and changed.held:
+            fail(
+                "E457",
+                f"`{name}` is stored through {changed.held!r:.60}, which is not read",
+                Label(str(value.path), where=f"storage_data/{name}"),
+                remedy="save it without stream extensions",
+            )
+        place = Place(info.at("relative_path").text(), info.at("offset").whole(), info.at("length").whole())
+        offset = None if begins is None else begins.shape()
+        if out.setdefault(name, {}).setdefault(offset, place) != place:
+            stored.wrong("one place for a chunk")
+    return out
+
+
+def _only_place(name: str, places: dict[Shape | None, Place], path: Path) -> Place:
+    if len(places) != 1:
+        _lacks(name, "a value that is no tensor", f"{len(places)} places", path)
+    return next(iter(places.values()))
+
+
+def _stored(name: str, value: Value, places: dict[Shape | None, Place], path: Path) -> Stored:
+    said = _fields(value, "TensorStorageMetadata")
+    properties = _fields(said.at("properties"), "TensorProperties")
+    dtype = properties.items()[0] if properties.held else properties
+    if not isinstance(dtype.held, TorchDType) or dtype.held.name not in DTYPES:
+        dtype.wrong("a dtype")
+    shape = said.at("size").shape()
+    chunks: dict[Shape, Chunk] = {}
+    empty: dict[Shape, Chunk] = {}
+    for chunk in said.at("chunks").items():
+        box = _fields(chunk, "ChunkStorageMetadata")
+        offset, size = box.at("offsets").shape(), box.at("sizes").shape()
+        if len(offset) != len(shape) or len(size) != len(shape):
+            chunk.wrong(f"a box of {len(shape)} dims")
+        if any(o + n > whole for o, n, whole in zip(offset, size, shape, strict=True)):
+            chunk.wrong(f"a box within {list(shape)}")
+        place = places.get(offset) or (places.get(None) if not shape else None)
+        if place is None and 0 not in size:
+            _lacks(name, f"a chunk at {list(offset)}", "no place for it", path)
+        if 0 not in size and offset in chunks:
+            chunk.wrong("a box that begins where no other does")
+        if place is not None:
+            (empty if 0 in size else chunks)[offset] = Chunk(offset, size, place)
+    extra = next((o for o in places if o is not None and o not in chunks and o not in empty), None)
+    if extra is not None:
+        _lacks(name, "no chunk there", f"a place of one at {list(extra)}", path)
+    alone = tuple(chunk for offset, chunk in empty.items() if offset not in chunks)
+    return Stored(dtype.held.name, shape, tuple(chunks[o] for o in sorted(chunks)), alone)
+
+
+def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
+    fail(
+        "E520",
+        f"{METADATA} contradicts itself about `{name}`: {described}, and {stored}",
+        Label(str(path), described, where=f"state_dict_metadata/{name}"),
+        Label(str(path), stored, where=f"storage_data/{name}"),
+    )
+
+
+def _demand_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
+    """Names are the steps of paths, and no value stands where others' dict does: it would be lost. Raises: UcplError E520."""
+    dicts: dict[tuple[Step, ...], str] = {}
+    for name, steps in paths.items():
+        text = ".".join(map(str, steps))
+        if text != name:
+            fail(
+                "E520",
+                f"{METADATA} says that `{name}` stands at `{text}` of the state dict, and a value is called by its path",
+                Label(str(path), text, where=f"planner_data/{name}"),
+            )
+        for n in range(1, len(steps)):
+            dicts.setdefault(steps[:n], name)
+    for name, steps in paths.items():
+        if steps in dicts:
+            _clash(name, dicts[steps], ".".join(map(str, steps)), path)
+
+
+def _clash(one: str, other: str, text: str, path: Path) -> NoReturn:
+    fail(
+        "E520",
+        f"{METADATA} has two values at `{text}` of the state dict: `{one}` and `{other}`",
+        Label(str(path), where=f"planner_data/{one}"),
+        Label(str(path), where=f"planner_data/{other}"),
+    )
+
+
+def _archives(places: dict[str, dict[Shape | None, Place]], path: Path) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Where values lie in each file. Raises: UcplError E520 where two have bytes in common."""
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for name, held in places.items():
+        for place in held.values():
+            assert place.size is not None  # as `.metadata` says of each
+            found.setdefault(place.file, []).append((place.start, place.size, name))
+    for file, runs in found.items():
+        runs.sort()
+        for (start, size, one), (begin, _, other) in pairwise(runs):
+            if begin < start + size:
+                fail(
+                    "E520",
+                    f"{METADATA} has `{one}` at bytes {start} to {start + size} of {file}, and `{other}` from {begin} on",
+                    Label(str(path), f"{size} bytes", where=f"storage_data/{one}"),
+                    Label(str(path), f"from byte {begin}", where=f"storage_data/{other}"),
+                )
+    return {file: tuple((start, size) for start, size, _ in runs) for file, runs in found.items()}
+
+
+def _demand_files(root: Path, places: dict[str, dict[Shape | None, Place]], out: Metadata) -> None:
+    """Every file is below the folder and there. Raises: UcplError E393, E452."""
+    needed: dict[str, str] = {}
+    for name, found in places.items():
+        for place in found.values():
+            needed.setdefault(place.file, name)
+    demand_inside(root, needed)
+    for file, name in list(needed.items()):
+        if not (root / file).is_file():
+            if skips_optimizer():  # it may have nothing else; where it has weights, who reads them misses it
+                del needed[file]
+                continue
+            count = sum(any(p.file == file for p in found.values()) for found in places.values())
+            fail(
+                "E452",
+                f"{file} is missing: {METADATA} has {count} {'entries' if count > 1 else 'entry'} in it",
+                Label(str(root / file), "not there"),
+                Label(str(root / METADATA), "is named here", where=f"storage_data/{name}"),
+            )
+    out.files = (METADATA, *sorted(needed))

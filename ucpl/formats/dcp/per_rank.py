@@ -1,0 +1,574 @@
+"""State dicts of DTensors, one of each rank: `model_world_size_8_rank_3.pt`, as verl names them, and `optim_world_size_...`.
+
+A DTensor's pickle has the rank's part, the whole shape, the placements and the rank's coordinates on the mesh. Where a mesh dim
+replicates, the first copy is read, and the others are held against it by their CRCs. A ShardedTensor's has the rank's shards,
+and where they begin. An optimizer numbers its parameters: they are the model's, in its order, where shapes leave one way; of
+FSDP1's, whose states are flat, where lengths do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import (
+    Call,
+    Counted,
+    Envelope,
+    Extent,
+    Global,
+    Key,
+    NamedTensor,
+    ParameterGroup,
+    Setting,
+    TensorRef,
+)
+from ucpl.extents.account import NotRead
+from ucpl.formats.dcp.cells import on_one_grid, placed
+from ucpl.formats.dcp.chunks import address, demand_whole
+from ucpl.formats.dcp.mesh import mesh_settings
+from ucpl.formats.dcp.metadata import Chunk, Place, Stored
+from ucpl.formats.dcp.per_rank_flats import Member, Named, members_of
+from ucpl.formats.deepspeed.order import Slots, Unclear, match
+from ucpl.formats.leaving import EMPTY
+from ucpl.records import define, frozen
+from ucpl.stores.ahead import ahead
+from ucpl.stores.carrying import lifted, marks_among
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.pickles import tensors_of
+from ucpl.stores.repeated import hypers_of, unlike
+from ucpl.stores.scalars import is_counted, number_of
+from ucpl.stores.skipping import skips, skips_optimizer
+from ucpl.stores.texts import names_like
+from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
+from ucpl.stores.unknown import unknown_keys
+from ucpl.stores.values import Value
+
+__all__ = ["FILE", "opened_ranks", "ranks_in"]
+
+FILE = "model.pt"  # what layouts call all of it, however many ranks have saved
+STATES = "optim.state."
+_WEIGHTS, _OPTIM = "model", "optim"
+_RANK = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<ranks>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt")
+
+_SHARDED = "ShardedTensor"
+_LEAST = 2  # elements of a tensor of which equal bytes say something
+
+Shape = tuple[int, ...]
+_Rank = tuple[Value, TorchFile]  # what an optimizer's file holds, and the file
+
+
+def ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
+    """Files of a folder that are called as ranks' weights are, or what else they save."""
+    found = ((name, _RANK.fullmatch(name)) for name in names_like(path, ".pt"))
+    return [name for name, match in found if match is not None and match["what"] == what]
+
+
+@frozen
+class _Part:
+    """What one rank has of a tensor."""
+
+    extent: Extent
+    shape: Shape  # whole
+    placements: tuple[
+        tuple[str, int], ...
+    ] = ()  # of each mesh dim: the class of its placement, and the dim that it cuts
+    at: Shape = ()  # coordinates on the mesh
+    begin: Shape | None = None  # of a ShardedTensor, which says it
+
+    def __str__(self) -> str:
+        placed = ", ".join(cut if dim < 0 else f"{cut}({dim})" for cut, dim in self.placements)
+        return f"{list(self.shape)} {self.extent.dtype}" + (f" over {placed}" if placed else "")
+
+
+@define(eq=False)
+class _Ranks:
+    root: Path
+    parts: dict[str, list[_Part]] = field(factory=dict)
+    extents: dict[tuple[str, Key], Extent] = field(factory=dict)
+    empty: dict[str, object] = field(factory=dict)
+    states: dict[str, tuple[str, ...]] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    carried: dict[tuple[str, Key], Extent] = field(factory=dict)
+    not_read: list[NotRead] = field(factory=list)
+    along: list[Shape] = field(factory=list)  # of each rank, its coordinates on what cuts tensors
+    aliases: dict[str, str] = field(factory=dict)
+    runs: dict[str, list[dict[Key, Extent]]] = field(factory=dict)  # of a parameter's flat states, boxes
+
+    def read(self, name: str) -> None:
+        part = read_torch_file(self.root, name)
+        along: Shape | None = None
+        for tensor, value in Value.of(part).named():
+            found = _parts(value, part)
+            self.parts.setdefault(tensor, []).extend(found)
+            if along is None and found and found[0].placements:
+                cuts = [i for i, (cut, dim) in enumerate(found[0].placements) if dim >= 0 or cut == _SHARDED]
+                along = tuple(found[0].at[i] for i in cuts)
+        self.along.append(along or ())
+
+    def settle(self, name: str) -> NamedTensor | None:
+        """The tensor, with a chunk for each box that it falls into. Raises: UcplError E521, E522."""
+        parts = self.parts[name]
+        first = parts[0]
+        for one in parts:
+            alike = (one.shape, one.extent.dtype, one.placements) == (first.shape, first.extent.dtype, first.placements)
+            if not alike:
+                self.unlike(name, first, one)
+        sizes = [max(p.at[i] for p in parts) + 1 for i in range(len(first.placements))]
+        chunks: dict[Shape, tuple[Chunk, Extent]] = {}
+        for one in parts:
+            begin, shape = (one.begin, one.extent.shape) if one.begin is not None else _box(one, sizes)
+            if shape != one.extent.shape:
+                fail(
+                    "E522",
+                    f"`{name}` of {one.extent.file} is {list(one.extent.shape)}, and its placements make {list(shape)} of it",
+                    Label(str(self.root / one.extent.file), where=name),
+                )
+            if 0 in shape:
+                continue
+            chunk = Chunk(begin, shape, Place(one.extent.file, one.extent.storage_start, None))
+            known = chunks.setdefault(begin, (chunk, evolve(one.extent, key=address(name, begin))))
+            self.hold(name, known[1], one.extent)
+        if 0 in first.shape:
+            self.empty[name] = {"dtype": first.extent.dtype, "shape": list(first.shape), "buffer": True}
+            return None
+        held = tuple(chunk for chunk, _ in chunks.values())
+        demand_whole(name, Stored(first.extent.dtype, first.shape, held), self.root / first.extent.file)
+        self.extents |= {(FILE, extent.key): extent for _, extent in chunks.values()}
+        kind = "buffer" if not first.placements and any(p[0].placements for p in self.parts.values()) else "parameter"
+        return NamedTensor(name, first.shape, first.extent.dtype, kind)
+
+    # ---- the optimizer -------------------------------------------------------------------------------------------------
+
+    def optimizer(self, files: list[str]) -> tuple[ParameterGroup, ...]:
+        """States by parameter, and groups; what names no parameter is left out, with a remark. Raises: UcplError E455."""
+        ranks = [(Value.of(part), part) for part in (read_torch_file(self.root, name) for name in files)]
+        groups = [(g, [n.whole() for n in g.at("params").items()]) for g in ranks[0][0].at("param_groups").items()]
+        numbers = [number for _, some in groups for number in some]
+        for top, part in ranks:
+            self.not_read += unknown_keys(part.file, top.held, ("state", "param_groups"), by="torch")
+            states = top.at("state").held
+            self.not_read += unknown_keys(part.file, states, {*numbers}, "state/", by="torch")
+        mark = marks_among(extent for _, part in ranks for extent in part.extents())
+        self.not_read += unlike(((part, "param_groups/", hypers_of(part.value)) for _, part in ranks), mark)
+        is_flat = any(self.numbered(top, n, part) == () for top, part in ranks for n in numbers)
+        if is_flat and not self.is_alone and {len(along) for along in self.along} != {1}:
+            return self.unreadable(files, "its states are flat, over several dims of the mesh")
+        sharing = [ranks[rank] for rank in self.sharing()] if is_flat else ranks
+        of_groups = [some for _, some in groups]
+        found = self.told(of_groups, sharing, is_flat)
+        if self.is_alone:
+            is_flat, found = self.told_alone(of_groups, ranks, found)
+        if isinstance(found, Unclear):
+            which = f"`{found.name}` may have more than one" if found.name else "more than one order does"
+            which = which if found.is_several else "no order of the model fits"
+            of = "its states are flat and number" if is_flat else "it numbers"
+            return self.unreadable(files, f"{of} its parameters, and {which}")
+        out = []
+        stateful = {n for n in numbers if any(_has_states(top, n) for top, _ in ranks)} or {*numbers}
+        for g, ((group, some), each) in enumerate(zip(groups, found, strict=True)):
+            for number, held in zip(some, each, strict=True):
+                if is_flat:
+                    self.keep_runs(number, held, sharing)
+                else:
+                    self.keep_states(held[0].name, number, ranks)
+            hyper = {key: self.carry(value, ranks[0][1]) for key, value in group.named() if key != "params"}
+            listed = tuple(one.name for held in each for one in held)
+            names = tuple(
+                one.name
+                for number, held in zip(some, each, strict=True)
+                for one in held
+                if 0 not in one.shape and number in stateful
+            )
+            out.append(ParameterGroup(str(g), names, hyper, listed if listed != names else ()))
+        return tuple(out)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one rank saved plain tensors: FSDP leaves them so where there is nothing to cut."""
+        return len(self.along) == 1 and all(not p.placements for parts in self.parts.values() for p in parts)
+
+    def told_alone(
+        self, groups: list[list[int]], ranks: list[_Rank], by_shape: list[list[list[Member]]] | Unclear
+    ) -> tuple[bool, list[list[list[Member]]] | Unclear]:
+        """Of one rank: states have the shapes of parameters, or are FSDP1's flat ones. States of one dim may be either."""
+        (top, part), numbers = ranks[0], [number for some in groups for number in some]
+        if any(len(shape) != 1 for n in numbers if (shape := self.numbered(top, n, part)) is not None):
+            return False, by_shape
+        flat = self.told(groups, ranks, True)
+        if isinstance(by_shape, Unclear):
+            return True, flat
+        return False, by_shape if isinstance(flat, Unclear) or flat == by_shape else Unclear(True)
+
+    def unreadable(self, files: list[str], why: str) -> tuple[ParameterGroup, ...]:
+        self.not_read += [NotRead(name, why, is_optimizer=True) for name in files]
+        return ()
+
+    def told(self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool) -> list[list[list[Member]]] | Unclear:
+        """Which parameters a number is, of each group: of all names, or else without second names of tied tensors."""
+        known = [
+            (n, held[0].shape)
+            for n, held in self.parts.items()
+            if held and (held[0].placements or (self.is_alone and held[0].extent.dtype.startswith(("f", "bf"))))
+        ]
+        numbers = [number for some in groups for number in some]
+        top, part = ranks[0]
+        shapes = {} if is_flat else {n: self.numbered(top, n, part) for n in numbers}
+        lengths = {n: sum(self.length(n, one) for one in ranks) or None for n in numbers} if is_flat else {}
+
+        def of(names: list[Named]) -> list[list[list[Member]]] | Unclear:
+            if is_flat:
+                return members_of(names, groups, lengths, len(ranks))
+            ordered = match(names, [Slots.of([shapes[n] for n in some]) for some in groups])
+            whole = dict(names)
+            if isinstance(ordered, Unclear):
+                return ordered
+            return [[[Member(name, whole[name], 0)] for name in some] for some in ordered]
+
+        first, ties = of(known), self.ties([name for name, _ in known])
+        second = of([one for one in known if one[0] not in ties]) if ties and isinstance(first, Unclear) else first
+        if isinstance(second, Unclear):
+            return first
+        trained = {one.name for some in second for held in some for one in held}
+        self.aliases = {name: owner for name, owner in ties.items() if owner in trained and name not in trained}
+        return second
+
+    def ties(self, names: list[str]) -> dict[str, str]:
+        """Names of tensors whose bytes are those of one before, on every rank."""
+        first: dict[object, str] = {}
+        out = {}
+        for name in names:
+            parts = self.parts[name]
+            if prod(parts[0].shape) < _LEAST:
+                continue
+            each = ((p.at, p.extent) for p in parts)
+            crcs = tuple((at, e.offset, e.shape, e.stride, crc_of(self.root, e)) for at, e in each)
+            owner = first.setdefault((parts[0].shape, parts[0].extent.dtype, crcs), name)
+            if owner != name:
+                out[name] = owner
+        return out
+
+    def sharing(self) -> list[int]:
+        """Ranks by their place on the dim that cuts tensors: of replicas the first."""
+        first: dict[Shape, int] = {}
+        for rank, along in enumerate(self.along):
+            first.setdefault(along, rank)
+        return [first[along] for along in sorted(first)]
+
+    def length(self, number: int, rank: _Rank) -> int:
+        """Elements that a rank has of a number's flat states. Raises: UcplError E455."""
+        held = rank[0].at("state").find(number)
+        each = [value for _, value in held.named() if _is_run(value)] if held is not None else []
+        sizes = {value.tensor().shape for value in each}
+        if len(sizes) > 1:
+            each[-1].wrong(f"as many elements as the others of parameter {number}")
+        return prod(sizes.pop()) if sizes else 0
+
+    def keep_runs(self, number: int, members: list[Member], ranks: list[_Rank]) -> None:
+        """What ranks have of flat states, one behind another, as boxes of the parameters in them."""
+        boxes: dict[str, dict[str, dict[Key, Extent]]] = {one.name: {} for one in members if 0 not in one.shape}
+        low = 0
+        for top, part in ranks:
+            held = top.at("state").find(number)
+            high = low + self.length(number, (top, part))
+            for state, value in held.named() if held is not None else ():
+                if skips(state):
+                    continue
+                for one in members:
+                    if one.name not in boxes:
+                        continue
+                    if not _is_run(value):
+                        self.keep_number(one.name, state, value, part)
+                        continue
+                    first, last = max(low, one.begin), min(high, one.begin + prod(one.shape))
+                    of_state = boxes[one.name].setdefault(state, {})
+                    if first < last:
+                        run = part.extent(value.key, value.tensor())
+                        at = run.offset + (first - low) * (run.stride or (1,))[0]
+                        mine = evolve(run, shape=(last - first,), offset=at)
+                        entry = f"{STATES}{one.name}.{state}"
+                        of_state |= placed(mine, entry, (0,) * len(one.shape), one.shape, first - one.begin)
+            low = high
+        for name, states in boxes.items():
+            self.states[name] = tuple(states)
+            self.runs[name] = list(states.values())
+
+    def align(self, name: str, shape: Shape) -> None:
+        """A weight and its flat states, which are cut at other places, as cells of one grid. Raises: UcplError E523."""
+        mine = [key for _, key in self.extents if key[0] == name and len(key) == len(shape) + 1]
+        weight = {key: self.extents.pop((FILE, key)) for key in mine}
+        for some in on_one_grid(self.root, name, shape, [weight, *self.runs[name]]):
+            self.extents |= {(FILE, key): one for key, one in some.items()}
+
+    def numbered(self, top: Value, number: int, part: TorchFile) -> Shape | None:
+        """The shape of a number's states. None: it has none. (): they are flat, and no DTensors of several ranks."""
+        held = top.at("state").find(number)
+        for _, value in held.named() if held is not None else ():
+            if isinstance(value.held, TensorRef) and value.held.shape:
+                return value.held.shape if self.is_alone else ()
+            if isinstance(value.held, Call):
+                one = _dtensor(value, part)
+                return one.shape if one is not None else None
+        return None
+
+    def keep_states(self, name: str, number: int, ranks: list[tuple[Value, TorchFile]]) -> None:
+        """What a number has on each rank: DTensors of the parameter's shape, and numbers of the first rank."""
+        found = []
+        for rank, (top, part) in enumerate(ranks):
+            held = top.at("state").find(number)
+            for state, value in held.named() if held is not None else ():
+                if skips(state):
+                    continue
+                if isinstance(value.held, Call) or (self.is_alone and _has_dims(value)):
+                    one = _dtensor(value, part)
+                    assert one is not None
+                    if one.shape != self.parts[name][0].shape:
+                        value.wrong(f"{list(self.parts[name][0].shape)}, as `{name}` is")
+                    self.parts.setdefault(f"{STATES}{name}.{state}", []).append(one)
+                    found += [state] if rank == 0 else []
+                elif rank == 0:
+                    self.keep_number(name, state, value, part)
+        self.states[name] = tuple(found)
+
+    def keep_number(self, name: str, state: str, value: Value, part: TorchFile) -> None:
+        if isinstance(value.held, TensorRef):
+            self.scalars.setdefault(state, {})[name] = part.read_scalar(value.key, value.held)
+            self.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, value.held)
+        elif is_counted(value.held):
+            self.scalars.setdefault(state, {})[name] = value.held
+        else:
+            value.wrong("a number or a DTensor")
+
+    def carry(self, value: Value, part: TorchFile) -> object:
+        for step, tensor in tensors_of(value.held, part.file):
+            made = part.extent((*value.key, *step), tensor)
+            self.carried[part.file, made.key] = made
+        return lifted(value.held, part.file)
+
+    def hold(self, name: str, kept: Extent, other: Extent) -> None:
+        """Copies of one box have equal bytes, as far as CRCs tell of storages that they fill."""
+        fill = [e.numel and e.is_contiguous for e in (kept, other)]
+        if not all(fill) or kept.storage_bytes != other.storage_bytes:
+            return
+        mine, theirs = crc_of(self.root, kept), crc_of(self.root, other)
+        if mine != theirs:
+            fail(
+                "E700",
+                f"copies of `{name}` differ: {kept.file} and {other.file} have other values",
+                Label(str(self.root / kept.file), f"CRC {mine:08x}", where=name),
+                Label(str(self.root / other.file), f"CRC {theirs:08x}", where=name),
+                remedy="find out which rank is right before you convert: replicas of one run are equal",
+            )
+
+    def unlike(self, name: str, a: _Part, b: _Part) -> None:
+        fail(
+            "E456",
+            f"`{name}` is {a} in one file, and {b} in another",
+            Label(str(self.root / a.extent.file), str(a), where=name),
+            Label(str(self.root / b.extent.file), str(b), where=name),
+        )
+
+
+def opened_ranks(root: Path) -> Checkpoint:
+    """Read all headers. Raises: UcplError E452, E455, E456, E521, E522, and what the files raise (E400-E427)."""
+    names = _all_ranks(root, ranks_in(root))
+    ranks = _Ranks(root)
+    optims = ranks_in(root, _OPTIM)
+    optims = [] if skips_optimizer(*optims, kind="file") else optims
+    ahead(root / names[0], [partial(read_torch_file, root, name) for name in (*names, *optims)])
+    for name in names:
+        ranks.read(name)
+    weights = [*ranks.parts]
+    if optims:
+        optims = _all_ranks(root, optims, _OPTIM, len(names))
+    groups = ranks.optimizer(optims) if optims else ()
+    settled = {name: ranks.settle(name) for name, parts in ranks.parts.items() if parts}
+    mesh = {name: t.shape for name, t in settled.items() if t is not None and name in weights}
+    degrees = mesh_settings(mesh, ranks.extents.values(), f"state dicts of {len(names)} ranks")
+    for name in ranks.runs:
+        ranks.align(name, mesh[name])
+    trained = {name for group in groups for name in group.members}
+    tensors = tuple(
+        evolve(t, states=ranks.states.get(name, ()), kind=_kind(t.kind, name in trained or not groups))
+        for name in weights
+        if (t := settled.get(name)) is not None and name not in ranks.aliases
+    )
+    origin = f"state dicts of {len(names)} ranks"
+    settings = {"prefix": Setting("", origin), "states": Setting(STATES if groups else "", origin)}
+    settings |= {"masters": Setting(0, origin), "flat": Setting(0, origin), "file": Setting(FILE, origin)}
+    settings |= degrees
+    extra = ranks_in(root, "extra_state")
+    others = [one for name in extra for one in _values_of(root, name)]
+    return Checkpoint(
+        top=root,
+        root=root,
+        tag=None,
+        framework="dcp",
+        version="",
+        extents=ranks.extents,
+        carried_extents=ranks.carried,
+        envelope=Envelope(
+            "dcp",
+            settings=settings,
+            groups=groups,
+            scalars=ranks.scalars,
+            blobs={EMPTY: ranks.empty} if ranks.empty else {},
+        ),
+        tensors=tensors,
+        aliases=ranks.aliases,
+        files=(*names, *(optims if groups else ())),
+        not_read=(*ranks.not_read, *others),
+        told=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),
+        scalar_extents=ranks.scalar_extents,
+    )
+
+
+def _values_of(root: Path, name: str) -> Iterator[NotRead]:
+    """Random numbers, schedules and whatever else a rank saves apart from its weights: the file, and each value in it."""
+    why = "random numbers and schedules of the rank"
+    yield NotRead(name, why)
+    for key in Value.of(read_torch_file(root, name)).mapping():
+        yield NotRead(f"{name}: {key}", why, kind="value")
+
+
+def _missing(extra: list[str], ranks: int) -> Iterator[str]:
+    """Files of random numbers and schedules that some ranks have, and others lack."""
+    there = {int(found["rank"]) for name in extra if (found := _RANK.fullmatch(name)) is not None}
+    missing = [rank for rank in range(ranks) if rank not in there]
+    if there and missing:
+        yield f"extra_state_world_size_{ranks}_rank_{missing[0]}.pt is missing, of {len(missing)} of {ranks} ranks"
+
+
+def _of_another_step(root: Path, extra: list[str], scalars: dict[str, dict[str, Counted]]) -> Iterator[str]:
+    """A schedule steps at most as often as the optimizer."""
+    steps = [n for value in scalars.get("step", {}).values() if isinstance(n := number_of(value), int | float)]
+    for name in extra if steps else ():
+        schedule = Value.of(read_torch_file(root, name)).find("lr_scheduler")
+        counted = schedule.find("last_epoch") if schedule is not None else None
+        if counted is not None and isinstance(counted.held, int) and counted.held > max(steps):
+            yield f"{name} is of step {counted.held}, the optimizer is of step {max(steps):g}"
+
+
+def _kind(kind: str, is_trained: bool) -> str:
+    """The kind of a tensor: a parameter that an optimizer does not train is frozen."""
+    return "frozen" if kind == "parameter" and not is_trained else kind
+
+
+def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | None = None) -> list[str]:
+    """In order of their ranks: as many as each says, or as there are of the weights. Raises: UcplError E452, E454."""
+    found = {int(m["rank"]): (name, int(m["ranks"])) for name in names if (m := _RANK.fullmatch(name)) is not None}
+    said = sorted({*(n for _, n in found.values()), *([] if ranks is None else [ranks])})
+    if len(said) > 1:
+        fail("E454", f"{root} has files of runs of {' and of '.join(map(str, said))} ranks", Label(str(root)))
+    missing = next((rank for rank in range(said[0]) if rank not in found), None)
+    if missing is not None:
+        name = f"{what}_world_size_{said[0]}_rank_{missing}.pt"
+        fail("E452", f"{name} is missing: {said[0]} ranks have saved", Label(str(root / name), "not there"))
+    return [name for _, (name, _) in sorted(found.items())]
+
+
+def _has_states(top: Value, number: int) -> bool:
+    """Whether the optimizer has a state of a number: of parameters that are frozen it has none."""
+    held = top.at("state").find(number)
+    return held is not None and any(True for _ in held.named())
+
+
+def _is_run(value: Value) -> bool:
+    """Whether a value is a part of a flat state."""
+    return isinstance(value.held, TensorRef) and len(value.held.shape) == 1
+
+
+def _has_dims(value: Value) -> bool:
+    return isinstance(value.held, TensorRef) and bool(value.held.shape)
+
+
+def _parts(value: Value, part: TorchFile) -> list[_Part]:
+    """What a rank has of a tensor: the shards of a ShardedTensor, else one part, or none. Raises: UcplError E455."""
+    held = value.held
+    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
+    if not isinstance(held, Call) or _SHARDED not in names:
+        found = _dtensor(value, part)
+        return [] if found is None else [found]
+    told = Value(value.path, value.file, value.key, held.args[-1]).items()
+    if len(told) < len(("shards", "metadata", "group")):
+        value.wrong("a ShardedTensor's state: its shards, its metadata, its process group")
+    shards, metadata, group = told[:3]
+    shape, at = _state(metadata).at("size").shape(), (_state(group).at("local_rank").whole(),)
+    out = []
+    for shard in shards.items():
+        mine = _slots(shard)
+        begin = _slots(mine.at("metadata")).at("shard_offsets").shape()
+        extent = part.extent(value.key, mine.at("tensor").tensor())
+        if len(begin) != len(shape) or len(extent.shape) != len(shape):
+            shard.wrong(f"a shard of {len(shape)} dims")
+        out.append(_Part(extent, shape, ((_SHARDED, -1),), at, begin))
+    return out
+
+
+def _slots(value: Value) -> Value:
+    """The attributes of an object of dataclass's slots: the second of two."""
+    state = _state(value)
+    held = state.held[1] if isinstance(state.held, tuple) and len(state.held) > 1 else state.held
+    return Value(value.path, value.file, value.key, held)
+
+
+def _dtensor(value: Value, part: TorchFile) -> _Part | None:
+    """A DTensor, or a tensor that every rank has whole. None: no value at all. Raises: UcplError E455."""
+    held = value.held
+    if isinstance(held, TensorRef):
+        return _Part(part.extent(value.key, held), held.shape)
+    if held is None:
+        return None
+    names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
+    if not isinstance(held, Call) or "DTensor" not in names:  # its module is another one with each release
+        value.wrong("a tensor or a DTensor")
+    state = held.args[-1]
+    slots = state[1] if isinstance(state, tuple) and len(state) > 1 else state
+    told = Value(value.path, value.file, value.key, slots)
+    local, spec = told.at("_local_tensor").tensor(), _state(told.at("_spec"))
+    meta = spec.at("tensor_meta")
+    size = meta.held.args[0] if isinstance(meta.held, Call) and meta.held.args else None
+    shape = Value(meta.path, meta.file, meta.key, size)
+    at = _state(spec.at("mesh")).at("_coordinate_on_dim")
+    placements = tuple(_placement(one) for one in spec.at("placements").items())
+    if len(at.shape()) != len(placements):
+        at.wrong(f"coordinates on {len(placements)} dims")
+    return _Part(part.extent(value.key, local), shape.shape(), placements, at.shape())
+
+
+def _placement(value: Value) -> tuple[str, int]:
+    held = value.held
+    if not isinstance(held, Call) or not isinstance(held.function, Global):
+        value.wrong("a placement")
+    name = held.function.name
+    if name == "Replicate":
+        return name, -1
+    if name not in ("Shard", "_StridedShard"):
+        value.wrong("Shard or Replicate")
+    return name, _state(value).at("dim").whole()
+
+
+def _state(value: Value) -> Value:
+    """The attributes of an object."""
+    state = value.held.state if isinstance(value.held, Call) else None
+    return Value(value.path, value.file, value.key, state)
+
+
+def _box(part: _Part, sizes: list[int]) -> tuple[Shape, Shape]:
+    """Where a rank's part begins, and its shape: strided placements cut what the others leave."""
+    begin, shape = [0] * len(part.shape), list(part.shape)
+    order = sorted(range(len(part.placements)), key=lambda i: part.placements[i][0] == "_StridedShard")
+    for i in order:
+        dim = part.placements[i][1]
+        if 0 <= dim < len(shape):
+            each = -(-shape[dim] // sizes[i])
+            low = min(shape[dim], part.at[i] * each)
+            begin[dim], shape[dim] = begin[dim] + low, min(each, shape[dim] - low)
+    return tuple(begin), tuple(shape)

@@ -1,0 +1,420 @@
+"""A folder of DCP as a checkpoint: chunks as extents, numbers, groups, and what else the run saved, carried."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import ClassVar
+
+from attrs import Factory, evolve, field
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting
+from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
+from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
+from ucpl.formats.dcp.mesh import mesh_settings
+from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Metadata, Place
+from ucpl.formats.dcp.roles import Roles
+from ucpl.formats.dcp.wrapped import Wrapped, found_in
+from ucpl.formats.leaving import EMPTY, META
+from ucpl.records import define
+from ucpl.stores.carrying import lifted, mapped
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.pickles import tensors_of
+from ucpl.stores.plain_values import decode
+from ucpl.stores.scalars import is_counted, number_of
+from ucpl.stores.skipping import skipped_states, skips_optimizer
+from ucpl.stores.torch_files import crc_of
+from ucpl.stores.values import Value, kind_text
+
+__all__ = ["Opened", "opened"]
+
+_STEP = "step"  # of torch's optimizers: a number, never a tensor of a parameter
+Shape = tuple[int, ...]
+_LEAST = 2  # elements of a tensor of which equal bytes say something
+
+
+def opened(path: Path, metadata: Metadata) -> Checkpoint:
+    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E521, E522, E524."""
+    metadata, roles, wrapped = found_in(metadata, path)
+    return Opened(path, metadata, roles, Chunks(path, metadata.described), wrapped=wrapped).checkpoint()
+
+
+@define(eq=False)
+class Opened:
+    """A folder whose archives' headers are read. What a framework does otherwise that saves so, a kind of it says."""
+
+    framework: ClassVar[str] = "dcp"
+
+    root: Path
+    metadata: Metadata
+    roles: Roles
+    chunks: Chunks
+    wrapped: Wrapped = field(factory=Wrapped, kw_only=True)
+    extents: dict[tuple[str, Key], Extent] = field(factory=dict)
+    carried: dict[tuple[str, Key], Extent] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    states: dict[str, tuple[str, ...]] = field(factory=dict)
+    # What the optimizer has states of, or lists in groups if it keeps none.
+    trained: dict[str, None] = field(default=Factory(lambda self: dict.fromkeys(self.roles.states), takes_self=True))
+    empty: dict[str, object] = field(factory=dict)
+    held: dict[str, list[tuple[Key, ...]]] = field(factory=dict)  # tensor -> chunks of its weight, of each state
+
+    def checkpoint(self) -> Checkpoint:
+        self.chunks.ahead(self.metadata)
+        for name, entry in self.roles.weights.items():
+            self.payload(name, entry)
+        for name, states in self.roles.states.items():
+            if name not in self.empty:  # no plan names it, and no group may
+                self.read_states(name, skipped_states(states))
+        self.more_states()
+        self.align()
+        groups = self.groups()
+        self.read_states_of_empty(groups)
+        aliases = self.aliases()
+        tensors = tuple(
+            self.named(name) for name in self.roles.weights if name not in aliases and name not in self.empty
+        )
+        settings = self.settings(tensors, aliases)
+        carried = self.rest()
+        framework, version, blobs = self.kept(carried)
+        if (self.root / META).is_file():
+            blobs[META] = self.carry(Place(META, 0, None), (META,))
+        return Checkpoint(
+            top=self.root,
+            root=self.root,
+            tag=None,
+            framework=self.framework,
+            version=version,
+            extents=self.extents,
+            carried_extents=self.carried,
+            envelope=Envelope(
+                framework,
+                version,
+                settings=settings,
+                groups=groups,
+                scalars=self.scalars,
+                blobs={**blobs, EMPTY: self.empty} if self.empty else blobs,
+                carried=carried,
+            ),
+            tensors=tensors,
+            aliases=aliases,
+            files=(*self.metadata.files, *((META,) if META in blobs else ())),
+            archives=self.metadata.archives,
+            remarks=tuple(one.message for one in self.chunks.amiss),
+            scalar_extents=self.scalar_extents,
+            amiss=tuple(self.chunks.amiss),
+            told=self.wrapped.told(),
+            model_names=self.wrapped.model,
+            optimizer_names=self.wrapped.optimizer,
+        )
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def payload(self, name: str, entry: str) -> None:
+        stored = self.metadata.tensors[entry]
+        if 0 in stored.shape:
+            self.empty[name] = {"dtype": stored.dtype, "shape": list(stored.shape), "buffer": True}
+            return
+        found = self.chunks.extents(entry, stored)
+        if entry in self.metadata.runs_of:
+            found = boxes_of_runs(found, entry, stored.shape[:-1], self.metadata.runs_of[entry])
+            found = self.as_weight(entry, found)
+        for key, extent in found.items():
+            self.extents[METADATA, key] = extent
+        self.held.setdefault(name, []).append(tuple(found))
+
+    def more_states(self) -> None:
+        """What a framework keeps of the optimizer in a form of its own."""
+
+    def as_weight(self, entry: str, found: dict[Key, Extent]) -> dict[Key, Extent]:
+        """Boxes of a state that was saved as runs of a flat tensor, as the weight has them."""
+        return found
+
+    def whole(self, entry: str) -> Shape:
+        return self.metadata.runs_of.get(entry) or self.metadata.tensors[entry].shape
+
+    def align(self) -> None:
+        """Weights and states that are cut at other places, or in no grid, as cells of one grid. Raises: UcplError E523."""
+        for name, keys in self.held.items():
+            shape = self.shape(name)
+            boxes = [[(_begin(key, shape), self.extents[METADATA, key].shape) for key in some] for some in keys]
+            edges = edges_of(shape, (box for some in boxes for box in some))
+            if all(is_grid(edges, some) for some in boxes):
+                continue
+            cells = prod(len(edge) - 1 for edge in edges)
+            if cells * len(keys) > CELLS_MAX:
+                fail(
+                    "E523",
+                    f"`{name}` and its states are cut at so many places that they fall into {cells} cells",
+                    Label(str(self.root / METADATA), where=self.roles.weights[name]),
+                )
+            for some in keys:
+                old = {key: self.extents.pop((METADATA, key)) for key in some}
+                self.extents |= {(METADATA, key): one for key, one in in_cells(old, edges).items()}
+
+    def read_states(self, name: str, states: dict[str, str]) -> None:
+        """Those of a parameter's shape are its tensors, a number of one element is one of the whole parameter."""
+        weight = self.metadata.tensors[self.roles.weights[name]]
+        found = []
+        for state, entry in states.items():
+            stored = self.metadata.tensors.get(entry)
+            if stored is None:
+                self.keep_number(state, name, self.value(entry))
+            elif self.whole(entry) == weight.shape and not self.is_number(state):
+                self.state(name, state, entry)
+                found.append(state)
+            elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
+                part, tensor = self.chunks.tensor(stored.chunks[0].place, entry)
+                extent = self.chunks.extent(entry, stored.chunks[0], part, tensor)
+                self.scalars.setdefault(state, {})[name] = part.read_scalar(extent.key, tensor)
+                self.scalar_extents.setdefault(state, {})[name] = extent
+            else:
+                fail(
+                    "E460",
+                    f"`{state}` of `{name}` is {list(stored.shape)}, and the parameter is {list(weight.shape)}",
+                    Label(str(self.root / self.metadata.describes(entry)), where=entry),
+                )
+        self.states[name] = tuple(found)
+
+    def state(self, name: str, state: str, entry: str) -> None:
+        """Raises: UcplError E460 for what is saved as an object of a library's own class of tensors."""
+        try:
+            self.payload(name, entry)
+        except UcplError as error:
+            if error.diagnostics[0].code != NO_TENSOR:
+                raise
+            place = self.metadata.tensors[entry].chunks[0].place
+            fail(
+                "E460",
+                f"`{state}` of `{name}` is {kind_text(self.chunks.archive(place).value)}, whose parts no layout describes",
+                Label(str(self.root / place.file), where=entry),
+                remedy=f"{' '.join(f'--drop {one}' for one in _objects(self, name))} leaves out what cannot be read",
+            )
+
+    def is_number(self, state: str) -> bool:
+        """Whether a state is no tensor of a parameter of several elements: so it is none where there is one. torch's own are
+        called `step`, which tells where no parameter has several.
+        """
+        return state in self.counted
+
+    @cached_property
+    def counted(self) -> frozenset[str]:
+        tensors = self.metadata.tensors
+        return frozenset(
+            state
+            for name, states in self.roles.states.items()
+            if prod(shape := tensors[self.roles.weights[name]].shape) != 1
+            for state, entry in states.items()
+            if entry not in tensors or self.whole(entry) != shape
+        ) | {_STEP}
+
+    def keep_number(self, state: str, name: str, value: object) -> None:
+        if not is_counted(value):
+            entry = self.roles.states[name][state]
+            file = self.metadata.describes(entry)
+            Value(self.root / file, file, (entry,), value, "E460").wrong("a number")
+        self.scalars.setdefault(state, {})[name] = value
+
+    def named(self, name: str) -> NamedTensor:
+        stored = self.metadata.tensors[self.roles.weights[name]]
+        return NamedTensor(name, self.shape(name), stored.dtype, self.kind(name), self.states.get(name, ()))
+
+    def kind(self, name: str) -> str:
+        """Where there is an optimizer, what it does not train is a buffer where FSDP cuts others and not it, else frozen."""
+        if not self.trained or name in self.trained:
+            return "parameter"
+        stored = self.metadata.tensors[self.roles.weights[name]]
+        is_float = stored.dtype.startswith(("f", "bf"))
+        could_be_cut = bool(stored.shape) and stored.shape[0] > 1
+        return "buffer" if not is_float or (self.is_cut and could_be_cut and len(stored.chunks) == 1) else "frozen"
+
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether there is a trained tensor in several chunks."""
+        return any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.trained)
+
+    def aliases(self) -> dict[str, str]:
+        """Second names of tied tensors, whose optimizer states are saved under one: the bytes of all chunks have equal CRCs."""
+        if not self.trained:
+            return {}
+        bare = [n for n in self.roles.weights if n not in self.trained and n not in self.empty]
+        bare = [n for n in bare if prod(self.shape(n)) >= _LEAST]
+        alike = {self.form(n) for n in bare}
+        owners: dict[object, list[str]] = {}
+        for name in (n for n in self.trained if n not in self.empty and self.form(n) in alike):
+            owners.setdefault(self.mark(name), []).append(name)
+        found = {name: owners.get(self.mark(name), []) for name in bare}
+        return {name: those[0] for name, those in found.items() if len(those) == 1}
+
+    def form(self, name: str) -> object:
+        stored = self.metadata.tensors[self.roles.weights[name]]
+        return stored.dtype, stored.shape
+
+    def mark(self, name: str) -> object:
+        entry = self.roles.weights[name]
+        stored = self.metadata.tensors[entry]
+        found = [self.extents.get((METADATA, address(entry, c.offset))) for c in stored.chunks]
+        crcs = tuple(e and (e.offset, e.shape, e.stride, e.storage_bytes, crc_of(self.root, e)) for e in found)
+        return self.form(name), crcs
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.whole(self.roles.weights[name])
+
+    def settings(self, tensors: tuple[NamedTensor, ...], aliases: dict[str, str]) -> dict[str, Setting]:
+        """The prefixes of names, and the mesh that the chunks lie on, where there is one."""
+        origin = f"names in {METADATA}"
+        out = {"prefix": Setting(self.roles.prefix, origin), "states": Setting(self.roles.states_prefix, origin)}
+        out["file"] = Setting(METADATA, "its name")
+        out["masters"] = Setting(int(any("fp32" in states for states in self.states.values())), origin)
+        out["flat"] = Setting(int(bool(self.roles.hypers) and not self.roles.groups), origin)
+        shapes = {self.roles.weights[n]: self.shape(n) for n in (*(t.name for t in tensors), *aliases)}
+        return out | mesh_settings(shapes, self.extents.values(), f"chunks in {METADATA}")
+
+    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+
+    def value(self, entry: str) -> object:
+        """A value that is no tensor, ready to be carried with the tensors in it."""
+        place = self.metadata.objects[entry]
+        return self.carry(place, (entry,))
+
+    def carry(self, place: Place, key: Key) -> object:
+        part = self.chunks.archive(place)
+        for step, tensor in tensors_of(part.value, place.file):
+            made = part.extent((*key, *step), tensor)
+            self.carried[place.file, made.key] = evolve(made, storage=f"{place.start}:{made.storage}")
+        own = mapped(part.value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{place.start}:{t.storage.name}")))
+        return lifted(own, place.file)
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Raises: UcplError E455."""
+        if skips_optimizer():
+            return ()
+        out = []
+        for number, entries in sorted(self.roles.groups.items()):
+            hyper = {key: self.hyper(entry) for key, entry in entries.items()}
+            params = hyper.pop("params", None)
+            members = [self.wrapped.plain(name) for name in params] if isinstance(params, list) else []
+            said = entries.get("params", f"param_groups {number}")
+            file = self.metadata.describes(said)
+            where = Value(self.root / file, file, (said,), params)
+            if params is None or any(not isinstance(name, str) or name not in self.roles.weights for name in members):
+                where.wrong("a list of parameters of the model")
+            listed = tuple(map(str, members))
+            if not self.roles.states:  # of an optimizer that keeps nothing of a parameter
+                self.trained |= dict.fromkeys(listed)
+            held = tuple(name for name in listed if name in self.trained and name not in self.empty)
+            out.append(ParameterGroup(str(number), held, hyper, listed if listed != held else ()))
+        return tuple(out) if out else self.flat_groups()
+
+    def hyper(self, entry: str) -> object:
+        stored = self.metadata.tensors.get(entry)
+        if stored is None:
+            return self.value(entry)
+        if len(stored.chunks) != 1:
+            where = Label(str(self.root / self.metadata.describes(entry)), where=entry)
+            fail("E460", f"`{entry}` is a tensor in chunks", where)
+        return self.carry(stored.chunks[0].place, (entry,))
+
+    def flat_groups(self) -> tuple[ParameterGroup, ...]:
+        """Of a state dict whose optimizer was flattened, each parameter has its hyper-parameters: equal ones are a group."""
+        found: dict[str, tuple[dict[str, object], list[str]]] = {}
+        if not self.roles.states:
+            self.trained |= dict.fromkeys(self.roles.hypers)
+        trained = [name for name in self.trained if name not in self.empty]
+        for name in dict.fromkeys((*trained, *self.roles.hypers)):
+            hyper = {key: self.hyper(entry) for key, entry in self.roles.hypers.get(name, {}).items()}
+            found.setdefault(repr(sorted(hyper.items())), (hyper, []))[1].append(name)
+        out = []
+        for number, (hyper, names) in enumerate(found.values()):
+            held = tuple(name for name in names if name in trained)
+            out.append(ParameterGroup(str(number), held, hyper, tuple(names) if len(names) > len(held) else ()))
+        return tuple(out)
+
+    def read_states_of_empty(self, groups: tuple[ParameterGroup, ...]) -> None:
+        """What the optimizer has of tensors without elements, which loaders look for."""
+        listed = {name for group in groups for name in group.every}
+        for name, noted in self.empty.items():
+            if name not in listed and name not in self.roles.states:
+                continue
+            assert isinstance(noted, dict)
+            noted["buffer"] = False
+            for state, entry in skipped_states(self.roles.states.get(name, {})).items():
+                stored = self.metadata.tensors.get(entry)
+                if stored is None:
+                    noted.setdefault("numbers", {})[state] = self.value(entry)
+                elif prod(stored.shape) == 0:
+                    noted.setdefault("states", {})[state] = stored.dtype
+                elif prod(stored.shape) == 1 and len(stored.chunks) == 1:
+                    part, tensor = self.chunks.tensor(stored.chunks[0].place, entry)
+                    extent = self.chunks.extent(entry, stored.chunks[0], part, tensor)
+                    noted.setdefault("numbers", {})[state] = number_of(part.read_scalar(extent.key, tensor))
+
+    def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
+        """Framework, version and values of the run that a conversion has kept, which are taken out of what is carried."""
+        top, last = ENVELOPE
+        held = carried.get(top)
+        if not isinstance(held, dict) or last not in held:
+            return "dcp", "", {}
+        said = Value(self.root / METADATA, METADATA, ENVELOPE, held.pop(last))
+        if not held:
+            del carried[top]
+        blobs = decode(said.at("blobs").held)
+        if not isinstance(blobs, dict) or not all(isinstance(key, str) for key in blobs):
+            said.at("blobs").wrong("a dict whose keys are texts")
+        return said.at("framework").text(), said.at("version").text(), {str(key): one for key, one in blobs.items()}
+
+    def rest(self) -> dict[object, object]:
+        """What the run saved beside model and optimizer, in the dicts and lists that it came from."""
+        out = _Node()
+        for entry in self.roles.rest:
+            stored = self.metadata.tensors.get(entry)
+            if stored is not None and len(stored.chunks) != 1:
+                fail(
+                    "E457",
+                    f"`{entry}` is a tensor in {len(stored.chunks)} chunks, and neither of the model nor of the optimizer",
+                    Label(str(self.root / self.metadata.describes(entry)), where=entry),
+                    remedy="save it apart from model and optimizer: torch.distributed.checkpoint loads parts of a folder",
+                )
+            place = self.metadata.objects[entry] if stored is None else stored.chunks[0].place
+            *steps, last = self.metadata.paths[entry]
+            here = out
+            for step in steps:
+                inner = here.setdefault(step, _Node())
+                assert isinstance(inner, _Node)  # no value stands where a dict does: so is `.metadata`
+                here = inner
+            here[last] = self.carry(place, (entry,))
+        return {key: _listed(value) for key, value in out.items()}
+
+
+def _begin(key: Key, shape: Shape) -> Shape:
+    return tuple(int(step) for step in key[len(key) - len(shape) :])
+
+
+class _Node(dict[object, object]):
+    """A dict or list of the state dict, as `.metadata` tells of it: keys of a list are its numbers."""
+
+
+def _objects(opened: Opened, name: str) -> list[str]:
+    """States of a parameter that are objects of other classes than tensors."""
+    out = []
+    for state, entry in opened.roles.states[name].items():
+        stored = opened.metadata.tensors.get(entry)
+        try:
+            if stored is not None and stored.chunks:
+                opened.chunks.tensor(stored.chunks[0].place, entry)
+        except UcplError as error:
+            if error.diagnostics[0].code != NO_TENSOR:
+                raise
+            out.append(state)
+    return out
+
+
+def _listed(value: object) -> object:
+    """Plain dicts, and lists where keys count from 0."""
+    if not isinstance(value, _Node):
+        return value
+    made = {key: _listed(inner) for key, inner in value.items()}
+    return [made[n] for n in range(len(made))] if made and set(made) == set(range(len(made))) else made

@@ -1,0 +1,250 @@
+"""What the entries of a folder of DCP are: weights, the optimizer's states, its groups, and what else a run saves.
+
+A state dict is nested dicts and lists; `.metadata` has one name for each leaf, and says how it came from them. Where there is
+an optimizer, its own names of parameters say which tensors are the model; nothing is guessed from how they are called.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.formats.dcp.metadata import Metadata, Step
+from ucpl.records import frozen
+from ucpl.stores.skipping import skips_optimizer
+
+__all__ = ["Roles", "roles_of"]
+
+_MODELS = ("model", "module", "state_dict", "app")  # what the model's dict is called where no optimizer tells
+_STATE, _GROUPS = "state", "param_groups"
+_METAS = "param_to_group_meta"  # of Megatron-FSDP: the hyper-parameters of each parameter, with its steps
+_STEP = "step"
+_HALVES = (
+    "",
+    "_w",
+    "_v",
+)  # Megatron-FSDP saves the gate and the up projection of a SwiGLU apart, and one meta for both
+_LEADS_MAX = 4  # modules around a model
+_LOOKED_AT_MAX = 10_000  # names among which the nearest is looked for
+_ROOTS_MAX = 100  # places of a dict called `param_groups` that are looked at
+_NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
+
+
+@frozen
+class Roles:
+    """Names of `.metadata` by what they are."""
+
+    prefix: str  # of the model's tensors: "model."
+    states_prefix: str  # of the optimizer's: "optim.state."; "" where there is none
+    weights: dict[str, str] = field(factory=dict)  # parameter or buffer -> name, in the model's order
+    states: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> state -> name
+    groups: dict[int, dict[str, str]] = field(factory=dict)  # group -> hyper-parameter -> name
+    hypers: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> hyper-parameter -> name, of flat dicts
+    rest: tuple[str, ...] = ()
+
+
+def roles_of(metadata: Metadata, root: Path) -> Roles:
+    """Raises: UcplError E524 where the optimizer's parameters are no tensors here."""
+    try:
+        return _roles_of(metadata, root)
+    except UcplError:
+        if not skips_optimizer(*dict.fromkeys(map(_kind_of, filter(_is_optimizer(metadata), metadata.paths)))):
+            raise
+    is_gone = _is_optimizer(metadata)
+    return _roles_of(metadata.without(is_gone), root)
+
+
+def _kind_of(name: str) -> str:
+    """The text behind a parameter's name."""
+    return name.rpartition(".")[2]
+
+
+def _is_optimizer(metadata: Metadata) -> Callable[[str], bool]:
+    """Whether a name is of a dict that has `param_groups`, of its groups or of its states, whatever these are called."""
+    texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
+    tops = {root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX)}
+    heads = tuple(f"{top}{word}." for top in tops for word in (_STATE, _GROUPS))
+    return lambda name: texts.get(name, name).startswith(heads)
+
+
+def _roles_of(metadata: Metadata, root: Path) -> Roles:
+    texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
+    tensors = {text: name for name, text in texts.items() if name in metadata.tensors}
+    found = _optimizer(texts, tensors, root, metadata)
+    inside = set(found.entries)
+    prefix = found.model if found.states else _prefix_alone(tensors, metadata)
+    trained = {prefix + name for name, _ in found.states}
+    tops = {
+        metadata.paths[tensors[text]][0] for text in trained
+    }  # dicts that the model's tensors are in, without a prefix
+    weights = {
+        texts[name].removeprefix(prefix): name
+        for name, steps in metadata.paths.items()
+        if name in metadata.tensors
+        and name not in inside
+        and (texts[name].startswith(prefix) if prefix else len(steps) == 1 or not trained or steps[0] in tops)
+    }
+    states: dict[str, dict[str, str]] = {}
+    for (name, state), entry in found.states.items():
+        states.setdefault(name, {})[state] = entry
+    groups: dict[int, dict[str, str]] = {}
+    hypers: dict[str, dict[str, str]] = {}
+    others: list[str] = []
+    # Flat dicts have no lists of parameters: `0.lr` is of a parameter that is called 0 there.
+    is_listed = any((match := _NUMBERED.fullmatch(rest)) and match["key"] == "params" for rest in found.groups)
+    for rest, entry in found.groups.items():
+        owner, _, key = rest.rpartition(".")
+        held = [owner + half for half in _HALVES if owner + half in weights] if not is_listed else []
+        for one in held:
+            into = states if key == _STEP and found.has_metas and one in states else hypers
+            into.setdefault(one, {})[key] = entry
+        if held:
+            continue
+        if (match := _NUMBERED.fullmatch(rest)) is not None:
+            groups.setdefault(int(match["group"]), {})[match["key"]] = entry
+        else:
+            others.append(entry)
+    known = {*weights.values(), *inside} - set(others)
+    left = tuple(name for name in metadata.paths if name not in known)
+    return Roles(prefix, found.prefix, weights, states, groups, hypers, left)
+
+
+_FOLDERS = ("model", "pretrained_model", "model_0", "pytorch_model_fsdp_0", "weights")  # next to an optimizer's
+
+
+@frozen
+class _Optimizer:
+    prefix: str = ""  # of states
+    states: dict[tuple[str, str], str] = field(factory=dict)  # (parameter, state) -> entry
+    groups: dict[str, str] = field(factory=dict)  # what follows `param_groups.` -> entry
+    model: str = ""  # what the names of the tensors that it trains begin with
+    has_metas: bool = False
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        return (*self.states.values(), *self.groups.values())
+
+
+def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata) -> _Optimizer:
+    """The dict that has `state` and `param_groups`: all of its entries. Modules of a model may be called so, too: the names
+    under the optimizer's `state` are those of a model's tensors. Raises: UcplError E524.
+    """
+    refused: tuple[str, str, str] | None = None
+    words = [word for word in (_GROUPS, _METAS) if any(word in text for text in texts.values())]
+    roots = dict.fromkeys(
+        (r, word) for word in words for text in texts.values() for r in islice(_roots(text, word), _ROOTS_MAX)
+    )
+    for top, word in sorted(islice(roots, _ROOTS_MAX), key=lambda r: r[0].count(".")):
+        state, groups = f"{top}{_STATE}.", f"{top}{word}."
+        found: dict[tuple[str, str], str] = {}
+        for name, text in texts.items():
+            if text.startswith(state):
+                found[_owned(metadata.paths[name], text, state)] = name
+        if not found or not all(owner and key for owner, key in found):
+            continue
+        for lead in _leads({owner for owner, _ in found}):
+            mine = {(owner.removeprefix(lead), key): name for (owner, key), name in found.items()}
+            fitting, *amiss = _prefixes({owner for owner, _ in mine}, tensors, set(mine.values()))
+            if len(fitting) == 1:
+                of_groups = {
+                    t.removeprefix(groups).removeprefix(lead): name for name, t in texts.items() if t.startswith(groups)
+                }
+                return _Optimizer(state + lead, mine, of_groups, fitting[0], word == _METAS)
+            refused = refused or (amiss[0], amiss[1], state)
+    if refused is not None:
+        described = metadata.describes(next(name for name, text in texts.items() if text.startswith(refused[2])))
+        remedy = refused[1] or _model_next_to(root)
+        fail("E524", refused[0], Label(str(root / described), where=refused[2]), remedy=remedy)
+    return _without_states(texts, _prefix_alone(tensors, metadata))
+
+
+def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
+    """An optimizer that keeps nothing of a parameter, as SGD without momentum. model: prefix of the tensors."""
+    roots = dict.fromkeys(root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX))
+    for top in islice(roots, _ROOTS_MAX):
+        groups = f"{top}{_GROUPS}."
+        found = {text.removeprefix(groups): name for name, text in texts.items() if text.startswith(groups)}
+        keys = [match["key"] for rest in found if (match := _NUMBERED.fullmatch(rest))]
+        owned = [rest for rest in found if model + rest.rpartition(".")[0] in texts]
+        if (len(keys) == len(found) and "params" in keys) or (owned and len(owned) == len(found)):
+            return _Optimizer(f"{top}{_STATE}.", {}, found, model)
+    return _Optimizer()
+
+
+def _model_next_to(root: Path) -> str:
+    """A remedy that names the model of a run that keeps its optimizer in a folder of its own. "": there is none."""
+    top = root.resolve()
+    found = (top.parents[n] / name for n in range(min(2, len(top.parents))) for name in _FOLDERS)
+    model = next((one for one in found if one != top and os.path.isdir(one)), None)
+    return f"this folder holds the optimizer alone: `--weights-alone` converts the model, {model}" if model else ""
+
+
+def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
+    """(parameter, state) of an entry of the optimizer's dict: dicts and lists tell where a state has parts, `GG.0` of SOAP."""
+    for n in range(1, len(steps) - 1):
+        owner = steps[n]
+        if isinstance(owner, str) and ".".join(map(str, steps[:n])) + "." == state:
+            return owner, ".".join(map(str, steps[n + 1 :]))
+    owner, _, key = text.removeprefix(state).rpartition(".")
+    return owner, key
+
+
+def _roots(text: str, word: str) -> Iterator[str]:
+    """What stands before a step called `word`: "optim." of "optim.param_groups.0.lr"."""
+    if text.startswith(word + "."):
+        yield ""
+    at = text.find(f".{word}.")
+    while at >= 0:
+        yield text[: at + 1]
+        at = text.find(f".{word}.", at + 1)
+
+
+def _leads(owners: set[str]) -> Iterator[str]:
+    """What an optimizer's names of parameters may begin with that the model's do not: nothing, or steps that all of them have,
+    as of a model that is wrapped (`module.module.` of Megatron-FSDP).
+    """
+    steps = min(owners).split(".")[:-1]
+    for n in range(min(len(steps), _LEADS_MAX) + 1):
+        lead = "".join(f"{step}." for step in steps[:n])
+        if all(owner.startswith(lead) for owner in owners):
+            yield lead
+
+
+def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str, str]:
+    """The prefix of the names of a model's tensors; where it is not one text, the fault and a remedy.
+
+    Of several models with the same names, as a run has that keeps averages of its weights, the one that is called so.
+    """
+    first = min(trained)
+    ends = [text.removesuffix(first) for text, name in tensors.items() if text.endswith(first) and name not in states]
+    ends = [p for p in ends if not p or p.endswith(".")]
+    fitting = [p for p in ends if all(p + name in tensors for name in trained)]
+    if len(fitting) > 1:
+        called = [p for p in fitting if not p or p.split(".")[-2] in _MODELS]
+        if len(called) != 1:
+            names = " and ".join(f"`{p}{first}`" for p in (called or fitting)[:2])
+            remedy = (
+                f"Call the dict of the model that is trained `{_MODELS[0]}` and the others otherwise,"
+                " or save each model with its own optimizer into a folder of its own."
+            )
+            return fitting, f"the optimizer has states of `{first}`, and several models have one: {names}", remedy
+        return called, "", ""
+    nearest = ends[0] if ends else ""
+    missing = next((name for name in sorted(trained) if nearest + name not in tensors), first)
+    texts = [text for text, name in islice(tensors.items(), _LOOKED_AT_MAX) if name not in states]
+    close = get_close_matches(missing, texts, 1)
+    more = f"; the nearest is `{close[0]}`" if close else ""
+    return fitting, f"the optimizer has states of `{missing}`, and no tensor of a model is called so{more}", ""
+
+
+def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata) -> str:
+    """What the names of the model's tensors begin with where there is no optimizer."""
+    tops = {str(metadata.paths[name][0]) for name in tensors.values() if len(metadata.paths[name]) > 1}
+    return next((f"{top}." for top in _MODELS if top in tops), "")

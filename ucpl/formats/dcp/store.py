@@ -1,0 +1,66 @@
+"""PyTorch's distributed format (torch.distributed.checkpoint): a folder with `.metadata` and a file of each rank.
+
+A chunk of a tensor is found by the tensor's name and by where it begins; which rank's file has it says nothing. So layouts
+speak of one file, `.metadata`, of form dcp, and a key is a name. Read by ranges of bytes, without a process group.
+
+Not here: what torch.distributed.checkpoint saves through stream extensions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.extents import StoredTensor, Structure
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.demands import Demands
+from ucpl.stores.watching import watched
+
+__all__ = ["DCP"]
+
+
+class DCP:
+    name = "dcp"
+    known_globals: frozenset[str] = frozenset()
+    demands = Demands()
+
+    def recognises(self, path: Path) -> bool:
+        """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such
+        folders, of FSDP's model and optimizer.
+        """
+        from ucpl.formats.dcp.flat_ranks import flats_in
+        from ucpl.formats.dcp.folders import has_chunks, is_apart, is_of_megatron  # most checkpoints are others
+        from ucpl.formats.dcp.per_rank import ranks_in
+        from ucpl.formats.dcp.shards import shards_in
+
+        if path.is_dir() and (shards_in(path) or ranks_in(path) or is_apart(path) or flats_in(path)):
+            return True
+        return has_chunks(path) and not is_of_megatron(path)
+
+    @watched
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
+        from ucpl.formats.dcp.flat_ranks import flats_in, opened_flats
+        from ucpl.formats.dcp.folders import is_apart, read_folders
+        from ucpl.formats.dcp.masters import with_masters
+        from ucpl.formats.dcp.metadata import read_metadata
+        from ucpl.formats.dcp.per_rank import opened_ranks, ranks_in
+        from ucpl.formats.dcp.shards import opened_shards, shards_in
+
+        if shards_in(path):
+            return opened_shards(path)
+        if ranks_in(path):
+            return with_masters(opened_ranks(path))
+        if flats_in(path):
+            return with_masters(opened_flats(path))
+        from ucpl.formats.dcp.reading import opened
+
+        return with_masters(opened(path, read_folders(path) if is_apart(path) else read_metadata(path)))
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """A file of each rank, and `.metadata`; or shards of safetensors. Raises: UcplError E392, E471."""
+        from ucpl.formats.dcp import shards_writing, writing
+
+        made = shards_writing.skeleton if structure.settings.get("shards") else writing.skeleton
+        return made(structure, targets, source)

@@ -1,0 +1,461 @@
+"""A folder of DCP as a target: a file of each rank with an archive a chunk, and `.metadata`, which is known before data moves.
+
+Every chunk is in the file of the first rank that holds it, numbers and other values in rank 0's. `.metadata` is as torch 2.13
+pickles it, which later releases read, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import (
+    Call,
+    Extent,
+    Global,
+    Scalar,
+    Size,
+    StorageRef,
+    StoredTensor,
+    Structure,
+    TensorRef,
+    TorchDType,
+    key_text,
+)
+from ucpl.formats.dcp.folders import MODEL, OPTIMIZER
+from ucpl.formats.dcp.hypers import completed
+from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
+from ucpl.formats.leaving import EMPTY, META
+from ucpl.formats.plain.store import empty_tensors
+from ucpl.records import define
+from ucpl.stores.carrying import Place as Lying
+from ucpl.stores.carrying import Storages, by_place, strides
+from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.groups import has_groups_alone, matched
+from ucpl.stores.inert import LEAVES
+from ucpl.stores.pickles import dumps, unsafe_globals
+from ucpl.stores.plain_values import encode
+from ucpl.stores.scalars import number_of
+from ucpl.stores.torch_files import layout_archive
+from ucpl.stores.values import Empty
+
+__all__ = ["KNOWN", "File", "Writer", "address", "leaves", "skeleton", "whole_shapes"]
+
+Shape = tuple[int, ...]
+# Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
+KNOWN = frozenset({"argparse.Namespace"})
+_APART = ("model.", "optimizer.state.")  # of the two folders of Accelerate and the Trainer
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
+    """Raises: UcplError E471 for a value that would have the name of another, E486 for names that nobody looks for."""
+    return Writer(structure, targets, source).skeleton()
+
+
+@define(eq=False)
+class File:
+    """One rank's file under construction."""
+
+    archives: list[Archive] = field(factory=list)
+    storage_of: dict[int, str] = field(factory=dict)
+    carried: list[Carried] = field(factory=list)
+    size: int = 0
+
+    def add(self, archive: Archive) -> tuple[int, int, int]:
+        """Its number, where it starts, and its bytes."""
+        number, start, size = len(self.archives), self.size, layout_archive(archive.value).size
+        self.archives.append(archive)
+        self.size += size
+        return number, start, size
+
+
+@define(eq=False)
+class Writer:
+    """A folder under construction."""
+
+    structure: Structure
+    targets: tuple[StoredTensor, ...]
+    source: Checkpoint
+    files: dict[str, File] = field(factory=dict)
+    described: dict[str, Call] = field(factory=dict)  # state_dict_metadata
+    chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
+    places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
+    paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
+    lying: dict[Lying, Extent] = field(init=False)  # what is carried, by where it lies
+
+    def __attrs_post_init__(self) -> None:
+        self.lying = by_place(self.source.carried_extents.values())
+
+    @property
+    def prefix(self) -> str:
+        return str(self.structure.settings.get("prefix", "model."))
+
+    @property
+    def states(self) -> str:
+        return str(self.structure.settings.get("states") or "optim.state.")
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the target has more than weights: states, or groups of an optimizer that keeps nothing of a parameter."""
+        if self.source.envelope.scalars or any(t.states for t in self.structure.tensors):
+            return True
+        return has_groups_alone(self.source)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the optimizer's names are keys as a whole, each parameter with hyper-parameters of its own."""
+        return bool(self.structure.settings.get("flat"))
+
+    def skeleton(self) -> Skeleton:
+        self.demand_names()
+        self.tensors()
+        self.empty()
+        self.numbers()
+        self.groups()
+        for steps, value in leaves((), self.source.envelope.carried):
+            self.value(steps, value)
+        self.envelope()
+        files = self.of_ranks()
+        more = self.meta()
+        held = [one.value for file in self.files.values() for one in file.archives] + [one.value for one in more]
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN))
+        described = tuple(SkeletonFile(path, self.metadata(path), "bytes") for path in self.metadatas())
+        return Skeleton("", (*files, *described, *more), unsafe_globals=unsafe)
+
+    def of_ranks(self) -> tuple[SkeletonFile, ...]:
+        return tuple(
+            SkeletonFile(
+                path=path,
+                value=tuple(file.archives),
+                form="archives",
+                storage_of=file.storage_of,
+                carried=tuple(file.carried),
+            )
+            for path, file in sorted(self.files.items(), key=lambda item: (len(item[0]), item[0]))
+        )
+
+    def meta(self) -> tuple[SkeletonFile, ...]:
+        """Lightning's file of all that is in no chunk, as it was."""
+        if META not in self.source.envelope.blobs:
+            return ()
+        storages = Storages(self.lying)
+        value = storages.value(self.source.envelope.blobs[META])
+        return (SkeletonFile(path=META, value=value, carried=tuple(storages.carried)),)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether model and optimizer have a folder each, as the source's had."""
+        return self.structure.framework == "dcp" and f"{MODEL}/{METADATA}" in self.source.files
+
+    def home(self, name: str) -> str:
+        """Where a value goes: all that is not the optimizer's is with the model."""
+        if not self.is_apart:
+            return ""
+        return f"{OPTIMIZER}/" if name.startswith(_APART[1].partition(".")[0] + ".") else f"{MODEL}/"
+
+    def demand_names(self) -> None:
+        """Who loads the two folders looks for names of its own. Raises: UcplError E486."""
+        has_states = any(target.state != "weight" for target in self.targets)
+        names = self.prefix, self.states if has_states else _APART[1]
+        if self.is_apart and (names != _APART or (has_states and self.is_flat)):
+            fail(
+                "E486",
+                f"Accelerate looks for names that begin with `{_APART[0]}` in {MODEL}, with `{_APART[1]}` in {OPTIMIZER},"
+                f" and the target's are `{names[0]}` and `{names[1]}`" + ", flattened" * self.is_flat,
+                Label(str(self.source.root)),
+                remedy="leave prefix, states and flat of dcp(...) out",
+            )
+
+    def metadatas(self) -> list[str]:
+        """The files that describe the others, each in the folder of those."""
+        return sorted({f"{self.home(name)}{METADATA}" for name in self.described} or {METADATA})
+
+    # ---- names with the wraps of the source's modules -----------------------------------------------------------------
+
+    def said(self, name: str) -> str:
+        """An entry's name, its parameter called as the source's dict does."""
+        return self.wraps(name)[0]
+
+    def said_steps(self, name: str, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        made, plain, called = self.wraps(name)
+        if made == name:
+            return steps
+        return tuple(one.replace(plain, called, 1) if isinstance(one, str) and plain in one else one for one in steps)
+
+    def wraps(self, name: str) -> tuple[str, str, str]:
+        """The name as it is written, and its parameter without wraps and with them."""
+        top = self.states.removesuffix("state.")
+        for begin, names in (
+            (self.states, self.source.optimizer_names),
+            (f"{top}param_groups.", self.source.optimizer_names),
+        ):
+            owner, _, key = name.removeprefix(begin).rpartition(".")
+            if names and name.startswith(begin) and owner in names:
+                return f"{begin}{names[owner]}.{key}", owner, names[owner]
+        owner = name.removeprefix(self.prefix)
+        if name.startswith(self.prefix) and owner in self.source.model_names:
+            return self.prefix + self.source.model_names[owner], owner, self.source.model_names[owner]
+        return name, "", ""
+
+    def file(self, rank: int, name: str) -> tuple[str, File]:
+        """The file of a rank that a value goes to."""
+        path = f"{self.home(name)}__{rank}_0.distcp"
+        return path, self.files.setdefault(path, File())
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> None:
+        whole = whole_shapes(self.targets)
+        for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
+            name, offset = address(self.targets[t])
+            self.tensor(t, name, (offset, self.targets[t].shape), whole[name])
+
+    def tensor(self, t: int, name: str, box: tuple[Shape, Shape], whole: Shape) -> None:
+        """A target as a chunk. box: where it begins, and its shape."""
+        target = self.targets[t]
+        made = TensorRef(StorageRef("0", target.dtype, target.numel), 0, box[1], strides(box[1]))
+        number = self.chunk(target.rank, name, box[0], Archive(made), whole)
+        self.file(target.rank, name)[1].storage_of[t] = f"{number}:0"
+
+    def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
+        """Raises: UcplError E471."""
+        tensor = archive.value
+        assert isinstance(tensor, TensorRef)
+        mine = self.chunks.get(name)
+        if mine is None:
+            self.claim(name, self.path_of(name))
+            mine = self.chunks[name] = []
+            self.described[name] = _described(tensor.storage.dtype, whole, mine)
+        path, file = self.file(rank, name)
+        number, start, size = file.add(archive)
+        self.places.append((name, _index(self.said(name), offset, len(mine)), _stored(path, start, size)))
+        mine.append(_record("ChunkStorageMetadata", {"offsets": Size(offset), "sizes": Size(tensor.shape)}))
+        return number
+
+    def claim(self, name: str, steps: tuple[Step, ...]) -> None:
+        if name in self.paths:
+            fail(
+                "E471",
+                f"two values of the target would be called `{name}`",
+                Label(METADATA, where=name),
+                remedy="another `prefix` or `states` of dcp(...) keeps them apart",
+            )
+        self.paths[name] = steps
+
+    def path_of(self, name: str) -> tuple[Step, ...]:
+        """The nested dicts that a name comes from: those of the prefixes, then the tensor's own, dots and all."""
+        if name.startswith(self.states):
+            owner, _, state = name.removeprefix(self.states).rpartition(".")
+            steps = self.within("state", owner, state)
+        else:
+            steps = (*_split(self.prefix), name.removeprefix(self.prefix))
+        return steps if ".".join(map(str, steps)) == name else (name,)
+
+    def within(self, *steps: Step) -> tuple[Step, ...]:
+        """Where the optimizer's dict has a value of these steps: of a flat one, they are one key."""
+        top = _split(self.states)[:-1]
+        return (*top, ".".join(map(str, steps))) if self.is_flat else (*top, *steps)
+
+    def empty(self) -> None:
+        for name, one in self.empty_ones().items():
+            made = TensorRef(StorageRef("0", one.dtype, 0), 0, one.shape, strides(one.shape))
+            self.chunk(0, self.prefix + name, (0,) * len(one.shape), Archive(made), one.shape)
+            for state, dtype in one.states.items() if self.has_states else ():
+                made = TensorRef(StorageRef("0", dtype, 0), 0, one.shape, strides(one.shape))
+                self.chunk(0, f"{self.states}{name}.{state}", (0,) * len(one.shape), Archive(made), one.shape)
+            for state, number in one.numbers.items() if self.has_states else ():
+                if name not in self.source.envelope.scalars.get(state, {}):
+                    self.number(name, state, number)
+
+    def empty_ones(self) -> dict[str, Empty]:
+        """Tensors without elements, with what optimizers have of them. DeepSpeed's files do not say it: a job of one group has
+        the states of the others, and their step.
+        """
+        found = empty_tensors(self.source.envelope, self.source.root)
+        if self.source.framework not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
+            return found
+        trained = [t for t in self.structure.tensors if t.states]
+        counted = {"fp32", *self.source.envelope.scalars}
+        states = {s: "f32" for s in (trained[0].states if trained else ()) if s not in counted}
+        numbers = {}
+        for state, values in self.source.envelope.scalars.items():
+            several = {number_of(value) for value in values.values() if isinstance(number_of(value), int | float)}
+            if len(several) == 1:
+                numbers[state] = several.pop()
+        return {n: one if one.buffer else evolve(one, states=states, numbers=numbers) for n, one in found.items()}
+
+    def numbers(self) -> None:
+        """Numbers of whole parameters: torch's optimizers keep `step` as a tensor without dims, others as they are."""
+        for state, values in self.source.envelope.scalars.items():
+            for name, value in values.items():
+                self.number(name, state, value)
+
+    def number(self, name: str, state: str, value: object) -> None:
+        one = _tensor_of(value) if state == "step" else value
+        if isinstance(one, Scalar):
+            made = TensorRef(StorageRef("0", one.dtype, prod(one.shape)), 0, one.shape, strides(one.shape))
+            entry = f"{self.states}{name}.{state}"
+            self.chunk(0, entry, (0,) * len(one.shape), Archive(made, {"0": one.data}), one.shape)
+        else:
+            self.value(self.within("state", name, state), value)
+
+    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+
+    def groups(self) -> None:
+        if not self.has_states:
+            return
+        listed = {name for group in self.source.envelope.groups for name in group.every}
+        alone = [name for name, one in self.empty_ones().items() if one.states and name not in listed]
+        for number, group in enumerate(matched(self.source, self.structure.groups)):
+            members, every = group.members, (*group.every, *alone)
+            said = completed(self.source, self.structure, group.hyper, members)
+            for owner in every if self.is_flat else (number,):
+                for key, value in said.items():
+                    self.value(self.within("param_groups", owner, key), value)
+            if not self.is_flat:
+                called = self.source.optimizer_names
+                self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in every])
+
+    def value(self, steps: tuple[Step, ...], value: object) -> None:
+        name = ".".join(map(str, steps))
+        storages = Storages(self.lying)
+        made = storages.value(value)
+        path, file = self.file(0, name)
+        if isinstance(made, TensorRef):
+            self.claim(name, steps)
+            self.chunks[name] = []
+            self.described[name] = _described(made.storage.dtype, made.shape, self.chunks[name])
+            number = self.chunk(0, name, (0,) * len(made.shape), Archive(made), made.shape)
+        else:
+            self.claim(name, steps)
+            number, start, size = file.add(Archive(made))
+            self.described[name] = _record("BytesStorageMetadata", None)
+            self.places.append((name, _index(self.said(name), None, None), _stored(path, start, size)))
+        file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
+
+    def envelope(self) -> None:
+        """What a framework keeps of a run beside these, for the way back: torch.distributed.checkpoint passes it by."""
+        self.keep(self.source.envelope.blobs)
+
+    def keep(self, values: Mapping[str, object]) -> None:
+        """Values that no state dict has a place for."""
+        said = self.source.envelope
+        blobs = {key: value for key, value in values.items() if key not in (EMPTY, META)}
+        if blobs:
+            self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
+
+    def planner(self) -> dict[str, tuple[Step, ...]] | None:
+        """How names came from nested dicts and lists."""
+        return dict(self.paths)
+
+    def metadata(self, path: str = METADATA) -> bytes:
+        """A file that describes the others of its folder."""
+        mine = {name for name in self.described if f"{self.home(name)}{METADATA}" == path}
+        paths = self.planner()
+        return dumps(
+            _record(
+                "Metadata",
+                {
+                    "state_dict_metadata": {
+                        self.said(name): one for name, one in self.described.items() if name in mine
+                    },
+                    "planner_data": paths
+                    and {
+                        self.said(name): self.said_steps(name, steps) for name, steps in paths.items() if name in mine
+                    },
+                    "storage_data": {index: place for name, index, place in self.places if name in mine},
+                    "storage_meta": None,
+                    "version": "1.0.0",
+                },
+            )
+        )
+
+
+# ---- records of torch.distributed.checkpoint ---------------------------------------------------------------------------
+
+
+def _record(name: str, state: object, module: str = "metadata") -> Call:
+    return Call(Global(f"torch.distributed.checkpoint.{module}", name), new=True, state=state)
+
+
+def _index(name: str, offset: Shape | None, number: int | None) -> Call:
+    state: dict[str, object] = {"fqn": name, "index": number}
+    return _record("MetadataIndex", state if offset is None else {**state, "offset": Size(offset)})
+
+
+def _stored(path: str, start: int, size: int) -> Call:
+    return _record(
+        "_StorageInfo", {"relative_path": path.rpartition("/")[2], "offset": start, "length": size}, "filesystem"
+    )
+
+
+def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
+    strided = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    encoding = Call(Global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), (0,))
+    properties = _record("TensorProperties", (TorchDType(dtype), strided, False, encoding, False))
+    return _record("TensorStorageMetadata", {"properties": properties, "size": Size(shape), "chunks": chunks})
+
+
+# ---- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def address(target: StoredTensor) -> tuple[str, Shape]:
+    """Name and begin of a chunk, from its key: as many steps at its end as it has dims are numbers."""
+    name, offset = target.key[: len(target.key) - len(target.shape)], target.key[len(target.key) - len(target.shape) :]
+    begin = tuple(step for step in offset if isinstance(step, int))
+    if len(begin) != len(offset) or not name:
+        fail("E471", f"dcp() has no place for {key_text(target.key)}", Label(METADATA, where=key_text(target.key)))
+    return "/".join(map(str, name)), begin
+
+
+def whole_shapes(targets: tuple[StoredTensor, ...]) -> dict[str, Shape]:
+    """Of each tensor: as far as its chunks reach."""
+    out: dict[str, Shape] = {}
+    for target in targets:
+        name, begin = address(target)
+        ends = tuple(a + n for a, n in zip(begin, target.shape, strict=True))
+        out[name] = tuple(map(max, out.get(name, ends), ends)) if ends else ()
+    return out
+
+
+def _split(prefix: str) -> tuple[Step, ...]:
+    """ "optim.state." as steps."""
+    return tuple(step for step in prefix.split(".") if step)
+
+
+def _tensor_of(value: object) -> object:
+    """A count of steps as torch's optimizers keep it: a tensor of f32 without dims."""
+    number = number_of(value)
+    if isinstance(value, Scalar) and value.shape == ():
+        return value
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        for dtype, form in (("f32", "<f"), ("f64", "<d")):
+            try:
+                data = struct.pack(form, number)
+            except OverflowError:
+                continue
+            if struct.unpack(form, data)[0] == number:
+                return Scalar(dtype, (), data)
+    return value
+
+
+def leaves(steps: tuple[Step, ...], value: object) -> Iterator[tuple[tuple[Step, ...], object]]:
+    """The leaves of nested dicts, and of lists that have dicts or tensors in them, as torch.distributed.checkpoint flattens."""
+    if isinstance(value, Mapping) and value and all(type(key) in (str, int) for key in value):
+        for key, inner in value.items():
+            yield from leaves((*steps, key), inner)
+    elif isinstance(value, list) and any(_has_parts(one) for one in value):
+        for number, inner in enumerate(value):
+            yield from leaves((*steps, number), inner)
+    elif steps:
+        yield steps, value
+
+
+def _has_parts(value: object) -> bool:
+    if type(value) in LEAVES:
+        return False
+    return isinstance(value, TensorRef | Mapping) or (isinstance(value, list) and any(map(_has_parts, value)))

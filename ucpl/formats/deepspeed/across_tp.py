@@ -1,0 +1,79 @@
+"""Tensor-parallel ranks side by side: they have the same tensors, and something says what of the whole each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Sharding
+from ucpl.formats.deepspeed.affine import INFO
+from ucpl.formats.deepspeed.attributes import carries_cuts, cut_by_attributes
+from ucpl.formats.deepspeed.cuts import is_by_lists, shardings_of, vocabulary_of
+from ucpl.formats.deepspeed.gathered import Gathered
+from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.order import Shape
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value
+
+Shapes = dict[str, tuple[Shape, ...]]  # of each tensor, on each tensor-parallel rank
+
+
+def local_shapes(modules: Sequence[Module]) -> Shapes:
+    """The shapes of each tensor. modules: of every tensor-parallel rank, in order, with the same tensors."""
+    return {name: tuple(module.shapes[name] for module in modules) for name in modules[0].shapes}
+
+
+def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Shapes) -> dict[str, Sharding]:
+    """How each tensor is cut, where that is stated: beside the tensors, else by themselves. A buffer of one shape is a copy.
+
+    With one rank nothing is, and lists of patterns say how tensors would be.
+    """
+    info = Value.of(first).find(INFO)
+    gathered.vocabulary |= vocabulary_of(first, info, local)
+    if is_by_lists(info):
+        gathered.set("tp_rule", "chunk", f"{INFO} of {first.file}")
+    elif info is None and carries_cuts(module.tensors):  # such a model's code cuts in equal parts
+        gathered.set("tp_rule", "chunk", f"tensor_model_parallel of tensors of {module.file.file}")
+    elif all(len(shapes) == 1 for shapes in local.values()):
+        return {}
+    of_parameters = {name: local[name] for name in module.parameters()}
+    shardings = shardings_of(first, info, of_parameters)
+    origin = f"buffer_names of {first.file}: buffers of one shape are copies"
+    for name, shapes in local.items():
+        if name in module.buffers and len(set(shapes)) == 1:
+            shardings[name] = Sharding(shapes[0], origin=origin)
+    shardings = {**cut_by_attributes(module.tensors, local, module.file.file), **shardings}
+    unknown = [name for name in local if name not in shardings]
+    if unknown:
+        more = f", nor {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        gathered.remark(f"nothing says how {unknown[0]} is cut over tp{more}: a layout has to")
+    return shardings
+
+
+def same_tensors(one: Module, other: Module) -> None:
+    """All ranks have the same tensors, in one order, of the same kinds, and each has some of each."""
+    for what, mine, theirs in (
+        ("tensors", list(one.tensors), list(other.tensors)),
+        ("trained parameters", list(one.trained), list(other.trained)),
+        ("frozen parameters", list(one.frozen), list(other.frozen)),
+        ("buffers", sorted(one.buffers), sorted(other.buffers)),
+        ("aliases", sorted(one.aliases), sorted(other.aliases)),
+        ("parameters that are left out", [*one.left_out.names], [*other.left_out.names]),
+        ("tensors without elements", sorted(one.empty), sorted(other.empty)),
+    ):
+        if mine != theirs:
+            differ = sorted(set(mine) ^ set(theirs)) or [a for a, b in zip(mine, theirs, strict=False) if a != b]
+            fail(
+                "E463",
+                f"tensor-parallel ranks do not have the same {what}: {differ[0]}",
+                Label(str(one.file.path), where="module"),
+                Label(str(other.file.path), where="module"),
+            )
+    for name in one.shapes:
+        if len(one.shapes[name]) != len(other.shapes[name]):
+            fail(
+                "E463",
+                f"{name} is {list(one.shapes[name])} on one tensor-parallel rank and {list(other.shapes[name])} on another",
+                Label(str(one.file.path), where=f"module/{name}"),
+                Label(str(other.file.path), where=f"module/{name}"),
+            )

@@ -1,0 +1,134 @@
+"""What whoever loads a target must do, where a plain `load_checkpoint` is not enough."""
+
+from __future__ import annotations
+
+from ucpl.extents import Structure
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.groups import differences
+from ucpl.stores.model_texts import config_of
+
+SHOWN = 3
+WARM = (
+    "the source has no optimizer state: engine.load_checkpoint(..., load_optimizer_states=False,"
+    " load_lr_scheduler_states=False) takes the weights and masters, and moments start at zero"
+)
+MOMENTS = (
+    "the source states neither groups nor learning rates of an optimizer, which DeepSpeed takes from a file with its moments:"
+    ' zero1(..., elastic = 1) or zero2(..., elastic = 1), over a model whose `group "0" = ...` has the parameters in the'
+    " optimizer's order, is loaded plainly, and the engine's learning rates stand; of this target"
+    " engine.load_checkpoint(..., load_optimizer_states=False) takes the weights and masters"
+)
+
+
+LENIENT = (
+    "parameters are not stored: engine.load_checkpoint(..., load_module_strict=False), as Trainer loads PEFT's; the base"
+    " model has its own weights before"
+)
+
+
+WHOLE = (
+    "at stage 3 DeepSpeed takes each tensor as it is here for a rank's own, so that engines of one tensor-parallel rank load"
+    " it; for others universal(stage=1), which engines of stages 1 and 2 load, or zero3(tp=...) at their degree"
+)
+
+
+FIRST = (
+    "DeepSpeed's loader of universal folders at stage 3 gives every parameter group the values of the first, and here groups"
+    " differ in {keys}: set them after loading (engine.optimizer.param_groups), or take zero3(dp=...), whose loader keeps them"
+)
+
+
+TIED = (
+    "config.json says tie_word_embeddings, and a Hugging Face folder stores such a tensor once: a module has it under two"
+    " names. With transformers installed both are written; else engine.load_checkpoint(..., load_module_strict=False) is"
+    " content with one"
+)
+
+
+ADAGRAD = (
+    "DeepSpeed 0.19.8 loads no Adagrad at stage 3, its own neither: zero1 or zero2 with one group, or"
+    " engine.load_checkpoint(..., load_optimizer_states=False)"
+)
+ADAGRAD_GROUPS = (
+    "DeepSpeed 0.19.8 trains Adagrad with one group alone, its own neither (IndexError with {count}): one group in the engine,"
+    " over a model with one, or zero0"
+)
+MIXED = (
+    "parameters are of {dtypes}, and an engine without 16 bits takes f32 alone: bf16 = 1 in the call rounds the weights and"
+    " keeps their masters in f32, bf16 = 0 widens them"
+)
+NUMBERED = (
+    "an optimizer without ZeRO numbers its parameters, and of the frozen ones in groups ({names}) none has a number here: a job"
+    " that gives them to its optimizer gets torch's `doesn't match the size of optimizer's group`. Give it the trained ones"
+    " alone, or take zero1, zero2 or zero3"
+)
+BOOLS = "torch's optimizers make {names} of the parameters' type when they load it, as of their own: bool here, 0 and 1 there"
+
+
+def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Of parameters left out or known by one name of two, of a target made of weights alone, and of what no loader takes."""
+    lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
+    return (*lenient, *_mixed(structure), *_warm(source, structure), *_of_optimizer(source, structure))
+
+
+def _mixed(structure: Structure) -> tuple[str, ...]:
+    """Advice on parameters of several types, where the target's call names no type of training."""
+    found = {t.dtype for t in structure.tensors if t.kind == "parameter" and t.dtype}
+    if len(found) < 2 or structure.settings.get("bf16") or structure.settings.get("fp16"):
+        return ()
+    return (MIXED.format(dtypes=" and ".join(sorted(found))),)
+
+
+def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """What DeepSpeed makes of this optimizer, with or without a conversion: docs/decisions/odd-optimizers.md."""
+    stage = structure.settings.get("stage")
+    states = {state for tensor in structure.tensors for state in tensor.states} - {"weight", "fp32"}
+    out = []
+    if states == {"sum"} and stage:
+        groups = len(structure.groups)
+        out += [ADAGRAD] if stage == 3 else [ADAGRAD_GROUPS.format(count=groups)] if groups > 1 else []
+    bools = {str(key[-1]) for (_, key), e in source.extents.items() if e.dtype == "bool" and key[-1] in states}
+    out += _frozen_in_groups(source, structure) if not stage else ()
+    return (*out, *([BOOLS.format(names=", ".join(sorted(bools)))] if bools else []))
+
+
+def _frozen_in_groups(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Frozen parameters that groups of the source's optimizer have next to trained ones."""
+    kinds = {tensor.name: tensor.kind for tensor in structure.tensors}
+    listed = (name for group in source.envelope.groups if group.members for name in group.every)
+    found = [name for name in listed if kinds.get(name) == "frozen"]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return (NUMBERED.format(names=", ".join(found[:SHOWN]) + more),) if found else ()
+
+
+def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Where a model cuts its tensors itself, DeepSpeed's loader of stage 3 cuts none of them."""
+    is_cut = any(one.dim is not None for one in source.shardings.values())
+    is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
+    return (*((WHOLE,) if is_cut and is_bare else ()), *_first_alone(source, structure))
+
+
+def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Where groups of stage 3 differ, DeepSpeed gives all of them the values of the first."""
+    groups = [group for group in source.envelope.groups if group.members]
+    if structure.settings.get("stage") != 3 or not groups:
+        return ()
+    tensors = tuple(source.carried_extents.values())
+    keys = dict.fromkeys(key for group in groups[1:] for key in differences(groups[0].hyper, group.hyper, tensors))
+    return (FIRST.format(keys=", ".join(keys)),) if keys else ()
+
+
+def _is_tied(source: Checkpoint, structure: Structure) -> bool:
+    """Whether the class has a second name of a tensor, and nothing says which."""
+    config = config_of(source)
+    return config is not None and config.get("tie_word_embeddings") is True and not structure.aliases
+
+
+def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Groups made of weights alone have no hyper-parameters that an engine could take."""
+    if any(group.hyper for group in source.envelope.groups):
+        return ()
+    if any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors):
+        is_said = [name for name, _ in structure.groups] not in ([], ["parameters"])
+        return () if is_said and structure.settings.get("elastic") else (MOMENTS,)
+    return (WARM,)

@@ -1,0 +1,44 @@
+"""Whether a rank's file is the one that its rank wrote: torch.save calls the archive within a file by the file's own name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from ucpl.errors import Label, fail
+from ucpl.formats.deepspeed.names import place_in_run
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+
+
+def read_shard(root: Path, name: str) -> TorchFile:
+    """The headers of one rank's file.
+
+    Files of ranks have equal keys and shapes: one that lies under another rank's name passes for that one, and at stage 3
+    nothing else would tell. Files of another kind have another form, which readers refuse. An archive that is called
+    otherwise (one that was written into memory) says nothing.
+
+    Raises: UcplError E465 where the file was written as another one, E400-E427.
+    """
+    file = read_torch_file(root, name)
+    written = f"{file.archive}.pt"
+    there, here = place_in_run(written), place_in_run(name)
+    if there is not None and here is not None and there.kind == here.kind and there.numbers != here.numbers:
+        _refuse(file, "it is another rank's, layer's or expert's")
+    return file
+
+
+def read_atom(root: Path, path: Path) -> TorchFile:
+    """The headers of one state of a parameter, in DeepSpeed's universal format. Raises: as `read_shard`, of states."""
+    file = read_torch_file(root, path.relative_to(root).as_posix())
+    if file.archive != path.stem and path.with_name(f"{file.archive}.pt").is_file():
+        _refuse(file, "it is another state's")
+    return file
+
+
+def _refuse(file: TorchFile, why: str) -> NoReturn:
+    fail(
+        "E465",
+        f"{file.file} was written as {file.archive}.pt: {why}",
+        Label(str(file.path), "is called so"),
+        Label(str(file.path), "was saved so", where=f"{file.archive}/data.pkl"),
+    )

@@ -1,0 +1,83 @@
+"""What a step's files hold that is neither a tensor of the model nor structure, and what a run goes on from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ucpl.extents import TensorRef
+from ucpl.formats.deepspeed.gathered import Gathered
+from ucpl.formats.deepspeed.left_out import BLOB
+from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.names import RUN_KEYS
+from ucpl.formats.deepspeed.topology import not_yet
+from ucpl.stores.carrying import lifted
+from ucpl.stores.pickles import attributes_of
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value
+
+SCALING = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
+_RUN = (*RUN_KEYS, "ds_config", "ds_version", "universal_checkpoint_info")
+
+
+def keep_run(gathered: Gathered, first: TorchFile, *more: str) -> None:
+    """Fields of model states that continue a run."""
+    keep_fields(gathered, Value.of(first), (*_RUN, *more))
+
+
+def keep_scaling(gathered: Gathered, shard: TorchFile) -> None:
+    """Loss scaling and clipping, as an optimizer's shard has them: None is a value here."""
+    state = Value.of(shard).at("optimizer_state_dict").mapping()
+    for key in SCALING:
+        if key in state:
+            gathered.blobs[key] = lifted(state[key], shard.file)
+
+
+def keep_fields(gathered: Gathered, value: Value, keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if (found := value.find(key)) is not None:
+            gathered.blobs[key] = lifted(found.held, value.file)
+
+
+def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> None:
+    """The module's own order, its attributes, and what in it is no tensor or has no elements.
+
+    whole: all of it. stages: the modules of its pipeline's stages, or the one that there is.
+    """
+    blobs, extra, names = gathered.blobs, dict[str, object](), dict[str, None]()
+    for module in stages:
+        value, file = Value.of(module.file).at("module"), module.file.file
+        names |= dict.fromkeys(name for name, _ in value.named())
+        extra |= {name: lifted(one.held, file) for name, one in value.named() if not isinstance(one.held, TensorRef)}
+        if isinstance(value.held, OrderedDict) and (attributes := attributes_of(value.held)):
+            blobs.setdefault("module_attributes", lifted(attributes, file))
+    blobs["module_names"] = [*names] if len(stages) == 1 else [*whole.tensors, *extra]  # aliases in their places
+    if extra:
+        blobs["module_extra"] = extra
+    if whole.empty:
+        blobs["empty_tensors"] = {
+            name: {"dtype": dtype, "shape": list(shape), "buffer": name in whole.buffers}
+            for name, (dtype, shape) in whole.empty.items()
+        }
+
+
+def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
+    """Names of the module that no parameter of the model is behind. Raises: UcplError E457 where ranks have parts of one."""
+    names = module.left_out.names
+    cut = next((name for name, one in names.items() if one.value is not None and tp > 1), None)
+    if cut is not None:
+        not_yet(module.file.path, f"{cut} is a second name of what was left out, on {tp} tensor-parallel ranks")
+    if names:
+        gathered.blobs[BLOB] = {name: one.noted(module.file.file) for name, one in names.items()}
+    gathered.unstored += module.left_out.lines(module.file)
+
+
+def keep_whole_scaling(gathered: Gathered, module: Module) -> None:
+    """ZeRO-0's numbers of loss scaling, beside the optimizer's state."""
+    optimizer = Value.of(module.file).find("optimizer")
+    held = optimizer.held if optimizer is not None and isinstance(optimizer.held, dict) else {}
+    if "clip_grad" in held:
+        gathered.blobs["clip_grad"] = lifted(held["clip_grad"], module.file.file)
+    rest = ("optimizer_state_dict", "fp32_groups", "fp32_groups_flat", "state", "param_groups", "clip_grad")
+    scale = {key: value for key, value in held.items() if key not in rest}
+    if scale:
+        gathered.blobs["loss_scale_config"] = lifted(scale, module.file.file)

@@ -1,0 +1,231 @@
+"""What is gathered while a step's files are read, and the Checkpoint that it makes up in the end."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import (
+    Counted,
+    Envelope,
+    Extent,
+    Flat,
+    Key,
+    NamedTensor,
+    ParameterGroup,
+    Setting,
+    Sharding,
+    TensorRef,
+    key_text,
+)
+from ucpl.extents.account import NotRead
+from ucpl.extents.experts import Experts
+from ucpl.extents.pipeline import Pipeline
+from ucpl.formats.deepspeed.names import OWNED
+from ucpl.formats.deepspeed.order import Shape
+from ucpl.formats.deepspeed.rank_copies import unlike_copies
+from ucpl.formats.deepspeed.states import named as state_named
+from ucpl.records import frozen, mutable
+from ucpl.stores.carrying import lifted, marks_of
+from ucpl.stores.checkpoint import CallerStates, Checkpoint
+from ucpl.stores.pickles import tensors_of
+from ucpl.stores.scalars import is_counted
+from ucpl.stores.skipping import skips
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.unknown import unknown_in
+from ucpl.stores.values import Value, kind_text
+
+
+@frozen
+class Place:
+    """What the user named, and the step's folder that it led to."""
+
+    top: Path
+    root: Path
+    tag: str
+
+
+@frozen(eq=False)
+class Facts:
+    """What all files together say of the model as a whole."""
+
+    tensors: tuple[NamedTensor, ...]
+    aliases: dict[str, str]
+    callers: CallerStates
+    shardings: dict[str, Sharding] = field(factory=dict)
+    local_shapes: dict[str, tuple[Shape, ...]] = field(factory=dict)
+    pipeline: Pipeline | None = None
+    experts: Experts | None = None
+
+
+@mutable(eq=False)
+class Gathered:
+    """One for a step: every tensor's place, the states that parameters have, and what is not a tensor."""
+
+    payload: dict[tuple[str, Key], Extent] = field(factory=dict)
+    consumed: set[tuple[str, Key]] = field(factory=set)  # scalars and placeholders: neither payload nor carried
+    states: dict[str, dict[str, None]] = field(factory=dict)  # parameter -> its states, in order
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)  # state -> parameter -> value
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    settings: dict[str, Setting] = field(factory=dict)
+    blobs: dict[str, object] = field(factory=dict)
+    remarks: list[str] = field(factory=list)
+    not_read: list[NotRead] = field(factory=list)
+    unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
+    lacking: tuple[str, ...] = ()  # optimizer shards that the run wrote, all of which are gone
+    groups: list[ParameterGroup] = field(factory=list)
+    stated: list[Flat] = field(factory=list)
+    counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
+    vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words: rows behind them are padding
+    numbers: dict[tuple[str, str], int] = field(
+        factory=dict
+    )  # file of an optimizer without ZeRO, parameter -> its number
+
+    def apart(self) -> Gathered:
+        """One that gathers groups, flats and remarks of its own, and shares everything else."""
+        return evolve(self, groups=[], stated=[], remarks=[])
+
+    def set(self, name: str, value: int | str, origin: str) -> None:
+        self.settings[name] = Setting(value, origin)
+
+    def number(self, name: str) -> int:
+        """A setting that is a whole number."""
+        return int(self.settings[name].value or 0)
+
+    def remark(self, *texts: str) -> None:
+        self.remarks.extend(text for text in texts if text not in self.remarks)
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def keep(self, part: TorchFile, key: Key, tensor: TensorRef) -> None:
+        """Payload. A rank that holds padding alone saves masters without elements: layouts name them, too."""
+        self.payload[part.file, key] = part.extent(key, tensor)
+
+    def keep_where_full(self, part: TorchFile, key: Key, tensor: TensorRef) -> None:
+        """Payload, unless it has no elements."""
+        if 0 in tensor.shape:
+            self.consumed.add((part.file, key))
+        else:
+            self.keep(part, key, tensor)
+
+    def has(self, members: tuple[str, ...], state: str) -> None:
+        for member in members:
+            self.states.setdefault(member, {})[state] = None
+
+    # ---- states: one value for each element, or one for the whole ---------------------------------------------------
+
+    def state(self, part: TorchFile, states: Value, shapes: tuple[Shape, ...], members: tuple[str, ...]) -> None:
+        """The states of one flat buffer (or, at stage 0, of one parameter): tensors of one of `shapes`, or numbers."""
+        for said, value in states.named():
+            name, held = state_named(said), value.held
+            if skips(name):
+                self.consumed.update((part.file, (*value.key, *step)) for step, _ in tensors_of(held, part.file))
+                continue
+            if isinstance(held, TensorRef) and held.shape in shapes and not self.is_number(name, held):
+                self.keep_state(part, value.key, held, name)
+                self.has(members, name)
+            elif isinstance(held, TensorRef) and prod(held.shape) == 1:
+                self.consumed.add((part.file, value.key))
+                self.scalar(value, name, part.read_scalar(value.key, held), members)
+                extent = part.extent(value.key, held)
+                kept = self.scalar_extents.setdefault(name, {})
+                for member in members:
+                    kept.setdefault(member, extent)
+            elif is_counted(held):
+                self.scalar(value, name, held, members)
+            else:
+                what = f"of shape {list(held.shape)}" if isinstance(held, TensorRef) else kind_text(held)
+                fail(
+                    "E460",
+                    f"{part.file}: the state {name} is {what}: neither one value for each of {shapes[0]} elements nor a number",
+                    Label(str(part.path), where=key_text(value.key)),
+                )
+
+    def is_number(self, name: str, tensor: TensorRef) -> bool:
+        """Whether it is one number, though its shape is the parameter's."""
+        return name in self.counted or (name == "step" and tensor.shape == ())
+
+    def keep_state(self, part: TorchFile, key: Key, tensor: TensorRef, name: str) -> None:
+        """Payload under the name that a state has here, which need not be the one in the file."""
+        here = (*key[:-1], name) if key[-1] != name else key
+        self.payload[part.file, here] = part.extent(key, tensor)
+        if here != key:
+            self.consumed.add((part.file, key))
+
+    def scalar(self, where: Value, name: str, value: Counted, members: tuple[str, ...]) -> None:
+        kept = self.scalars.setdefault(name, {})
+        for member in members:
+            if member in kept and kept[member] != value:
+                if name != "step":
+                    fail(
+                        "E460",
+                        f"each rank has a number {name} of its own for {member}",
+                        Label(str(where.path), where=key_text(where.key)),
+                        remedy="It is of a rank's part (Adafactor's RMS), which no other degree has. Begin from the weights"
+                        " (model.safetensors beside the shards, zero_to_fp32.py), with moments at zero.",
+                    )
+                fail(
+                    "E456",
+                    f"ranks do not agree on {name} of {member}",
+                    Label(str(where.path), where=key_text(where.key)),
+                    remedy="They are of different steps: copy all files of one step again.",
+                )
+            kept[member] = value
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, place: Place, framework: str, files: tuple[TorchFile, ...], facts: Facts) -> Checkpoint:
+        """All of it. `files`: every one that belongs to the step, first the one that speaks for all."""
+        version = Value.of(files[0]).find("ds_version")
+        said = version.held if version is not None and isinstance(version.held, str) else ""
+        made = Checkpoint(
+            top=place.top,
+            root=place.root,
+            tag=place.tag,
+            framework=framework,
+            version=said,
+            extents=self.payload,
+            carried_extents={
+                where: extent
+                for part in files
+                for extent in part.extents()
+                if (where := (part.file, extent.key)) not in self.payload and where not in self.consumed
+            },
+            envelope=Envelope(
+                framework=framework,
+                version=said,
+                settings=self.settings,
+                groups=tuple(self.groups),
+                scalars=self.scalars,
+                blobs=self.blobs,
+                carried=facts.callers.of[0],
+            ),
+            tensors=facts.tensors,
+            aliases=facts.aliases,
+            stated=tuple(self.stated),
+            files=tuple(part.file for part in files),
+            remarks=tuple(self.remarks),
+            not_read=(*self.not_read, *(one for part in files for one in unknown_in(part))),
+            unstored=tuple(self.unstored),
+            lacking=self.lacking,
+            scalar_extents=self.scalar_extents,
+            caller_states=facts.callers,
+            local_shapes=facts.local_shapes,
+            shardings=facts.shardings,
+            vocabulary=self.vocabulary,
+            pipeline=facts.pipeline,
+            experts=facts.experts,
+        )
+        return evolve(made, not_read=(*made.not_read, *unlike_copies(files, marks_of(made))))
+
+
+def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CallerStates:
+    """client_state of each rank's file of model states: all keys that are not DeepSpeed's own."""
+    states = (
+        {key: lifted(value, part.file) for key, value in Value.of(part).mapping().items() if key not in OWNED}
+        for part in files
+    )
+    return CallerStates(tuple(states), pp, tp)

@@ -1,0 +1,288 @@
+"""The `module` of a rank's model states: which of its tensors are trained, frozen, buffers, second names, or empty.
+
+Authoritative: `param_shapes` for order and shapes (never `param_slice_mappings`, which are wrong under round robin).
+Read in deepspeed 0.19.8: engine.py (`_common_checkpoint_state`, `_get_zero_param_shapes`, `_get_shared_params`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NoReturn
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import NamedTensor, TensorRef, key_text
+from ucpl.extents.sub_groups import slice_numel
+from ucpl.formats.deepspeed import auto_ep
+from ucpl.formats.deepspeed.gathered import Gathered
+from ucpl.formats.deepspeed.left_out import LeftOut, NotStored, is_by_choice
+from ucpl.formats.deepspeed.order import Shape
+from ucpl.formats.deepspeed.topology import Shard
+from ucpl.records import frozen
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value
+
+Groups = tuple[dict[str, Shape], ...]  # trained parameters by group, in the order of the flat buffers
+
+
+@frozen(eq=False)
+class Known:
+    """What fields beside the module say of its names."""
+
+    shapes: dict[str, Shape]  # of trained and frozen parameters
+    buffers: frozenset[str]
+
+
+@frozen(eq=False)
+class Module:
+    """A rank's tensors by kinds of names. Shapes are those on this rank, whole at stage 3 too."""
+
+    file: TorchFile  # that states them
+    groups: Groups = ()
+    tensors: dict[str, TensorRef] = field(factory=dict)  # in the module's order, aliases too
+    buffers: frozenset[str] = frozenset()
+    shapes: dict[str, Shape] = field(factory=dict)  # of trained and frozen parameters and buffers
+    frozen: tuple[str, ...] = ()
+    aliases: dict[str, str] = field(factory=dict)
+    empty: dict[str, tuple[str, Shape]] = field(factory=dict)  # tensors without elements: dtype and shape
+    left_out: NotStored = field(factory=NotStored)
+    stated_groups: Groups = ()  # as the file states them, where members of `groups` are parts of what they name
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return tuple(name for group in self.groups for name in group)
+
+    def parameters(self) -> list[str]:
+        return [name for name in self.shapes if name not in self.buffers]
+
+
+def groups_of(part: TorchFile) -> Groups:
+    """param_shapes of a file of model states: none at stage 0."""
+    stated = Value.of(part).find("param_shapes")
+    if stated is None:
+        return ()
+    return tuple({name: shape.shape() for name, shape in group.named()} for group in stated.items())
+
+
+def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None) -> Module:
+    """The module of a file. `shared`: shared_params, which stand in the first rank's file alone."""
+    meta = Value.of(part)
+    tensors = {name: value.held for name, value in meta.at("module").named() if isinstance(value.held, TensorRef)}
+    stated = meta.find("buffer_names")
+    named = frozenset(stated.texts()) if stated is not None else frozenset()
+    trained = {name: shape for group in groups for name, shape in group.items()}
+    if len(trained) < sum(len(group) for group in groups):
+        fail("E456", "param_shapes names a parameter twice", Label(str(part.path), where="param_shapes"))
+    frozen_ = _frozen_shapes(meta)
+    for field_, names in (("param_shapes", trained), ("frozen_param_shapes", frozen_)):
+        _demand_in_module(part, field_, names, tensors)
+    known = frozen_ | trained
+    buffers = _with_second_names(named, {name: tensor for name, tensor in tensors.items() if name not in known})
+    aliases = _aliases(part, shared, tensors, Known(known, buffers), stage)
+    left_out = {a: _left_out(tensors[a], o) for a, o in aliases.items() if o not in tensors and a in tensors}
+    aliases = {alias: owner for alias, owner in aliases.items() if owner in tensors}
+    shapes: dict[str, Shape] = {}
+    empty: dict[str, tuple[str, Shape]] = {}
+    for name, tensor in tensors.items():
+        if name in aliases or name in left_out:
+            continue
+        shape = known.get(name, tensor.shape)
+        if prod(shape) == 0 and (stage < 3 or name in buffers or name in known):
+            empty[name] = (tensor.storage.dtype, shape)
+            continue
+        if stage == 3 and name not in known and name not in buffers:
+            left_out[name] = _left_out(tensor)
+            continue
+        if name in known and stage < 3 and tensor.shape != shape:
+            fail(
+                "E458",
+                f"{name} has the shape {list(tensor.shape)} in the module and {list(shape)} in param_shapes",
+                Label(str(part.path), where=f"module/{name}"),
+                Label(str(part.path), where="param_shapes"),
+            )
+        shapes[name] = shape
+    rest = tuple(n for n in shapes if stage and n not in buffers and n not in trained)
+    unstored = NotStored(left_out, is_by_choice(part, stage))
+    return Module(part, groups, tensors, buffers, shapes, rest, aliases, empty, unstored)
+
+
+def _demand_in_module(
+    part: TorchFile, field_: str, names: Mapping[str, Shape], tensors: Mapping[str, TensorRef]
+) -> None:
+    """What is left out is left out of both: frozen_param_shapes is empty where frozen parameters were excluded."""
+    lacking = next((name for name in names if name not in tensors), None)
+    if lacking is not None:
+        fail(
+            "E459",
+            f"{lacking} is in {field_} but not in the module",
+            Label(str(part.path), where=field_),
+            Label(str(part.path), where="module"),
+        )
+
+
+def _with_second_names(named: frozenset[str], tensors: dict[str, TensorRef]) -> frozenset[str]:
+    """Buffers, those that `buffer_names` leaves out too: it has one name of each, and the module has all."""
+    places = {_place(tensors[name]) for name in named if name in tensors and 0 not in tensors[name].shape}
+    return named | {name for name, tensor in tensors.items() if _place(tensor) in places}
+
+
+def _place(tensor: TensorRef) -> tuple[object, ...]:
+    return (tensor.storage.name, tensor.offset, tensor.shape, tensor.stride, tensor.storage.dtype)
+
+
+def _left_out(tensor: TensorRef, owner: str | None = None) -> LeftOut:
+    return LeftOut(tensor.storage.dtype, owner, None if 0 in tensor.shape else tensor)
+
+
+def _frozen_shapes(meta: Value) -> dict[str, Shape]:
+    stated = meta.find("frozen_param_shapes")
+    return {} if stated is None else {name: shape.shape() for name, shape in stated.named()}
+
+
+def _aliases(
+    part: TorchFile, shared: Value | None, tensors: dict[str, TensorRef], known: Known, stage: int
+) -> dict[str, str]:
+    """Second names: those that `shared_params` states, and names of one place in one storage. It states none where there is
+    no ZeRO, in old releases, and of a module that its parent has twice.
+    """
+    placed = known.shapes if stage == 3 else {name: tensor.shape for name, tensor in tensors.items()}
+    stated = _stated_aliases(part, shared, tensors, placed) if shared is not None else {}
+    if stage == 3:
+        found = stated | _of_placeholders(tensors, known, stated)
+        return auto_ep.second_names(part, {name: t.shape for name, t in tensors.items()}, known.shapes) | found
+    owners: dict[object, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if name in known.buffers or name in stated or prod(tensor.shape) == 0:
+            continue
+        place = _place(tensor)
+        if place in owners and not (stage and name in known.shapes):
+            aliases[name] = owners[place]
+        else:
+            owners.setdefault(place, name)
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name not in known.buffers}
+    return stated | aliases | auto_ep.second_names(part, shapes, known.shapes)
+
+
+def _stated_aliases(
+    part: TorchFile, shared: Value, tensors: dict[str, TensorRef], shapes: Mapping[str, Shape]
+) -> dict[str, str]:
+    """What `shared_params` states, but for tensors without elements: DeepSpeed takes any two of them for one."""
+    stated = {alias: owner.text() for alias, owner in shared.named()}
+    empty = {name for name, shape in shapes.items() if prod(shape) == 0}
+    stated = {alias: owner for alias, owner in stated.items() if not empty & {alias, owner}}
+    for alias, owner in stated.items():
+        if alias not in tensors and owner in tensors:
+            fail("E459", f"shared_params ties {alias} to {owner}, and the module lacks one", Label(str(part.path)))
+        if owner in stated:
+            shared.at(alias).wrong("a parameter that is no second name itself")
+    return stated
+
+
+def _of_placeholders(tensors: dict[str, TensorRef], known: Known, stated: dict[str, str]) -> dict[str, str]:
+    """Stage 3: a placeholder has a storage of its own, which a second name shares."""
+    owners: dict[str, list[str]] = {}
+    for name in known.shapes:
+        if name in tensors:
+            owners.setdefault(tensors[name].storage.name, []).append(name)
+    rest = (name for name in tensors if not (name in known.shapes or name in known.buffers or name in stated))
+    found = {name: owners.get(tensors[name].storage.name, []) for name in rest}
+    return {name: mine[0] for name, mine in found.items() if len(mine) == 1 < len(known.shapes)}
+
+
+# ---- its tensors' places ---------------------------------------------------------------------------------------------
+
+
+def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) -> None:
+    """Weights, buffers and fragments of frozen parameters, of all dp ranks that have a file."""
+    first = Value.of(shard.first)
+    names = [*first.at("module").mapping()]
+    for part in shard.metas:
+        value = Value.of(part)
+        if [*value.at("module").mapping()] != names:
+            differ(shard.first, part, "module", "names")
+        if part is not shard.first and groups_of(part) != groups_of(shard.first):
+            differ(shard.first, part, "param_shapes", "parameters")
+        for name, held in value.at("module").named():
+            owner = module.aliases.get(name, name)
+            if not isinstance(held.held, TensorRef):
+                continue
+            if name in module.left_out.names and 0 not in held.held.shape:
+                continue  # it goes along as it is
+            if name in module.empty or (stage == 3 and owner not in module.buffers):
+                gathered.consumed.add((part.file, held.key))
+            else:
+                gathered.keep_where_full(part, held.key, held.held)
+        _keep_fragments(gathered, module, part, len(shard.metas) if stage == 3 else 0)
+        if stage == 2:
+            _point_to_weights(gathered, module, part)
+    fragments = first.find("frozen_param_fragments")
+    held_here = fragments.mapping() if fragments is not None else {}
+    lacking = next((name for name in module.frozen if stage == 3 and name not in held_here), None)
+    if lacking is not None:
+        fail(
+            "E459",
+            f"the frozen {lacking} has no fragment",
+            Label(str(module.file.path), where="frozen_param_fragments"),
+        )
+    if stage >= 2 and "frozen_param_fragments" in first.mapping():  # below, DeepSpeed never states them
+        gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
+
+
+def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int) -> None:
+    """Frozen parameters: whole, or one slice of `dp` each."""
+    fragments = Value.of(part).find("frozen_param_fragments")
+    for name, value in fragments.named() if fragments is not None else ():
+        tensor = value.tensor()
+        if name in module.empty or name not in module.frozen:  # it was frozen later: the optimizer has it
+            gathered.consumed.add((part.file, value.key))
+            continue
+        expected: Shape = (slice_numel(module.shapes[name], dp),) if dp else module.shapes[name]
+        if tensor.shape != expected:
+            fail(
+                "E458",
+                f"the frozen {name} has the shape {list(tensor.shape)} here, expected {list(expected)}",
+                Label(str(part.path), where=key_text(value.key)),
+            )
+        gathered.keep(part, value.key, tensor)
+
+
+def _point_to_weights(gathered: Gathered, module: Module, part: TorchFile) -> None:
+    """A parameter that is in no group of the optimizer and not frozen has no fragment: it is in the module alone."""
+    fragments = Value.of(part).find("frozen_param_fragments")
+    held = fragments.mapping() if fragments is not None else {}
+    for name in module.frozen:
+        if name not in held:
+            weight = part.extent(("module", name), module.tensors[name])
+            gathered.payload[part.file, ("frozen_param_fragments", name)] = weight
+
+
+def differ(one: TorchFile, other: TorchFile, key: str, what: str) -> NoReturn:
+    fail(
+        "E456",
+        f"{one.file} and {other.file} do not state the same {what}",
+        Label(str(one.path), where=key),
+        Label(str(other.path), where=key),
+        remedy="They are of different runs or steps: copy all files of one step again.",
+    )
+
+
+def named_tensors(gathered: Gathered, module: Module, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
+    """The model's tensors in the module's order. `whole`: their shapes, over all ranks."""
+    kinds = dict.fromkeys(module.frozen, "frozen")
+    if gathered.groups:
+        trained = {name for group in gathered.groups for name in group.members}
+        kinds |= {name: "frozen" for name in module.shapes if name not in trained}
+    kinds |= dict.fromkeys(module.buffers, "buffer")
+    return tuple(
+        NamedTensor(
+            name,
+            shape,
+            module.tensors[name].storage.dtype,
+            kinds.get(name, "parameter"),
+            tuple(gathered.states.get(name, ())),
+        )
+        for name, shape in whole.items()
+    )

@@ -1,0 +1,417 @@
+"""ZeRO-0's optimizer numbers parameters and names none: which parameter has which number, and what says so.
+
+In turn: `param_shapes`, which files written here have; what the caller says; weights that are views of one flat buffer; torch's
+`param_names`; values of masters; shapes, in the module's order. What more than one way is left for is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import NoReturn
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, TensorRef
+from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
+from ucpl.records import frozen
+from ucpl.remotes.reading import pread
+from ucpl.stores.checkpoint import Order
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.values import Value
+
+_COMPARED_MAX = 1 << 14  # elements of a weight and its master, where the order has to be found by content
+_MASTERS_KEPT = 64  # places whose masters are kept in memory while weights are held against them
+Named = list[list[str]]  # the parameters of each group, in the optimizer's order
+
+
+@frozen(eq=False)
+class Group:
+    """One group of the optimizer: the numbers of its parameters, and where there are masters those."""
+
+    value: Value
+    numbers: list[int]
+    masters: list[Value] | None = None  # one a parameter
+    flat: Value | None = None  # or one flat buffer for all, which has the group's one number
+
+    @property
+    def room(self) -> int:
+        """Parameters, or elements of the flat buffer."""
+        return len(self.numbers) if self.flat is None else prod(self.flat.tensor().shape)
+
+
+@frozen(eq=False)
+class Numbered:
+    """An optimizer's groups beside the parameters that they may be."""
+
+    module: Module
+    states: Value
+    groups: list[Group]
+    order: Order | None = None  # as the caller says
+    stage: int = 0  # of a pipeline
+    files: Mapping[str, TorchFile] = field(factory=dict)  # of weights that are not in the module's own
+    apart: frozenset[str] = (
+        frozenset()
+    )  # copies whose weights are in no file: masters may be others' than those that are
+
+    @property
+    def is_flat(self) -> bool:
+        return any(group.flat is not None for group in self.groups)
+
+    @property
+    def parameters(self) -> list[tuple[str, Shape]]:
+        return [(name, self.module.shapes[name]) for name in self.module.parameters()]
+
+    def cost(self, shape: Shape) -> int:
+        """What a parameter takes of a group: one number, or its elements."""
+        return prod(shape) if self.is_flat else 1
+
+    def shape(self, g: int, i: int) -> Shape | None:
+        """The shape of a number by its master or its states; None where they do not tell."""
+        group = self.groups[g]
+        if group.masters is not None:
+            return group.masters[i].tensor().shape
+        states = self.states.find(group.numbers[i])
+        held = states.mapping().values() if states is not None else ()
+        return next((value.shape for value in held if isinstance(value, TensorRef) and value.shape), None)
+
+    def slots(self, agrees: _Contents | None = None) -> list[Slots]:
+        """The groups as what has room for parameters: by shapes, and by contents where `agrees` tells them."""
+        return [
+            Slots(group.room, lambda name, shape, at, g=g: self._fits(g, shape, at, name, agrees))  # type: ignore[misc]
+            for g, group in enumerate(self.groups)
+        ]
+
+    def _fits(self, g: int, shape: Shape, at: int, name: str, agrees: _Contents | None) -> bool:
+        if not self.is_flat and self.shape(g, at) not in (None, shape):
+            return False
+        return agrees is None or agrees.agree(name, g, at)
+
+
+def names_of(found: Numbered) -> tuple[Named, str]:
+    """Names for the numbers of each group, and what says so.
+
+    Raises: UcplError E461 where there is no way, or more than one; E466 where what the caller says does not fit.
+    """
+    if found.module.groups:
+        return _stated(found), f"param_shapes of {found.module.file.file}"
+    if found.order is not None:
+        return _said(found, found.order), found.order.origin
+    if (views := _of_views(found)) is not None:
+        return views, "weights are views of the groups' flat buffers"
+    if (named := _of_param_names(found)) is not None:
+        return named, "param_names of the optimizer's groups"
+    made = matched(found)
+    if isinstance(made, Unclear):
+        _demand_undamaged(found)
+        _refuse(found, made)
+    return made
+
+
+def _stated(found: Numbered) -> Named:
+    named = [list(group) for group in found.module.groups]
+    for name in (name for names in named for name in names if name not in found.module.shapes):
+        owner = found.module.aliases.get(name)
+        fail(
+            "E456",
+            f"param_shapes names {name}, which {f'is a second name of {owner}' if owner else 'has no elements'}",
+            Label(str(found.module.file.path), where="param_shapes"),
+            Label(str(found.module.file.path), where=f"module/{name}"),
+        )
+    for g, (group, names) in enumerate(zip(found.groups, named, strict=False)):
+        if sum(found.cost(found.module.shapes[name]) for name in names) != group.room:
+            group.value.wrong(f"a group of the {len(names)} parameters that param_shapes has in group {g}")
+    if len(named) != len(found.groups):
+        (found.groups[0].value if found.groups else found.states).wrong(f"{len(named)} groups, as param_shapes has")
+    return named
+
+
+# ---- as the caller says ----------------------------------------------------------------------------------------------------
+
+
+def _said(found: Numbered, order: Order) -> Named:
+    if not order.names:
+        return _one_behind_another(found, found.parameters)
+    module, whose = found.module, Label(str(found.module.file.path), where="optimizer/param_groups")
+    names = order.at(found.stage)
+    if names is None:
+        fail("E466", f"{order.origin} says nothing of stage {found.stage}", whose)
+    owners = [module.aliases.get(name, name) for name in names]
+    known = dict(found.parameters)
+    for name, owner in zip(names, owners, strict=True):
+        if owner not in known:
+            fail("E466", f"{order.origin} names {name}, which is no parameter of the module", whose)
+    doubled = next((name for name in owners if owners.count(name) > 1), None)
+    if doubled is not None:
+        fail("E466", f"{order.origin} names {doubled} twice", whose)
+    if _has_masters(found) and sum(found.cost(known[n]) for n in owners) > sum(group.room for group in found.groups):
+        return _one_behind_another(
+            found, [(name, known[name]) for name in owners]
+        )  # 16 bits: frozen ones have no number
+    out: Named = []
+    rest = list(owners)
+    for g, group in enumerate(found.groups):
+        mine: list[str] = []
+        held = 0
+        while rest and held < group.room:
+            _demand_fitting(found, order, (g, held), rest[0])
+            held += found.cost(known[rest[0]])
+            mine.append(rest.pop(0))
+        if held != group.room:
+            fail("E466", f"{order.origin} ends in group {g}, or a parameter is not whole in it", whose)
+        out.append(mine)
+    if rest:
+        fail("E466", f"{order.origin} names {len(owners)} parameters, and the optimizer ends before {rest[0]}", whose)
+    return out
+
+
+def _demand_fitting(found: Numbered, order: Order, place: tuple[int, int], name: str) -> None:
+    g, at = place
+    shape = found.module.shapes[name]
+    known = shape if found.is_flat else found.shape(g, at)
+    if known not in (None, shape):
+        fail(
+            "E466",
+            f"{order.origin} has {name} of shape {list(shape)} as number {at} of group {g}, whose shape is {list(known)}",
+            Label(str(found.module.file.path), where=f"optimizer/param_groups/{g}"),
+        )
+
+
+def _one_behind_another(found: Numbered, listed: list[tuple[str, Shape]]) -> Named:
+    """The groups' parameters are in this order, and others (frozen) may be among them."""
+    bounds = [0]
+    for group in found.groups:
+        bounds.append(bounds[-1] + group.room)
+
+    def fits(name: str, shape: Shape, at: int) -> bool:
+        g = next(g for g in range(len(found.groups)) if at < bounds[g + 1])
+        if at + found.cost(shape) > bounds[g + 1]:
+            return False
+        return found.slots(contents)[g].fits(name, shape, at - bounds[g])
+
+    contents: _Contents | None = None
+    one = [Slots(bounds[-1], fits)]
+    made = match(listed, one, found.cost)
+    if isinstance(made, Unclear) and made.is_several and _has_masters(found):
+        contents = _Contents(found)
+        made = match(listed, one, found.cost)
+    if isinstance(made, Unclear):
+        _refuse(found, _placed(made, bounds))
+    out: Named = [[] for _ in found.groups]
+    at = 0
+    for name in made[0]:
+        out[next(g for g in range(len(found.groups)) if at < bounds[g + 1])].append(name)
+        at += found.cost(found.module.shapes[name])
+    return out
+
+
+def _placed(unclear: Unclear, bounds: list[int]) -> Unclear:
+    """Places among all groups as places in each."""
+    places = []
+    for g, at in unclear.places:
+        if g >= 0:
+            g = next(h for h in range(len(bounds) - 1) if at < bounds[h + 1])
+            at -= bounds[g]
+        places.append((g, at))
+    return Unclear(unclear.is_several, unclear.name, tuple(places))
+
+
+# ---- what the files tell -----------------------------------------------------------------------------------------------------
+
+
+def _of_views(found: Numbered) -> Named | None:
+    """FP16_Optimizer's weights are views of its flat buffers, and saved so: offsets are the order."""
+    if not found.groups or any(group.flat is None for group in found.groups):
+        return None
+    packed = _packed(found.module)
+    contents = _Contents(found)
+    out: Named = []
+    for g, group in enumerate(found.groups):
+        fitting = []
+        for names in packed:
+            ends = [0]
+            for name in names:
+                ends.append(ends[-1] + prod(found.module.shapes[name]))
+            if ends[-1] == group.room and all(contents.agree(n, g, at) for n, at in zip(names, ends, strict=False)):
+                fitting.append(names)
+        if len(fitting) != 1 or fitting[0] in out:
+            return None
+        out.append(fitting[0])
+    return out
+
+
+def _packed(module: Module) -> list[list[str]]:
+    """Parameters that fill one storage each, end to end."""
+    held: dict[str, list[tuple[int, str]]] = {}
+    for name in module.parameters():
+        tensor = module.tensors[name]
+        held.setdefault(tensor.storage.name, []).append((tensor.offset, name))
+    out = []
+    for mine in held.values():
+        end = 0
+        for offset, name in sorted(mine):
+            if offset != end:
+                break
+            end += prod(module.shapes[name])
+        else:
+            out.append([name for _, name in sorted(mine)])
+    return out
+
+
+def _of_param_names(found: Numbered) -> Named | None:
+    """torch keeps names where the optimizer was given named_parameters(): of frozen parameters too, in 16-bit training."""
+    known = dict(found.parameters)
+    contents = _Contents(found) if _has_masters(found) else None
+    out: Named = []
+    for g, group in enumerate(found.groups):
+        stated = group.value.find("param_names")
+        if stated is None or not isinstance(stated.held, list):
+            return None
+        names = [found.module.aliases.get(name, name) for name in stated.texts()]
+        if any(name not in known for name in names):
+            return None  # names of another module, as one that wraps this
+        listed = [(name, known[name]) for name in dict.fromkeys(names)]
+        made = match(listed, [found.slots()[g]], found.cost)
+        if isinstance(made, Unclear) and made.is_several and contents is not None:
+            made = match(listed, [found.slots(contents)[g]], found.cost)
+        if isinstance(made, Unclear):
+            return None
+        out.append(made[0])
+    return out
+
+
+def matched(found: Numbered) -> tuple[Named, str] | Unclear:
+    """By values, where there are masters: they tell any order. Where several are alike, in the module's."""
+    contents = None
+    how = "shapes, in the module's order"
+    if _has_masters(found):
+        contents = _Contents(found)
+        if (by_value := _of_values(found, contents)) is not None:
+            return by_value, "shapes and values of the masters"
+        how = "shapes and values of the masters, in the module's order"
+    made = match(found.parameters, found.slots(contents), found.cost)
+    return made if isinstance(made, Unclear) else (made, how)
+
+
+def _of_values(found: Numbered, contents: _Contents) -> Named | None:
+    """Each number's one parameter whose weight its master rounds to. None where there is none or more than one."""
+    rest = dict(found.parameters)
+    out: Named = []
+    for group, slots in zip(found.groups, found.slots(contents), strict=True):
+        mine: list[str] = []
+        at = 0
+        while at < group.room:
+            whole = {name: shape for name, shape in rest.items() if at + found.cost(shape) <= group.room}
+            fitting = [name for name, shape in whole.items() if slots.fits(name, shape, at)]
+            if len(fitting) != 1:
+                return None
+            at += found.cost(rest.pop(fitting[0]))
+            mine.append(fitting[0])
+        out.append(mine)
+    return out
+
+
+def _has_masters(found: Numbered) -> bool:
+    return bool(found.groups) and (found.is_flat or found.groups[0].masters is not None)
+
+
+def _demand_undamaged(found: Numbered) -> None:
+    """Where values are held against each other, a damaged one fits nothing: then that is the error. Raises: UcplError E612."""
+    if not _has_masters(found):
+        return
+    module = found.module
+    for name, _ in found.parameters:
+        found.files.get(name, module.file).demand_undamaged(module.tensors[name].storage.name, name)
+    for g, group in enumerate(found.groups):
+        masters = group.masters if group.flat is None else [group.flat]
+        for i, master in enumerate(masters or ()):
+            module.file.demand_undamaged(master.tensor().storage.name, f"master {i} of group {g}")
+
+
+def _refuse(found: Numbered, unclear: Unclear) -> NoReturn:
+    path = str(found.module.file.path)
+    rooms = [group.room for group in found.groups]
+    what = "there is no way to match them to the module's"
+    if unclear.is_several:
+        what = "there are several ways to match them to the module's"
+    labels = [
+        Label(
+            path, f"groups of {rooms} {'elements' if found.is_flat else 'parameters'}", where="optimizer/param_groups"
+        ),
+        Label(path, f"{len(found.parameters)} parameters", where="module"),
+    ]
+    if unclear.places:
+        unit = "element" if found.is_flat else "number"
+        may = [f"{unit} {at} of group {g}" if g >= 0 else "frozen, and none of them" for g, at in unclear.places]
+        shape = list(found.module.shapes[unclear.name])
+        labels.append(Label(path, f"of shape {shape}, may be {', or '.join(may)}", where=f"module/{unclear.name}"))
+    fail("E461", f"ZeRO-0 numbers the optimizer's parameters and names none: {what}", *labels)
+
+
+@frozen(eq=False)
+class _Contents:
+    """Whether a weight is its master, rounded to nearest even: tells parameters of one shape apart."""
+
+    found: Numbered
+    _known: dict[tuple[str, int, int], bool] = field(factory=dict)
+    _weights: dict[str, bytes] = field(factory=dict)
+    _masters: dict[tuple[int, int, str], bytes] = field(factory=dict)  # rounded, by group, place and dtype
+
+    def agree(self, name: str, g: int, at: int) -> bool:
+        """at: the number in the group, or the element of its flat buffer where the parameter begins."""
+        key = (name, g, at)
+        if key not in self._known:
+            self._known[key] = name in self.found.apart or self._compare(name, g, at)
+        return self._known[key]
+
+    def _compare(self, name: str, g: int, at: int) -> bool:
+        dtype = self.found.module.tensors[name].storage.dtype
+        rounded = self._rounded(g, at, dtype)
+        if rounded is None:
+            return True
+        if name not in self._weights:
+            part = self.found.files.get(name, self.found.module.file)
+            self._weights[name] = self._read(part, self.found.module.tensors[name])
+        held = self._weights[name]
+        if dtype == "f32":
+            return held == rounded[: len(held)]
+        size = min(len(held), len(rounded))
+        return held[:size] == rounded[:size]
+
+    def _rounded(self, g: int, at: int, dtype: str) -> bytes | None:
+        """What lies at a place, as a weight that was rounded from it has it, read once for all weights. None: unknown."""
+        import numpy as np
+
+        master = self._master(g, at)
+        if master is None or master.storage.dtype != "f32" or dtype not in ("f32", "bf16", "f16"):
+            return None
+        if (g, at, dtype) not in self._masters:
+            wide = np.frombuffer(self._read(self.found.module.file, master), dtype="<f4")
+            if dtype == "bf16":
+                bits = wide.view("<u4").astype(np.uint64)
+                wide = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+            elif dtype == "f16":
+                with np.errstate(over="ignore"):
+                    wide = wide.astype("<f2")
+            if len(self._masters) >= _MASTERS_KEPT:
+                self._masters.clear()
+            self._masters[g, at, dtype] = wide.tobytes()
+        return self._masters[g, at, dtype]
+
+    def _master(self, g: int, at: int) -> TensorRef | None:
+        group = self.found.groups[g]
+        if group.flat is not None:
+            flat = group.flat.tensor()
+            size = min(_COMPARED_MAX, max(0, group.room - at))  # as far as any weight is compared, whichever it is
+            return TensorRef(flat.storage, flat.offset + at, (size,), (1,))
+        return group.masters[at].tensor() if group.masters is not None else None
+
+    def _read(self, part: TorchFile, tensor: TensorRef) -> bytes:
+        """The first elements of a tensor, as far as they are compared."""
+        extent = part.extent((), tensor)
+        itemsize = DTYPES[extent.dtype].itemsize
+        size = min(extent.numel, _COMPARED_MAX) * itemsize if extent.is_contiguous else 0
+        with part.path.open("rb") as file:
+            return pread(file.fileno(), size, extent.storage_start + extent.offset * itemsize)

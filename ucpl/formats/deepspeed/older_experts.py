@@ -1,0 +1,176 @@
+"""Model states of runs with experts as DeepSpeed before 0.19.4 writes them: without param_shapes, ds_config and buffer_names.
+
+The optimizer's shards have the rest: `ds_config`, and in `param_slice_mappings` the names of a group's parameters in the order
+of its flat buffer. Those are the parameters that a rank has a part of, as far as the release sees them: before 0.13 a rank
+divides the buffers of experts by all data-parallel ranks, where fewer share them, so that only the first names are there. The
+others are those of the experts' files, in their order, where one choice alone fills the buffer.
+
+Read in deepspeed 0.9.5 to 0.19.8: runtime/engine.py (`_save_moe_checkpoint`), runtime/zero/stage_1_and_2.py
+(`_link_all_hp_params`, `_create_param_mapping`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from math import prod
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Extent, Size, TensorRef
+from ucpl.formats.deepspeed.as_written import read_shard
+from ucpl.formats.deepspeed.names import Listing, expert_place
+from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
+from ucpl.records import frozen
+from ucpl.stores.torch_files import TorchFile, crc_of
+from ucpl.stores.values import Value
+
+_STATE = "optimizer_state_dict"
+_NAMES = "param_slice_mappings"
+_DEGREE = re.compile(r"ep_size_(?P<ep>[0-9]{1,9})\Z")
+_ADVICE = "Load the step in the DeepSpeed that wrote it and save it with 0.19.4 or later, or give a layout with --from."
+
+_LEAST = 64  # elements of what equal bytes tell to be one: fewer may be equal by chance
+
+Shapes = Mapping[str, Shape]
+
+
+def lacks_shapes(meta: TorchFile, listing: Listing) -> bool:
+    """Whether the orders of the optimizer's buffers are not in the model states, as before 0.19.4 with experts."""
+    return bool(listing.experts and listing.optims) and "param_shapes" not in Value.of(meta).mapping()
+
+
+def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: Listing, mp: int) -> TorchFile:
+    """The model states of a rank with what its optimizer's shards say. Raises: UcplError E455, E457."""
+    first = Value.of(optims[0])
+    held = Value.of(meta).at("module").named()
+    dense = {name: value.held.shape for name, value in held if isinstance(value.held, TensorRef)}
+    groups = _groups(optims, _Names(dense, _of_experts(first, listing, mp)))
+    trained = [name for group in groups for name in group if name in dense]
+    more: dict[object, object] = {
+        "param_shapes": [OrderedDict((name, Size(shape)) for name, shape in group.items()) for group in groups]
+    }
+    more["shared_params"] = _second_names(meta, trained, [name for name in dense if name not in trained])
+    more |= {key: value.held for key in ("ds_config", "ds_version") if (value := first.find(key)) is not None}
+    return evolve(meta, value={**Value.of(meta).mapping(), **more})
+
+
+@frozen(eq=False)
+class _Names:
+    """Parameters that a rank may train, with their shapes, in the order of the module."""
+
+    dense: Shapes
+    experts: Shapes  # by the numbers that a rank gives them
+
+    def of(self, name: str, value: Value) -> Shape:
+        shape = self.dense.get(name) or self.experts.get(name)
+        if shape is None:
+            value.wrong("the name of a tensor of the module, or of an expert")
+        return shape
+
+
+def _groups(optims: tuple[TorchFile, ...], names: _Names) -> list[dict[str, Shape]]:
+    """Of each group of the optimizer its parameters, in the order of its buffer."""
+    stated: list[dict[str, Shape]] = []
+    for part in optims:
+        mappings = Value.of(part).at(_STATE).find(_NAMES)
+        if mappings is None:
+            fail(
+                "E457",
+                f"{part.file}: param_shapes and {_NAMES} do not show which parameters the optimizer's buffers hold,"
+                " as of experts before DeepSpeed 0.7",
+                Label(str(part.path), where=_STATE),
+                remedy=_ADVICE,
+            )
+        for g, group in enumerate(mappings.items()):
+            stated += [{} for _ in range(g + 1 - len(stated))]
+            stated[g] |= {name: names.of(name, value) for name, value in group.named() if name not in stated[g]}
+    rooms = [_room(optims, g) for g in range(len(stated))]
+    short = [g for g, room in enumerate(rooms) if _numel(stated[g]) < room]
+    if short:
+        for g, rest in zip(short, _fill(optims[0], names, stated, {g: rooms[g] for g in short}), strict=True):
+            stated[g] |= rest
+    return stated
+
+
+def _second_names(meta: TorchFile, trained: list[str], rest: list[str]) -> dict[str, str]:
+    """Of tensors that no group trains, those that have the bytes of one that is trained: later releases save copies of them."""
+    module = Value.of(meta).at("module")
+    of = {name: meta.extent(("module", name), module.at(name).tensor()) for name in (*trained, *rest)}
+    out = {}
+    for name in (n for n in rest if of[n].numel >= _LEAST and of[n].is_contiguous):
+        alike = [n for n in trained if _form(of[n]) == _form(of[name])]
+        same = [n for n in alike if crc_of(meta.root, of[n]) == crc_of(meta.root, of[name])]
+        if len(same) == 1:
+            out[name] = same[0]
+    return out
+
+
+def _form(extent: Extent) -> tuple[object, ...]:
+    return extent.dtype, extent.shape, extent.stride, extent.offset, extent.storage_bytes
+
+
+def _numel(group: Shapes) -> int:
+    return sum(map(prod, group.values()))
+
+
+def _room(optims: tuple[TorchFile, ...], g: int) -> int:
+    """Elements of a group's buffer without its padding."""
+    state = Value.of(optims[0]).at(_STATE)
+    count = state.at("partition_count").items()[g].whole(1)
+    part = prod(state.at("single_partition_of_fp32_groups").items()[g].tensor().shape)
+    stated = (Value.of(optim).at(_STATE).find("group_paddings") for optim in optims)
+    paddings = [held.items()[g].whole() for held in stated if held is not None]
+    return part * count - max(paddings, default=0)
+
+
+def _fill(
+    file: TorchFile, names: _Names, stated: list[dict[str, Shape]], rooms: dict[int, int]
+) -> list[dict[str, Shape]]:
+    """The parameters that these groups have behind those that are stated."""
+    known = {name for group in stated for name in group}
+    experts = {g: any(name in names.experts for name in stated[g]) for g in rooms}
+    rest = [(name, shape) for name, shape in {**names.dense, **names.experts}.items() if name not in known]
+    slots = [
+        Slots(room - _numel(stated[g]), lambda name, _, at, g=g: (name in names.experts) == experts[g])  # type: ignore[misc]
+        for g, room in rooms.items()
+    ]
+    found = match(rest, slots, prod)
+    if isinstance(found, Unclear):
+        lacking = ", ".join(map(str, rooms))
+        fail(
+            "E457",
+            f"{file.file}: {_NAMES} names some parameters of group {lacking} alone, as DeepSpeed before 0.13 does of experts,"
+            f" and {'several choices' if found.is_several else 'no choice'} of the others would fill it",
+            Label(str(file.path), where=f"{_STATE}/{_NAMES}"),
+            remedy=_ADVICE,
+        )
+    shapes = dict(rest)
+    return [{name: shapes[name] for name in group} for group in found]
+
+
+def _of_experts(optim: Value, listing: Listing, mp: int) -> Shapes:
+    """Tensors of the experts that the first rank holds, by their local numbers, which are the global ones of its files."""
+    places = sorted((place, name) for name in listing.experts if (place := expert_place(name)) is not None)
+    mine = [(place, name) for place, name in places if place[2] == mp]
+    degree = _degree(optim)
+    counts: dict[int, int] = {}
+    for (layer, _, _), _ in mine:
+        counts[layer] = counts.get(layer, 0) + 1
+    out: dict[str, Shape] = {}
+    for (layer, number, _), name in mine:
+        if number < counts[layer] // degree:
+            held = Value.of(read_shard(listing.root, name)).named()
+            out |= {key: value.tensor().shape for key, value in held}
+    return out
+
+
+def _degree(optim: Value) -> int:
+    """Over how many ranks experts are dealt, as the groups are called: `ep_size_2`."""
+    state = optim.at(_STATE).find("base_optimizer_state")
+    groups = state.find("param_groups") if state is not None and isinstance(state.held, dict) else None
+    names = [group.find("name") for group in groups.items()] if groups is not None else []
+    found = {int(m["ep"]) for n in names if n is not None and isinstance(n.held, str) and (m := _DEGREE.match(n.held))}
+    return max(1, *found) if found else 1

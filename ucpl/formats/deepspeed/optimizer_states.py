@@ -1,0 +1,280 @@
+"""A target's optimizer states before their tensors' bytes: whole at stage 0, flat at stages 1 and 2, sliced at stage 3."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+from typing import NoReturn
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Call, Flat, Global, Key
+from ucpl.formats.deepspeed import auto_ep
+from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
+from ucpl.formats.deepspeed.muon import demand_whole_tensors
+from ucpl.formats.deepspeed.order import Run
+from ucpl.formats.deepspeed.states import in_file
+from ucpl.formats.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
+from ucpl.stores.scalars import number_of
+from ucpl.stores.values import Value
+
+
+def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:
+    """The state_dict entry of one flat buffer or parameter: numbers first, as torch's optimizers make them."""
+    out: dict[str, object] = {}
+    for name, kept in writer.source.envelope.scalars.items():
+        if not kept.keys().isdisjoint(members):
+            out[in_file(name)] = writer.scalar(file, name, members)
+    for name in writer.below.get((file.path, text_of(key)), {}):
+        made = writer.tensor(file, (*key, name))
+        if made is not None:
+            out[in_file(name)] = made
+    return out
+
+
+def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
+    """ZeRO-0: numbered parameters, in the order of the groups; or a flat buffer for each of these."""
+    here = _groups_here(writer, file)
+    if not here:
+        return None
+    masters, flat = bool(writer.settings.get("masters")), bool(writer.settings.get("fused"))
+    inner: Key = ("optimizer", "optimizer_state_dict", "state") if masters else ("optimizer", "state")
+    state: dict[int, object] = {}
+    groups: list[dict[str, object]] = []
+    held: list[object] = []
+    number = 0
+    for g, members in here:
+        if not members and writer.structure.groups[g][1]:
+            _refuse_empty(writer, file, g)
+        slots = [tuple(members)] if flat else [(name,) for name in members]
+        ids = list(range(number, number + len(slots)))
+        number += len(slots)
+        groups.append({**_hyper(writer, file, g), "params": ids})
+        key: Key = ("optimizer", "fp32_groups_flat" if flat else "fp32_groups", len(held))
+        mine = [writer.tensor(file, key if flat else (*key, i), True) for i in range(len(slots))]
+        held.append(mine[0] if flat else mine)
+        for i, names in zip(ids, slots, strict=True):
+            if states := _states(writer, file, (*inner, i), names):
+                state[i] = states
+    base: dict[str, object] = {"state": state, "param_groups": groups}
+    if not masters:
+        return base
+    numbers = file.storages.value(loss_scale_numbers({str(k): v for k, v in _scaling(writer).mapping().items()}))
+    if not flat:
+        return {**numbers, "optimizer_state_dict": base, "fp32_groups": held}
+    return {
+        **numbers,
+        "optimizer_state_dict": base,
+        "fp32_groups_flat": held,
+        **({"clip_grad": 0.0} | clip_grad(writer)),
+    }
+
+
+def _groups_here(writer: Writer, file: TargetFile) -> list[tuple[int, list[str]]]:
+    """The groups' numbers, and their parameters on the rank whose file is being made."""
+    groups = [(g, [*members]) for g, (_, members) in enumerate(writer.structure.groups)]
+    here = writer.numbered(file)
+    return groups if here is None else [(g, [name for name in members if name in here]) for g, members in groups]
+
+
+def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
+    state = _sliced(writer, file) if writer.stage == 3 else _flat(writer, file)
+    return {
+        "optimizer_state_dict": state,
+        "ds_config": file.storages.value(writer.config),
+        "ds_version": FORMAT_VERSION,
+    }
+
+
+def scaling(writer: Writer, file: TargetFile) -> dict[str, object]:
+    blobs = _scaling(writer)
+    scaler = loss_scaler(blobs, blobs.find("ds_config"), bool(writer.settings.get("fp16")))
+    dynamic = scaler.state.get("dynamic", False) is True if isinstance(scaler.state, dict) else False
+    known = blobs.mapping()
+    return {
+        "loss_scaler": file.storages.value(scaler),
+        "dynamic_loss_scale": known.get("dynamic_loss_scale", dynamic),
+        "overflow": known.get("overflow", False),
+    }
+
+
+def _scaling(writer: Writer) -> Value:
+    return scaling_of(writer.source, bool(writer.settings.get("fp16")))
+
+
+def clip_grad(writer: Writer) -> dict[str, object]:
+    """Where neither the source nor its ds_config says it, the engine that loads keeps its own."""
+    value = writer.blob("clip_grad", writer.config.get("gradient_clipping"))
+    return {"clip_grad": value} if isinstance(value, (int, float)) else {}
+
+
+def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
+    """A shard of stages 1 and 2."""
+    if writer.stages > 1 and len(writer.flats) < len(writer.structure.groups):
+        lacking = next(
+            g for g, (name, _) in enumerate(writer.structure.groups) if name not in {f.group for f in writer.flats}
+        )
+        _refuse_empty(writer, file, lacking)
+    if len(writer.flats) != len(writer.structure.groups):
+        fail(
+            "E471",
+            f"stage {writer.stage} keeps one flat buffer a parameter group: {len(writer.structure.groups)} groups make "
+            f"{len(writer.flats)}",
+            Label(file.path),
+        )
+    is_bf16_optimizer = bool(writer.settings.get("bf16_optimizer"))
+    out: dict[str, object] = {} if is_bf16_optimizer else scaling(writer, file)
+    out |= clip_grad(writer)
+    here: Key = ("optimizer_state_dict",)
+    runs = [Run(flat.starts, flat.numel) for flat in writer.flats]
+    if writer.settings.get("elastic"):
+        out["base_optimizer_state"] = [
+            _states(writer, file, (*here, "base_optimizer_state", g), flat.names) for g, flat in enumerate(writer.flats)
+        ]
+        # Without it DeepSpeed refuses to load; it saves it for optimizers alone that keep `step` in their groups.
+        counts = [hyper["step"] for hyper in writer.hypers if "step" in hyper]
+        counts += writer.source.envelope.scalars.get("step", {}).values()
+        out["base_optimizer_state_step"] = number_of(counts[0]) if counts else writer.blob("global_steps", 0)
+    else:
+        held = {
+            g: _states(writer, file, (*here, "base_optimizer_state", "state", g), flat.names)
+            for g, flat in enumerate(writer.flats)
+        }
+        demand_whole_tensors(writer, file, held)
+        out["base_optimizer_state"] = {
+            "state": {g: state for g, state in held.items() if state},
+            "param_groups": [{**_hyper(writer, file, g), "params": [g]} for g in range(len(writer.hypers))],
+        }
+    key: Key = (*here, "single_partition_of_fp32_groups")
+    out["single_partition_of_fp32_groups"] = [
+        writer.tensor(file, (*key, g), True) or file.storages.empty("f32", (0,), True) for g in range(len(runs))
+    ]
+    shared = [(*_cut(writer, flat), run) for flat, run in zip(writer.flats, runs, strict=True)]
+    if is_bf16_optimizer:
+        out["group_paddings"] = [
+            run.part(ways) * ways - run.numel if place == ways - 1 else 0 for ways, place, run in shared
+        ]
+    else:
+        out["zero_stage"] = stage_of(writer.stage)
+        out["group_paddings"] = [run.part(ways) - run.lean(ways, place) for ways, place, run in shared]
+        out["param_alignment_paddings"] = [_gaps(writer.saved(flat)) for flat in writer.flats]
+    out["partition_count"] = [ways for ways, _, _ in shared]
+    out["ds_version"] = FORMAT_VERSION
+    out["param_slice_mappings"] = [
+        _fragments(writer.saved(flat), place * run.part(ways), (place + 1) * run.part(ways))
+        for flat, (ways, place, run) in zip(writer.flats, shared, strict=True)
+    ]
+    return out
+
+
+def _refuse_empty(writer: Writer, file: TargetFile, group: int) -> NoReturn:
+    fail(
+        "E471",
+        f"stage {writer.here['pp']} of the pipeline holds no parameter of group {group}, and DeepSpeed keeps no empty one",
+        Label(file.path),
+        remedy="Deal the layers otherwise: stages = [...] beside pp.",
+    )
+
+
+def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
+    """A shard of stage 3."""
+    here: Key = ("optimizer_state_dict",)
+    held = {
+        s: _states(writer, file, (*here, "optimizer_state_dict", "state", s), writer.tensors_in(flat))
+        for s, flat in enumerate(writer.flats)
+    }
+    groups = [
+        {
+            **_hyper(writer, file, g),
+            "params": [s for s, flat in enumerate(writer.flats) if _group_of(writer, flat) == name],
+        }
+        for g, (name, _) in enumerate(writer.structure.groups)
+    ]
+    flats = [writer.tensor(file, (*here, "fp32_flat_groups", s), True) for s in range(len(writer.flats))]
+    if None in flats:
+        s = flats.index(None)
+        fail("E471", f"the plan writes no masters of sub-group {s}", Label(file.path, where=f"fp32_flat_groups/{s}"))
+    return {
+        "zero_stage": stage_of(3),
+        **scaling(writer, file),
+        "partition_count": writer.dp,
+        **_partition_groups(writer),
+        "optimizer_state_dict": {
+            "state": {s: state for s, state in held.items() if state},
+            "param_groups": groups,
+        },
+        "fp32_flat_groups": flats,
+    }
+
+
+def _group_of(writer: Writer, flat: Flat) -> str:
+    """The optimizer's group of a sub-group: several of experts are numbered within theirs, `2.0` and `2.1`."""
+    known = {name for name, _ in writer.structure.groups}
+    return flat.group if flat.group in known else flat.group.rpartition(".")[0]
+
+
+def _partition_groups(writer: Writer) -> dict[str, object]:
+    """Stage 3 with AutoEP: the ranks that share each sub-group, as an engine compares them with its own."""
+    experts = writer.source.experts
+    if experts is None or not experts.is_fused:
+        return {}
+    ep = int(writer.settings.get("ep") or 1)
+    out: list[object] = []
+    for s, flat in enumerate(writer.flats):
+        is_ours = flat.cut == "edp"
+        ways, place = _cut(writer, flat) if is_ours else (writer.dp, writer.here["dp"])
+        ranks = [*range(writer.dp)]
+        if is_ours:
+            e = writer.here["ep"]
+            ranks = [*range(e * ways, e * ways + ways)] if experts.is_data_first else [*range(e, writer.dp, ep)]
+        out.append(
+            {
+                "sub_group": s,
+                "partition_count": ways,
+                "partition_rank": place,
+                "partition_ranks": ranks,
+                "families": ["autoep_expert" if is_ours else "replicated"],
+                "group_names": [f"ep_size_{ep}" if is_ours else "replicated"],
+            }
+        )
+    return {auto_ep.GROUPS: out}
+
+
+def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:
+    """How many ranks share a flat buffer, and which of them this one is."""
+    axis = flat.cut if flat.cut is not None and flat.cut in writer.here else "dp"
+    return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
+
+
+def _hyper(writer: Writer, file: TargetFile, g: int) -> dict[str, object]:
+    """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism.
+
+    Names that torch keeps of its parameters (`param_names`) are those that it has now.
+    """
+    value = file.storages.value(writer.hypers[g])
+    if "param_names" in value:
+        value = {**value, "param_names": list(writer.structure.groups[g][1])}
+    if writer.source.experts is not None and value.get("moe") is True:
+        value = {**value, "name": f"ep_size_{writer.settings.get('ep') or 1}"}
+    return value
+
+
+def stage_of(stage: int) -> Call:
+    """As DeepSpeed writes it: ZeroStageEnum(2)."""
+    return Call(Global("deepspeed.runtime.zero.config", "ZeroStageEnum"), (stage,))
+
+
+def _gaps(flat: Flat) -> list[int]:
+    """Padding behind each member: none behind the last."""
+    ends = [start + prod(shape) for start, (_, shape) in zip(flat.starts, flat.members, strict=True)]
+    return [after - end for after, end in zip((*flat.starts[1:], flat.numel), ends, strict=True)]
+
+
+def _fragments(flat: Flat, low: int, high: int) -> OrderedDict[str, Call]:
+    """Where each member's part lies inside the rank's part [low, high)."""
+    out: OrderedDict[str, Call] = OrderedDict()
+    for start, (name, shape) in zip(flat.starts, flat.members, strict=True):
+        first, last = max(start, low), min(start + prod(shape), high)
+        if first < last:
+            state = {"numel": last - first, "start": first - low}
+            out[name] = Call(Global("deepspeed.utils.tensor_fragment", "fragment_address"), new=True, state=state)
+    return out

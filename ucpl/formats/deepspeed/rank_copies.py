@@ -1,0 +1,99 @@
+"""Values that each rank's file repeats: the first file's copy is read, and a copy with other values is named.
+
+Not here: client_state, of which each rank may have its own (gathered.callers_of), and keys that no release writes (unknown).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ucpl.extents import Call
+from ucpl.extents.account import NotRead
+from ucpl.formats.deepspeed.names import RUN_KEYS, is_apart, place_in_run
+from ucpl.stores.repeated import Mark, hypers_of, unlike
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.unknown import unknown_keys
+
+__all__ = ["unlike_copies"]
+
+_DIMENSIONS = "checkpoint_parallel_dimensions"
+_INFO, _LAYERS = "universal_checkpoint_info", "ds_autoep_layers"  # AutoEP's layers name the rank that saves them
+_OF_ALL = (*RUN_KEYS, "ds_config", "ds_version", _DIMENSIONS)
+_OF_RANK = ("param_shapes", "frozen_param_shapes", "shared_params")  # alike on data-parallel ranks alone
+_OF_SHARDS = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "zero_stage", "ds_version")
+_BASES = ("base_optimizer_state", "optimizer_state_dict")
+_SLICES = "param_slice_mappings"
+_FRAGMENT = ("numel", "start")  # of fragment_address
+_DEGREES = ("pp_degree", "tp_degree")
+
+
+def unlike_copies(files: tuple[TorchFile, ...], mark: Mark) -> Iterator[NotRead]:
+    """Values of other ranks that differ from the first rank's, and keys that only describe a rank's own file.
+
+    mark: an equal value for equal values, tensors by their bytes (carrying.marks_of).
+    """
+    models = [one for one in files if _has(one, "module") and not is_apart(one.file)]
+    shards = [one for one in files if _shard_of(one)]
+    yield from unlike(((one, "", _fields(one.value, _OF_ALL) | _info(one.value)) for one in models), mark)
+    for same_rank in _by_model_rank(models):
+        yield from unlike(((one, "", _fields(one.value, _OF_RANK)) for one in same_rank), mark)
+    yield from unlike(((one, "optimizer_state_dict/", _fields(_shard_of(one), _OF_SHARDS)) for one in shards), mark)
+    configs = [
+        (one, "ds_config/", _fields(one.value, ("ds_config",)).get("ds_config")) for one in (*models[:1], *shards)
+    ]
+    yield from unlike((one for one in configs if one[2] is not None), mark)
+    for name in _BASES:
+        for same_rank in _by_model_rank([one for one in shards if name in _shard_of(one)]):
+            lead = f"optimizer_state_dict/{name}/param_groups/"
+            yield from unlike(((one, lead, hypers_of(_shard_of(one)[name])) for one in same_rank), mark)
+    names = {name for one in models for name in _named(_fields(one.value, _OF_RANK).get("param_shapes"))}
+    for one in models:
+        yield from unknown_keys(one.file, _fields(one.value, (_DIMENSIONS,)).get(_DIMENSIONS), _DEGREES,
+                                f"{_DIMENSIONS}/", "DeepSpeed")  # fmt: skip
+    for one in shards:
+        yield from _slices(one, names)
+
+
+def _has(part: TorchFile, key: str) -> bool:
+    return isinstance(part.value, dict) and key in part.value
+
+
+def _shard_of(part: TorchFile) -> dict[object, object]:
+    held = part.value.get("optimizer_state_dict") if isinstance(part.value, dict) else None
+    return held if isinstance(held, dict) else {}
+
+
+def _fields(value: object, keys: Iterable[str]) -> dict[object, object]:
+    return {key: value[key] for key in keys if key in value} if isinstance(value, dict) else {}
+
+
+def _info(value: object) -> dict[object, object]:
+    info = value.get(_INFO) if isinstance(value, dict) else None
+    return {_INFO: {key: one for key, one in info.items() if key != _LAYERS}} if isinstance(info, dict) else {}
+
+
+def _by_model_rank(parts: list[TorchFile]) -> Iterable[list[TorchFile]]:
+    """Files of one model-parallel rank each: their names end in its number."""
+    out: dict[int, list[TorchFile]] = {}
+    for one in parts:
+        place = place_in_run(one.file)
+        out.setdefault(place.numbers[-1] if place is not None and place.numbers else 0, []).append(one)
+    return out.values()
+
+
+def _named(shapes: object) -> Iterator[object]:
+    for group in shapes if isinstance(shapes, list) else [shapes]:
+        yield from group if isinstance(group, dict) else ()
+
+
+def _slices(part: TorchFile, names: set[object]) -> Iterator[NotRead]:
+    """Entries that are no part of a parameter: under another name, or with more than a begin and a length."""
+    held = _shard_of(part).get(_SLICES)
+    for number, group in enumerate(held if isinstance(held, list) else ()):
+        for name, fragment in group.items() if isinstance(group, dict) else ():
+            lead = f"optimizer_state_dict/{_SLICES}/{number}/{name}"
+            state = fragment.state if isinstance(fragment, Call) else None
+            if not isinstance(state, dict) or (names and name not in names):
+                yield NotRead(f"{part.file}: {lead}", "it is the place of no parameter of the model", kind="value")
+            else:
+                yield from unknown_keys(part.file, state, _FRAGMENT, f"{lead}/", "DeepSpeed")

@@ -1,0 +1,56 @@
+"""DeepSpeed as one of the frameworks that the other rooms speak to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.errors import UcplError
+from ucpl.extents import StoredTensor, Structure
+from ucpl.formats.deepspeed.folder import step_folder
+from ucpl.formats.deepspeed.gathered import Place
+from ucpl.formats.deepspeed.names import LATEST, list_files
+from ucpl.formats.deepspeed.step import open_step
+from ucpl.formats.deepspeed.target import KNOWN_GLOBALS
+from ucpl.formats.deepspeed.writing import skeleton
+from ucpl.stores.checkpoint import Checkpoint, Order, Skeleton
+from ucpl.stores.demands import Demands
+
+
+class DeepSpeed:
+    name = "deepspeed"
+    known_globals = KNOWN_GLOBALS
+    demands = Demands()
+
+    def recognises(self, path: Path) -> bool:
+        """A folder with DeepSpeed's files, or one whose `latest` stands beside folders."""
+        if not path.is_dir():
+            return False
+        try:
+            if not list_files(path).is_empty:
+                return True
+        except UcplError:
+            return True  # its files, though something is wrong with them
+        if (path / LATEST).is_file():
+            return True
+        return any(child.is_dir() and _looks(child) for child in path.iterdir())
+
+    def open(self, path: Path, order: Order | None = None) -> Checkpoint:
+        """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469.
+
+        order: which parameters the optimizer's numbers are, where no file says it (ZeRO-0).
+        """
+        root, tag = step_folder(path)
+        return open_step(Place(path, root, tag), order)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """All files of a target that `engine.load_checkpoint` takes at its degree and stage. Raises: UcplError E470-E479."""
+        return skeleton(structure, targets, source, tag)
+
+
+def _looks(folder: Path) -> bool:
+    try:
+        return not list_files(folder).is_empty
+    except UcplError:
+        return True

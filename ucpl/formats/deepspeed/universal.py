@@ -1,0 +1,391 @@
+"""DeepSpeed's universal format: one small file for each state of each parameter, beside copied files of model states.
+
+Read in deepspeed 0.19.8: checkpoint/ds_to_universal.py (what is written), checkpoint/universal_checkpoint.py, stage3.py
+`load_hp_checkpoint_state_from_checkpoint_dir_stage3` and base_optimizer.py (what is loaded).
+
+Known of the loader, which no file can change: it restores neither buffers nor frozen parameters, and at stage 3 it gives every
+parameter group the hyper-parameters of the first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
+from ucpl.extents.account import NotRead
+from ucpl.formats.deepspeed import auto_ep
+from ucpl.formats.deepspeed.affine import INFO
+from ucpl.formats.deepspeed.as_written import read_atom, read_shard
+from ucpl.formats.deepspeed.blobs import SCALING, keep_fields, keep_left_out, keep_module_facts, keep_run
+from ucpl.formats.deepspeed.cuts import vocabulary_of
+from ucpl.formats.deepspeed.flat_shards import hyper_of
+from ucpl.formats.deepspeed.gathered import Facts, Gathered, Place, callers_of
+from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.names import Listing, list_files
+from ucpl.formats.deepspeed.order import Shape, undeal
+from ucpl.formats.deepspeed.target import KNOWN_GLOBALS
+from ucpl.formats.deepspeed.topology import not_yet
+from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers, whole_module
+from ucpl.formats.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
+from ucpl.records import frozen
+from ucpl.stores.ahead import ahead
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+from ucpl.stores.demands import Demands
+from ucpl.stores.skipping import skips, skips_optimizer
+from ucpl.stores.texts import names_like, read_name
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.unknown import SHARED, unknown_keys
+from ucpl.stores.values import Value
+
+_STATES = ("optimizer_state_dict", "state")
+# Keys of an atom, as ds_to_universal.py of DeepSpeed writes them.
+_ATOM = frozenset(
+    ("param", "cat_dim", "vocab_tensor", "param_n_sub_params", "sub_param_shape", "ds_autotp_universal_checkpoint_meta")
+)
+_SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_optimizer_state",))
+
+
+class Universal:
+    name = "universal"
+    known_globals = KNOWN_GLOBALS
+    demands = Demands()
+
+    def recognises(self, path: Path) -> bool:
+        """A folder of atoms, or a save folder whose only pointer is `latest_universal`."""
+        if not path.is_dir():
+            return False
+        if (path / ATOMS).is_dir() and any(p.is_dir() for p in (path / ATOMS).iterdir()):
+            return True
+        return (path / LATEST).is_file() and not (path / "latest").is_file()
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read the headers of all atoms and of the model states. Raises: UcplError E452-E463."""
+        return _Universal.of(_step(path)).checkpoint()
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """A folder that `load_universal` takes at any degree of data parallelism. Raises: UcplError E470-E479."""
+        return skeleton(structure, targets, source, tag)
+
+
+def _step(path: Path) -> Place:
+    if (path / ATOMS).is_dir():
+        return Place(path, path, path.name)
+    tag = read_name(path / LATEST) or ""
+    root = path / tag
+    if not tag or Path(tag).is_absolute() or ".." in Path(tag).parts or not (root / ATOMS).is_dir():
+        fail(
+            "E450",
+            f"{LATEST} names {tag!r}, and there is no such folder of atoms",
+            Label(str(path / LATEST), f"says {tag!r}"),
+            remedy="give the step's folder itself, or correct the pointer",
+        )
+    return Place(path, root, tag)
+
+
+@frozen(eq=False)
+class _Universal:
+    """A step's folder while it is read."""
+
+    place: Place
+    stage: int  # 3, or 1 for all others
+    ranks: int  # model-parallel ones of the source
+    metas: tuple[TorchFile, ...]
+    shared: TorchFile | None  # what all parameters share: zero/optimizer_state.pt
+    module: Module
+    gathered: Gathered
+    atoms: list[TorchFile] = field(factory=list)
+    words: dict[str, Shape] = field(factory=dict)  # of tensors whose rows are words: what atoms hold
+    forms: dict[bool, TorchFile] = field(
+        factory=dict
+    )  # whether atoms are dicts, which keep shapes: an atom of each form
+
+    @classmethod
+    def of(cls, place: Place) -> _Universal:
+        root = place.root
+        listing: Listing = list_files(root)
+        if not listing.models:
+            fail("E452", f"{root} has no file of model states", Label(str(root), "holds atoms only"))
+        names = [listing.models[at] for at in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
+        ahead(root / names[0], [partial(read_shard, root, name) for name in names])
+        metas = tuple(read_shard(root, name) for name in names)
+        has_shared = (root / GLOBAL_STATE).is_file() and not skips_optimizer(GLOBAL_STATE, kind="file")
+        shared = read_torch_file(root, GLOBAL_STATE) if has_shared else None
+        stage = 3 if any(dp is not None for dp, _ in listing.models) else 1
+        if auto_ep.layers_of(metas[0]) is not None:
+            not_yet(metas[0].path, "its experts are AutoEP's, in a universal folder")
+        module = whole_module(metas, stage)
+        ranks = 1 + max(mp for _, mp in listing.models)
+        return cls(place, stage, ranks, metas, shared, module, Gathered())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether model states hold whole weights, beside the masters in atoms, which may lack the padding of words."""
+        stripped = any(self.module.shapes.get(name) != shape for name, shape in self.words.items())
+        return self.stage < 3 and self.ranks == 1 and bool(self.module.tensors) and not stripped
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether its atoms keep the shapes of tensors, whole ones. Raises: UcplError E456."""
+        if len(self.forms) > 1:
+            fail("E456", "atoms of two forms", *(Label(str(part.path)) for part in self.forms.values()))
+        return True in self.forms
+
+    @property
+    def states(self) -> tuple[TorchFile, ...]:
+        """The files of model states that speak for all: one of each dp rank at stage 3."""
+        ranks = len(self.metas) // self.ranks
+        return self.metas[:ranks] if self.stage == 3 else self.metas[:1]
+
+    def checkpoint(self) -> Checkpoint:
+        gathered, module = self.gathered, self.module
+        shapes = self.masters()
+        if self.ranks > 1 and self.stage == 3:
+            self.refuse_parts()
+        self.weights()
+        self.settings()
+        self.groups()
+        self.demand_states()
+        keep_run(gathered, module.file, "num_experts")
+        keep_left_out(gathered, module)
+        keep_module_facts(gathered, module)
+        if self.shared is not None and isinstance(self.shared.value, dict):
+            keep_fields(gathered, Value.of(self.shared), SCALING)
+            gathered.not_read += unknown_keys(self.shared.file, self.shared.value, SHARED, by="DeepSpeed")
+        if self.ranks > 1 and module.tensors:
+            gathered.remark(
+                "the source was model-parallel: its cut weights in `module` are not read, the masters are whole"
+            )
+        if lost := lost_buffers(self.metas):
+            gathered.remark(f"buffers of a pipeline's layers have no file here: {shown(lost)}")
+        is_bare = self.stage == 3 and not self.is_shaped
+        whole = {name: shape if is_bare else shapes.get(name, shape) for name, shape in module.shapes.items()}
+        shardings = cuts(gathered, module, whole)
+        more = (self.shared,) if self.shared is not None else ()
+        files = (*self.metas, *more, *self.atoms)
+        return gathered.checkpoint(
+            self.place,
+            "universal",
+            files,
+            Facts(self.named(whole), module.aliases, callers_of(self.metas[:1]), shardings),
+        )
+
+    def named(self, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
+        """The model's tensors in the module's order."""
+        module = self.module
+        held = "bf16" if self.config("bf16", "enabled") else "f16" if self.config("fp16", "enabled") else "f32"
+        return tuple(
+            NamedTensor(
+                name,
+                whole[name],
+                module.tensors[name].storage.dtype if name in module.tensors else held,
+                "buffer" if name in module.buffers else "parameter" if name in module.trained else "frozen",
+                tuple(self.gathered.states.get(name, ())),
+            )
+            for name in module.tensors or whole
+            if name in whole
+        )
+
+    def refuse_parts(self) -> None:
+        """Of tensor-parallel ranks at stage 3 each keeps parts of frozen parameters, and nothing says of which shape."""
+        if self.module.frozen or not self.is_shaped:
+            what = "frozen parameters of" if self.module.frozen else "tensors without a shape, of"
+            not_yet(
+                self.module.file.path, f"a universal folder of stage 3 has {what} {self.ranks} tensor-parallel ranks"
+            )
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def masters(self) -> dict[str, Shape]:
+        """Every state of every trained parameter. Gives the parameters' whole shapes."""
+        root, file = self.place.root, self.module.file
+        folders = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
+        shapes: dict[str, Shape] = {}
+        atoms = [folders[n] / a for n in self.module.trained if n in folders for a in names_like(folders[n], ".pt")]
+        atoms = [atom for atom in atoms if not skips(atom.stem, needed=atom.stem == "fp32")]
+        if atoms:
+            ahead(atoms[0], [partial(read_atom, root, atom) for atom in atoms])
+        for name in self.module.trained:
+            if name not in folders:
+                fail(
+                    "E452",
+                    f"{name} is in param_shapes, and has no folder of atoms",
+                    Label(str(root / ATOMS / name), "not there"),
+                    Label(str(file.path), where=f"param_shapes/{name}"),
+                )
+            paths = [folders[name] / atom for atom in names_like(folders[name], ".pt")]
+            paths = [path for path in paths if not skips(path.stem, needed=path.stem == "fp32")]
+            for path in sorted(paths, key=lambda p: (p.stem != "fp32", p.stem)):
+                atom = read_atom(root, path)
+                self.atoms.append(atom)
+                self.atom(atom, name, path.stem, shapes)
+        info = Value.of(file).find(INFO) if self.stage < 3 else None
+        words = vocabulary_of(file, info, shapes)
+        self.words.update({name: shapes[name] for name in words})
+        for name, shape in shapes.items():
+            stated = self.module.shapes.get(name, shape)
+            is_less = name in words and stated[1:] == shape[1:] and stated[0] > shape[0] == words[name]
+            if self.ranks == 1 and prod(shape) != prod(stated) and not is_less:
+                fail(
+                    "E458",
+                    f"the atom of {name} has {prod(shape)} elements, param_shapes says {list(stated)}",
+                    Label(str(root / ATOMS / name)),
+                    Label(str(file.path), where=f"param_shapes/{name}"),
+                )
+        extra = sorted(set(folders) - set(self.module.trained))
+        if extra:
+            self.gathered.not_read += [NotRead(f"{ATOMS}/{name}/", "it is of no trained parameter") for name in extra]
+        return shapes
+
+    def atom(self, part: TorchFile, name: str, state: str, shapes: dict[str, Shape]) -> None:
+        """One file of one state: a dict with `param`, a bare tensor, or a number."""
+        gathered = self.gathered
+        value = Value.of(part)
+        is_dict = isinstance(value.held, dict) and "param" in value.held
+        if is_dict:
+            gathered.not_read += unknown_keys(part.file, value.held, _ATOM, by="DeepSpeed")
+            value = value.at("param")
+        held = value.held
+        if held is None or isinstance(held, int | float | bool | str):
+            gathered.scalar(value, state, held, (name,))
+            return
+        tensor = value.tensor()
+        # A parameter without dims has states without dims; a number of a parameter is no dict.
+        is_own = is_dict and tensor.shape == self.module.shapes.get(name) and state != "step"
+        if (not tensor.shape and not is_own) or (state == "step" and prod(tensor.shape) == 1):
+            gathered.consumed.add((part.file, value.key))
+            gathered.scalar(value, state, part.read_scalar(value.key or (name, state), tensor), (name,))
+            gathered.scalar_extents.setdefault(state, {})[name] = part.extent(value.key, tensor)
+            return
+        gathered.keep(part, value.key, tensor)
+        gathered.has((name,), state)
+        self.forms.setdefault(is_dict, part)
+        known = shapes.setdefault(name, tensor.shape)
+        if prod(known) != prod(tensor.shape):
+            fail(
+                "E458",
+                f"{state} of {name} is {list(tensor.shape)}, and another state {list(known)}",
+                Label(str(part.path), f"{list(tensor.shape)}"),
+                Label(str(part.path.parent), f"{list(known)}"),
+            )
+
+    def weights(self) -> None:
+        """Tensors of model states: weights where they are whole, buffers, fragments of frozen parameters."""
+        gathered, module = self.gathered, self.module
+        for part in self.states:
+            meta = Value.of(part)
+            held = meta.find("module")
+            for name, value in held.named() if held is not None else ():
+                if not isinstance(value.held, TensorRef) or name in module.empty or name in module.left_out.names:
+                    continue
+                is_placeholder = name in module.trained or name in module.aliases
+                is_placeholder |= name in module.frozen and self.stage == 3
+                if is_placeholder and not self.is_whole:
+                    gathered.consumed.add((part.file, value.key))
+                else:
+                    gathered.keep(part, value.key, value.held)
+            fragments = meta.find("frozen_param_fragments")
+            for _, value in fragments.named() if fragments is not None else ():
+                tensor = value.tensor()
+                if self.stage == 3 and tensor.shape != (0,):
+                    gathered.keep(part, value.key, tensor)
+                else:
+                    gathered.consumed.add((part.file, value.key))
+
+    def demand_states(self) -> None:
+        """One optimizer keeps the same states for all of a group."""
+        for group in self.gathered.groups:
+            for state in dict.fromkeys(s for m in group.members for s in self.gathered.states.get(m, ())):
+                for member in group.members:
+                    is_full = prod(self.module.shapes.get(member, (0,)))
+                    if is_full and state not in self.gathered.states.get(member, {}):
+                        fail(
+                            "E452",
+                            f"{member} has no {state}, and others of its group have",
+                            Label(str(self.place.root / ATOMS / member / f"{state}.pt"), "not there"),
+                        )
+
+    # ---- what is not a tensor --------------------------------------------------------------------------------------
+
+    def settings(self) -> None:
+        gathered, file = self.gathered, self.module.file
+        origin = f"ds_config of {file.file}"
+        gathered.set("stage", self.stage, f"files of {file.file}'s kind")
+        gathered.set("files", len(self.states), "number of files of model states")
+        if self.stage == 3:
+            gathered.set("shaped", int(self.is_shaped), f"form of {next(iter(self.forms.values()), file).file}")
+        for section in ("bf16", "fp16"):
+            gathered.set(section, int(bool(self.config(section, "enabled"))), origin)
+        gathered.set("weights", int(self.is_whole), "number of model-parallel ranks")
+        gathered.set("saved_dp", self.saved_dp(), file.file)
+
+    def saved_dp(self) -> int:
+        stated = Value.of(self.module.file).find("dp_world_size")
+        return stated.whole(1) if stated is not None else 1
+
+    def config(self, section: str, key: str) -> object:
+        """A value of ds_config; None where there is none."""
+        config = Value.of(self.module.file).find("ds_config")
+        found = config.find(section) if config is not None else None
+        value = found.find(key) if found is not None else None
+        return value.held if value is not None else None
+
+    def groups(self) -> None:
+        """The optimizer's groups: param_shapes in the order that the source's files had, dealt back where it was dealt."""
+        gathered = self.gathered
+        stated = [tuple(group) for group in self.module.groups]
+        shared = Value.of(self.shared) if self.shared is not None and isinstance(self.shared.value, dict) else None
+        base = shared.find("optimizer_state_dict") if shared is not None and self.stage == 3 else None
+        hypers: list[Value] = []
+        for place in (base, shared):
+            found = place.find("param_groups") if place is not None else None
+            if found is not None and not hypers:
+                hypers = found.items()
+        if self.stage == 3 and hypers and all("params" in hyper.mapping() for hyper in hypers):
+            numbers = [[s.whole() for s in hyper.at("params").items()] for hyper in hypers]
+            joined = [tuple(n for s in mine if s < len(stated) for n in stated[s]) for mine in numbers]
+        else:
+            is_dealt = self.stage < 3 and self.config("zero_optimization", "round_robin_gradients")
+            joined = [undeal(group, self.saved_dp() if is_dealt else 1) for group in stated]
+        for g, members in enumerate(joined):
+            hyper = hyper_of(hypers[g]) if g < len(hypers) else {}
+            gathered.groups.append(ParameterGroup(str(g), members, hyper))
+        states = base.find("state") if base is not None else None
+        if self.shared is not None:  # a copy of one rank's shard, whose tensors atoms hold
+            held_twice = (e for e in self.shared.extents() if e.key[:1] in _SHARD or e.key[:2] == _STATES)
+            gathered.consumed.update((extent.file, extent.key) for extent in held_twice)
+        for s, group in enumerate(stated):
+            if self.shared is not None and states is not None and (held := states.find(s)) is not None:
+                self.shared_numbers(self.shared, held, group)
+
+    def shared_numbers(self, part: TorchFile, states: Value, members: tuple[str, ...]) -> None:
+        """Numbers that all parameters of a sub-group share at stage 3."""
+        gathered = self.gathered
+        for name, value in states.named():
+            held = value.held
+            if isinstance(held, TensorRef) and held.shape:
+                continue
+            kept = gathered.scalars.setdefault(name, {})
+            if isinstance(held, TensorRef):
+                gathered.consumed.add((part.file, value.key))
+                extent = part.extent(value.key, held)
+                gathered.scalar_extents.setdefault(name, {}).update(dict.fromkeys(members, extent))
+                kept.update(dict.fromkeys(members, part.read_scalar(value.key, held)))
+            elif held is None or isinstance(held, int | float | bool | str):
+                kept.update(dict.fromkeys(members, held))
+            else:
+                value.wrong("a number or a tensor")
+
+
+def shown(names: list[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+
+
+__all__ = ["Universal"]

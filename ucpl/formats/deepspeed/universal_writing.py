@@ -1,0 +1,151 @@
+"""A universal folder before its tensors' bytes: model states, a file for each state of each parameter, and what all share."""
+
+from __future__ import annotations
+
+from math import prod
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Flat, StoredTensor, Structure, key_text
+from ucpl.formats.deepspeed.affine import INFO
+from ucpl.formats.deepspeed.model_states import model_states
+from ucpl.formats.deepspeed.names import is_of_expert, model_file
+from ucpl.formats.deepspeed.optimizer_states import clip_grad, scaling, stage_of
+from ucpl.formats.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, demand_numbers, skeleton_of
+from ucpl.formats.deepspeed.universal_cuts import Cuts, beside, cuts_of, lists_of
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+
+ATOMS = "zero"
+GLOBAL_STATE = "zero/optimizer_state.pt"
+LATEST = "latest_universal"
+VERSION = 0.4
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    """All files of a universal folder. Raises: UcplError E470, E471."""
+    _refuse_experts(source)
+    demand_numbers(structure.settings)
+    stage = int(structure.settings.get("stage") or 1)
+    # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
+    settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
+    whole = evolve(structure, flats=_whole_flats(structure), settings=settings, shardings={})
+    writer = Writer.of(whole, targets, source)
+    cuts = cuts_of(writer, structure.shardings)
+    files: Made = []
+    for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
+        model = writer.file(model_file(stage, rank, 0))
+        writer.stand(0, rank)
+        value = model_states(writer, model, rank)
+        value.setdefault(INFO, lists_of(cuts) if cuts else {"universal_checkpoint_version": VERSION})
+        files.append((model, value))
+    writer.stand(0, 0)
+    shared = writer.file(GLOBAL_STATE)
+    files.append((shared, _shared(writer, shared, stage)))
+    files += _atoms(writer, cuts)
+    if stage < 3:
+        files += _numbers(writer)
+    folder = tag or writer.folder
+    return skeleton_of(folder if folder.endswith("_universal") else f"{folder}_universal", LATEST, files)
+
+
+def _refuse_experts(source: Checkpoint) -> None:
+    """Its loader asks for each rank's experts by their numbers on that rank, the same ones everywhere."""
+    if source.experts is not None and source.experts.is_fused:
+        fail(
+            "E471",
+            "a universal folder keeps AutoEP's experts of a layer as one tensor, and that is not written",
+            Label(str(source.root)),
+            remedy="zero1(dp=..., ep=...) or zero2(dp=..., ep=...): DeepSpeed loads it on those ranks",
+        )
+    apart = next((file for file in source.files if is_of_expert(file)), None)
+    if apart is not None:
+        fail(
+            "E471",
+            f"a universal folder has no place for experts such as those of {apart}: every rank would load the first ones",
+            Label(str(source.root / apart)),
+            remedy="zero1(...) or zero2(...), with ep = ...: DeepSpeed loads these plainly; or plain(), one file.",
+        )
+
+
+def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
+    """Flat buffers of one rank: nothing is cut, nothing is padded. A group that trains nothing has none."""
+    shapes = {t.name: t.shape for t in structure.tensors}
+    flats = []
+    for g, (name, members) in enumerate(group for group in structure.groups if group[1]):
+        sizes = [prod(shapes[m]) for m in members]
+        starts = [sum(sizes[:i]) for i in range(len(members))]
+        flats.append(Flat(g, name, {}, tuple((m, shapes[m]) for m in members), tuple(starts), sum(sizes)))
+    return tuple(flats)
+
+
+def _atoms(writer: Writer, cuts: Cuts) -> Made:
+    """A file for each state of each parameter: the targets that no other file took."""
+    vocabulary = writer.source.vocabulary
+    by_file: dict[str, list[int]] = {}
+    for i, target in enumerate(writer.targets):
+        if i not in writer.used:
+            by_file.setdefault(target.file, []).append(i)
+    files: Made = []
+    for path, indices in by_file.items():
+        (i, *more_of_it) = indices
+        if more_of_it or not path.startswith(
+            f"{ATOMS}/"
+        ):  # of a module whose tensors the source has by other names by now
+            fail(
+                "E471",
+                f"a universal folder of what this source has now has no place for {key_text(writer.targets[i].key)} of {path}",
+                Label(str(writer.source.root)),
+            )
+        file = writer.file(path)
+        key = writer.targets[i].key
+        made = writer.tensor(file, key, path.endswith("/fp32.pt"))
+        name = path.split("/")[1]
+        more = beside(cuts.get(name), name in vocabulary) if key else {}
+        files.append((file, {"param": made, **more} if key else made))
+    return files
+
+
+def _numbers(writer: Writer) -> Made:
+    """A file for each number that an optimizer keeps of a parameter."""
+    known = {t.name for t in writer.structure.tensors}
+    files: Made = []
+    for state, held in writer.source.envelope.scalars.items():
+        for member in held:
+            if member in known:
+                file = writer.file(f"{ATOMS}/{member}/{state}.pt")
+                files.append((file, writer.scalar(file, state, (member,))))
+    return files
+
+
+def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
+    """zero/optimizer_state.pt: what all parameters share."""
+    # Numbers are those of groups that train something: DeepSpeed looks for the steps of number 0.
+    held = [members for _, members in writer.structure.groups if members]
+    numbers = iter(range(len(held)))
+    params = [[next(numbers)] if members else [] for _, members in writer.structure.groups]
+    groups = [{**file.storages.value(hyper), "params": mine} for hyper, mine in zip(writer.hypers, params, strict=True)]
+    out = {
+        **scaling(writer, file),
+        **clip_grad(writer),
+        "zero_stage": stage_of(stage),
+        "ds_version": FORMAT_VERSION,
+    }
+    members = [m for _, ms in writer.structure.groups for m in ms]
+    if stage == 3:
+        state = {
+            g: {name: writer.scalar(file, name, ms) for name in writer.source.envelope.scalars}
+            for g, ms in enumerate(held)
+        }
+        out["partition_count"] = 1
+        out["optimizer_state_dict"] = {
+            "state": {g: {k: v for k, v in s.items() if v is not None} for g, s in state.items()},
+            "param_groups": groups,
+        }
+    else:
+        out["group_paddings"] = [0] * len(groups)
+        out["partition_count"] = [1] * len(groups)
+        out["param_alignment_paddings"] = [[0] * len(ms) for _, ms in writer.structure.groups]
+    out["param_groups"] = groups
+    assert members or not groups
+    return out

@@ -1,0 +1,144 @@
+"""ZeRO-0: the optimizer's own state_dict, and masters beside it in 16-bit training, one each or flat. It names no parameter.
+
+Read in deepspeed 0.19.8: fp16/unfused_optimizer.py, fp16/fused_optimizer.py (`state_dict` of each), engine.py
+(`_do_optimizer_sanity_check`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Flat, ParameterGroup
+from ucpl.formats.deepspeed.flat_shards import hyper_of
+from ucpl.formats.deepspeed.gathered import Gathered
+from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.numbered import Group, Named, Numbered, names_of
+from ucpl.formats.deepspeed.order import run
+from ucpl.formats.deepspeed.states import named
+from ucpl.formats.deepspeed.topology import not_yet
+from ucpl.records import frozen
+from ucpl.stores.checkpoint import Order
+from ucpl.stores.scalars import counted_states
+from ucpl.stores.skipping import skips_optimizer
+from ucpl.stores.values import Value
+
+_EACH, _FLAT = "fp32_groups", "fp32_groups_flat"  # masters of FP16_UnfusedOptimizer, and of FP16_Optimizer
+
+
+@frozen(eq=False)
+class Rank:
+    """A model-parallel rank without ZeRO: its coordinates, of the axes that there are, and the order that the caller says."""
+
+    coordinates: dict[str, int]
+    order: Order | None = None
+    origin: str = ""  # what says the names of the module's groups, where param_shapes do not
+
+
+def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
+    """States of each parameter, by the names that the module's order gives to the numbers."""
+    origin = f"optimizer of {module.file.file}"
+    gathered.set("masters", 0, origin)
+    gathered.set("fused", 0, origin)
+    optimizer = Value.of(module.file).find("optimizer")
+    if optimizer is not None and skips_optimizer("optimizer"):
+        gathered.consumed.update((e.file, e.key) for e in module.file.extents() if e.key[:1] == ("optimizer",))
+        return
+    found = numbered(module, rank)
+    if found is None:
+        gathered.remarks.append("there is no optimizer state: weights alone")
+        return
+    names, how = names_of(found)
+    gathered.set("parameter_order", rank.origin or how, f"optimizer of {module.file.file} names no parameter")
+    if found.is_flat:
+        gathered.set("fused", 1, f"optimizer/{_FLAT} of {module.file.file}")
+    if found.is_flat or any(group.masters is not None for group in found.groups):
+        gathered.set("masters", 1, f"optimizer/{_FLAT if found.is_flat else _EACH} of {module.file.file}")
+    for g, (group, members) in enumerate(zip(found.groups, names, strict=True)):
+        gathered.groups.append(ParameterGroup(str(g), tuple(members), hyper_of(group.value)))
+    if found.is_flat:
+        _read_flats(gathered, found, names, rank.coordinates)
+    else:
+        _read_each(gathered, found, names)
+
+
+def numbered(module: Module, rank: Rank) -> Numbered | None:
+    """The groups of a rank's optimizer, before their parameters have names. None: it is not stored."""
+    optimizer = Value.of(module.file).find("optimizer")
+    if optimizer is None:
+        return None
+    held = optimizer.mapping()
+    if "base_optimizer_state" in held:
+        not_yet(module.file.path, "its optimizer is BF16_Optimizer, whose shards (bf16_zero_pp_rank_*) are not there")
+    has_masters = _EACH in held or _FLAT in held
+    base = optimizer.at("optimizer_state_dict") if has_masters else optimizer
+    groups = _groups(base, optimizer)
+    return Numbered(module, base.at("state"), groups, rank.order, rank.coordinates.get("pp", 0))
+
+
+def _groups(base: Value, optimizer: Value) -> list[Group]:
+    key = _FLAT if _FLAT in optimizer.mapping() else _EACH
+    masters = optimizer.find(key)
+    rows = masters.items() if masters is not None else []
+    listed = base.at("param_groups").items()
+    if masters is not None and len(rows) != len(listed):
+        masters.wrong(f"masters of {len(listed)} groups")
+    out = []
+    for g, group in enumerate(listed):
+        numbers = [number.whole() for number in group.at("params").items()]
+        if masters is None:
+            out.append(Group(group, numbers))
+        elif key == _FLAT:
+            if len(numbers) != 1 or len(rows[g].tensor().shape) != 1:
+                group.wrong("a group of one flat buffer")
+            out.append(Group(group, numbers, flat=rows[g]))
+        else:
+            mine = rows[g].items()
+            if len(mine) != len(numbers):
+                rows[g].wrong("a master for each parameter")
+            out.append(Group(group, numbers, mine))
+    return out
+
+
+def _read_each(gathered: Gathered, found: Numbered, names: Named) -> None:
+    module, states = found.module, found.states
+    held_by = [
+        (i, name)
+        for group, ns in zip(found.groups, names, strict=True)
+        for i, name in zip(group.numbers, ns, strict=True)
+    ]
+    rows = ((module.shapes[name], states.find(i)) for i, name in held_by)
+    gathered.counted |= counted_states((shape, dict(_helds(held))) for shape, held in rows if held is not None)
+    for group, members in zip(found.groups, names, strict=True):
+        for i, (number, name) in enumerate(zip(group.numbers, members, strict=True)):
+            if group.masters is not None:
+                gathered.keep(module.file, group.masters[i].key, group.masters[i].tensor())
+                gathered.has((name,), "fp32")
+            if (held := states.find(number)) is not None:
+                gathered.state(module.file, held, (module.shapes[name],), (name,))
+            gathered.numbers[module.file.file, name] = number
+
+
+def _read_flats(gathered: Gathered, found: Numbered, names: Named, coordinates: dict[str, int]) -> None:
+    module = found.module
+    for g, (group, members) in enumerate(zip(found.groups, names, strict=True)):
+        assert group.flat is not None
+        shapes = [module.shapes[name] for name in members]
+        flat = run(shapes)
+        if flat.numel != group.room:
+            fail(
+                "E458",
+                f"the flat buffer of group {g} has {group.room} elements, its parameters make {flat.numel}",
+                Label(str(module.file.path), where=f"optimizer/{_FLAT}/{g}"),
+            )
+        gathered.keep(module.file, group.flat.key, group.flat.tensor())
+        gathered.has(tuple(members), "fp32")
+        gathered.stated.append(
+            Flat(g, str(g), coordinates, tuple(zip(members, shapes, strict=True)), flat.starts, flat.numel)
+        )
+        if (held := found.states.find(group.numbers[0])) is not None:
+            gathered.state(module.file, held, ((flat.numel,),), tuple(members))
+
+
+def _helds(states: Value) -> Iterator[tuple[str, object]]:
+    return ((named(name), value.held) for name, value in states.named())

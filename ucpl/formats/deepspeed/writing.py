@@ -1,0 +1,97 @@
+"""A target's files before their tensors' bytes: metadata for its stage and degree, and everything that is carried.
+
+What depends on the layout is made anew from the Structure; what continues a run comes from the source's Envelope. The form
+is that of deepspeed 0.19.8, whatever release wrote the source.
+
+Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
+"""
+
+from __future__ import annotations
+
+from ucpl.errors import Label, fail
+from ucpl.extents import DTYPES, StoredTensor, Structure, key_text
+from ucpl.extents.pipeline import layer_file
+from ucpl.formats.deepspeed.config import blobs_of
+from ucpl.formats.deepspeed.model_states import model_states, parts
+from ucpl.formats.deepspeed.names import LATEST, is_apart, model_file, optim_file
+from ucpl.formats.deepspeed.optimizer_states import shard
+from ucpl.formats.deepspeed.order import alignment_elements
+from ucpl.formats.deepspeed.target import Made, Writer, skeleton_of
+from ucpl.stores.checkpoint import Checkpoint, Skeleton
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    """All files of a target that a plain `engine.load_checkpoint` takes.
+
+    Raises: UcplError E470 where one number is needed and several are there, E471 where the form has no place for something.
+    """
+    writer = Writer.of(structure, targets, source)
+    _refuse_alignment(writer)
+    if writer.has_layers and not writer.stage and writer.settings.get("bf16"):
+        fail(
+            "E471",
+            "a PipelineModule in bf16 without ZeRO: DeepSpeed makes BF16_Optimizer of it, and has no code that loads one",
+            Label("<target>", where="zero0(bf16 = 1)"),
+            remedy="zero1(...), which BF16_Optimizer is; or zero0(bf16 = 0) or zero0(fp16 = 1)",
+        )
+    files: Made = []
+    for path, names in apart(writer).items():
+        file = writer.file(path)
+        files.append((file, parts(writer, file, names)))
+    for mp in range(writer.stages * writer.degree):
+        for rank in range(writer.dp if writer.stage == 3 else 1):
+            writer.stand(mp, rank)
+            file = writer.file(model_file(writer.stage, rank, mp))
+            files.append((file, model_states(writer, file, rank)))
+    for mp in range(writer.stages * writer.degree):
+        for rank in range(writer.dp if writer.stage else 0):
+            writer.stand(mp, rank)
+            file = writer.file(optim_file(bool(writer.settings.get("bf16")), rank, mp))
+            files.append((file, shard(writer, file)))
+    _refuse_unused(writer)
+    return skeleton_of(tag or writer.folder, LATEST, files)
+
+
+def _refuse_alignment(writer: Writer) -> None:
+    """ds_config says only whether parameters are aligned: to which multiple follows from their type."""
+    alignment = int(writer.settings.get("alignment") or 1)
+    if alignment == 1 or writer.stage not in (1, 2) or writer.settings.get("bf16_optimizer"):
+        return
+    trained = {name for _, members in writer.structure.groups for name in members}
+    dtypes = sorted({tensor.dtype for tensor in writer.structure.tensors if tensor.name in trained})
+    for dtype in dtypes:
+        multiple = alignment_elements(DTYPES[dtype].itemsize)
+        if alignment != multiple:
+            fail(
+                "E471",
+                f"alignment = {alignment}, and parameter_alignment makes multiples of {multiple} elements of {dtype} tensors",
+                Label("<target>", where=f"alignment = {alignment}"),
+                remedy=f"alignment = {multiple}, or 1 for none." if len(dtypes) == 1 else "alignment = 1",
+            )
+
+
+def _refuse_unused(writer: Writer) -> None:
+    for i, target in enumerate(writer.targets):
+        if i not in writer.used:
+            fail(
+                "E471",
+                f"stage {writer.stage} at dp {writer.dp}, tp {writer.degree} has no place for {key_text(target.key)} of"
+                f" {target.file}",
+                Label(target.file, where=key_text(target.key)),
+            )
+
+
+def apart(writer: Writer) -> dict[str, list[str]]:
+    """Files of layers and of experts, with the names in each, in order. A layer without tensors has a file, too."""
+    out: dict[str, list[str]] = {}
+    pipeline = writer.pipeline
+    if pipeline is not None:
+        layers = blobs_of(writer.source).find("layer_files")
+        stems = [stem for stem, _ in layers.named()] if layers is not None else []
+        is_by_tp = pipeline.is_by_tp or writer.degree > 1
+        ranks = range(writer.degree) if is_by_tp else (None,)
+        out = {layer_file(stem, tp): [] for stem in stems for tp in ranks}
+    for target in writer.targets:
+        if is_apart(target.file):
+            out.setdefault(target.file, []).append(str(target.key[0]))
+    return dict(sorted(out.items()))

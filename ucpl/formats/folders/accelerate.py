@@ -1,0 +1,43 @@
+"""What `Accelerator.save_state` writes with DeepSpeed. Read in accelerate 1.15, accelerator.py and checkpointing.py.
+
+`load_state` has each engine load the folder `pytorch_model` (`pytorch_model_1` for a second one) by that name, whatever
+`latest` says; then it reads scheduler.bin where the schedule is not DeepSpeed's own, dl_state_dict.bin, sampler.bin,
+random_states_{rank}.pkl of its own rank, and custom_checkpoint_{n}.pkl, as many as objects are registered. These last it
+unpickles without restriction. A loop may put the model beside them, by `save_model` or `save_pretrained`.
+"""
+
+from __future__ import annotations
+
+from ucpl.extents.containers import Kind, Rule
+from ucpl.formats.folders.trainer import MODEL, NUMPY
+
+__all__ = ["ACCELERATE"]
+
+_SCHEDULE = "Accelerate steps it once for each rank in every training step, unless the loop has split_batches"
+_LOADER = (
+    "it counts batches, and is at the same place where those of all ranks together are as large as before: where"
+    " one rank's are, samples are left out or come again"
+)
+
+ACCELERATE = Kind(
+    name="accelerate",
+    title="Accelerate's save_state",
+    resumes_by="Accelerator.load_state",
+    marks=("random_states_{rank}.pkl",),
+    needs=(),
+    tag="pytorch_model",
+    engines="pytorch_model_{rank}",
+    rules=(
+        Rule("random_states_{rank}.pkl", "rank", "random numbers", named=NUMPY),
+        Rule("scheduler.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
+        Rule("scheduler_*.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
+        Rule("dl_state_dict.bin", "carry", "a data loader's place", by_ranks=_LOADER),
+        Rule("dl_state_dict_*.bin", "carry", "a data loader's place", by_ranks=_LOADER),
+        Rule("sampler.bin", "carry", "a sampler of the data"),
+        Rule("sampler_*.bin", "carry", "a sampler of the data"),
+        Rule("scaler.pt", "carry", "the gradient scaler"),
+        Rule("custom_checkpoint_*.pkl", "carry", "objects that the loop has registered"),
+        Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
+        *MODEL,
+    ),
+)

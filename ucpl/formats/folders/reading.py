@@ -1,0 +1,204 @@
+"""Which container a checkpoint lies in, and the files there: each with its rule, its size, and the classes that it names.
+
+Pickles are looked at by the inert machine: nothing that they name is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from attrs import evolve
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents.containers import Beside, Container, Kind, Rule
+from ucpl.formats.folders.accelerate import ACCELERATE
+from ucpl.formats.folders.lightning import LIGHTNING
+from ucpl.formats.folders.steps import Run, of_another_step
+from ucpl.formats.folders.trainer import TRAINER
+from ucpl.remotes.reading import pread
+from ucpl.stores.inert import HOLDERS
+from ucpl.stores.pickles import loads, unsafe_globals
+from ucpl.stores.texts import is_text, read_small
+from ucpl.stores.torch_files import read_torch_file
+from ucpl.stores.watching import walked
+from ucpl.stores.zips import open_file, read_zip_directory
+
+__all__ = ["KINDS", "container_of"]
+
+KINDS: tuple[Kind, ...] = (TRAINER, ACCELERATE, LIGHTNING)
+
+OWN = ("ucpl",)  # folders that a conversion writes itself
+POINTERS = ("latest", "latest_universal")  # which a conversion writes itself, too
+FILES_MAX = 10_000
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+PICKLE_MAX = 64 << 20  # bytes of a bare pickle
+JSON_MAX = 64 << 20
+
+
+def container_of(
+    top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = (), *, run: Run | None = None
+) -> Container | None:
+    """What a step's folder `root` lies in, where the folder above it was named. client: keys of its client_state.
+
+    run: facts that the shards state of the run. chunks: folders of FSDP's chunks, which `root` has next to a container's files.
+    Raises: UcplError E487, E489.
+    """
+    if not top.is_dir() or (top.resolve() == root.resolve() and not chunks):
+        return None
+    kind = next((kind for kind in KINDS if _is(kind, top) or kind.is_told_by_step(root.name, client)), None)
+    if kind is None:
+        return None
+    if chunks:
+        kind = kind.around_chunks
+    _demand_one_engine(kind, top)
+    files: list[Beside] = []
+    skipped: dict[str, str] = {}
+    for name in _names(kind, top, [top / name for name in chunks] or [root], skipped):
+        rule, rank = kind.rule_of(name)
+        if rule is not None and rule.fate == "leave":
+            skipped[name] = rule.why
+        else:
+            files.append(_looked_at(top, name, rule, rank))
+    odd = (*_missing(kind, files, run or Run()), *of_another_step(top, files, run or Run()))
+    return Container(kind, top, tuple(files), skipped, (*_remarks(kind, top, files), *odd), odd)
+
+
+def _is(kind: Kind, top: Path) -> bool:
+    return any(kind.is_told_by(entry.name) and entry.is_file() for entry in sorted(top.iterdir()))
+
+
+def _demand_one_engine(kind: Kind, top: Path) -> None:
+    """A target would have the shards of one engine, and the others would go on with numbers of their own, unsaid."""
+    there = sorted(entry.name for entry in top.iterdir() if kind.is_engine(entry.name) and entry.is_dir())
+    if len(there) > 1:
+        fail(
+            "E487",
+            f"{top} has the shards of {len(there)} engines: {', '.join(there[:5])}",
+            *(Label(str(top / name)) for name in there[:5]),
+            remedy=f"convert each engine by its own folder, {top / there[0]}, and put the results side by side",
+        )
+
+
+def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]) -> Iterator[str]:
+    """Regular files below the container, but those of the step and our own, and those of folders that are left whole."""
+    own, count = [step.resolve() for step in steps], 0
+    for folder, folders, files in walked(top):
+        here = Path(folder)
+        listed, folders[:] = sorted(folders), []
+        for name in listed:
+            below = here / name
+            if below.resolve() in own or (here == top and name in OWN):
+                continue
+            shown = f"{below.relative_to(top).as_posix()}/"
+            if why := _no_folder(kind, below, shown):
+                skipped[shown] = why
+            else:
+                folders.append(name)
+        for name in sorted(files):
+            count += 1
+            if count > FILES_MAX:
+                fail("E489", f"{top} has more than {FILES_MAX:,} files beside the shards", Label(str(top)))
+            below = here / name
+            shown = below.relative_to(top).as_posix()
+            if shown in POINTERS:
+                continue
+            if why := _no_file(below, top):
+                skipped[shown] = why
+            else:
+                yield shown
+
+
+def _no_folder(kind: Kind, path: Path, shown: str) -> str:
+    """Why nothing in a folder is of the container, if so."""
+    if path.is_symlink():
+        return "a link to a folder"
+    rule, _ = kind.rule_of(f"{shown}any")
+    return rule.why if rule is not None and rule.fate == "leave" and rule.pattern.endswith("/**") else ""
+
+
+def _no_file(path: Path, top: Path) -> str:
+    """Why it is no file of the container, if it is none."""
+    if not is_text(path.name) or not path.name.isprintable():
+        return "its name is no plain text"
+    if not path.is_file():
+        return "no regular file"
+    if path.is_symlink() and not path.resolve().is_relative_to(top.resolve()):
+        return "a link that leads out of the folder"
+    return ""
+
+
+def _looked_at(top: Path, name: str, rule: Rule | None, rank: int) -> Beside:
+    path = top / name
+    found = Beside(name, path.stat().st_size, rule, rank)
+    try:
+        value = _pickled(top, name)
+    except UcplError as error:
+        return evolve(found, holds="unreadable", reason=error.diagnostics[0].message)
+    if value is None:
+        return found
+    known = HOLDERS | (rule.named if rule is not None else frozenset())
+    return evolve(found, holds="pickle", unsafe=tuple(n for n in unsafe_globals(value) if n not in known))
+
+
+def _pickled(top: Path, name: str) -> tuple[object] | None:
+    """The inert value of a file of torch.save, or of a pickle. None: it is neither. Raises: UcplError.
+
+    What is called as pickles are must be one, whatever its first bytes: loaders run those of protocol 0, of tar files and of
+    torch before 1.6, which stand one behind the other.
+    """
+    fd = open_file(top / name, name)
+    try:
+        head = pread(fd, 4, 0)
+        if head == b"PK\x03\x04":
+            is_torch = any(member.endswith("/data.pkl") for member in read_zip_directory(fd, name).members)
+            return (read_torch_file(top, name).value,) if is_torch else None
+    finally:
+        os.close(fd)
+    is_bare = head[:1] == b"\x80" and len(head) > 1 and 2 <= head[1] <= 5
+    if not head or not (is_bare or name.endswith(PICKLES)):
+        return None
+    data = read_small(top / name, PICKLE_MAX)
+    if data is None:
+        fail("E425", f"{name} is a pickle of more than {PICKLE_MAX} bytes", Label(str(top / name)))
+    return (loads(data, name, alone=True),)
+
+
+def _remarks(kind: Kind, top: Path, files: list[Beside]) -> Iterator[str]:
+    there = {file.name for file in files}
+    for name in kind.needs:
+        if name not in there:
+            yield f"{name} is missing: {kind.resumes_by} needs it"
+        elif name.endswith(".json") and not _is_json(top / name):
+            yield f"{name} is no JSON: {kind.resumes_by} cannot read it"
+    for file in files:
+        if file.holds == "unreadable":
+            yield f"{file.name} cannot be looked at: {file.reason}"
+        elif file.unsafe:
+            yield f"{file.name} names {', '.join(file.unsafe[:3])}: convert asks for --allow-global, or --drop {file.name}"
+
+
+def _missing(kind: Kind, files: list[Beside], run: Run) -> Iterator[str]:
+    """Files of ranks that are not there: of as many as the shards say, or up to the last one that has a file."""
+    for rule in kind.rules:
+        ranks = sorted(file.rank for file in files if file.rule is rule and file.rank >= 0)
+        missing = [rank for rank in range(max(run.ranks, len(ranks))) if rank not in ranks] if ranks else []
+        if missing:
+            names = [rule.name_of(rank, len(ranks) + len(missing)) for rank in missing]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            of = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}"
+            yield (
+                f"{names[0]}{more} missing: {rule.why} of {of} alone"
+                if more
+                else (f"{names[0]} is missing: {rule.why} of {of} alone")
+            )
+
+
+def _is_json(path: Path) -> bool:
+    data = read_small(path, JSON_MAX)
+    try:
+        return data is not None and isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        return False

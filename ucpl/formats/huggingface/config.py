@@ -1,0 +1,119 @@
+"""Texts of a Hugging Face folder as they are written: what no longer fits the tensors is changed or left out, and noted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+from attrs import field
+
+from ucpl.extents import Key, StoredTensor
+from ucpl.formats.huggingface.demands import with_vocabulary
+from ucpl.formats.huggingface.precedence import EXPLICIT
+from ucpl.records import frozen
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.model_texts import carried_texts
+from ucpl.texts import Json
+
+__all__ = ["ADAPTER", "Written", "rewritten", "written"]
+
+ADAPTER = "adapter_model.safetensors"
+CONFIG, OF_ADAPTER = "config.json", "adapter_config.json"
+_SCALES = ("_scale_inv", "_scales")  # what transformers reads beside quantised weights: fp8, mxfp4
+_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+
+
+@frozen(eq=False)
+class Written:
+    """Texts by name, notes on what is changed in them, and the reason for each that is left out."""
+
+    texts: dict[str, str]
+    notes: tuple[str, ...] = ()
+    left: dict[str, str] = field(factory=dict)
+
+
+def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> Written:
+    """The texts that a target of these tensors has."""
+    texts = {n: t for n, t in carried_texts(source).items() if not n.endswith(".index.json")}
+    files = {target.file for target in targets}
+    left: dict[str, str] = {}
+    if files == {ADAPTER} and CONFIG in texts:
+        left[CONFIG] = "transformers would look for the base model's weights next to it"
+    if files and ADAPTER not in files and OF_ADAPTER in texts:
+        left[OF_ADAPTER] = f"transformers would look for {ADAPTER} next to it"
+    texts = {name: text for name, text in texts.items() if name not in left}
+    notes: tuple[str, ...] = ()
+    if (config := texts.get(CONFIG)) is not None:
+        stored = {_name(target.key): target.shape for target in targets}
+        texts[CONFIG], notes = rewritten(config, source, targets, stored)
+    return Written(texts, notes, left)
+
+
+def rewritten(
+    config: str, source: Checkpoint | None, targets: Sequence[StoredTensor], stored: Mapping[str, tuple[int, ...]]
+) -> tuple[str, tuple[str, ...]]:
+    """config.json as it fits these tensors, and notes on each change. Text that needs none stays as it is.
+
+    source: a Hugging Face folder keeps what its config says if its tensors keep their dtype. stored: complete shapes by name.
+    """
+    try:
+        value: Json = json.loads(config)
+    except (ValueError, RecursionError):
+        return config, ()
+    if not isinstance(value, dict):
+        return config, ()
+    notes = [
+        *_without_quantisation(value, source, targets),
+        *_without_file(value),
+        *_with_dtype(value, source, targets),
+    ]
+    if notes:
+        config = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    config, note = with_vocabulary(config, stored)
+    return config, (*notes, *((note,) if note else ()))
+
+
+def _name(key: Key) -> str:
+    return "/".join(map(str, key))
+
+
+def _without_quantisation(
+    value: dict[str, Json], source: Checkpoint | None, targets: Sequence[StoredTensor]
+) -> Iterable[str]:
+    """A folder whose scales were used up has no quantised weights that a loader could look for."""
+    had = source is not None and any(_name(key).endswith(_SCALES) for _, key in source.extents)
+    if not had or any(_name(t.key).endswith(_SCALES) for t in targets):
+        return
+    if value.pop("quantization_config", None) is not None:
+        yield "config.json: quantization_config is left out, since the weights are not quantised any more"
+
+
+def _without_file(value: dict[str, Json]) -> Iterable[str]:
+    """The key that names the file of weights, which has another name in a target."""
+    said = value.get(EXPLICIT)
+    if isinstance(said, str) and said != "model.safetensors":
+        del value[EXPLICIT]
+        yield f"config.json: {EXPLICIT} = {said} is left out: the weights are in model.safetensors"
+
+
+def _with_dtype(value: dict[str, Json], source: Checkpoint | None, targets: Sequence[StoredTensor]) -> Iterable[str]:
+    """The dtype that most weights are written in. A folder that keeps its dtype keeps what its config says."""
+    key = next((k for k in ("dtype", "torch_dtype") if k in value), None)
+    now = _most((t.dtype, t.numel) for t in targets)
+    if key is None or now is None or value[key] in (_DTYPES[now], None):
+        return
+    if source is not None and source.framework == "huggingface":
+        if _most((t.dtype, prod(t.shape)) for t in source.tensors) == now:
+            return
+    yield f"config.json: {key} = {value[key]} becomes {_DTYPES[now]}"
+    value[key] = _DTYPES[now]
+
+
+def _most(sizes: Iterable[tuple[str, int]]) -> str | None:
+    """The dtype of most elements, of those that config.json can say."""
+    counts: dict[str, int] = {}
+    for dtype, numel in sizes:
+        if dtype in _DTYPES:
+            counts[dtype] = counts.get(dtype, 0) + numel
+    return max(sorted(counts), key=counts.__getitem__) if counts else None

@@ -1,0 +1,151 @@
+"""Megatron's checkpoints: folders of Megatron-Core, of Megatron-FSDP, and files of Megatron-LM's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ucpl.registry import Format
+
+if TYPE_CHECKING:
+    from ucpl.extents import Structure
+    from ucpl.frontends.parallel import Base, Extended
+    from ucpl.layout import Layout
+    from ucpl.stores.checkpoint import Checkpoint, Framework
+    from ucpl.syntax import nodes
+
+_BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
+
+
+class Megatron(Format):
+    """What its three formats have in common."""
+
+    has_optimizer = True
+    has_client_state = True
+    is_of_iterations = True
+
+    def registered(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        from ucpl.formats.megatron.orders import registered
+
+        return registered(names, fused=any("linear_qkv.layer_norm_" in name for name in names))
+
+
+class MegatronCoreFormat(Megatron):
+    name = "megatron_core"
+    title = "a folder of Megatron-Core"
+    place = 60
+    layouts = ("megatron_core",)
+    settings = ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp")
+    forms = ("dcp",)
+    has_chunks = True
+    has_training_dtype = True
+    has_layers_stacked = True
+    has_shifted_masters = True
+
+    def store(self) -> Framework:
+        from ucpl.formats.megatron.core import MegatronCore as Store
+
+        return Store()
+
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return True
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
+        from ucpl.formats.megatron.core_layouts import stored
+
+        return stored(base, checkpoint)
+
+    def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
+        from ucpl.formats.megatron.core_layouts import target
+
+        return target(base, source)
+
+    def needs_modules(self, settings: Mapping[str, object]) -> bool:
+        return settings.get("optimizer") == _BUCKETS
+
+    def asks_modules(self, layout: nodes.Layout, call: nodes.Call) -> bool:
+        from ucpl.formats.megatron.core_layouts import is_in_buckets
+
+        return is_in_buckets(layout, call)
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.megatron.legacy_arguments import heads_advice
+
+        return heads_advice(source, "common.pt") if self.needs_modules(structure.settings) else ()
+
+
+CORE = MegatronCoreFormat()
+
+
+class MegatronFSDPFormat(Megatron):
+    name = "megatron_fsdp"
+    title = "a folder of Megatron-FSDP"
+    place = 30
+    layouts = ("megatron_fsdp",)
+    settings = ("dp", "tp", "halves", "masters", "owner", "grouped", "step")
+    forms = ("dcp",)
+    has_chunks = True
+    file_format = "dcp"
+
+    def store(self) -> Framework:
+        from ucpl.formats.megatron.fsdp import MegatronFSDP as Store
+
+        return Store()
+
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return True
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
+        from ucpl.formats.megatron.fsdp_layouts import stored
+
+        return stored(base, checkpoint)
+
+    def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
+        from ucpl.formats.megatron.fsdp_layouts import target
+
+        return target(base, source)
+
+    def needs_modules(self, settings: Mapping[str, object]) -> bool:
+        return True
+
+
+FSDP = MegatronFSDPFormat()
+
+
+class MegatronLegacyFormat(Megatron):
+    name = "megatron_legacy"
+    title = "Megatron's legacy files"
+    place = 50
+    layouts = ("megatron_legacy",)
+    settings = ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer")
+    forms = ("torch",)
+    kept_values = frozenset(("global_steps", "megatron_rng", "megatron_optimizer"))
+
+    def store(self) -> Framework:
+        from ucpl.formats.megatron.legacy import MegatronLegacy as Store
+
+        return Store()
+
+    def describes(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.legacy is not None
+
+    def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
+        from ucpl.formats.megatron.legacy_layouts import stored
+
+        return stored(base, checkpoint)
+
+    def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
+        from ucpl.formats.megatron.dealt import target
+
+        return target(base, source)
+
+    def needs_modules(self, settings: Mapping[str, object]) -> bool:
+        return True
+
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.megatron.legacy import legacy_advice
+
+        return legacy_advice(source, structure)
+
+
+LEGACY = MegatronLegacyFormat()

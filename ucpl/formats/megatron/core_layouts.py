@@ -1,0 +1,56 @@
+"""How the chunks of a torch_dist folder lie, as a layout in the language."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ucpl.formats.dcp.grids import Lines, by_dims
+from ucpl.formats.dcp.layouts import without_dims
+from ucpl.formats.dcp.mesh import boxes_of
+from ucpl.formats.dcp.metadata import METADATA
+from ucpl.formats.megatron import bucket_layouts as megatron_buckets
+from ucpl.frontends.parallel import TARGET, Base, Extended, extended
+from ucpl.syntax import nodes
+
+if TYPE_CHECKING:
+    from ucpl.stores.checkpoint import Checkpoint
+
+
+def is_in_buckets(layout: nodes.Layout, call: nodes.Call) -> bool:
+    """Whether the optimizer of a target is asked for in buckets, which are of modules and not of stacks of layers."""
+    return megatron_buckets.form_of(layout, call) == megatron_buckets.BUCKETS
+
+
+def stored(base: Base, checkpoint: Checkpoint) -> Extended:
+    """The layout of an opened folder, whose chunks the store gives as cells of a grid."""
+    shapes = {t.name: t.shape for t in checkpoint.tensors}
+    boxes = boxes_of(checkpoint.extents.values(), {name: len(shape) for name, shape in shapes.items()})
+    has_masters = base.inherited["masters"][0]
+    lines = Lines(
+        shapes,
+        boxes,
+        dict.fromkeys(shapes, "{name}"),
+        settings={n: base.inherited[n][0] for n in ("file", "masters", "master")},
+        framework="framework megatron_core(masters = masters, master = master)",
+        states=(
+            *(('state fp32 of * = like  as "optimizer.state.{master}.{name}"',) if has_masters else ()),
+            'state * of * = like  as "optimizer.state.{state}.{name}"',
+            *(() if has_masters else ("derive fp32 from weight",)),
+        ),
+    )
+    return by_dims(base, lines, checkpoint.root / METADATA)
+
+
+def target(base: Base, source: Checkpoint | None) -> Extended:
+    """The shipped layout, which cuts the first dim of each tensor, with a line for each that has none; or one of buckets.
+
+    Raises: UcplError E542, E543, E547 where the model does not lie on as many ranks as buckets are asked for.
+    """
+    megatron_buckets.demand(base)
+    if is_in_buckets(base.layout, base.call):
+        return megatron_buckets.target(base, source)
+    alone = [
+        nodes.Entry(name, (), (nodes.Rest(),), (nodes.Clause("as", ("{name}",)),), None)
+        for name in sorted(without_dims(base.model))
+    ]
+    return extended(base, TARGET, (), alone) if alone else Extended(base.library, base.call)

@@ -1,0 +1,215 @@
+"""A folder of Megatron-FSDP as a checkpoint: what PyTorch's distributed format says of it, under the names of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, Setting
+from ucpl.formats.dcp import reading
+from ucpl.formats.dcp.metadata import METADATA, read_metadata
+from ucpl.formats.megatron import fsdp_names as names
+from ucpl.formats.megatron.folder import Step
+from ucpl.formats.megatron.groups import is_expert
+from ucpl.formats.megatron.legacy_arguments import arguments_in, part_own
+from ucpl.formats.megatron.legacy_names import layer_of
+from ucpl.formats.megatron.orders import registered
+from ucpl.formats.megatron.roles import BUFFERS, MASTER
+from ucpl.records import frozen
+from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["NAME", "RNG", "Place", "halves_of", "opened"]
+
+Shape = tuple[int, ...]
+NAME = "megatron_fsdp"
+RNG = "megatron_fsdp_rng"  # of the envelope: random states by rank of pp and tp
+_OWN_NORM = ".input_layernorm."  # a module of Megatron-Core's own blocks
+_LAYERS = "decoder.layers."
+_IS_EXPERT = "is_expert_parallel"
+_T = TypeVar("_T")
+
+
+@frozen
+class Place:
+    """Where a tensor of the files lies in one of the module."""
+
+    name: str
+    half: int | None = None
+
+
+def opened(step: Step) -> Checkpoint:
+    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E520-E524, E544."""
+    held = reading.opened(step.root, read_metadata(step.root))
+    settings = held.envelope.settings
+    prefix, states = (str(settings[name].value) for name in ("prefix", "states"))
+    lead = names.LEAD if all(tensor.name.startswith(names.LEAD) for tensor in held.tensors) else ""
+    places = halves_of({t.name: t.shape for t in held.tensors}, lead, held.root)
+    places |= {alias: Place(names.in_modules(alias.removeprefix(lead))) for alias in held.aliases}
+    trained = {tensor.name for tensor in held.tensors if tensor.states}
+    shapes = {tensor.name: tensor.shape for tensor in held.tensors}
+    extents: dict[tuple[str, Key], Extent] = {}
+    for (file, key), extent in held.extents.items():
+        name, state = _told(str(key[0]), prefix, states)
+        if file != METADATA or name not in places:
+            extents[file, key] = extent
+            continue
+        place = places[name]
+        begin = [step for step in key[1:] if isinstance(step, int)]
+        if place.half:
+            begin[0] += shapes[name][0]
+        state = MASTER if not state and name in trained else state
+        made: Key = (f"{names.STATES}{state}.{place.name}" if state else place.name, *begin)
+        extents[METADATA, made] = evolve(extent, key=made)
+    carried = dict(held.envelope.carried)
+    blobs = dict(held.envelope.blobs)
+    if "rng_state" in carried:
+        blobs[RNG] = carried.pop("rng_state")
+    part_own(carried)
+    numbers = arguments_in(held)
+    _demand_all_stages(numbers, [place.name for place in places.values()], held.root)
+    dtype = _dtype(states, numbers)
+    scalars = {s: _renamed(values, places) for s, values in held.envelope.scalars.items()}
+    grouped = any(names.in_modules(place) != place for place in (n.removeprefix(lead) for n in places))
+    more = {
+        "masters": Setting(int(bool(trained)), f"names in {METADATA}"),
+        "grouped": Setting(int(grouped), f"names in {METADATA}"),
+        "file": Setting(METADATA, "its name"),
+    }
+    if trained:
+        more |= {
+            "owner": Setting(states.removeprefix(names.STATES) + lead, f"names in {METADATA}"),
+            "bf16": Setting(int(dtype == "bf16"), "modules around the model, and args"),
+            "fp16": Setting(int(dtype == "f16"), "modules around the model, and args"),
+        }
+    return evolve(
+        held,
+        top=step.top,
+        tag=step.tag,
+        framework=NAME,
+        extents=extents,
+        tensors=_tensors(held, places, trained, dtype),
+        envelope=evolve(
+            held.envelope,
+            framework=NAME if held.envelope.framework == "dcp" else held.envelope.framework,
+            settings=more,
+            groups=_groups(held, places, numbers),
+            scalars=scalars,
+            blobs=blobs,
+            carried=carried,
+        ),
+        scalar_extents={s: _renamed(values, places) for s, values in held.scalar_extents.items()},
+        aliases={},
+    )
+
+
+def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root: Path) -> None:
+    """Raises: UcplError E544 where several stages saved their layers under the same names, of which one value each is left."""
+    stages, said = numbers.get("pipeline_model_parallel_size"), numbers.get("num_layers")
+    layers = {number for prefix, number in filter(None, map(layer_of, found)) if prefix == _LAYERS}
+    if type(stages) is not int or type(said) is not int or stages < 2 or len(layers) == said:
+        return
+    fail(
+        "E544",
+        f"the run's arguments say {said} layers on {stages} stages, and the folder has {len(layers)}: Megatron-FSDP calls"
+        " layers by the number that they have on their stage, so that those of all stages have the same names",
+        Label(str(root / METADATA), f"num_layers = {said}", where="args"),
+        Label(str(root / METADATA), f"{len(layers)} layers", where=_LAYERS),
+        remedy="what lies under such a name is of one stage or the other, and no file tells which: save the run with one stage,"
+        " or with --ckpt-format torch_dist, whose names are the model's",
+    )
+
+
+def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, Place]:
+    """Where each tensor of the files lies. shapes: by their names; lead: what these begin with and modules' do not.
+
+    Raises: UcplError E521 where a half of a linear_fc1 is there without the other, or is of another shape, and where two names
+    are of one tensor of the module.
+    """
+    out: dict[str, Place] = {}
+    taken: dict[Place, str] = {}
+    for name, shape in shapes.items():
+        found = names.halved(name)
+        whole, half = (name, None) if found is None else found
+        place = Place(names.in_modules(whole.removeprefix(lead)), half)
+        out[name] = place
+        halves = tuple(Place(place.name, half) for half in range(len(names.HALVES)))
+        rivals = (place, *(halves if found is None else (Place(place.name),)))
+        twice = next((taken[rival] for rival in rivals if rival in taken), None)
+        if twice is not None:
+            fail(
+                "E521",
+                f"`{twice}` and `{name}` are both `{place.name}` of the module",
+                Label(str(root / METADATA), where=twice),
+                Label(str(root / METADATA), where=name),
+            )
+        taken[place] = name
+        if half is None:
+            continue
+        other = whole + names.HALVES[1 - half]
+        if shapes.get(other) != shape or not shape:
+            said = f"is {list(shapes[other])}" if other in shapes else "is not there"
+            fail(
+                "E521",
+                f"`{name}` is {list(shape)}, and `{other}` {said}: a gated linear_fc1 has two halves of one shape",
+                Label(str(root / METADATA), where=name),
+            )
+    return out
+
+
+def _told(entry: str, prefix: str, states: str) -> tuple[str, str]:
+    """(tensor, state) of a name of the files; no state of a weight."""
+    if states and entry.startswith(states):
+        name, _, state = entry.removeprefix(states).rpartition(".")
+        return name, state
+    return entry.removeprefix(prefix), ""
+
+
+def _renamed(values: Mapping[str, _T], places: Mapping[str, Place]) -> dict[str, _T]:
+    return {places[name].name: value for name, value in values.items() if name in places}
+
+
+def _dtype(states: str, numbers: Mapping[object, object]) -> str:
+    """What a run trains in: where a module of 16 bits is around the model, bf16 unless its arguments say fp16."""
+    if states.removeprefix(names.STATES).count(names.LEAD) < len(("adapter", "Float16Module")):
+        return "f32"
+    return "f16" if numbers.get("fp16") is True else "bf16"
+
+
+def _tensors(held: Checkpoint, places: Mapping[str, Place], trained: set[str], dtype: str) -> tuple[NamedTensor, ...]:
+    """In order of registration. A trained tensor is its master, and its weight is that in the dtype of training."""
+    out: dict[str, NamedTensor] = {}
+    for tensor in held.tensors:
+        place = places[tensor.name]
+        shape = tensor.shape if place.half is None else (2 * tensor.shape[0], *tensor.shape[1:])
+        is_trained = tensor.name in trained
+        kind = "buffer" if BUFFERS.fullmatch(place.name) else "parameter" if is_trained or not trained else "frozen"
+        out[place.name] = NamedTensor(
+            place.name,
+            shape,
+            dtype if is_trained else tensor.dtype,
+            kind,
+            (MASTER, *tensor.states) if is_trained else (),
+        )
+    is_fused = not any(_OWN_NORM in name for name in out)
+    return tuple(out[name] for name in registered(tuple(out), fused=is_fused))
+
+
+def _groups(
+    held: Checkpoint, places: Mapping[str, Place], numbers: Mapping[object, object]
+) -> tuple[ParameterGroup, ...]:
+    """With experts by themselves where they are on ranks of their own: so are the groups of Megatron's other optimizers."""
+    ep = numbers.get("expert_model_parallel_size", 1)
+    apart = type(ep) is int and ep > 1
+    found: list[tuple[dict[str, object], list[str]]] = []
+    for group in held.envelope.groups:
+        members = list(dict.fromkeys(places[name].name for name in group.members))
+        parts = [[n for n in members if apart and is_expert(n) is of_experts] for of_experts in (False, True)]
+        for is_of_experts, mine in enumerate(parts) if apart else ((None, members),):
+            if mine:
+                more = {} if is_of_experts is None else {_IS_EXPERT: bool(is_of_experts)}
+                found.append(({**group.hyper, **more}, mine))
+    return tuple(ParameterGroup(str(n), tuple(members), hyper) for n, (hyper, members) in enumerate(found))

@@ -1,0 +1,233 @@
+"""The parameter groups of Megatron-Core's optimizers, whose files name no member of a group.
+
+Which parameter is in which group is Megatron's own rule: experts by themselves (`is_expert_parallel`), biases and what has one
+dim without weight decay (`wd_mult` 0), and embeddings and the output layer by themselves where their learning rate is another
+(--decoupled-lr).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import Counted, ParameterGroup
+from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
+from ucpl.records import frozen
+from ucpl.stores.groups import differences, refuse_without
+
+__all__ = [
+    "STEP",
+    "Dealt",
+    "Said",
+    "by_rule",
+    "dealt",
+    "demand_found_again",
+    "has_no_decay",
+    "has_own_rate",
+    "is_decoupled",
+    "is_expert",
+    "own_dims",
+]
+
+STEP = "step"
+EXPERTS = re.compile(r"(?<![^.])experts\.", re.DOTALL)  # never `shared_experts.`, which every rank has
+_OF_EXPERTS, _DECAY = "is_expert_parallel", "wd_mult"
+_DECOUPLED, _OF_ALL = "is_decoupled_lr", "default_config"
+# What Megatron-Core tells groups apart by, beside experts and decay; of a source's group where it has them.
+_MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, _OF_ALL: True}
+_ADAM, _MOMENTUM = frozenset({"exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
+_KNOWN = _ADAM | _MOMENTUM
+_STACKED = re.compile(r"(?<![^.])layers\.(?!\d+\.)", re.DOTALL)  # of all layers: the first dim counts them
+_STACKED_EXPERTS = re.compile(r"(?<![^.])experts\.(experts|local_experts)\.(?!\d+\.)", re.DOTALL)
+
+
+@frozen
+class Said:
+    """What files say of a group: its values without `params` and `step`, and the steps that its optimizer has made."""
+
+    hyper: dict[str, object]
+    step: Counted = None
+
+
+@frozen
+class Dealt:
+    """Groups with their members, and the number of steps of each parameter."""
+
+    groups: tuple[ParameterGroup, ...] = ()
+    steps: dict[str, Counted] = field(factory=dict)
+    empty: tuple[str, ...] = ()  # numbers of groups that get no parameter
+
+
+def own_dims(name: str, shape: tuple[int, ...]) -> int:
+    """Dims of a parameter of one layer, of one expert, as its module has it."""
+    return len(shape) - bool(_STACKED.search(name)) - bool(_STACKED_EXPERTS.search(name))
+
+
+def is_expert(name: str) -> bool:
+    return EXPERTS.search(name) is not None
+
+
+def has_no_decay(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether Megatron gives a parameter no weight decay."""
+    return name.endswith(".bias") or own_dims(name, shape) == 1
+
+
+def has_own_rate(name: str) -> bool:
+    """Whether --decoupled-lr is a parameter's learning rate, in a run that has one."""
+    return name in (EMBEDDING, OUTPUT)
+
+
+def is_decoupled(hyper: Mapping[str, object]) -> bool:
+    """Whether a group is of those. Megatron-Core 0.16 leaves `is_decoupled_lr` at False, and says that their rate is not the
+    run's own.
+    """
+    return hyper.get(_DECOUPLED) is True or hyper.get(_OF_ALL) is False
+
+
+def by_rule(
+    hypers: Iterable[tuple[str, Mapping[str, object]]], shapes: Mapping[str, tuple[int, ...]], *, experts_apart: bool
+) -> list[ParameterGroup]:
+    """Parameters in groups as Megatron makes them.
+
+    hypers: each parameter, and the hyper-parameters of its group in the source. experts_apart: whether experts are in groups of
+    their own; a parameter that is new has none, and takes those of its group's others. Raises: UcplError E471 where one of
+    Megatron's groups is of parameters with different hyper-parameters, E483 where the source has none for one.
+    """
+    found: dict[tuple[bool, bool, bool], tuple[dict[str, object], list[str]]] = {}
+    for name, hyper in hypers:
+        without = has_no_decay(name, shapes[name])
+        mark = (without, experts_apart and is_expert(name), is_decoupled(hyper))
+        other, members = found.setdefault(mark, (dict(hyper), []))
+        members.append(name)
+        if not other:
+            other.update(hyper)
+        key = _difference(other, hyper) if hyper else None
+        if key is not None:
+            values = [str(one[key])[:40] if key in one else "not set" for one in (other, hyper)]
+            fail(
+                "E471",
+                f"`{members[0]}` and `{name}` are in one parameter group of Megatron's, and in two of the source's: {key} is"
+                f" {values[0]} and {values[1]}",
+                Label("<source>", where=members[0]),
+                Label("<source>", where=name),
+                remedy="Megatron tells apart what has weight decay, and experts, alone; without the optimizer, the weights are"
+                " converted: --drop of its states",
+            )
+    is_silent = not any(hyper for hyper, _ in found.values())
+    out = []
+    for (without, of_experts, _), (hyper, members) in sorted(found.items(), key=lambda item: item[0]):
+        if not hyper and not is_silent:
+            refuse_without(members)
+        said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
+        out.append(ParameterGroup("", tuple(members), said))
+    return out
+
+
+def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
+    """A hyper-parameter that differs, or that one of them lacks. None: there is none."""
+    return next((key for key in differences(one, other) if key not in (_DECAY, _OF_EXPERTS)), None)
+
+
+def dealt(
+    said: Sequence[Said], shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]], path: Path
+) -> Dealt:
+    """Parameters to the groups that the files tell of; a group that gets none is left out, and listed as such.
+
+    shapes, states: of the parameters that the optimizer trains. path: the file that tells of the groups. Raises: UcplError
+    E531 for a parameter that no group takes.
+    """
+    left = dict(shapes)
+    groups: list[ParameterGroup] = []
+    steps: dict[str, Counted] = {}
+    for number, one in enumerate(said):
+        members = tuple(_members(one, said, left, states))
+        for name in members:
+            del left[name]
+            if one.step is not None:
+                steps[name] = one.step
+        if members:
+            groups.append(ParameterGroup(str(number), members, one.hyper))
+    if left and said:
+        name = next(iter(left))
+        fail(
+            "E531",
+            f"none of the {len(said)} groups of the optimizer takes `{name}` ({', '.join(states.get(name, ())) or 'no state'})",
+            Label(str(path), where="optimizer/param_groups"),
+            remedy="which parameter is in which group is in no file: ucpl deals them as Megatron-Core does, by experts and by"
+            " weight decay; without the optimizer, the weights are converted: --drop of its states",
+        )
+    named = {group.name for group in groups}
+    return Dealt(tuple(groups), steps, tuple(str(n) for n in range(len(said)) if str(n) not in named))
+
+
+def demand_found_again(
+    groups: Sequence[ParameterGroup],
+    shapes: Mapping[str, tuple[int, ...]],
+    states: Mapping[str, tuple[str, ...]],
+    path: Path,
+) -> None:
+    """Groups that are written are those that `dealt` makes of their hyper-parameters.
+
+    shapes, states: of all parameters of the groups. path: the file that will tell of the groups. Raises: UcplError E471 where a
+    parameter would be found in another group, or in none.
+    """
+    try:
+        made = dealt([Said(group.hyper) for group in groups], shapes, states, path).groups
+    except UcplError as error:
+        fail(
+            "E471",
+            f"{error.diagnostics[0].message}: no loader would find it in the target",
+            Label("<source>", where="param_groups"),
+            remedy="hyper-parameters that are of the optimizer whose states these are: `betas` of Adam, `momentum` of SGD and"
+            " Muon; or weights alone, with --drop of the states",
+        )
+    found = {name: int(group.name) for group in made for name in group.members}
+    for number, group in enumerate(groups):
+        for name in group.members:
+            if found.get(name, number) != number:
+                fail(
+                    "E471",
+                    f"`{name}` is in parameter group {number} of the target, and by Megatron's rule it would be found in group"
+                    f" {found[name]}: no file says which parameter is in which group",
+                    Label("<source>", where=name),
+                    remedy="Megatron tells apart what has weight decay, experts, and embeddings whose rate is another, alone;"
+                    " without the optimizer, the weights are converted: --drop of its states",
+                )
+
+
+def _members(
+    one: Said, every: Sequence[Said], left: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """Those of the parameters that are not dealt yet which a group has."""
+    of_experts = bool(one.hyper.get(_OF_EXPERTS))
+    has_experts = any(other.hyper.get(_OF_EXPERTS) for other in every)
+    # Of one optimizer's groups, those that differ in the decay alone share its parameters out.
+    alike = [o for o in every if bool(o.hyper.get(_OF_EXPERTS)) == of_experts and _moments(o) == _moments(one)]
+    has_decoupled = any(is_decoupled(other.hyper) for other in alike)
+    if has_decoupled and not is_decoupled(one.hyper):
+        alike = [o for o in alike if not is_decoupled(o.hyper)]
+    is_split = len({repr(other.hyper.get(_DECAY)) for other in alike}) > 1
+    for name, shape in left.items():
+        if has_experts and is_expert(name) != of_experts:
+            continue
+        found = set(states.get(name, ()))
+        if found & _KNOWN and _moments(one) and not found & _moments(one):
+            continue
+        if has_decoupled and has_own_rate(name) != is_decoupled(one.hyper):
+            continue
+        if has_decoupled and is_decoupled(one.hyper):
+            yield name
+            continue
+        if not is_split or (one.hyper.get(_DECAY) == 0) == has_no_decay(name, shape):
+            yield name
+
+
+def _moments(one: Said) -> frozenset[str]:
+    """States that an optimizer keeps which has these hyper-parameters."""
+    if "betas" in one.hyper:
+        return _ADAM
+    return _MOMENTUM if any("momentum" in key for key in one.hyper) else frozenset()

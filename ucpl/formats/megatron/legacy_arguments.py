@@ -1,0 +1,154 @@
+"""The arguments of a Megatron run, as they go along with a checkpoint: an argparse.Namespace, inert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ucpl.extents import Call, Global, NamedTensor
+from ucpl.formats.megatron.legacy_names import EMBEDDING, layer_of, numbered
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.inert import HOLDERS, unsafe_globals
+from ucpl.stores.plain_values import decode, encode
+
+__all__ = [
+    "DEGREES",
+    "GROUPED_GEMM",
+    "KNOWN_GLOBALS",
+    "OWN",
+    "arguments_in",
+    "at_degrees",
+    "besides_degrees",
+    "has_grouped_mlp",
+    "heads_advice",
+    "namespace",
+    "part_own",
+    "sizes_of",
+    "state_of",
+    "values_of",
+]
+
+# Classes that a run's own values are of: torch.load(weights_only=True) refuses them, Megatron does not use it.
+KNOWN_GLOBALS = HOLDERS | frozenset(
+    f"megatron.core.{name}"
+    for name in (
+        "enums.ModelType",
+        "enums.Fp8Recipe",
+        "transformer.enums.AttnBackend",
+        "transformer.enums.AttnMaskType",
+        "rerun_state_machine.RerunDiagnostic",
+        "rerun_state_machine.RerunMode",
+        "rerun_state_machine.RerunState",
+    )
+)
+DEGREES = {
+    "tensor_model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "expert_model_parallel_size": "ep",
+    "virtual_pipeline_model_parallel_size": "vpp",
+}
+_EACH = "num_layers_per_virtual_pipeline_stage"
+_OF_LAYOUTS = {
+    *DEGREES, _EACH, "expert_tensor_parallel_size", "world_size", "data_parallel_size", "rank", "local_rank",
+    "ckpt_format", "use_distributed_optimizer", "no_save_rng",
+}  # fmt: skip
+OWN = "megatron"  # of what is carried: values whose classes Megatron alone has, in a form without classes
+GROUPED_GEMM = "moe_grouped_gemm"
+_NAMESPACE = Global("argparse", "Namespace")
+
+
+def state_of(held: object) -> dict[object, object] | None:
+    """The attributes of a Namespace; None where it is none."""
+    if type(held) is not Call or held.function != _NAMESPACE:
+        return None
+    if type(held.state) is dict:
+        return held.state
+    return dict(held.kwargs.items()) if held.state is None else None
+
+
+def part_own(carried: dict[object, object]) -> None:
+    """Puts values of a run whose classes Megatron alone has in one value without classes: another framework's target could
+    not name them in its pickles.
+    """
+    own = {key: one for key, one in carried.items() if any(n.startswith("megatron.") for n in unsafe_globals(one))}
+    for key in own:
+        del carried[key]
+    if own:
+        carried[OWN] = encode(own)
+
+
+def values_of(source: Checkpoint) -> dict[object, object]:
+    """What a run has beside its model, Megatron's own values as they were."""
+    values = dict(source.envelope.carried)
+    own = decode(values.pop(OWN, None))
+    return {**(own if isinstance(own, dict) else {}), **values}
+
+
+def besides_degrees(carried: Mapping[object, object]) -> dict[object, object]:
+    """What a run has beside its model, without what its arguments say of ranks and of the form of files: a target's own
+    degrees stand there, as shapes of shards do.
+    """
+    out = dict(carried)
+    own = decode(out.pop(OWN, None))
+    out |= own if isinstance(own, dict) else {}
+    arguments = state_of(out.get("args"))
+    if arguments is not None and any(name in arguments for name in (*DEGREES, "no_save_rng")):
+        out["args"] = namespace({key: one for key, one in arguments.items() if key not in _OF_LAYOUTS})
+    return out
+
+
+def arguments_in(source: Checkpoint) -> dict[object, object]:
+    """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
+    return state_of(values_of(source).get("args")) or {}
+
+
+def has_grouped_mlp(arguments: Mapping[object, object]) -> bool:
+    """Whether experts are those of GroupedMLP: of a run with grouped kernels and without those of Transformer Engine."""
+    own = arguments.get("transformer_impl") == "local" or arguments.get("moe_use_legacy_grouped_gemm") is True
+    return own and arguments.get(GROUPED_GEMM) is True
+
+
+def at_degrees(
+    arguments: Mapping[object, object], degree: Callable[[str], int], *, is_alike: bool
+) -> dict[object, object]:
+    """Arguments of a run at other degrees, with the distributed optimizer.
+
+    degree: of an axis: "tp", "pp", "ep", "vpp". is_alike: whether ranks are those of the run; else, what counts them goes.
+    """
+    gone = () if is_alike else ("world_size", "data_parallel_size", "rank", "local_rank")
+    out: dict[object, object] = {key: one for key, one in arguments.items() if key not in gone}
+    for name, axis in DEGREES.items():
+        out[name] = degree(axis)
+    if degree("vpp") == 1:
+        out["virtual_pipeline_model_parallel_size"] = None
+    if not is_alike and _EACH in out:
+        out[_EACH] = None  # of other stages
+    if "expert_tensor_parallel_size" in out:
+        out["expert_tensor_parallel_size"] = degree("tp")
+    out["use_distributed_optimizer"] = True
+    return out
+
+
+def sizes_of(tensors: Sequence[NamedTensor]) -> dict[object, object]:
+    """Of the arguments that Megatron-LM compares with a job's own, those that shapes and names say."""
+    out: dict[object, object] = {}
+    prefixes = numbered([t.name for t in tensors if layer_of(t.name)])
+    layers = [n for prefix, n in prefixes.items() if prefix.endswith(".layers.")]
+    if len(layers) == 1:
+        out["num_layers"] = layers[0]
+    width = next((t.shape[1] for t in tensors if t.name == EMBEDDING and len(t.shape) == 2), None)
+    return out if width is None else {**out, "hidden_size": width}
+
+
+def heads_advice(source: Checkpoint, where: str) -> tuple[str, ...]:
+    """Of a target whose arguments Megatron-LM compares: what no shape says."""
+    if "num_attention_heads" in arguments_in(source):
+        return ()
+    return (
+        "Megatron-LM compares num_attention_heads of `args` with its own, and a source of no Megatron run does not say it: set"
+        f" it in {where}; torch_dist with fully_reshardable is loaded as it is",
+    )
+
+
+def namespace(values: Mapping[object, object]) -> Call:
+    """As argparse pickles one."""
+    return Call(_NAMESPACE, new=True, state=dict(values))

@@ -1,0 +1,158 @@
+"""A legacy folder of Megatron-LM as a checkpoint: each rank's tensors under global names, the optimizer, what goes along."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
+from ucpl.formats.megatron import legacy_names as names
+from ucpl.formats.megatron.folder import Step
+from ucpl.formats.megatron.legacy_arguments import part_own
+from ucpl.formats.megatron.legacy_modules import Modules, read_modules
+from ucpl.formats.megatron.legacy_optimizer import GROUPS, KEPT, Optimizer, facts, read_optimizer
+from ucpl.formats.megatron.legacy_ranks import Ranks, read_ranks
+from ucpl.formats.megatron.legacy_unread import unread_in
+from ucpl.stores.carrying import lifted, marks_among
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.pickles import tensors_of
+
+__all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened"]
+
+NAME = "megatron_legacy"
+RNG, EXTRA, WITHOUT = "megatron_rng", "megatron_extra_state", "megatron_without_extra_state"
+OPTIMIZER = "megatron_optimizer"
+_RNG = "rng_state"
+
+
+def opened(step: Step) -> Checkpoint:
+    """Read the headers of all files. Raises: UcplError E540-E548, and what the files raise (E400-E427)."""
+    ranks = read_ranks(step)
+    modules = read_modules(ranks)
+    optimizer = read_optimizer(ranks, modules)
+    extents = dict(optimizer.extents)
+    for place, held in modules.of.items():
+        part = ranks.parts[place]
+        extents |= {
+            (part.file, one.stored): part.extent(one.stored, one.tensor) for one in held if 0 not in one.tensor.shape
+        }
+    carried = dict(optimizer.carried)
+    version = str(ranks.top((0, 0, 0)).mapping().get("checkpoint_version", ""))
+    rest: dict[object, object] = {}
+    blobs = _rest(ranks, modules, carried, rest)
+    if optimizer.rest:
+        blobs[OPTIMIZER] = optimizer.rest
+    made = Checkpoint(
+        top=step.top,
+        root=step.root,
+        tag=step.tag or step.root.resolve().name,
+        framework=NAME,
+        version=version,
+        extents=extents,
+        carried_extents=carried,
+        envelope=Envelope(
+            NAME,
+            version,
+            settings=_settings(ranks, modules, optimizer),
+            groups=optimizer.groups,
+            scalars=optimizer.scalars,
+            blobs=blobs,
+            carried=rest,
+        ),
+        tensors=_tensors(modules, optimizer),
+        aliases={},
+        files=(*(part.file for part in ranks.parts.values()), *(part.file for part in ranks.optims.values())),
+        remarks=_remarks(modules),
+        scalar_extents=optimizer.scalar_extents,
+        shardings=modules.shardings if ranks.tp > 1 else {},
+        legacy=facts(ranks, modules, optimizer),
+    )
+    mark = marks_among(extent for part in ranks.parts.values() for extent in part.extents())
+    others = unread_in(ranks, frozenset(_own(ranks)), mark, is_trained=bool(optimizer.groups))
+    return evolve(made, not_read=tuple(others))
+
+
+def _tensors(modules: Modules, optimizer: Optimizer) -> tuple[NamedTensor, ...]:
+    trained = {name for group in optimizer.groups for name in group.members}
+    out = []
+    for name in modules.order:
+        dtype = modules.dtypes[name]
+        kind = "parameter" if name in trained or not optimizer.groups else "frozen"
+        if names.is_buffer(name) or not dtype.startswith(("f", "bf")):
+            kind = "buffer"
+        states = optimizer.states if name in trained else ()
+        out.append(NamedTensor(name, modules.shardings[name].shape, dtype, kind, states))
+    return tuple(out)
+
+
+def _settings(ranks: Ranks, modules: Modules, optimizer: Optimizer) -> dict[str, Setting]:
+    origin = f"folders of ranks in {ranks.step.root.name}"
+    out = {axis: Setting(n, origin) for axis, n in ranks.degrees.items()}
+    if modules.vpp > 1:
+        out["vpp"] = Setting(modules.vpp, f"models of virtual stages in {ranks.parts[0, 0, 0].file}")
+    if ranks.tp > 1:
+        out["tp_rule"] = Setting("chunk", "Megatron-Core's parallel layers cut in equal parts")
+    dtypes = {modules.dtypes[name] for group in optimizer.groups for name in group.members}
+    dtypes = dtypes or {d for d in modules.dtypes.values() if d.startswith(("f", "bf"))}
+    for flag, dtype in (("bf16", "bf16"), ("fp16", "f16")):
+        out[flag] = Setting(int(dtype in dtypes), "dtypes of the weights")
+    out["optimizer"] = Setting(optimizer.form, "optimizer of the first rank")
+    if ranks.pp > 1 and modules.tied:
+        out["tied"] = Setting(1, "untie_embeddings_and_output_weights of args")
+    if optimizer.groups:
+        out["groups"] = Setting(len(optimizer.groups), GROUPS)
+    return out
+
+
+def _own(ranks: Ranks) -> set[str]:
+    """Keys of a rank's file that are read of each rank."""
+    first = ranks.top((0, 0, 0))
+    return {"optimizer", KEPT, *(key for key in map(str, first.mapping()) if key.startswith("model"))}
+
+
+def _rest(
+    ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent], rest: dict[object, object]
+) -> dict[str, object]:
+    """What is no tensor of the model and goes along: `rest` of the first rank, and random states of all."""
+    own = _own(ranks)
+    out: dict[str, object] = {}
+    random: dict[str, object] = {}
+    for place, part in ranks.parts.items():
+        for key, value in ranks.top(place).named():
+            if key in own or (key != _RNG and part is not ranks.parts[0, 0, 0]):
+                continue
+            for step, tensor in tensors_of(value.held, part.file):
+                extent = part.extent((*value.key, *step), tensor)
+                carried[part.file, extent.key] = extent
+            made = lifted(value.held, part.file)
+            if key == _RNG:
+                random[ranks.folders[place].folder] = made
+            else:
+                rest[key] = made
+    if random:
+        out[RNG] = random
+    if modules.extra:
+        extra: dict[str, object] = {}
+        for name, value in modules.extra.items():
+            part = next(p for p in ranks.parts.values() if p.file == value.file)
+            for step, tensor in tensors_of(value.held, part.file):
+                extent = part.extent((*value.key, *step), tensor)
+                carried[part.file, extent.key] = extent
+            extra[name] = lifted(value.held, part.file)
+        out[EXTRA] = extra
+    if modules.without:
+        out[WITHOUT] = list(modules.without)
+    iteration = rest.get("iteration")
+    if type(iteration) is int:
+        out["global_steps"] = iteration
+    part_own(rest)
+    return out
+
+
+def _remarks(modules: Modules) -> tuple[str, ...]:
+    out = []
+    for name, homes in modules.homes.items():
+        places = {(home.stage, home.key) for home in homes if home.ep is None}
+        if len(places) > 1:
+            said = ", ".join(f"{key[1]} of stage {stage}" for stage, key in sorted(places))
+            out.append(f"`{name}` is stored as {said}: copies, held against each other")
+    return tuple(out)

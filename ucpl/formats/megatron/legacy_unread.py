@@ -1,0 +1,86 @@
+"""Values of Megatron's legacy files that the reader passes by: those of other ranks, and keys of no known release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpl.extents import Call
+from ucpl.extents.account import NotRead
+from ucpl.formats.megatron.legacy_ranks import Ranks
+from ucpl.stores.repeated import Copy, Mark, hypers_of, unlike
+from ucpl.stores.torch_files import TorchFile
+from ucpl.stores.unknown import unknown_keys
+
+__all__ = ["unread_in"]
+
+_OPTIMIZER, _RANDOM, _ARGUMENTS = "optimizer", "rng_state", "args"
+_OF_RANK = frozenset(("rank", "local_rank"))  # arguments that differ from rank to rank in each run
+_STATES = frozenset(("fp32_from_fp16_params", "optimizer", "param_groups", "state"))
+_INNER = frozenset(("param_groups", "state"))
+_BUCKETS = frozenset(("buckets_coalesced", "per_bucket_numel", "per_bucket_numel_unpadded"))
+_BY = "Megatron"
+
+
+def unread_in(ranks: Ranks, own: frozenset[str], mark: Mark, *, is_trained: bool) -> Iterator[NotRead]:
+    """own: top-level keys that are read of each rank. is_trained: whether the optimizer is read."""
+    parts = [*ranks.parts.values()]
+    tops = [(part, part.value if isinstance(part.value, dict) else {}) for part in parts]
+    rest = [{k: _plain(k, v) for k, v in top.items() if k not in own and k != _RANDOM} for _, top in tops]
+    yield from unlike(((part, "", one) for part, one in zip(parts, rest, strict=True)), mark)
+    if not is_trained:
+        return
+    found = [one for part, top in tops for one in _optimizers(part, top.get(_OPTIMIZER))]
+    yield from unlike(((part, at, _without(value, _STATES)) for part, at, value in found), mark)
+    numbers = dict.fromkeys(at for _, at, _ in found)
+    for number in numbers:
+        same = [one for one in found if one[1] == number]
+        yield from unlike(((part, f"{_inner(at, value)[0]}param_groups/", hypers_of(_inner(at, value)[1]))
+                           for part, at, value in same), mark)  # fmt: skip
+    for part in ranks.optims.values():
+        yield from _buckets(part)
+    for part, at, value in found:
+        lead, inner = _inner(at, value)
+        if lead != at:
+            yield from unknown_keys(part.file, inner, _INNER, lead, _BY)
+        states = inner.get("state") if isinstance(inner, dict) else None
+        for key in states if isinstance(states, dict) else ():
+            if not isinstance(key, int) and key != "common_step":
+                yield from unknown_keys(part.file, {key: None}, (), f"{lead}state/", _BY)
+
+
+def _buckets(part: TorchFile) -> Iterator[NotRead]:
+    """Of distrib_optim.pt: what is neither a buffer's number nor, in one, a pair of dtypes."""
+    for n, one in enumerate(part.value if isinstance(part.value, list) else [part.value]):
+        lead = f"{n}/" if isinstance(part.value, list) else ""
+        for key, held in one.items() if isinstance(one, dict) else ():
+            if not isinstance(key, int):
+                yield from unknown_keys(part.file, {key: held}, _BUCKETS, lead, _BY)
+            for pair in held if isinstance(key, int) and isinstance(held, dict) else ():
+                if not isinstance(pair, tuple):
+                    yield from unknown_keys(part.file, {pair: None}, (), f"{lead}{key}/", _BY)
+
+
+def _plain(key: object, value: object) -> object:
+    """Arguments of a run without those of one rank."""
+    state = value.state if isinstance(value, Call) else None
+    if key != _ARGUMENTS or not isinstance(state, dict):
+        return value
+    return _without(state, _OF_RANK)
+
+
+def _optimizers(part: TorchFile, held: object) -> Iterator[Copy]:
+    """The optimizer of a rank, or those of its chain."""
+    if isinstance(held, list):
+        yield from ((part, f"{_OPTIMIZER}/{n}/", one) for n, one in enumerate(held))
+    elif held is not None:
+        yield part, f"{_OPTIMIZER}/", held
+
+
+def _inner(at: str, value: object) -> tuple[str, object]:
+    if isinstance(value, dict) and "param_groups" not in value and _OPTIMIZER in value:
+        return f"{at}{_OPTIMIZER}/", value[_OPTIMIZER]
+    return at, value
+
+
+def _without(value: object, keys: frozenset[str]) -> object:
+    return {key: one for key, one in value.items() if key not in keys} if isinstance(value, dict) else value

@@ -1,0 +1,334 @@
+"""A torch_dist folder as a checkpoint: what PyTorch's distributed format says of tensors, and common.pt of all else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.formats.dcp.cells import placed
+from ucpl.formats.dcp.chunks import Chunks
+from ucpl.formats.dcp.metadata import METADATA, Metadata, read_metadata
+from ucpl.formats.dcp.reading import Opened
+from ucpl.formats.dcp.roles import Roles
+from ucpl.formats.megatron.buckets import buckets_in, runs_of
+from ucpl.formats.megatron.common_state import unread_of
+from ucpl.formats.megatron.folder import Step
+from ucpl.formats.megatron.groups import STEP, Dealt, Said, dealt, is_expert
+from ucpl.formats.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
+from ucpl.formats.megatron.roles import (
+    BUFFERS,
+    MASTER,
+    MASTERS,
+    STATES,
+    Entries,
+    entries_of,
+    is_of_optimizer,
+    not_read_in,
+    unchained,
+)
+from ucpl.formats.megatron.stacks import apart, is_of_a_layer
+from ucpl.records import define
+from ucpl.stores.carrying import lifted, mapped
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.plain_values import decode
+from ucpl.stores.skipping import skips_optimizer
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.values import Value
+
+__all__ = [
+    "BACKEND",
+    "COMMON",
+    "CONTENT",
+    "GIVEN",
+    "ITERATION",
+    "KEPT",
+    "OBJECTS",
+    "OPTIMIZER",
+    "VERSION",
+    "are_turned",
+    "opened",
+]
+
+Shape = tuple[int, ...]
+_T = TypeVar("_T")
+COMMON, BACKEND = "common.pt", "metadata.json"
+COMMON_STATE = "common_state/shard_0_1"
+OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
+OPTIMIZER, CONTENT = "optimizer", "content_metadata"
+ITERATION, VERSION = "iteration", "checkpoint_version"
+GIVEN = "given"  # of it: names of values that the source had nothing of
+KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
+
+
+def opened(step: Step) -> Checkpoint:
+    """Read the headers of all archives. Raises: UcplError E455, E460, E521, E522, E530-E533."""
+    metadata = read_metadata(step.root)
+    if skips_optimizer(*([OPTIMIZER] if any(map(is_of_optimizer, metadata.paths)) else [])):
+        metadata = metadata.without(is_of_optimizer)
+    metadata = unchained(metadata)
+    common = _common(step.root, metadata)
+    entries = entries_of(metadata, step.root)
+    roles = Roles("", STATES, entries.weights, entries.states)
+    dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
+    made = evolve(dist.checkpoint(), registered=dist.registered)
+    others = unread_of(common, is_trained=bool(made.envelope.groups), empty=dist.dealt.empty)
+    made = evolve(made, not_read=(*not_read_in(entries), *others))
+    if dist.copied:
+        shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
+        told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
+        made = evolve(made, remarks=(*made.remarks, told))
+    said = Value.of(common).find(KEPT)
+    stacks = said.find("stacks") if said is not None else None
+    if stacks is not None:
+        made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.tensors}))
+    return evolve(made, top=step.top, tag=step.tag, files=tuple(dict.fromkeys((*made.files, common.file, BACKEND))))
+
+
+def _common(root: Path, metadata: Metadata) -> TorchFile:
+    """All that is no tensor of the model: common.pt, or from 0.19 on an object among the chunks, which is taken out of
+    `metadata`. Raises: UcplError E400, E455, and what the file raises.
+    """
+    place = metadata.objects.get(COMMON_STATE)
+    if place is None or (root / COMMON).exists():
+        if place is None and not (root / COMMON).exists():
+            fail(
+                "E400",
+                f"{root} has no {COMMON} and no `{COMMON_STATE}` in {METADATA}, as Megatron-Core 0.19 has it",
+                Label(str(root / COMMON), "not there"),
+                Label(str(root / METADATA), where=COMMON_STATE),
+                remedy="`ucpl formats` lists the releases of Megatron-Core that are read; of one of these, the save did not"
+                " end: use the iteration before",
+            )
+        return read_torch_file(root, COMMON)
+    part = Chunks(root).archive(place)
+    held = Value.of(part).items()
+    if len(held) != 1:
+        Value.of(part).wrong("a list of one dict")
+    del metadata.objects[COMMON_STATE], metadata.paths[COMMON_STATE]
+
+    def called(name: str) -> str:
+        return f"{place.start}:{name}"
+
+    value = mapped(held[0].held, lambda t: evolve(t, storage=evolve(t.storage, name=called(t.storage.name))))
+    return evolve(part, value=value, storages={called(name): one for name, one in part.storages.items()})
+
+
+def _templates(said: Value, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    """What tensors of stacks were called. Raises: UcplError E455 for what is no name of a layer's, or of one expert's."""
+    out = {}
+    for stack, template in said.named():
+        text = template.text()
+        pieces = text.split("{}")
+        if len(pieces) > 3 or any(brace in piece for piece in pieces for brace in "{}"):
+            template.wrong("a name, with {} for a layer and for an expert")
+        if stack in shapes and len(shapes[stack]) < len(pieces) - 1:
+            template.wrong(f"a name with {{}} for each of {len(shapes[stack])} dims at most")
+        out[stack] = text
+    return out
+
+
+def _number(part: TorchFile, value: Value) -> Counted:
+    """Of steps: a number, or a tensor of one. Raises: UcplError E455."""
+    if not isinstance(value.held, TensorRef):
+        return value.number()
+    if prod(value.held.shape) != 1:
+        value.wrong("a number, or a tensor of one element")
+    return part.read_scalar(value.key, value.held)
+
+
+def are_turned(found: Sequence[tuple[Shape, Shape]], arguments: Mapping[object, object]) -> bool:
+    """Whether states of experts are the transposes of weights. found: the shape of each, and its weight's.
+
+    Of a square one the others tell, and the arguments where all are.
+    """
+    if not all(mine == _turned(whole) for mine, whole in found):
+        return False
+    return any(mine != whole for mine, whole in found) or has_grouped_mlp(arguments)
+
+
+def _turned(dims: tuple[_T, ...]) -> tuple[_T, ...]:
+    """Of shapes, strides and places, with the last two dims changed over."""
+    return (*dims[:-2], *reversed(dims[-2:]))
+
+
+@define(eq=False)
+class _Dist(Opened):
+    common: TorchFile = field(kw_only=True)
+    entries: Entries = field(kw_only=True)
+    dealt: Dealt = field(factory=Dealt, kw_only=True)
+    registered: tuple[str, ...] = field(default=(), kw_only=True)
+    copied: list[str] = field(factory=list, kw_only=True)  # what several ranks have moments of, which are one's here
+
+    framework: ClassVar[str] = "megatron_core"
+
+    def more_states(self) -> None:
+        """Those in buckets, as boxes of their parameters. Raises: UcplError E533."""
+        if not self.entries.buckets:
+            return
+        own = self.roles.states  # of parameters that another optimizer of a chain trains
+        names = tuple(n for n in self.roles.weights if n not in own and BUFFERS.fullmatch(n) is None)
+        self.demand_linear(names)
+        buckets = buckets_in(self.entries.buckets, self.root)
+        runs, self.copied, self.registered = runs_of(self.metadata, names, buckets, self.root)
+        found: dict[str, dict[str, dict[Key, Extent]]] = {}
+        pieces: dict[str, dict[Key, Extent]] = {}
+        for run in runs:
+            for written, entry in run.bucket.states.items():
+                if entry not in pieces:
+                    pieces[entry] = self.chunks.extents(entry, self.metadata.tensors[entry])
+                state = MASTER if written in MASTERS else written
+                piece = pieces[entry][entry, run.at]
+                first = 0
+                for box in run.boxes:
+                    low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
+                    if low < high:
+                        mine = evolve(piece, shape=(high - low,), offset=piece.offset + low - run.low)
+                        name = f"{STATES}{(self.entries.master or MASTERS[0]) if state == MASTER else state}.{box.name}"
+                        made = placed(mine, name, box.begin, box.shape, low - first)
+                        found.setdefault(box.name, {}).setdefault(state, {}).update(made)
+                    first += box.numel
+        for name, states in found.items():
+            self.states[name] = tuple(states)
+            for extents in states.values():
+                self.extents |= {(METADATA, key): one for key, one in extents.items()}
+                self.held[name].append(tuple(extents))
+
+    @cached_property
+    def turned(self) -> frozenset[str]:
+        """States that 0.13 and before saved of GroupedMLP's experts: as its matrices have them, each transposed."""
+        runs = self.metadata.runs_of
+        found = {
+            entry: (runs[entry], self.metadata.tensors[self.roles.weights[name]].shape)
+            for name, states in self.roles.states.items()
+            if is_expert(name) and name.endswith(".weight")
+            for entry in states.values()
+            if entry in runs and len(runs[entry]) > 1
+        }
+        if not are_turned(list(found.values()), self.arguments):
+            return frozenset()
+        return frozenset(found)
+
+    def whole(self, entry: str) -> Shape:
+        shape = super().whole(entry)
+        return _turned(shape) if entry in self.turned else shape
+
+    def as_weight(self, entry: str, found: dict[Key, Extent]) -> dict[Key, Extent]:
+        if entry not in self.turned:
+            return found
+        out: dict[Key, Extent] = {}
+        for key, extent in found.items():
+            made = (key[0], *_turned(key[1:]))
+            out[made] = evolve(extent, key=made, shape=_turned(extent.shape), stride=_turned(extent.stride))
+        return out
+
+    @property
+    def arguments(self) -> dict[object, object]:
+        """Of the run, as far as its files say them."""
+        said = Value.of(self.common).find("args")
+        return (state_of(said.held) if said is not None else None) or {}
+
+    def demand_linear(self, names: tuple[str, ...]) -> None:
+        """Raises: UcplError E533 where experts lie in buckets as GroupedMLP has them: a rank's as one matrix, transposed."""
+        expert = next((name for name in names if is_expert(name)), None)
+        if expert is None or not has_grouped_mlp(self.arguments):
+            return
+        fail(
+            "E533",
+            f"the run's arguments say moe_grouped_gemm with Megatron-Core's own modules: experts are those of GroupedMLP, whose"
+            f" buckets have a rank's experts in one transposed matrix, and `{expert}` has each as a linear layer has it",
+            Label(str(self.common.path), where="args"),
+            Label(str(self.root / METADATA), where=expert),
+            remedy="load it in such a job, and save it with --dist-ckpt-optim-fully-reshardable, or as legacy files"
+            " (--ckpt-format torch): both are read, experts one by one; the weights alone are in every such folder",
+        )
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Raises: UcplError E455, E531."""
+        if skips_optimizer():
+            return ()
+        shapes = {name: self.shape(name) for name in self.states}
+        said = [one for part, value in self.optimizers() for one in self.groups_of(part, value)]
+        self.dealt = dealt(said, shapes, self.states, self.common.path)
+        for name, step in self.dealt.steps.items():
+            self.scalars.setdefault(STEP, {})[name] = step
+        return self.dealt.groups
+
+    def optimizers(self) -> Iterator[tuple[TorchFile, Value]]:
+        """State dicts of optimizers, each with the archive that it is in: one, or those of a chain, which are numbered."""
+        for entry in self.entries.of_groups:
+            part = self.chunks.archive(self.metadata.objects[entry])
+            held = Value.of(part).items()
+            yield part, held[0] if held else Value.of(part)
+        top = Value.of(self.common).find(OPTIMIZER)
+        if top is None or self.entries.of_groups:
+            return
+        numbers = [key for key in top.mapping() if isinstance(key, int)]
+        if numbers:
+            yield from ((self.common, top.at(number)) for number in numbers)
+        else:
+            yield self.common, top
+
+    def groups_of(self, part: TorchFile, optimizer: Value) -> Iterator[Said]:
+        inner = optimizer.find(OPTIMIZER) or optimizer
+        if inner.find("param_groups") is None:
+            return
+        state = inner.find("state")
+        common = state.find("common_step") if state is not None else None
+        for group in inner.at("param_groups").items():
+            hyper = {name: value.held for name, value in group.named() if name not in ("params", STEP)}
+            step = group.find(STEP) or common
+            yield Said(hyper, None if step is None else _number(part, step))
+
+    def kind(self, name: str) -> str:
+        """Without an optimizer, nothing says what it trained: parameters are what no router counts with."""
+        if BUFFERS.fullmatch(name):
+            return "buffer"
+        return "parameter" if not self.states or name in self.states else "frozen"
+
+    def aliases(self) -> dict[str, str]:
+        """None: a tied tensor has one name."""
+        return {}
+
+    def settings(self, tensors: tuple[NamedTensor, ...], aliases: dict[str, str]) -> dict[str, Setting]:
+        found = {state for states in self.states.values() for state in states}
+        return {
+            "file": Setting(METADATA, "its name"),
+            "stacked": Setting(int(not any(map(is_of_a_layer, self.roles.weights))), f"names in {METADATA}"),
+            "masters": Setting(int("fp32" in found), f"names in {METADATA}"),
+            "master": Setting(self.entries.master or "param", f"names in {METADATA}"),
+        }
+
+    def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
+        held = {name: self.value(name) for name in self.entries.objects if not is_of_optimizer(name)}
+        blobs: dict[str, object] = {OBJECTS: held} if held else {}
+        part_own(carried)
+        said = Value.of(self.common).find(KEPT)
+        if said is None:
+            return self.framework, self.version(), blobs
+        more = decode(said.at("blobs").held)
+        if not isinstance(more, dict) or not all(isinstance(key, str) for key in more):
+            said.at("blobs").wrong("a dict whose keys are texts")
+        return said.at("framework").text(), said.at("version").text(), {**blobs, **more}
+
+    def version(self) -> str:
+        value = Value.of(self.common).mapping().get(VERSION, "")
+        return str(value) if isinstance(value, int | float | str) else ""
+
+    def rest(self) -> dict[object, object]:
+        """The common state without the optimizer, and without values that a target has and its source has not."""
+        top = Value.of(self.common)
+        said = top.find(KEPT)
+        given = said.find(GIVEN) if said is not None else None
+        known = {OPTIMIZER, CONTENT, KEPT, *(given.texts() if given is not None else ())}
+        kept = {key: one for key, one in top.mapping().items() if key not in known}
+        for extent in self.common.extents():
+            if extent.key[0] in kept:
+                self.carried[self.common.file, extent.key] = extent
+        return {key: lifted(mapped(one, lambda t: t), self.common.file) for key, one in kept.items()}

@@ -1,0 +1,148 @@
+"""What the entries of a torch_dist folder are, by Megatron-Core's names: weights, the optimizer's states, and other objects.
+
+`.metadata` says no paths: a name is all there is. States are `optimizer.state.exp_avg.NAME`, whatever the optimizer; its
+buckets, which are of no one parameter, are `optimizer.distributed. ...` (buckets).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents.account import NotRead
+from ucpl.formats.dcp.metadata import METADATA, Metadata
+from ucpl.formats.megatron.common_state import SCALER, SCALING
+from ucpl.records import frozen
+
+__all__ = [
+    "BUFFERS",
+    "MASTER",
+    "MASTERS",
+    "MOMENTUM",
+    "SPLIT",
+    "STATES",
+    "Entries",
+    "entries_of",
+    "is_of_optimizer",
+    "not_read_in",
+    "unchained",
+]
+
+STATES = "optimizer.state."
+MASTER = "fp32"
+MASTERS = ("param", "fp32_param")  # what a master is called: by the distributed optimizer, and by all others
+# What it is called here where a run has both: Muon's parameters, of layers, and those of a distributed optimizer.
+SPLIT = "split"
+MOMENTUM = "momentum_buffer"  # which Muon alone keeps
+# Tensors of a router that no optimizer trains.
+BUFFERS = re.compile(r"(.*\.)?(expert_bias|local_tokens_per_expert)", re.DOTALL)
+_STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
+_GROUPS = re.compile(r"(?P<chain>chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_0_1")
+_CHAINED = re.compile(r"chained_\d+\.(?P<state>optimizer\.state\..+)", re.DOTALL)
+_DESCRIBES = re.compile(r".*\.(optimizer|per_bucket_numel(_unpadded)?|param_state_sharding_type)/shard_.*", re.DOTALL)
+_MASTER_OF = re.compile(rf"\A{re.escape(STATES)}({'|'.join(MASTERS)})\.")
+_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
+
+
+@frozen
+class Entries:
+    """Names of `.metadata` by what they are."""
+
+    weights: dict[str, str] = field(factory=dict)  # tensor -> its name, which is the same
+    states: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> state -> name
+    buckets: tuple[str, ...] = ()  # tensors of the optimizer that are of no one parameter
+    objects: tuple[str, ...] = ()
+    of_groups: tuple[str, ...] = ()  # objects with the groups of the optimizers that have buckets
+    master: str = ""  # what masters are called here
+
+
+def unchained(metadata: Metadata) -> Metadata:
+    """States of optimizers in a chain, `chained_0.optimizer.state. ...`, as Megatron-Core saved them before 0.12 and still does
+    unless told otherwise, under the names that states have: a parameter is one optimizer's. Masters have one name.
+
+    Raises: UcplError E530 where two optimizers have one.
+    """
+
+    def plain(name: str) -> str:
+        match = _CHAINED.fullmatch(name)
+        return name if match is None else match["state"]
+
+    names = {name: plain(name) for name in metadata.tensors}
+    if _is_split(names.values()):
+        names = {name: _MASTER_OF.sub(f"{STATES}{SPLIT}.", made) for name, made in names.items()}
+    if all(name == made for name, made in names.items()):
+        return metadata
+    seen: dict[str, str] = {}
+    for name, made in names.items():
+        if seen.setdefault(made, name) != name:
+            fail(
+                "E530",
+                f"`{made}` is of two optimizers",
+                Label(METADATA, where=seen[made]),
+                Label(METADATA, where=name),
+            )
+    return evolve(
+        metadata,
+        tensors={names[name]: one for name, one in metadata.tensors.items()},
+        runs_of={names.get(name, name): shape for name, shape in metadata.runs_of.items()},
+        described={names.get(name, name): file for name, file in metadata.described.items()},
+    )
+
+
+def _is_split(names: Iterable[str]) -> bool:
+    """Whether masters have both names; those in buckets have the first."""
+    called = {
+        m["state"] if (m := _STATE.fullmatch(name)) is not None else "" for name in names if _OPTIMIZER.match(name)
+    }
+    return MASTERS[1] in called and bool(called & {MASTERS[0], ""})
+
+
+def entries_of(metadata: Metadata, root: Path) -> Entries:
+    """Raises: UcplError E530 where the optimizer has a state of what is no tensor of the model."""
+    weights = {name: name for name in metadata.tensors if _OPTIMIZER.match(name) is None}
+    states: dict[str, dict[str, str]] = {}
+    buckets: list[str] = []
+    master = ""
+    for entry in metadata.tensors:
+        if entry in weights:
+            continue
+        match = _STATE.fullmatch(entry)
+        if match is None:
+            buckets.append(entry)
+            continue
+        name, state = match["name"], match["state"]
+        if name not in weights:
+            fail(
+                "E530",
+                f"the optimizer has `{state}` of `{name}`, and no tensor of the model is called so",
+                Label(str(root / METADATA), where=entry),
+            )
+        if state in (*MASTERS, SPLIT):
+            master, state = state, MASTER
+        states.setdefault(name, {})[state] = entry
+    of_groups: dict[str, str] = {}  # of each optimizer in a chain, the first rank's
+    for entry in sorted(metadata.objects, key=lambda name: (len(name), name)):
+        if (said := _GROUPS.fullmatch(entry)) is not None:
+            of_groups.setdefault(said["chain"] or "", entry)
+    groups = tuple(of_groups[chain] for chain in sorted(of_groups))
+    return Entries(weights, states, tuple(buckets), tuple(metadata.objects), groups, master)
+
+
+def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
+    """Objects of the optimizer other than groups and descriptions of buckets: states, in a form that is not read."""
+    why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
+    others = (name for name in entries.objects if is_of_optimizer(name) and _DESCRIBES.fullmatch(name) is None)
+    return tuple(
+        NotRead(name, SCALING, kind="value")
+        if f".{SCALER}/" in name
+        else NotRead(name, why, is_optimizer=True, kind="value")
+        for name in others
+    )
+
+
+def is_of_optimizer(name: str) -> bool:
+    return _OPTIMIZER.match(name) is not None

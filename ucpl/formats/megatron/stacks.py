@@ -1,0 +1,306 @@
+"""Layers and experts: one tensor of all, as Megatron-Core saves models whose layers are alike, or one of each, as modules have.
+
+A target is stacked where its tensors are those of layers; common.pt then says what each was called, so that it is read as
+what was converted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from math import prod
+
+from attrs import evolve, field
+
+from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup
+from ucpl.formats.dcp.metadata import METADATA
+from ucpl.formats.megatron.groups import is_expert
+from ucpl.formats.megatron.legacy_arguments import arguments_in
+from ucpl.formats.megatron.orders import is_own_norm, registered
+from ucpl.records import define, frozen
+from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["Stacks", "apart", "blocks_of", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
+
+_LAYER = re.compile(r"(?P<head>(?:.*\.)?(?<!mtp\.)layers\.)(?P<layer>\d{1,9})\.(?P<rest>.+)", re.DOTALL)
+# Layers of multi-token prediction, which Megatron-Core never stacks.
+_AHEAD = re.compile(
+    r"(?P<head>(?:.*\.)?mtp\.layers\.\d{1,9}\.(?:transformer_layer|mtp_model_layer)\.)(?P<rest>.+)", re.DOTALL
+)
+_EXPERT = re.compile(
+    r"(?P<head>(?:.*\.)?experts\.)(?:"
+    r"(?P<word>local_experts\.|experts\.)(?P<expert>\d{1,9})\.(?P<rest>.+)"
+    r"|(?P<grouped>linear_fc[12]\.(?:weight|bias))(?P<number>\d{1,9}))",  # TEGroupedMLP's
+    re.DOTALL,
+)
+_STACK = re.compile(r"(?P<head>(?:.*\.)?layers\.)(?!\d+\.)(?P<rest>.+)", re.DOTALL)
+_STACKED_EXPERTS = re.compile(r"(?P<head>(?:.*\.)?experts\.)experts\.(?!\d+\.)(?P<rest>.+)", re.DOTALL)
+_ONE_EXPERT = re.compile(r"(?P<head>(?:.*\.)?experts\.)experts\.(?P<rest>\d+\..+)", re.DOTALL)
+_HALF = re.compile(r"(?P<whole>.*\.linear_fc1\.(?:weight|bias))_(?P<half>[wv])", re.DOTALL)
+# Modules of Megatron-Core's own blocks have names that it saves under those of Transformer Engine's; not of latent attention.
+_SAVED = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+_FIRST_NORM, _LATENT = "input_layernorm.weight", "self_attention.linear_kv_down_proj.weight"
+_ORDER = ".linear_qkv.layer_norm_weight", ".self_attention.linear_proj.weight"
+_BLOCKS = "transformer_impl"  # of a run's arguments
+_STATE = re.compile(r"optimizer\.state\.[A-Za-z0-9_]+\.", re.DOTALL)
+
+Shape = tuple[int, ...]
+
+
+@frozen
+class _Place:
+    stack: str
+    template: str  # of the name, with {} for each number
+    at: Shape  # layer, and expert where there is one
+
+
+@define
+class Stacks:
+    """What tensors of modules become: one of all layers, one of all experts of a layer, or one under the name that is saved."""
+
+    places: dict[str, _Place] = field(factory=dict)
+    counts: dict[str, Shape] = field(factory=dict)  # stack -> how many layers, and experts
+    templates: dict[str, str] = field(factory=dict)  # stack -> what its tensors are called
+
+    def of(self, entry: str) -> tuple[str, Shape, Shape] | None:
+        """(name of the stack, place in it, its first dims) of a tensor or of a state of it. None: it is in none."""
+        match = _STATE.match(entry)
+        lead = match[0] if match is not None else ""
+        place = self.places.get(entry.removeprefix(lead))
+        return None if place is None else (lead + place.stack, place.at, self.counts[place.stack])
+
+    def add(self, found: Mapping[str, _Place], shapes: Mapping[str, Shape]) -> None:
+        """Those that are whole: a box for each number, all of one shape, and called alike."""
+        held: dict[str, dict[Shape, str]] = {}
+        for name, place in found.items():
+            held.setdefault(place.stack, {})[place.at] = name
+        many = {place.stack: 0 for place in found.values()}
+        for place in found.values():
+            many[place.stack] += 1
+        for stack, boxes in held.items():
+            names = list(boxes.values())
+            counts = tuple(1 + max(at[d] for at in boxes) for d in range(min(map(len, boxes))))
+            is_whole = len(boxes) == prod(counts) == many[stack] and len({len(at) for at in boxes}) == 1
+            is_whole &= stack not in shapes or stack in found
+            one = {(found[name].template, shapes[name]) for name in names}
+            if is_whole and len(one) == 1 and (names != [stack] or counts):
+                self.places |= {name: found[name] for name in names}
+                self.counts[stack], self.templates[stack] = counts, found[names[0]].template
+
+
+def is_of_a_layer(name: str) -> bool:
+    """Whether a tensor is one layer's by its name, and not all layers'. Layers of multi-token prediction are never stacked."""
+    return _LAYER.fullmatch(name) is not None
+
+
+def stacks_of(shapes: Mapping[str, Shape], *, of_layers: bool = True) -> Stacks:
+    """What Megatron-Core saves of modules, by name, with their shapes. Where layers differ, each has names of its own.
+
+    of_layers: whether tensors of all layers become one, where layers are alike.
+    """
+    own = _own_blocks(shapes)
+    layers = {name: place for name in shapes if (place := _of_all_layers(name, own)) is not None} if of_layers else {}
+    out, alike = Stacks(), Stacks()
+    alike.add(layers, shapes)
+    count = 1 + max((place.at[0] for place in layers.values()), default=0)
+    if len(alike.places) == len(layers) and all(counts[0] == count for counts in alike.counts.values()):
+        out = alike
+    numbered = {name: _of_one_layer(name, own) for name in shapes if name not in out.places}
+    out.add({name: place for name, place in numbered.items() if place is not None}, shapes)
+    return out
+
+
+def blocks_of(names: Collection[str]) -> dict[object, object]:
+    """The run's argument that says of whose blocks modules are, where their names do: a folder of them loses what else says it,
+    the place of a norm among other modules, with those.
+    """
+    return {_BLOCKS: "local"} if _own_blocks(names) else {}
+
+
+def _own_blocks(names: Collection[str]) -> set[str]:
+    """What names of layers begin with that are Megatron-Core's own."""
+    layers = {name.removesuffix(_FIRST_NORM) for name in names if name.endswith(_FIRST_NORM)}
+    return {layer for layer in layers if layer + _LATENT not in names}
+
+
+def _of_all_layers(name: str, own: set[str]) -> _Place | None:
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return None
+    head, rest = match["head"], _saved(match["rest"], f"{match['head']}{match['layer']}." in own)
+    found = _of_expert(match["rest"]) if is_expert(name) else None
+    if found is None:
+        return _Place(head + rest, f"{head}{{}}.{match['rest']}", (int(match["layer"]),))
+    stack, template, expert = found
+    return _Place(head + stack, f"{head}{{}}.{template}", (int(match["layer"]), expert))
+
+
+def _of_one_layer(name: str, own: set[str]) -> _Place | None:
+    """A layer's tensor under the name that is saved. Experts under that of torch_dist are saved one by one, and stay so."""
+    match = _LAYER.fullmatch(name)
+    ahead = _AHEAD.fullmatch(name) if match is None else None
+    if match is None and ahead is None:
+        return None
+    rest = match["rest"] if match is not None else ahead["rest"] if ahead is not None else ""
+    head = name.removesuffix(rest)
+    found = _of_expert(rest) if is_expert(name) and _ONE_EXPERT.fullmatch(rest) is None else None
+    if found is None:
+        saved = head + _saved(rest, head in own)
+        return None if saved == name else _Place(saved, name, ())
+    stack, template, expert = found
+    return _Place(head + stack, head + template, (expert,))
+
+
+def _of_expert(rest: str) -> tuple[str, str, int] | None:
+    """(name of the stack of all experts, what they are called, the number) of a tensor of one, by what follows its layer."""
+    match = _EXPERT.fullmatch(rest)
+    if match is None:
+        return None
+    head = match["head"]
+    if match["grouped"] is not None:
+        return f"{head}experts.{match['grouped']}", f"{head}{match['grouped']}{{}}", int(match["number"])
+    return f"{head}experts.{match['rest']}", f"{head}{match['word']}{{}}.{match['rest']}", int(match["expert"])
+
+
+def _saved(rest: str, is_own: bool) -> str:
+    """A name behind its layer as it is saved. is_own: of a block of Megatron-Core's own, whose norms are modules."""
+    for own, saved in _SAVED.items() if is_own else ():
+        if rest.startswith(own):
+            return saved + rest.removeprefix(own)
+    return rest
+
+
+def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Tensor -> what it is called in modules, of a folder that does not say it: Transformer Engine's blocks, or Megatron-Core's
+    own where the order of its optimizer's buckets or the run's arguments say so. A {} stands for each number of a stack; what
+    has the name of another's half is one with it.
+    """
+    own = {saved: ours for ours, saved in _SAVED.items()} if _has_own_blocks(checkpoint) else {}
+    out = {}
+    for name in (tensor.name for tensor in checkpoint.tensors):
+        match = _STACK.fullmatch(name)
+        one = _LAYER.fullmatch(name) or _AHEAD.fullmatch(name) if match is None else None
+        if match is None and one is None:
+            continue
+        head = (
+            f"{match['head']}{{}}." if match is not None else name.removesuffix(one["rest"] if one is not None else "")
+        )
+        rest = match["rest"] if match is not None else one["rest"] if one is not None else ""
+        if is_expert(name) and (inner := _STACKED_EXPERTS.fullmatch(rest)) is not None:
+            rest = f"{inner['head']}local_experts.{{}}.{inner['rest']}"
+        elif is_expert(name) and (inner := _ONE_EXPERT.fullmatch(rest)) is not None:
+            rest = f"{inner['head']}local_experts.{inner['rest']}"
+        for saved, ours in own.items():
+            rest = ours + rest.removeprefix(saved) if rest.startswith(saved) else rest
+        half = _HALF.fullmatch(rest)
+        made = head + (half["whole"] if half is not None else rest)
+        if made != name:
+            out[name] = made
+    return out
+
+
+def _has_own_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether a norm is a module of its own, which is registered before all others of its layer."""
+    norm, out = (next((n for n, name in enumerate(checkpoint.registered) if name.endswith(end)), -1) for end in _ORDER)
+    return norm < out if min(norm, out) >= 0 else arguments_in(checkpoint).get(_BLOCKS) == "local"
+
+
+def in_modules(checkpoint: Checkpoint) -> Checkpoint:
+    """A folder of Megatron-Core's as its modules have it: a tensor of each layer and expert, in order of registration, which
+    no file of it says.
+    """
+    templates = templates_of(checkpoint)
+    made = apart(checkpoint, templates)
+    by_name = {tensor.name: tensor for tensor in made.tensors}
+    is_fused = not any(map(is_own_norm, by_name))
+    tensors = tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused))
+    return evolve(made, tensors=tensors, is_apart=bool(templates))
+
+
+def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
+    """A folder whose stacks are read as a tensor of each layer, and of each expert, and halves of a gated linear_fc1 as one.
+
+    templates: stack -> what its tensors are called. Chunks are of one layer, or made so.
+    """
+    shapes = {t.name: t.shape for t in checkpoint.tensors}
+    # Of what has no elements, no file bounds how many layers there are.
+    known = {stack: template for stack, template in templates.items() if prod(shapes.get(stack, (0,)))}
+    rows = {name: _rows_before(name, shapes, known) for name in known}
+    extents: dict[tuple[str, Key], Extent] = {}
+    for (file, key), extent in checkpoint.extents.items():
+        entry = str(key[0])
+        match = _STATE.match(entry)
+        lead = match[0] if match is not None else ""
+        name = entry.removeprefix(lead)
+        template = known.get(name)
+        if file != METADATA or template is None:
+            extents[file, key] = extent
+            continue
+        count = template.count("{}")
+        begin = tuple(int(step) for step in key[1:])
+        for at, skipped in _cells(begin[:count], extent.shape[:count], extent.stride[:count]):
+            inner = begin[count:]
+            if rows[name]:
+                inner = (inner[0] + rows[name], *inner[1:])
+            made: Key = (lead + template.format(*at), *inner)
+            extents[file, made] = evolve(
+                extent,
+                key=made,
+                shape=extent.shape[count:],
+                stride=extent.stride[count:],
+                offset=extent.offset + skipped,
+            )
+
+    def names_of(name: str) -> list[str]:
+        if name not in known:
+            return [name]
+        leads = shapes[name][: known[name].count("{}")]
+        return [known[name].format(*at) for at, _ in _cells((0,) * len(leads), leads, leads)]
+
+    tensors = tuple(
+        _parted(t, one, known) for t in checkpoint.tensors if not rows.get(t.name) for one in names_of(t.name)
+    )
+    envelope = checkpoint.envelope
+    return evolve(
+        checkpoint,
+        extents=extents,
+        tensors=tensors,
+        envelope=evolve(
+            envelope,
+            groups=tuple(
+                ParameterGroup(g.name, tuple(dict.fromkeys(one for m in g.members for one in names_of(m))), g.hyper)
+                for g in envelope.groups
+            ),
+            scalars={
+                state: {one: value for name, value in values.items() for one in names_of(name)}
+                for state, values in envelope.scalars.items()
+            },
+        ),
+    )
+
+
+def _rows_before(name: str, shapes: Mapping[str, Shape], known: Mapping[str, str]) -> int:
+    """How many rows of a gated linear_fc1 come before this half of it: those of the gate."""
+    match = _HALF.fullmatch(name)
+    gate = f"{match['whole']}_w" if match is not None and match["half"] == "v" else ""
+    is_one = known.get(gate) == known[name]
+    return shapes[gate][known[gate].count("{}")] if is_one else 0
+
+
+def _parted(tensor: NamedTensor, name: str, known: Mapping[str, str]) -> NamedTensor:
+    count = known[tensor.name].count("{}") if tensor.name in known else 0
+    shape = tensor.shape[count:]
+    if tensor.name in known and _HALF.fullmatch(tensor.name) is not None and _HALF.fullmatch(name) is None:
+        shape = (2 * shape[0], *shape[1:])
+    return evolve(tensor, name=name, shape=shape)
+
+
+def _cells(begin: Shape, size: Shape, stride: Shape) -> list[tuple[Shape, int]]:
+    """Places in a box, and how many elements each is behind its first."""
+    out: list[tuple[Shape, int]] = [((), 0)]
+    for low, n, step in zip(begin, size, stride, strict=True):
+        out = [((*at, low + i), skipped + i * step) for at, skipped in out for i in range(n)]
+    return out

@@ -1,0 +1,385 @@
+"""A torch_dist folder as a target: chunks and `.metadata` as PyTorch's distributed format has them, common.pt, metadata.json.
+
+Megatron-Core finds tensors by name and by box, so that chunks may be cut anywhere. The optimizer is written as
+`fully_reshardable`, which names each parameter, or as `dp_reshardable`, in buckets (buckets_writing).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.extents import ParameterGroup, StorageRef, StoredTensor, Structure, TensorRef, size_of
+from ucpl.formats.dcp.metadata import METADATA, Step
+from ucpl.formats.dcp.writing import Writer, address, whole_shapes
+from ucpl.formats.leaving import EMPTY
+from ucpl.formats.megatron.buckets_writing import Placed, placed
+from ucpl.formats.megatron.classes import KNOWN_GLOBALS
+from ucpl.formats.megatron.folder import TRACKER
+from ucpl.formats.megatron.groups import STEP, by_rule, demand_found_again
+from ucpl.formats.megatron.legacy_arguments import (
+    DEGREES,
+    arguments_in,
+    at_degrees,
+    namespace,
+    sizes_of,
+    state_of,
+    values_of,
+)
+from ucpl.formats.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
+from ucpl.formats.megatron.roles import MASTERS, MOMENTUM, SPLIT, STATES, is_of_optimizer
+from ucpl.formats.megatron.stacks import Stacks, blocks_of, stacks_of
+from ucpl.records import define
+from ucpl.stores.carrying import Storages, strides
+from ucpl.stores.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.groups import each_of, matched
+from ucpl.stores.pickles import unsafe_globals
+from ucpl.stores.plain_values import encode
+from ucpl.stores.scalars import number_of
+
+__all__ = ["CoreWriter", "skeleton"]
+
+Shape = tuple[int, ...]
+ARGUMENTS = "args"
+_RANDOM, _WITHOUT_RANDOM = re.compile(r"rng_state/"), "no_save_rng"  # of the arguments: Megatron then looks for none
+BARE = "."  # a step that says: no tracker, and no folder of an iteration
+_KIND, _SHARDING = "distrib_optim_sharding_type", "param_state_sharding_type"
+_CONTENT: dict[str, object] = {
+    _KIND: "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    "chained_optim_avoid_prefix": True,
+}
+_IN_BUCKETS: dict[str, object] = {_KIND: "dp_reshardable", "chained_optim_avoid_prefix": True}
+_BACKEND = {
+    "sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1,
+}  # fmt: skip
+_DIGITS_MAX = 9
+_NUMBERED = re.compile(r"(?:.*\.)?(?<!mtp\.)layers\.\d+\..*", re.DOTALL)  # a layer that is not stacked, and could be
+_SINGLE = re.compile(
+    r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
+)  # nor anything in it
+# Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
+_LINEAR = re.compile(
+    r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_q_proj|linear_(?:q|kv)_(?:down|up)_proj|linear_proj|linear_fc1|linear_fc2|eh_proj))\.weight(?:_w)?",
+    re.DOTALL,
+)
+
+
+def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
+    """Raises: UcplError E471 for what has no place in the format."""
+    return CoreWriter(structure, targets, source).folder(tag)
+
+
+@define(eq=False)
+class CoreWriter(Writer):
+    """A folder under construction. Megatron-FSDP's have the same groups, and the same folders of iterations."""
+
+    stacks: Stacks = field(factory=Stacks, init=False)
+    placed: Placed = field(factory=Placed, init=False)  # what is in buckets
+
+    @property
+    def prefix(self) -> str:
+        return ""
+
+    @property
+    def states(self) -> str:
+        return STATES
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.placed = placed(self.targets)
+        self.stacks = stacks_of(self.names(), of_layers=bool(self.structure.settings.get("stacked")))
+
+    def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
+        """As the format has it; a layer's in the stack of all."""
+        found = self.stacks.of(name)
+        if found is None:
+            return super().chunk(rank, name, offset, archive, whole)
+        stack, at, counts = found
+        tensor = archive.value
+        assert isinstance(tensor, TensorRef)
+        shape = (*(1 for _ in at), *tensor.shape)
+        made = evolve(archive, value=evolve(tensor, shape=shape, stride=strides(shape)))
+        return super().chunk(rank, stack, (*at, *offset), made, (*counts, *whole))
+
+    def tensors(self) -> None:
+        """As the format has them; those of buckets, which are flat, and the gaps between them."""
+        whole = whole_shapes(self.targets)
+        for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
+            target = self.targets[t]
+            name, offset = address(target)
+            if t not in self.placed.chunks:
+                self.tensor(t, name, (offset, target.shape), whole[name])
+                continue
+            bucket, begin = self.placed.chunks[t]
+            self.tensor(t, bucket, ((begin,), (target.numel,)), (self.placed.sizes[bucket],))
+        for gap in self.placed.gaps:
+            made = TensorRef(StorageRef("0", gap.dtype, gap.numel), 0, (gap.numel,), (1,))
+            zeros = Archive(made, {"0": bytes(size_of(gap.dtype, gap.numel))})
+            self.chunk(gap.rank, gap.name, (gap.begin,), zeros, (self.placed.sizes[gap.name],))
+
+    def path_of(self, name: str) -> tuple[Step, ...]:
+        return (name,)
+
+    def said(self, name: str) -> str:
+        """An entry's name: of masters that have two, by whose they are."""
+        called = f"{STATES}{SPLIT}."
+        if not name.startswith(called):
+            return super().said(name)
+        owner = name.removeprefix(called)
+        return f"{STATES}{MASTERS[owner in self.of_muon]}.{owner}"
+
+    @cached_property
+    def of_muon(self) -> frozenset[str]:
+        names = (address(target)[0] for target in self.targets if target.state == MOMENTUM)
+        stacks = (found[0] if (found := self.stacks.of(name)) is not None else name for name in names)
+        return frozenset(name.removeprefix(f"{STATES}{MOMENTUM}.") for name in stacks)
+
+    def planner(self) -> dict[str, tuple[Step, ...]] | None:
+        """None: names are all there is."""
+        return None
+
+    def folder(self, tag: str | None) -> Skeleton:
+        self.tensors()
+        self.empty()
+        self.objects()
+        common = self.common()
+        ranks = self.of_ranks()
+        backend = SkeletonFile(BACKEND, json.dumps(_BACKEND).encode(), "bytes")
+        files = (*ranks, SkeletonFile(METADATA, self.metadata(), "bytes"), common, backend)
+        held = [one.value for file in self.files.values() for one in file.archives] + [common.value]
+        unsafe = tuple(sorted({name for value in held for name in unsafe_globals(value)} - KNOWN_GLOBALS))
+        return self.in_step(tag, files, unsafe)
+
+    def in_step(self, tag: str | None, files: tuple[SkeletonFile, ...], unsafe: tuple[str, ...]) -> Skeleton:
+        """The iteration's folder, and the tracker beside it. Raises: UcplError E471."""
+        step = self.step(tag)
+        if step is None:
+            return Skeleton("", files, unsafe_globals=unsafe)
+        digits = step.removeprefix("iter_")
+        number = str(int(digits)) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else step
+        return Skeleton(step, files, {TRACKER: number}, unsafe_globals=unsafe)
+
+    def step(self, tag: str | None) -> str | None:
+        """The iteration's folder. None: the target is one."""
+        said = tag or str(self.structure.settings.get("step") or "")
+        if said == BARE:
+            return None
+        if said and re.fullmatch(r"iter_[0-9]{7,12}|release", said) is None:
+            fail(
+                "E471",
+                f"Megatron-LM has no folder called `{said[:40]}`",
+                Label("<call>", where=f"step = {said[:40]!r}"),
+                remedy='step = "iter_0000100", "release", or "." for a folder without a tracker',
+            )
+        if said or self.source.framework.startswith("megatron"):
+            return said or self.source.tag
+        return f"iter_{self.iteration:07d}"
+
+    @property
+    def iteration(self) -> int:
+        envelope = self.source.envelope
+        steps = [number_of(v) for v in envelope.scalars.get(STEP, {}).values()]
+        for said in (envelope.carried.get(ITERATION), envelope.blobs.get("global_steps"), *steps[:1]):
+            if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
+                return int(said)
+        return 0
+
+    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+
+    def objects(self) -> None:
+        """Values that Megatron shares out over ranks, by name; `_extra_state` of linear modules where the source has none."""
+        held = self.source.envelope.blobs.get(OBJECTS)
+        known: dict[str, object] = {}
+        if isinstance(held, dict):
+            known = {str(name): value for name, value in held.items()}
+        if not any("_extra_state" in name for name in known):
+            known |= {name: [None] for name in self.extra_states()}
+        is_of_others = bool(self.placed.sizes) and not self.is_meshed_alike
+        for name, value in known.items():
+            if not (is_of_others and _RANDOM.match(name)):
+                self.value((name,), value)
+        groups = self.of_optimizers() if self.placed.sizes else {}
+        for lead, sizes in self.placed.objects(self.degree("dp")):
+            chain = groups[int(lead.startswith("chained_1."))] if 0 in groups else groups
+            assert isinstance(chain, dict)
+            for key, one in {OPTIMIZER: chain[OPTIMIZER], **sizes}.items():
+                self.value((f"{lead}.{key}/shard_0_1",), [one])
+
+    def names(self) -> dict[str, Shape]:
+        """Tensors of the model by the names of files, which a spec of an architecture gives to tensors of its own."""
+        return {n: shape for n, shape in whole_shapes(self.targets).items() if not is_of_optimizer(n)}
+
+    def stored(self) -> dict[str, Shape]:
+        """Tensors as they are written: stacks of layers, and what is in none, with their whole shapes."""
+        out: dict[str, Shape] = {}
+        for one, shape in self.names().items():
+            name, _, lead = self.stacks.of(one) or (one, (), ())
+            out[name] = (*lead, *shape)
+        return out
+
+    def extra_states(self) -> Iterator[str]:
+        for name, shape in self.stored().items():
+            match = _LINEAR.fullmatch(name)
+            lead = match["lead"] if match is not None else ""
+            if not lead or "layers." not in lead:
+                continue
+            counts = shape[: len(shape) - 2]
+            if not counts:
+                yield f"{lead}._extra_state/shard_0_1"
+            elif len(counts) == 1:
+                yield from (f"{lead}._extra_state/shard_{n}_{counts[0]}" for n in range(counts[0]))
+            else:
+                layers, experts = counts[:2]
+                both = f"{layers}.{experts}"
+                yield from (f"{lead}._extra_state/shard_{n}.{e}_{both}" for n in range(layers) for e in range(experts))
+
+    def common(self) -> SkeletonFile:
+        said = self.source.envelope
+        value = values_of(self.source)
+        clash = next((key for key in (OPTIMIZER, CONTENT, KEPT) if key in value), None)
+        if clash is not None:
+            fail(
+                "E471",
+                f"the run has a value called `{clash}`, which is Megatron's own in {COMMON}",
+                Label(COMMON, where=clash),
+            )
+        given = [key for key in (ITERATION, VERSION, *((ARGUMENTS,) if self.placed.sizes else ())) if key not in value]
+        if self.placed.sizes:  # Megatron-LM loads buckets at the degrees that these say, and at no other
+            value[ARGUMENTS] = namespace(self.arguments())
+        elif self.source.framework != "megatron_core" and not self.has_random:
+            said_of_run = state_of(value.get(ARGUMENTS))
+            if said_of_run is not None:  # or Megatron-LM would ask for what ranks of the same degrees have saved
+                value[ARGUMENTS] = namespace({**said_of_run, _WITHOUT_RANDOM: True})
+        value[VERSION] = 3.0  # what comes before has q, k and v in another order
+        value[ITERATION] = self.iteration
+        groups = self.of_optimizers()
+        if groups:
+            value[OPTIMIZER] = self.without_groups(groups) if self.placed.sizes else groups
+        value[CONTENT] = {**self.content(), **self.keys()}
+        blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
+        kept: dict[str, object] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
+        templates = {} if self.source.is_apart else dict(self.stacks.templates)  # a source's stacks are stacks again
+        if templates:
+            kept["stacks"] = templates
+        if given:
+            kept[GIVEN] = given
+        if blobs or given or templates:
+            value[KEPT] = kept
+        storages = Storages(self.lying)
+        made = storages.value(value)
+        return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
+
+    def content(self) -> dict[str, object]:
+        """How Megatron is to read the optimizer."""
+        return _IN_BUCKETS if self.placed.sizes else _CONTENT
+
+    def without_groups(self, of_optimizers: dict[object, object]) -> dict[object, object]:
+        """What is left of state dicts of optimizers whose groups are with each rank's buckets."""
+        if _SHARDING in of_optimizers:
+            return {_SHARDING: self.content()[_KIND]}
+        return {number: {_SHARDING: self.content()[_KIND]} for number in of_optimizers}
+
+    def arguments(self) -> dict[object, object]:
+        """Of a run at the degrees of a target's buckets, without random states where the source's ranks are others."""
+        alike = self.is_meshed_alike
+        out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
+        out = {**sizes_of(self.structure.tensors), **blocks_of([t.name for t in self.structure.tensors]), **out}
+        if not (alike and self.source.framework == "megatron_core") and not self.has_random:
+            out[_WITHOUT_RANDOM] = True
+        return out
+
+    @property
+    def has_random(self) -> bool:
+        return any(map(_RANDOM.match, self.paths))
+
+    @property
+    def is_meshed_alike(self) -> bool:
+        """Whether ranks of model parallelism are those of the source's run."""
+        said = arguments_in(self.source)
+        degrees = {name: self.degree(axis) for name, axis in DEGREES.items()}
+        return bool(said) and all((said.get(name) or 1) == n for name, n in degrees.items())
+
+    def degree(self, axis: str) -> int:
+        value = self.structure.settings.get(axis)
+        return value if type(value) is int else 1
+
+    def keys(self) -> dict[str, bool]:
+        """How Megatron is to name its own tensors: it asks for the keys that this says, whatever lies in the folder."""
+        names = list(self.stored())
+        if not any(map(_NUMBERED.fullmatch, names)):
+            return {"singleton_local_shards": False}
+        if any(map(_SINGLE.fullmatch, names)):
+            return {"singleton_local_shards": True}
+        return {"singleton_local_shards": False, "non_homogeneous_layers": True}
+
+    def of_optimizers(self) -> dict[object, object]:
+        """State dicts of the optimizers: of one, or numbered where experts have one of their own."""
+        said = self.source.envelope
+        if not said.scalars and not any(t.states for t in self.structure.tensors):
+            return {}  # weights alone
+        self.demand_steps()
+        groups = sorted(self.grouped(), key=lambda group: bool(group.hyper.get("is_expert_parallel")))
+        self.demand_found(groups)
+        rows: dict[bool, list[dict[str, object]]] = {}
+        for group in groups:
+            rows.setdefault(bool(group.hyper.get("is_expert_parallel")), []).append(
+                {**group.hyper, **self.step_of(group)}
+            )
+        made: list[object] = [
+            {
+                OPTIMIZER: {"param_groups": rows[key]},
+                _SHARDING: self.content()[_KIND],
+            }
+            for key in sorted(rows)
+        ]
+        first = made[0] if made else {}
+        assert isinstance(first, dict)
+        return dict(enumerate(made)) if len(made) > 1 else first
+
+    def demand_steps(self) -> None:
+        """Of numbers of parameters, Megatron has steps alone. Raises: UcplError E471."""
+        others = sorted(set(self.source.envelope.scalars) - {STEP})
+        if others:
+            fail(
+                "E471",
+                f"`{others[0]}` is a number of each parameter, and Megatron keeps none",
+                Label(METADATA, where=others[0]),
+                remedy=f"--drop {others[0]} leaves it out",
+            )
+
+    def demand_found(self, groups: list[ParameterGroup]) -> None:
+        """Which parameter is in which group is in no file. Raises: UcplError E471 where the rule finds it elsewhere."""
+        trained = {name for group in groups for name in group.members}
+        held = [tensor for tensor in self.structure.tensors if tensor.name in trained and tensor.states]
+        states = {tensor.name: tensor.states for tensor in held}
+        demand_found_again(groups, {tensor.name: tensor.shape for tensor in held}, states, Path(COMMON))
+
+    def step_of(self, group: ParameterGroup) -> dict[str, object]:
+        """Raises: UcplError E471 where parameters of a group are at different steps."""
+        steps = self.source.envelope.scalars.get(STEP, {})
+        found = {number_of(steps[name]) for name in group.members if name in steps}
+        if len(found) > 1:
+            fail(
+                "E471",
+                f"parameters of one group are at steps {sorted(map(str, found))[:3]}, and Megatron counts one for all",
+                Label(COMMON, where=f"param_groups/{group.name}"),
+                remedy="--fill step=N gives all of them one",
+            )
+        return {STEP: found.pop()} if found else {}
+
+    def grouped(self) -> Iterator[ParameterGroup]:
+        """Groups as Megatron makes them: the source's own, where it made them; else experts and what has no decay apart."""
+        said = self.source.envelope
+        if any("wd_mult" in group.hyper for group in said.groups):
+            yield from matched(self.source, self.structure.groups)
+            return
+        held = each_of(said)
+        hypers = [(member, held.get(member, {})) for _, members in self.structure.groups for member in members]
+        yield from by_rule(hypers, {t.name: t.shape for t in self.structure.tensors}, experts_apart=True)

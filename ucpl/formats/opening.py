@@ -1,0 +1,152 @@
+"""Which frameworks there are, and whose a folder is."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from functools import cache
+from pathlib import Path
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.formats.folders import container_of
+from ucpl.formats.folders.steps import Run
+from ucpl.formats.overlooked import is_of_an_optimizer
+from ucpl.registry import format_named, formats
+from ucpl.stores.checkpoint import Checkpoint, Framework, Order
+from ucpl.stores.described import found_at
+from ucpl.stores.scalars import number_of
+from ucpl.stores.strangers import refuse_stranger
+from ucpl.stores.watching import watched
+
+
+@cache
+def framework(name: str) -> Framework:
+    """What reads and writes a format, by the name in a layout's `framework` statement. Raises: UcplError E436."""
+    if name in formats():
+        return format_named(name).store()
+    fail(
+        "E436",
+        f"no framework is called `{name}`" if name else "the layout names no framework",
+        Label("<layout>", where=f"framework {name}".rstrip()),
+        remedy=f"one of {', '.join(formats())}",
+    )
+
+
+@cache
+def known_globals() -> frozenset[str]:
+    """Classes that files of some format name and that it needs: no reason to ask the user."""
+    return frozenset(name for one in formats() for name in framework(one).known_globals)
+
+
+@watched
+def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
+    """Read the headers of a checkpoint of any known framework. Raises UcplError E435, E438 (exit 3) where none reads it.
+
+    order: which parameters an optimizer's numbers are, where files of DeepSpeed do not say it.
+    """
+    try:
+        mode = path.stat().st_mode
+    except PermissionError as error:
+        fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
+    except (OSError, ValueError):  # a ValueError: a path that no file can have
+        text = str(path)
+        remedy = f"a checkpoint is a folder or a file; where {text} describes it, it stands behind --from"
+        fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))
+    for one in formats().values():
+        if framework(one.name).recognises(path):
+            opened = one.open(path, order)
+            if format_named(opened.framework).has_model_files:
+                return opened
+            if lines := _of_another_iteration(opened):
+                opened = evolve(opened, told=(*opened.told, *lines), remarks=(*opened.remarks, *lines))
+            chunks = format_named(opened.framework).chunk_folders(opened.root)
+            keys = opened.envelope.carried.keys()
+            return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
+    refuse_stranger(path)
+    below = _below(path) or _of_language(path)
+    found = found_at(path) if not below else None
+    fail(
+        "E435",
+        f"{path} is no checkpoint that is known here" + (f": {found.what}" if found is not None else ""),
+        Label(str(path)),
+        remedy=below
+        or (found.remedy if found is not None else "")
+        or "give the save folder (with `latest`), one step's folder, or a plain file; known: " + ", ".join(formats()),
+    )
+
+
+def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
+    """Of Megatron's folders, which are called by the iteration that their files count, too."""
+    said = opened.envelope.carried.get("iteration")
+    name = re.fullmatch(r"iter_0*(\d+)", opened.tag or opened.root.name)
+    if (
+        not format_named(opened.framework).is_of_iterations
+        or name is None
+        or type(said) is not int
+        or int(name[1]) == said
+    ):
+        return ()
+    return (f"{opened.root.name} has files of iteration {said}",)
+
+
+def _run_of(opened: Checkpoint) -> Run:
+    """Facts of the run that are held against files next to the shards."""
+    envelope = opened.envelope
+    steps = [number_of(value) for value in envelope.scalars.get("step", {}).values()]
+    counted = envelope.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
+    ranks = 1
+    for axis in ("dp", "fsdp", "tp", "pp"):
+        degree = envelope.settings.get(axis)
+        ranks *= degree.value if degree is not None and isinstance(degree.value, int) else 1
+    skipped = envelope.blobs.get("skipped_steps")
+    return Run(
+        int(counted) if isinstance(counted, int | float) else None,
+        skipped if isinstance(skipped, int) else 0,
+        0 if format_named(opened.framework).is_of_any_ranks else ranks,
+        envelope.carried,
+    )
+
+
+def _of_language(path: Path) -> str:
+    """Of a text that describes checkpoints, and is none."""
+    if path.suffix != ".ucpl":
+        return ""
+    return f"{path} is a text: its layouts are called, as in '{path}:NAME()'; `ucpl check {path}` reads it"
+
+
+_DEPTH = 3  # folders below one that is no checkpoint, in which checkpoints are looked for
+_FOLDERS = 200  # that are looked at, of each depth
+
+
+def _below(path: Path) -> str:
+    """A remedy that names the newest checkpoint in the folders below: `checkpoint-500`, or `iter_3/model`."""
+    if not path.is_dir():
+        return ""
+    level = [path]
+    for _ in range(_DEPTH):
+        level = [c for one in level for c in _folders_in(one)][:_FOLDERS]
+        found = [c for c in level if any(framework(one).recognises(c) for one in formats())]
+        if found:
+            found = [c for c in found if not is_of_an_optimizer(c.name)] or found
+            newest = max(found, key=lambda c: (*_number_of(c, path), str(c)))
+            return f"name one checkpoint in it, such as {newest}"
+    return ""
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """Folders of a folder. One that cannot be looked into has none."""
+    try:
+        return [c for c in path.iterdir() if c.is_dir() and os.access(c, os.R_OK | os.X_OK)]
+    except OSError:
+        return []
+
+
+def _number_of(path: Path, top: Path) -> tuple[bool, int]:
+    """The last number in the names of a path below `top`, if there is one: a step."""
+    found = re.findall("[0-9]{1,18}", str(path.relative_to(top)))
+    return bool(found), int(found[-1]) if found else 0

@@ -1,0 +1,404 @@
+"""plain(): a whole checkpoint in one torch file that anyone can read, `torch.load(path, weights_only=True)`.
+
+    {"params": {name: {"weight": tensor, "fp32": tensor, "exp_avg": tensor, "step": tensor or number, ...}},
+     "buffers": {name: tensor}, "aliases": {name: owner},
+     "groups": [{"lr": 0.1, ..., "params": [names, in the optimizer's order]}],
+     "scalars": {"global_steps": 3, ...},
+     "envelope": {...}}                 # what else a framework needs to go on; may be left out
+
+A parameter in no group is frozen; where there is no `groups`, all parameters that have a state are one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+
+from attrs import field
+
+from ucpl.errors import Label, UcplError, fail
+from ucpl.extents import (
+    Counted,
+    Envelope,
+    Extent,
+    Key,
+    NamedTensor,
+    ParameterGroup,
+    Scalar,
+    Setting,
+    StoredTensor,
+    Structure,
+    TensorRef,
+    in_elements,
+    key_text,
+)
+from ucpl.extents.account import NotRead
+from ucpl.formats.leaving import EMPTY
+from ucpl.records import frozen
+from ucpl.stores.carrying import Storages, by_place, lifted
+from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.stores.demands import Demands
+from ucpl.stores.groups import matched
+from ucpl.stores.masters import SETTING, renamed
+from ucpl.stores.pickles import unsafe_globals
+from ucpl.stores.plain_values import decode, encode
+from ucpl.stores.scalars import counted_states, is_counted, number_of
+from ucpl.stores.skipping import skips, skips_optimizer
+from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.unknown import unknown_keys
+from ucpl.stores.values import Empty, Value
+
+FILE = "plain.pt"
+_KEYS = frozenset(("params", "buffers", "aliases", "groups", "scalars", "envelope"))
+_ENVELOPE = frozenset(("ucpl", "framework", "version", "settings", "blobs", "carried", "in_groups"))
+VERSION = 1
+LISTED = "in_groups"  # the section of the envelope that has frozen parameters of groups
+# What a run has counted: in sight under `scalars`, whatever framework it came from.
+COUNTED = ("global_steps", "global_samples", "skipped_steps")
+# Facts of files and meshes, which a plain file has of its own or not at all.
+_OWN = frozenset(
+    {"stage", "dp", "tp", "pp", "ep", "masters", "has_masters", "file", "frozen_fragments", "parameter_order", "fused"}
+)
+
+
+class Plain:
+    name = "plain"
+    known_globals: frozenset[str] = frozenset()
+    demands = Demands()
+
+    def recognises(self, path: Path) -> bool:
+        if path.is_dir():
+            return (path / FILE).is_file()
+        if not path.is_file() or path.suffix in (".safetensors", ".json", ".plan", ".ucpl"):
+            return False
+        try:
+            value = read_torch_file(path.parent, path.name).value
+        except UcplError as error:
+            if error.is_of_the_disk:
+                raise
+            return False
+        return isinstance(value, dict) and isinstance(value.get("params"), dict)
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read the headers of a plain file, or of the folder's plain.pt. Raises: UcplError E400-E427, E480, E481."""
+        file = path / FILE if path.is_dir() else path
+        return _Opened.of(read_torch_file(file.parent, file.name)).checkpoint(path)
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """The one file of a target. Raises: UcplError E471."""
+        return _skeleton(structure, targets, source)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@frozen(eq=False)
+class _Opened:
+    part: TorchFile
+    value: Value
+    payload: dict[tuple[str, Key], Extent] = field(factory=dict)
+    scalars: dict[str, dict[str, Counted]] = field(factory=dict)
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
+    states: dict[str, tuple[str, ...]] = field(factory=dict)
+    counted: set[str] = field(factory=set)
+
+    @classmethod
+    def of(cls, part: TorchFile) -> _Opened:
+        if not isinstance(part.value, dict) or not isinstance(part.value.get("params"), dict):
+            fail("E480", f'{part.file} has no dict "params"', Label(str(part.path), where="params"))
+        return cls(part, Value.of(part, "E481"))
+
+    def unknown(self) -> Iterator[NotRead]:
+        """Keys that the format has not."""
+        top = self.value.mapping()
+        yield from unknown_keys(self.part.file, top, _KEYS, by="ucpl")
+        yield from unknown_keys(self.part.file, top.get("envelope"), _ENVELOPE, "envelope/", by="ucpl")
+
+    def named(self, *steps: str) -> dict[str, Value]:
+        """What stands under names in a dict of the file; nothing where there is none."""
+        here: Value | None = self.value
+        for step in steps:
+            here = here.find(step) if here is not None else None
+        return dict(here.named()) if here is not None else {}
+
+    def keep(self, key: Key, tensor: TensorRef) -> None:
+        if (extent := self.part.extent(key, tensor)).numel:
+            self.payload[self.part.file, key] = extent
+
+    def checkpoint(self, top: Path) -> Checkpoint:
+        part = self.part
+        rows = [states.mapping() for states in self.named("params").values()]
+        weights = [(states.get("weight"), states) for states in rows]
+        several = ((one.shape, states) for one, states in weights if isinstance(one, TensorRef))
+        self.counted.update(
+            counted_states((shape, {str(k): v for k, v in states.items()}) for shape, states in several)
+        )
+        shapes = {name: self.parameter(name, states) for name, states in self.named("params").items()}
+        groups = self.groups(shapes)
+        trained = {name for group in groups for name in group.members} or set(shapes)
+        buffers = {name: value.tensor() for name, value in self.named("buffers").items()}
+        for name, tensor in buffers.items():
+            if name in shapes:
+                self.value.at("buffers", name).wrong("a buffer, which no parameter is")
+            self.keep(("buffers", name), tensor)
+        envelope = self.envelope(groups, buffers)
+        tensors = {
+            name: NamedTensor(
+                name, in_elements(dtype, shape), dtype, "parameter" if name in trained else "frozen", self.states[name]
+            )
+            for name, (shape, dtype) in shapes.items()
+        } | {name: NamedTensor(name, t.shape, t.storage.dtype, "buffer") for name, t in buffers.items()}
+        stated = envelope.blobs.get("module_names")
+        order = [name for name in stated if type(name) is str and name in tensors] if isinstance(stated, list) else []
+        known = {extent.key for per in self.scalar_extents.values() for extent in per.values()}
+        made = Checkpoint(
+            top=top,
+            root=part.root,
+            tag=None,
+            framework="plain",
+            version=str(VERSION),
+            extents=self.payload,
+            carried_extents={
+                (part.file, extent.key): extent
+                for extent in part.extents()
+                if (part.file, extent.key) not in self.payload and extent.key not in known
+            },
+            envelope=envelope,
+            tensors=tuple(tensors[name] for name in dict.fromkeys((*order, *tensors)) if prod(tensors[name].shape)),
+            aliases=self.aliases(shapes),
+            files=(part.file,),
+            remarks=() if self.value.find("groups") else ("no parameter groups are stated: no lr, no weight decay",),
+            not_read=tuple(self.unknown()),
+            scalar_extents=self.scalar_extents,
+        )
+        called = self.settings().get(SETTING)
+        is_other = called is not None and any(called.value in t.states for t in made.tensors)
+        return renamed(made, str(called.value), called.origin) if called is not None and is_other else made
+
+    def aliases(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, str]:
+        """Second names, but of what has no elements: that is in no plan, and each name of it is noted by itself."""
+        out = {}
+        for alias, owner in self.named("aliases").items():
+            if owner.text() not in shapes or alias in shapes:
+                owner.wrong("a parameter, and its key a second name of it")
+            if prod(shapes[owner.text()][0]):
+                out[alias] = owner.text()
+        return out
+
+    def parameter(self, name: str, states: Value) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of a parameter; its states are kept."""
+        held = states.mapping()
+        whole = next((t for s in ("weight", "fp32", *held) if isinstance(t := held.get(s), TensorRef)), None)
+        if whole is None or "weight" not in held:
+            states.wrong('a dict {"weight": tensor, ...}')
+        found = []
+        for state, value in states.named():
+            if state != "weight" and skips(state, needed="weight" not in held):
+                continue
+            one = value.held
+            is_number = state in self.counted or (state == "step" and isinstance(one, TensorRef) and one.shape == ())
+            if isinstance(one, TensorRef) and one.shape == whole.shape and not is_number:
+                self.keep(value.key, one)
+                if state != "weight":
+                    found.append(state)
+            elif isinstance(one, TensorRef) and prod(one.shape) == 1:
+                self.scalars.setdefault(state, {})[name] = self.part.read_scalar(value.key, one)
+                self.scalar_extents.setdefault(state, {})[name] = self.part.extent(value.key, one)
+            elif is_counted(one):
+                self.scalars.setdefault(state, {})[name] = one
+            else:
+                value.wrong(f"a tensor of shape {list(whole.shape)}, or a number")
+        self.states[name] = tuple(found)
+        weight = held["weight"]
+        return whole.shape, weight.storage.dtype if isinstance(weight, TensorRef) else ""
+
+    def groups(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[ParameterGroup, ...]:
+        stated = self.value.find("groups") if not skips_optimizer() else None
+        rows = stated.items() if stated is not None else []
+        if not rows:
+            members = tuple(
+                name
+                for name, (shape, _) in shapes.items()
+                if prod(shape) and (self.states[name] or any(name in per for per in self.scalars.values()))
+            )
+            return (ParameterGroup("0", members, {}),) if members else ()
+        out, seen = [], set[str]()
+        for g, group in enumerate(rows):
+            params = group.at("params")
+            names = params.texts()
+            if any(name not in shapes for name in names) or len({*names, *seen}) < len(names) + len(seen):
+                params.wrong("a list of parameters, each in one group")
+            seen.update(names)
+            hyper = {key: decode(lifted(value.held, self.part.file)) for key, value in group.named() if key != "params"}
+            members = tuple(name for name in names if prod(shapes[name][0]))
+            every = tuple(self.listed(g, names, shapes))
+            out.append(ParameterGroup(str(g), members, hyper, every if every != members else ()))
+        return tuple(out)
+
+    def listed(self, group: int, names: Sequence[str], shapes: Mapping[str, object]) -> Sequence[str]:
+        """All names of a group of the optimizer: frozen parameters, too, where the envelope names them."""
+        stated = self.named("envelope", LISTED).get(str(group))
+        if stated is None:
+            return names
+        every = stated.texts()
+        if not set(names) <= set(every) <= shapes.keys():
+            stated.wrong("a list of parameters, those of the group among them")
+        return every
+
+    def decoded(self, name: str) -> dict[object, object]:
+        """A section of the envelope, as it was before it was encoded."""
+        section = self.value.find("envelope")
+        kept = section.find(name) if section is not None else None
+        if kept is None:
+            return {}
+        made = decode(lifted(kept.held, self.part.file))
+        if not isinstance(made, dict):
+            kept.wrong("a dict as ucpl writes it there")
+        return made
+
+    def decoded_by_name(self, name: str) -> dict[str, object]:
+        """The same of a section whose keys are names."""
+        found = self.decoded(name)
+        by_name = {key: value for key, value in found.items() if isinstance(key, str)}
+        if len(by_name) != len(found):
+            self.value.at("envelope", name).wrong("a dict whose keys are texts")
+        return by_name
+
+    def envelope(self, groups: tuple[ParameterGroup, ...], buffers: dict[str, TensorRef]) -> Envelope:
+        part = self.part
+        blobs, carried = self.decoded_by_name("blobs"), self.decoded("carried")
+        blobs |= {name: lifted(value.held, part.file) for name, value in self.named("scalars").items()}
+        settings = self.settings()
+        masters = int(any("fp32" in states for states in self.states.values()))
+        settings["has_masters"] = Setting(masters, f"params of {part.file}")
+        settings["file"] = Setting(part.file, "its name")
+        settings.pop(SETTING, None)  # what masters are called here is seen once all states are known
+        if empty := self.without_elements(buffers):
+            blobs[EMPTY] = empty
+        said = self.named("envelope")
+        return Envelope(
+            framework=said["framework"].text() if "framework" in said else "plain",
+            version=said["version"].text() if "version" in said else "",
+            settings=settings,
+            groups=groups,
+            scalars=self.scalars,
+            blobs=blobs,
+            carried=carried,
+        )
+
+    def without_elements(self, buffers: dict[str, TensorRef]) -> dict[str, object]:
+        """Tensors that no plan names, as every reader notes them."""
+        weights = {name: states.mapping().get("weight") for name, states in self.named("params").items()}
+        found = [(name, one, False) for name, one in weights.items() if isinstance(one, TensorRef)]
+        second = {alias: weights.get(owner.text()) for alias, owner in self.named("aliases").items()}
+        found += [(alias, one, False) for alias, one in second.items() if isinstance(one, TensorRef)]
+        found += [(name, one, True) for name, one in buffers.items()]
+        return {name: self.empty(name, one, is_buffer) for name, one, is_buffer in found if prod(one.shape) == 0}
+
+    def empty(self, name: str, weight: TensorRef, is_buffer: bool) -> dict[str, object]:
+        """A tensor without elements, and what the optimizer has of it."""
+        noted: dict[str, object] = {"dtype": weight.storage.dtype, "shape": list(weight.shape), "buffer": is_buffer}
+        states = dict(self.named("params", name)) if not is_buffer else {}
+        held = {state: value.held for state, value in states.items() if state not in ("weight", "fp32")}
+        tensors = {
+            s: one.storage.dtype for s, one in held.items() if isinstance(one, TensorRef) and not prod(one.shape)
+        }
+        numbers = {s: number_of(self.scalars[s].pop(name)) for s in held if name in self.scalars.get(s, {})}
+        for state in numbers:
+            self.scalar_extents.get(state, {}).pop(name, None)
+        return noted | ({"states": tensors} if tensors else {}) | ({"numbers": numbers} if numbers else {})
+
+    def settings(self) -> dict[str, Setting]:
+        """Those that the source had, each a value and where it came from."""
+        out = {}
+        for name, pair in self.named("envelope", "settings").items():
+            if name in _OWN:
+                continue
+            parts = pair.items()
+            if len(parts) != 2 or not isinstance(value := parts[0].held, int | float | str | bool | None):
+                pair.wrong("a number or text, and its origin")
+            out[name] = Setting(value, f"{self.part.file}, from {parts[1].text()}")
+        return out
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------
+
+
+def empty_tensors(envelope: Envelope, root: Path) -> dict[str, Empty]:
+    """Tensors without elements, which stand in no plan."""
+    noted = Value(root, FILE, (), envelope.blobs, "E481").find(EMPTY)
+    return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
+
+
+def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
+    file = str(structure.settings.get("file") or FILE)
+    storages = Storages(by_place(source.carried_extents.values()))
+    storage_of: dict[int, str] = {}
+    envelope = source.envelope
+    params: dict[str, dict[str, object]] = {t.name: {} for t in structure.tensors if t.kind != "buffer"}
+    buffers: dict[str, object] = {}
+    for i, target in enumerate(targets):
+        made = storages.tensor(target.dtype, target.shape)
+        if target.numel:
+            storage_of[i] = made.storage.name
+        match tuple(map(str, target.key)):
+            case ("params", name, state) if name in params:
+                params[name][state] = made
+            case ("buffers", name):
+                buffers[name] = made
+            case _:
+                fail(
+                    "E471", f"plain() has no place for {key_text(target.key)}", Label(file, where=key_text(target.key))
+                )
+    for name, one in empty_tensors(envelope, source.root).items():
+        made = storages.empty(one.dtype, one.shape)
+        if one.buffer:
+            buffers.setdefault(name, made)
+        else:
+            states = {state: storages.empty(dtype, one.shape) for state, dtype in one.states.items()}
+            params.setdefault(name, {"weight": made, **states, **one.numbers})
+    for state, values in envelope.scalars.items():
+        for name, value in values.items():
+            if name in params:
+                extent = source.scalar_extents.get(state, {}).get(name)
+                is_tensor = isinstance(value, Scalar) and extent is not None
+                params[name][state] = storages.extent(extent) if is_tensor and extent else number_of(value)
+    first = ("weight", "fp32")
+    ordered = {
+        name: {state: states[state] for state in dict.fromkeys((*(s for s in first if s in states), *states))}
+        for name, states in params.items()
+    }
+    blobs = {key: value for key, value in envelope.blobs.items() if key not in (*COUNTED, EMPTY)}
+    of_target = matched(source, structure.groups)
+    frozen = {t.name for t in structure.tensors if t.kind != "parameter"}
+    groups = [
+        {**encode(storages.value(group.hyper)), "params": [name for name in group.every if name not in frozen]}
+        for group in of_target
+    ]
+    listed = {str(g): list(group.listed) for g, group in enumerate(of_target) if not frozen.isdisjoint(group.listed)}
+    tree: dict[str, object] = {
+        "params": ordered,
+        "buffers": buffers,
+        "aliases": dict(structure.aliases),
+        "groups": groups,
+        "scalars": {key: envelope.blobs[key] for key in COUNTED if key in envelope.blobs},
+        "envelope": {
+            "ucpl": VERSION,
+            "framework": envelope.framework,
+            "version": envelope.version,
+            "settings": {
+                name: [setting.value, setting.origin] for name, setting in envelope.settings.items() if name not in _OWN
+            },
+            "blobs": encode(storages.value(blobs)),
+            "carried": encode(storages.value(envelope.carried)),
+            **({LISTED: listed} if listed else {}),
+        },
+    }
+    made_file = SkeletonFile(path=file, value=tree, storage_of=storage_of, carried=tuple(storages.carried))
+    return Skeleton(folder="", files=(made_file,), unsafe_globals=tuple(unsafe_globals(tree)))
+
+
+__all__ = ["FILE", "Plain"]
