@@ -166,11 +166,10 @@ class EntryParts:
         if len(homes) > HOME_LIMIT:
             fail("E214", f"`{entry.path}` is stored in more than {HOME_LIMIT} tensors", at(entry.span))
 
-        targets = tuple(entry.targets.items())
-
         def mark(spot: Spot) -> object:
             b, c, j = spot
             coordinates = tuple((a, spreads[b].here[c][a]) for a in placer.shape_axes)
+            targets = tuple(entry.targets.items())
             return Stored(state, targets, entry.shape, coordinates, spreads[b].choices.digits_of(j))
 
         span = entry.span if like is None or not like.span.line else like.span
