@@ -16,9 +16,8 @@ from tests.syntax.reading import read
 from ucpl import resources
 from ucpl.syntax import nodes, parse, parser, print_file
 from ucpl.syntax import tables as reading
-from ucpl.syntax.joiner import LineJoiner
 from ucpl.syntax.recorder import Recorder
-from ucpl.syntax.tables import build, tables
+from ucpl.syntax.tables import LineJoiner, build, tables
 
 TEXT = "ucpl 1\nlayout x(tp) of any {\n  a = (q: h@tp + k: h)  mean @tp\n}\n"
 
@@ -171,12 +170,14 @@ def test_a_wheel_carries_its_own_data(tmp_path, monkeypatch):
         path.write_text(f"# {name}\n")
     monkeypatch.setattr(resources, "_PACKAGE", package)
     resources.grammar_text.cache_clear()
+    resources.spec_files.cache_clear()
     try:
         assert resources.grammar_text() == "# ucpl.lark\n"
         assert [name for name, _ in resources.spec_files()] == ["deep/own.ucpl"]
         assert resources.spec_text("deep/own.ucpl") == "# deep/own.ucpl\n"
     finally:
         resources.grammar_text.cache_clear()
+        resources.spec_files.cache_clear()
 
 
 def test_words_behind_a_path_are_words_of_its_statement_alone() -> None:

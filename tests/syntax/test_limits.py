@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.syntax.reading import read
 from ucpl.errors import UcplError
-from ucpl.syntax import format_text, joiner, parse, parse_call, parse_expr, print_expr, print_file
+from ucpl.syntax import format_text, parse, parse_call, parse_expr, print_expr, print_file, tables
 from ucpl.syntax.limits import (
     DEPTH_MAX,
     INDICES_MAX,
@@ -69,7 +69,7 @@ def test_a_hostile_text_ends_quickly_in_its_own_error(name):
 
 
 def test_a_text_of_too_many_statements_is_refused(monkeypatch):
-    monkeypatch.setattr(joiner, "STATEMENTS_MAX", 1000)
+    monkeypatch.setattr(tables, "STATEMENTS_MAX", 1000)
     text = "ucpl 1\n" + "assert 1\n" * 999
     assert len(read(text).statements) == 999
     with pytest.raises(UcplError, match="E012"):

@@ -11,8 +11,8 @@ from lark import Lark
 
 from ucpl.resources import grammar_text
 from ucpl.syntax import cache, tables
-from ucpl.syntax.joiner import LineJoiner
 from ucpl.syntax.recorder import Recorder
+from ucpl.syntax.tables import LineJoiner
 
 VALUES = [
     {},

@@ -13,9 +13,8 @@ from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.syntax.brackets import SKELETON, open_brackets
 from ucpl.syntax.habits import Habit, habits, words
-from ucpl.syntax.source import Source
+from ucpl.syntax.source import SKELETON, Source, open_brackets
 from ucpl.syntax.tables import Tables
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 

@@ -15,8 +15,7 @@ from lark import Lark, Token
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
-from ucpl.syntax.brackets import CLOSING, open_brackets
-from ucpl.syntax.source import Source
+from ucpl.syntax.source import CLOSING, Source, open_brackets
 from ucpl.syntax.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 
 __all__ = ["GENERAL", "HINTS", "diagnose", "expected_kinds"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from ucpl.errors import Label
 from ucpl.records import frozen
 from ucpl.syntax.nodes import Span
 
-__all__ = ["CALL", "Source"]
+__all__ = ["CALL", "CLOSING", "SKELETON", "Source", "open_brackets"]
 
 CALL = "<call>"  # the name of what a command line calls: no file has its text
 
@@ -41,3 +43,20 @@ class Source:
         length = max(1, min(span.stop, begin + len(line)) - span.start)
         whole = self.line == 1 and self.column == 1
         return Label(self.name, text, span.line, span.column, length, line if whole else None)
+
+
+# ---- brackets of a text that need not parse --------------------------------------------------------------------------
+
+SKELETON = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|[()\[\]{}]')
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def open_brackets(text: str, stop: int) -> list[int]:
+    """Where the brackets stand that are still open at `stop`, the outermost first."""
+    stack: list[int] = []
+    for match in SKELETON.finditer(text, 0, stop):
+        if match[0] in CLOSING:
+            stack.append(match.start())
+        elif match[0] in ")]}" and stack:
+            stack.pop()
+    return stack

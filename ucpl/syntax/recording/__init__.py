@@ -1,1 +1,0 @@
-"""The methods of the recorder by subject; `Recorder` in syntax/recorder.py is all of them together."""
