@@ -5,6 +5,8 @@ A case is a function of this module and its arguments, so that a process that is
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -19,6 +21,7 @@ from typing import Any
 from attrs import frozen
 
 from tests.ledger.place import DATA, ROOT, RUN, Place
+from ucpl.cli import main
 
 FIXTURES = ROOT / "tests" / "fixtures"
 EXAMPLES = ROOT / "examples" / "architectures"
@@ -575,8 +578,11 @@ def helped() -> Iterator[Case]:
         Case(f"explain/{code}", commands, (("explain", code), ("explain", code, "--json"))) for code in catalogue()
     )
     yield Case("formats", commands, (("formats",), ("formats", "--json")))
-    for path in sorted((ROOT / "ucpl" / "conversion" / "formats").glob("*.toml")):
-        yield Case(f"formats/{path.stem}", commands, (("formats", path.stem),))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main(["formats", "--json"])
+    for one in json.loads(out.getvalue())["formats"]:
+        yield Case(f"formats/{one['name']}", commands, (("formats", one["name"]),))
 
 
 def commands(place: Place, *lines: tuple[str, ...]) -> None:
