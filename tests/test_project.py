@@ -402,7 +402,7 @@ def test_importers_are_found_however_they_import() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "LAYOUTS", "PERFORMANCE", "PICTURES", "RELIABILITY", "TUTORIAL"],
+    ["ARCHITECTURE", "EDITORS", "LANGUAGE", "LAYOUTS", "PERFORMANCE", "PICTURES", "GUARANTEES", "TUTORIAL"],
 )
 def test_the_page_exists_and_the_readme_leads_to_it(name: str) -> None:
     assert (ROOT / "docs" / f"{name}.md").is_file()

@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the site is that of this checkout
 
+from tests.docs.faults import page as faults_page  # noqa: E402
 from ucpl.errors import catalogue  # noqa: E402
 from ucpl.errors.document import errors_markdown  # noqa: E402
 from ucpl.resources import grammar_text, spec_files, spec_text  # noqa: E402
@@ -58,10 +59,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Pages generated from files outside docs/, the catalogue of errors, the grammar, the shipped specs and `--help` texts."""
+    """Add the generated pages: errors, faults, grammar, specs, verbs, and files outside docs/."""
     made = {name: (ROOT / path).read_text(encoding="utf-8") for name, path in COPIED.items()}
     made |= {
         "ERRORS.md": errors_markdown(),
+        "FAULTS.md": faults_page(),
         "GRAMMAR.md": grammar_page(),
         "SPECS.md": specs_page(),
         "VERBS.md": verbs_page(),

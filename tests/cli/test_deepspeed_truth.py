@@ -79,6 +79,11 @@ def test_it_is_inspected_inferred_checked_and_verified(name: str, tmp_path: Path
     assert digest(source) == before
 
 
+@pytest.mark.fault(
+    "Against an oracle or the truth",
+    "each folder of DeepSpeed into one plain file",
+    "equal to the state of the running engine, bit for bit",
+)
 @pytest.mark.parametrize("name", WITH_TRUTH)
 def test_plain_is_the_truth_bit_for_bit(name: str, tmp_path: Path) -> None:
     truth = torch.load(FIXTURES / name / "truth.pt", weights_only=True)
@@ -128,6 +133,9 @@ def test_plain_of_one_file_is_that_file(tmp_path: Path) -> None:
     assert number == len(plain["params"]) == 26
 
 
+@pytest.mark.fault(
+    "Against an oracle or the truth", "each folder to other degrees and stages", "`compare` prints equal"
+)
 @pytest.mark.parametrize(("name", "layout", "dp"), INTO)
 def test_any_degree_and_stage_holds_the_same_state(name: str, layout: str, dp: int, tmp_path: Path) -> None:
     target = tmp_path / "converted"
@@ -142,6 +150,9 @@ def test_any_degree_and_stage_holds_the_same_state(name: str, layout: str, dp: i
     assert (target / "ucpl" / "layout.ucpl").is_file() and (target / "ucpl" / "manifest.json").is_file()
 
 
+@pytest.mark.fault(
+    "Against an oracle or the truth", "through three other layouts and back", "equal to the state of the running engine"
+)
 @pytest.mark.parametrize("name", ["z1_dp4", "z3_dp2_subgroup", "z2_dp2_roundrobin"])
 def test_through_three_others_and_back_is_the_truth(name: str, tmp_path: Path) -> None:
     here = FIXTURES / name
@@ -159,6 +170,7 @@ def test_through_three_others_and_back_is_the_truth(name: str, tmp_path: Path) -
 CHANGED = {"exp_avg": ("blocks.1.mlp.down.weight", 23, 36), "exp_avg_sq": ("mix", 0, 0), "fp32": ("wte.weight", 41, 7)}
 
 
+@pytest.mark.fault("Against an oracle or the truth", "one changed value", "tensor, state and index are named")
 @pytest.mark.parametrize("layout", ["zero1(dp=3)", "zero2(dp=5)", "zero3(dp=2)", "plain()"])
 def test_each_changed_value_is_named(layout: str, tmp_path: Path) -> None:
     """The changes are made in a plain file by torch, so that no placement of ours has a say in where they lie."""
@@ -182,6 +194,7 @@ def test_each_changed_value_is_named(layout: str, tmp_path: Path) -> None:
     assert {d["state"] for d in differences} <= {*CHANGED, "weight"}
 
 
+@pytest.mark.fault("Against an oracle or the truth", "one changed value that is no tensor", "named")
 @pytest.mark.parametrize(
     "what", ["lr", "weight_decay", "step", "lr_scheduler", "global_steps", "client_state", "rng", "buffer"]
 )
@@ -240,6 +253,7 @@ def test_a_missing_tensor_state_and_key_are_named(tmp_path: Path) -> None:
     assert ("carried", "client_state.foo", "") in found
 
 
+@pytest.mark.fault("Against an oracle or the truth", "little memory, every verb", "buffers within the budget")
 def test_memory_bounds_the_buffers_of_every_verb(tmp_path: Path) -> None:
     source = FIXTURES / "z1_dp4"
     for verb in (

@@ -25,6 +25,9 @@ def shell(text: str, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", text], capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.fault(
+    "Disk and files", "standard output that is full or closed", "the work completes; status 4 if it is full"
+)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("case", CASES)
 def test_output_that_cannot_be_written_stops_no_work(tmp_path: Path, case: str, unbuffered: str) -> None:

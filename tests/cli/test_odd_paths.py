@@ -178,6 +178,9 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.fault(
+    "Messages", "a path with too long a name, a NUL, no UTF-8, or below a closed folder", "refused with a code"
+)
 @pytest.mark.parametrize("line", LINES)
 def test_no_path_is_an_internal_error(line: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "-o" in line:  # what would be written is not measured first

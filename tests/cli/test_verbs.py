@@ -345,6 +345,7 @@ def heard() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.fault("Interruption", "SIGTERM of a scheduler, SIGHUP of a terminal", "as Ctrl-C; ignored under nohup")
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("action", ["terminate", "hangup"])
 def test_the_end_of_a_job_is_as_ctrl_c(action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,11 @@ def edited(file: Path, change: Callable[[Any], None]) -> None:
     torch.save(value, file)
 
 
+@pytest.mark.fault(
+    "Folders of DeepSpeed and Hugging Face",
+    "a file of another step",
+    "refused: a sample of each weight is compared with its master",
+)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("to", ["zero3(dp=3)", "plain()"])
 def test_a_file_of_another_step_is_refused(case: str, to: str, tmp_path: Path) -> None:
@@ -69,6 +74,7 @@ def test_weights_that_were_changed_on_purpose_go_over_where_that_is_said(tmp_pat
     assert torch.equal(found["weight"], found["fp32"] + 0.125)
 
 
+@pytest.mark.fault("Folders of DeepSpeed and Hugging Face", "the same for `apply`", "refused with the same text")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("to", ["zero3(dp=3)", "plain()"])
 def test_a_plan_is_not_applied_to_files_of_two_steps(case: str, to: str, tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def misnamed(tmp_path: Path) -> str:
     return f"{tmp_path}/mine.ucpl:mine()"
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "a user's layout with file names that its framework does not read, over an existing target",
+    "status 5; the old target stays, nothing remains",
+)
 def test_what_is_not_as_its_layout_says_replaces_nothing(tmp_path: Path, misnamed: str) -> None:
     target = tmp_path / "out"
     target.mkdir()
@@ -60,6 +65,11 @@ def test_a_run_leaves_nothing_behind_in_its_process(tmp_path: Path, misnamed: st
     assert before == errors._CALLED
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "a private file or folder that is replaced",
+    "the new one has its mode and owner when it gets its name",
+)
 def test_what_replaces_a_private_one_is_private(tmp_path: Path) -> None:
     file, folder, other = tmp_path / "x.pt", tmp_path / "run", tmp_path / "turned"
     file.touch(mode=0o600)

@@ -23,6 +23,11 @@ def killed(folder: Path, *argv: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.fault(
+    "Interruption",
+    "SIGKILL while companion weights are rewritten",
+    "`--resume`, a fresh run and `apply` into that place remove the leftovers",
+)
 @pytest.mark.parametrize(
     "following",
     [

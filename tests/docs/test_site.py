@@ -66,7 +66,7 @@ def refused(built: tuple[Path, list[str]]) -> list[str]:
 
 def test_every_page_is_there_and_is_found(site: Path) -> None:
     pages = {p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in (ROOT / "docs").rglob("*.md")}
-    generated = {"index.html", "ERRORS.html", "GRAMMAR.html", "SPECS.html", "VERBS.html"}
+    generated = {"index.html", "ERRORS.html", "FAULTS.html", "GRAMMAR.html", "SPECS.html", "VERBS.html"}
     pages = {p.replace("README", "index") for p in pages} | generated
     assert pages - {p.relative_to(site).as_posix() for p in site.rglob("*.html")} == set()
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))

@@ -134,6 +134,7 @@ def test_a_tmpfs_that_is_full(case: Case, tmp_path: Path, size: int) -> None:
     apart(work)
 
 
+@pytest.mark.fault("Every system call", "a tmpfs of 2 to 15 inodes", "the same")
 @mounts
 @pytest.mark.parametrize("inodes", sampled(range(2, 16)))
 def test_a_file_system_with_no_room_for_one_name_more(case: Case, tmp_path: Path, inodes: int) -> None:
@@ -165,6 +166,9 @@ def ballast(place: Path, left: int) -> Path:
     return path
 
 
+@pytest.mark.fault(
+    "Every system call", "a full tmpfs or ext4", "status 4, no target; with room, `--resume` writes the same bytes"
+)
 @mounts
 @pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="no mkfs.ext4")
 @pytest.mark.parametrize("left", sampled(range(8, 232, 8)))
@@ -179,6 +183,7 @@ def test_an_ext4_that_is_full(case: Case, tmp_path: Path, left: int) -> None:
     apart(work)
 
 
+@pytest.mark.fault("Every system call", "a read-only target, another user's folder", "status 4, nothing changed")
 @mounts
 def test_a_target_that_is_read_only(case: Case, tmp_path: Path) -> None:
     def work() -> None:
@@ -193,6 +198,7 @@ def test_a_target_that_is_read_only(case: Case, tmp_path: Path) -> None:
     apart(work)
 
 
+@pytest.mark.fault("Every system call", "a read-only source", "done: nothing is written there")
 @mounts
 def test_a_source_that_is_read_only_is_enough(case: Case, tmp_path: Path) -> None:
     def work() -> None:
@@ -204,6 +210,9 @@ def test_a_source_that_is_read_only_is_enough(case: Case, tmp_path: Path) -> Non
     apart(work)
 
 
+@pytest.mark.fault(
+    "Every system call", "a limit of file sizes (`ulimit -f`)", "status 4; without the limit, the same bytes"
+)
 @pytest.mark.parametrize("most", sampled(range(1, 90, 4)))
 def test_files_of_a_limited_size(case: Case, tmp_path: Path, most: int) -> None:
     """RLIMIT_FSIZE, as `ulimit -f` sets it: EFBIG, or no signal."""

@@ -14,6 +14,11 @@ from tests.faults.layer import ACTIONS, KINDS, Fault, Layer
 SAMPLE = 3
 
 
+@pytest.mark.fault(
+    "Every system call",
+    "EIO, ENOSPC, SIGKILL or a torn write at the k-th call of each kind, for every k (`make faults`)",
+    "an error with a code and the file; source unchanged; target old or new and complete; the same command then completes",
+)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_a_fault_at_any_call_is_said_and_harms_nothing(job: Job, tmp_path: Path) -> None:
     bench = Bench(job, tmp_path)

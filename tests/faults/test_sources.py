@@ -53,6 +53,11 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, 
     return top, top / "model.safetensors", "plain()"
 
 
+@pytest.mark.fault(
+    "Every system call",
+    "a source that is removed, shortened or replaced between headers and data",
+    "status 3 with the file, no target",
+)
 @pytest.mark.parametrize("change", [gone, shorter, anew, in_place])
 def test_a_source_that_is_another_than_its_headers_told_is_refused(
     source: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]

@@ -23,6 +23,11 @@ def quoted(argument: str) -> str:
     return f"'{argument}'" if set(argument) & set(" ()[]*") else argument
 
 
+@pytest.mark.fault(
+    "Messages",
+    "each refusal: missing ranks, uneven cuts, lossy casts, existing targets, flipped bits",
+    "its code, exit status and exact text",
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=lambda c: c.name)
 def test_it_is_refused_in_these_words(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.name == "without_permission" and is_root():
@@ -48,6 +53,7 @@ def test_it_is_refused_in_these_words(case: Case, tmp_path: Path, monkeypatch: p
     assert text == file.read_text()
 
 
+@pytest.mark.fault("Messages", "the same", "a code, a place and a remedy")
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_it_has_a_code_a_place_and_a_remedy(name: str) -> None:
     text = (ERRORS / f"{name}.txt").read_text()

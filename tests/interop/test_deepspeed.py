@@ -185,6 +185,7 @@ def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder
         assert found["after"] == pytest.approx(source["after"], rel=0, abs=tolerance)
 
 
+@pytest.mark.fault("Against an oracle or the truth", "one changed moment of a target that DeepSpeed loads", "found")
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.spoiled], ids=str)
 def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
     source, found = result(folder, target.source), result(folder, str(target))

@@ -91,6 +91,11 @@ def test_ranks_on_hosts_that_have_some_files_each_write_the_bytes_of_one_process
     assert "ucpl-remote" not in done.stdout + done.stderr
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together",
+    "SIGKILL of the first or another rank, under torchrun",
+    "all ranks end within seconds without a target; other ranks resume to the same bytes",
+)
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_killed_rank_ends_all_and_others_go_on(plan: tuple[Path, Path], tmp_path: Path, bad: int) -> None:
     begin = time.monotonic()
@@ -107,6 +112,9 @@ def test_a_killed_rank_ends_all_and_others_go_on(plan: tuple[Path, Path], tmp_pa
     assert took < whole + ENDS + 5  # starts take what they take; what comes behind the kill is bounded
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together", "SIGSTOP of a rank, without torchrun", "missed after six seconds and named"
+)
 def test_a_rank_that_stands_still_is_missed(plan: tuple[Path, Path], tmp_path: Path) -> None:
     """Without torchrun, which would wait half a minute for it: whoever starts ranks sets the same variables."""
     with socket.socket() as free:

@@ -217,6 +217,11 @@ def fetched(store: Store) -> int:
     )
 
 
+@pytest.mark.fault(
+    "Object stores",
+    "each kind of request fails once: 503, a cut connection, a short, late or missing answer",
+    "repeated; the same bytes as a local target",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_changes_nothing(
     store: Store, plan: Plan, wanted: dict[str, bytes], kind: str, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +245,11 @@ def test_a_fault_changes_nothing(
         assert but_the_run(store.held(f"out/once-{kind}")) == but_the_run(wanted), k
 
 
+@pytest.mark.fault(
+    "Object stores",
+    "all requests fail from one of each kind on",
+    "an error with the URL in bounded time; nothing counts; `--resume` completes",
+)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_store_that_goes_away_leaves_nothing_half(
     store: Store, plan: Plan, wanted: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +297,7 @@ def remove(store: Store, name: str) -> None:
             file.unlink()
 
 
+@pytest.mark.fault("Object stores", "a server that accepts requests and never answers", "an error in bounded time")
 def test_a_server_that_says_nothing_is_not_waited_for(
     store: Store, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +336,7 @@ def test_only_a_part_that_fails_is_sent_again(
     assert (store.folder / "out/large.pt").read_bytes() == wanted.read_bytes()
 
 
+@pytest.mark.fault("Object stores", "a part that fails for good", "the upload is aborted; nothing remains")
 def test_an_upload_that_fails_for_good_is_aborted(
     store: Store, large: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +364,11 @@ def test_a_killed_run_does_not_count(store: Store, wanted: dict[str, bytes]) -> 
     assert but_the_run(store.held("out/killed")) == but_the_run(wanted)
 
 
+@pytest.mark.fault(
+    "Object stores",
+    "SIGKILL while a source in a store moves to a disk",
+    "`--resume` fetches only the rest, to the same bytes",
+)
 def test_a_killed_run_goes_on_with_what_is_left(store: Store, large: tuple[Path, Path], tmp_path: Path) -> None:
     """From a store to a disk: what was moved before SIGKILL is not fetched again."""
     url = store.put(large[0], "in/large")
@@ -406,6 +423,9 @@ def test_a_source_that_is_written_again_is_refused(store: Store, plan: Plan, tmp
     assert caught.value.diagnostics[0].code == "E611" and not (tmp_path / "target").exists()
 
 
+@pytest.mark.fault(
+    "Object stores", "wrong credentials, a missing bucket", "an immediate error with the setting to change"
+)
 def test_wrong_keys_and_buckets_are_said_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a source and of a target: the URL, what the server says, and what to set."""
 

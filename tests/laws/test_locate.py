@@ -54,6 +54,7 @@ WRITTEN: list[tuple[str, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.fault("Against an oracle or the truth", "the same for shipped layouts", "the same")
 @pytest.mark.parametrize(("file", "call", "more"), WRITTEN, ids=[f"{f}-{c}" for f, c, _ in WRITTEN])
 def test_layouts_of_real_frameworks_mean_what_the_oracle_says(file: str, call: str, more: dict[str, Any]) -> None:
     assert check((LAYOUTS / file).read_text(), call, name=str(LAYOUTS / file), **more)
@@ -123,6 +124,11 @@ def test_a_model_inside_another_means_what_the_oracle_says() -> None:
     assert check(file.read_text(), "hf_vlm()", name=str(file), config=CONFIG)
 
 
+@pytest.mark.fault(
+    "Against an oracle or the truth",
+    "the place of each element, for random layouts",
+    "equal to a slow evaluator that was written separately",
+)
 @given(models().flatmap(layouts))
 @settings(max_examples=150)
 def test_any_layout_means_what_the_oracle_says(example: Example) -> None:
@@ -195,6 +201,7 @@ def test_what_has_no_meaning_is_refused_by_both(body: str, code: str) -> None:
     assert caught.value.diagnostics[0].code == code
 
 
+@pytest.mark.fault("Against an oracle or the truth", "two pieces in one place", "both refuse")
 @pytest.mark.parametrize(
     "body",
     [

@@ -123,6 +123,11 @@ def test_every_rank_writes_a_share(tmp_path):
     assert all(n > whole / 8 for rank, n in written.items() if rank), written
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together",
+    "a write of one rank fails with EIO",
+    "the others name it; any number of ranks, or one process, resumes",
+)
 def test_a_rank_that_fails_ends_the_others_and_any_number_goes_on(tmp_path):
     plan, source = spread(tmp_path / "src")
     run(plan, source, tmp_path / "one")
@@ -177,6 +182,7 @@ def test_a_rank_that_is_not_heard_ends_the_others(tmp_path):
     assert not (tmp_path / "all").exists()
 
 
+@pytest.mark.fault("Ranks that run a plan together", "the job's rendezvous store is gone", "E621")
 def test_a_store_that_is_gone_ends_a_rank():
     class Broken(HashStore):
         broken = False
@@ -195,6 +201,9 @@ def test_a_store_that_is_gone_ends_a_rank():
     assert "Connection reset by peer" in str(caught.value)
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together", "ranks with different plans or disks", "refused before any byte moves"
+)
 def test_ranks_with_different_plans_are_refused(tmp_path):
     plan, source = spread(tmp_path / "src")
     other = copies(source)

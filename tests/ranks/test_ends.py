@@ -60,6 +60,11 @@ def others(ends: list[Ended], bad: int) -> list[Ended]:
     return [end for rank, end in enumerate(ends) if rank != bad]
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together",
+    "SIGKILL or SIGSTOP of the first or last of 2, 3 and 8 ranks at ten failpoints",
+    "the others end within seconds and name the rank; no target; any number of ranks resumes to the same bytes",
+)
 @pytest.mark.parametrize(("size", "bad", "what", "hosted"), ENDS)
 def test_whoever_is_gone_ends_the_others_and_any_number_goes_on(plan, tmp_path, size, bad, what, hosted):
     out = tmp_path / "out"
@@ -76,6 +81,11 @@ def test_whoever_is_gone_ends_the_others_and_any_number_goes_on(plan, tmp_path, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "out", "second"]
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together",
+    "SIGKILL or SIGSTOP of a rank after publishing",
+    "the target exists and is reported",
+)
 @pytest.mark.parametrize("what", ["publish-after:1:kill", "published:1:stop"])
 def test_a_target_that_is_there_is_said_to_be(plan, tmp_path, what):
     """By those that cannot know what the first rank did before it ended."""
@@ -98,6 +108,9 @@ def test_a_rank_that_is_gone_when_all_is_done_takes_nothing_back(plan, tmp_path)
     assert tree(out) == tree(plan[1])
 
 
+@pytest.mark.fault(
+    "Ranks that run a plan together", "a rank that never starts", "named after `--wait`; nothing is written"
+)
 @pytest.mark.parametrize("hosted", [True, False])
 def test_a_rank_that_does_not_come_is_waited_for_as_long_as_is_said(plan, tmp_path, hosted):
     out = tmp_path / "out"

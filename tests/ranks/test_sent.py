@@ -24,6 +24,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return top / "grow.plan", top / "one"
 
 
+@pytest.mark.fault(
+    "Object stores", "the same with SIGKILL and SIGSTOP of real processes at four failpoints", "the same"
+)
 @pytest.mark.parametrize("action", ["kill", "stop"])
 @pytest.mark.parametrize(
     ("size", "bad", "phase"),

@@ -186,6 +186,11 @@ def test_without_room_for_what_was_read_it_is_read_again(
     assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
 
 
+@pytest.mark.fault(
+    "Object stores",
+    "ENOSPC for the cache of fetched bytes",
+    "fetched again, the same bytes; headers without room are an error",
+)
 def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is moved is fetched as it is needed; headers, which must be here, say where there is no room."""
     ucpl.convert(EXAMPLE, tmp_path / "here", to="zero3(dp=3)")
@@ -209,6 +214,7 @@ def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypa
     assert "UCPL_REMOTE_DIR" in first.remedy
 
 
+@pytest.mark.fault("Object stores", "the source is written again or removed during the run", "refused, no target")
 def test_a_source_that_changes_is_refused(
     upload: Upload, store: fsspec.AbstractFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

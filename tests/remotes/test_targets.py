@@ -100,6 +100,9 @@ def test_what_is_there_is_kept_until_it_is_asked_for(
     assert held(store) == wanted
 
 
+@pytest.mark.fault(
+    "Object stores", "a read at any moment while a target is replaced", "refused until the manifest exists"
+)
 def test_a_reader_sees_nothing_before_the_manifest(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan, wanted: dict[str, bytes]
 ) -> None:
@@ -125,6 +128,11 @@ def test_a_reader_sees_nothing_before_the_manifest(
     assert held(store) == wanted
 
 
+@pytest.mark.fault(
+    "Object stores",
+    "the store fails for good at the k-th call of each kind, for every k",
+    "no object or all objects; an error with a code; the next run succeeds",
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_store_that_fails_at_any_call_leaves_nothing_or_all(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan, wanted: dict[str, bytes], name: str
@@ -156,6 +164,9 @@ def test_a_store_that_fails_at_any_call_leaves_nothing_or_all(
     assert left == wanted
 
 
+@pytest.mark.fault(
+    "Object stores", "the same, and removal fails too", "the target does not count; `--resume` begins again"
+)
 def test_what_cannot_be_cleared_does_not_count_and_goes_with_resume(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan, wanted: dict[str, bytes]
 ) -> None:
@@ -174,6 +185,9 @@ def test_what_cannot_be_cleared_does_not_count_and_goes_with_resume(
     assert held(store) == wanted
 
 
+@pytest.mark.fault(
+    "Object stores", "the store has other bytes than were sent", "found by reading back; nothing remains"
+)
 def test_other_bytes_than_were_sent_are_found(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan
 ) -> None:
@@ -213,6 +227,9 @@ def test_ctrl_c_leaves_nothing(store: fsspec.AbstractFileSystem, plan: Plan) -> 
     assert error.diagnostics[0].code == "E620" and held(store) == {}
 
 
+@pytest.mark.fault(
+    "Object stores", "SIGKILL at each step", "the target does not count; `--resume` writes the same bytes"
+)
 @pytest.mark.parametrize("point", ["ship-begun", "ship-sent", "ship-manifest"])
 def test_a_killed_run_leaves_nothing_that_counts(tmp_path: Path, wanted: dict[str, bytes], point: str) -> None:
     """Killed at each step, in a store that outlives it; --resume begins again."""

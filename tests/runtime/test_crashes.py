@@ -127,6 +127,11 @@ def tried(crash: Crash, world, top: Path, wanted, name="out", **more) -> None:
     assert os.listdir(top) == [name], f"{crash}: something is left"
 
 
+@pytest.mark.fault(
+    "Power loss",
+    "power loss at any call, into a new folder, over an old one, without an exchange of names",
+    "the target is absent, old or new and complete; `--resume` writes the same bytes",
+)
 @pytest.mark.parametrize("how", ["new", "force", "force without exchange"])
 def test_a_folder_survives_any_crash(world, tmp_path, each_tile_is_journalled, how):
     more = {"force": True} if "force" in how else {}
@@ -138,6 +143,7 @@ def test_a_folder_survives_any_crash(world, tmp_path, each_tile_is_journalled, h
         tried(crash, world, tmp_path / "crash", wanted, **more)
 
 
+@pytest.mark.fault("Power loss", "the same into a single file", "the same")
 def test_a_single_file_survives_any_crash(world, tmp_path, each_tile_is_journalled):
     source, plan = world
     one = remade(plan, targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
@@ -148,6 +154,7 @@ def test_a_single_file_survives_any_crash(world, tmp_path, each_tile_is_journall
         tried(crash, (source, one), tmp_path / "crash", wanted, "out.pt", **more)
 
 
+@pytest.mark.fault("Power loss", "a second power loss during a resumed run with a torn journal", "as for the first")
 def test_a_resumed_run_survives_any_crash(world, tmp_path, each_tile_is_journalled):
     """The power went once, with the journal torn; it goes again while the second run is under way."""
     source, plan = world
@@ -170,6 +177,7 @@ def test_a_resumed_run_survives_any_crash(world, tmp_path, each_tile_is_journall
 # ---- short reads and writes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("Power loss", "reads and writes that return less than requested", "the same bytes")
 @pytest.mark.parametrize("most", [1000, 4097])
 def test_short_reads_and_writes_change_nothing(world, tmp_path, most):
     source, plan = world
@@ -202,6 +210,7 @@ def test_short_reads_of_scattered_and_combed_runs(tmp_path):
         assert read_target(out, "rows.pt")["w"][:, :700].tobytes() == full.tobytes()
 
 
+@pytest.mark.fault("Power loss", "more runs than one system call accepts", "the same bytes")
 def test_a_scatter_of_more_runs_than_one_call_takes(tmp_path):
     """3,000 rows of one contiguous tensor, each to its own place: three calls of at most 1,024 parts."""
     full = bits_of("f32", (3000, 128), 1)
@@ -236,6 +245,7 @@ def test_verifying_survives_short_reads(world, tmp_path):
 # ---- the journal, the lock -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("Power loss", "a torn record at the end of the journal", "cut off before the next record")
 def test_a_torn_tail_of_the_journal_is_cut_off(world, tmp_path, each_tile_is_journalled):
     """What is appended after it can be read."""
     recorder, _ = recorded(world, tmp_path)
@@ -287,6 +297,7 @@ class Failing(Disk):
         super().sync(fd, data_only=data_only)
 
 
+@pytest.mark.fault("Power loss", "a journal that cannot be truncated", "status 4, no open descriptor")
 @pytest.mark.parametrize("error", [5, 28])
 def test_no_descriptor_is_left_when_the_journal_cannot_be_cut(world, tmp_path, error):
     source, plan = world
@@ -315,6 +326,7 @@ def test_nor_when_it_cannot_be_cut_where_the_last_run_ended(world, tmp_path, err
     assert run(plan, source, out, resume=True).tiles_resumed > 0
 
 
+@pytest.mark.fault("Power loss", "a lock file that cannot be removed", "reported; it blocks no later run")
 def test_a_lock_that_cannot_be_removed_is_said_and_holds_nobody_up(world, tmp_path):
     source, plan = world
     use_disk(disk := Failing("remove", 30, "ucpl-lock"))
@@ -327,6 +339,11 @@ def test_a_lock_that_cannot_be_removed_is_said_and_holds_nobody_up(world, tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["out", "src"]
 
 
+@pytest.mark.fault(
+    "Power loss",
+    "EIO and ENOSPC at a sync or an open of any file",
+    "status 4, no target, no open descriptor, resumable",
+)
 @pytest.mark.parametrize(
     ("what", "where"),
     [("sync", "journal"), ("sync", "to_a.pt"), ("sync", "manifest"), ("sync", "latest"), ("sync", "layout.ucpl"),
@@ -356,6 +373,11 @@ def single(world):
     return source, remade(plan, targets=tuple(evolve(t, file="model.pt") for t in plan.targets))
 
 
+@pytest.mark.fault(
+    "Power loss",
+    "`--resume` into a finished single file, or into another one",
+    "done if every byte is the same, else refused",
+)
 def test_resume_into_a_finished_single_file_is_done(single, tmp_path):
     source, plan = single
     out = tmp_path / "out.pt"

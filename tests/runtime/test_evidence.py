@@ -67,6 +67,11 @@ def test_pieces_that_interleave_are_the_whole(data, draw):
 # ---- every member that was touched -----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "any flipped bit of a member that is read, in any pieces",
+    "status 3 with file, storage and tensor",
+)
 @settings(max_examples=80)
 @given(worlds(), st.integers(0, 1 << 40), st.integers(1, 2))
 def test_a_flip_in_any_touched_member_is_found_by_default(tmp_path_factory, world, at, workers):
@@ -143,6 +148,11 @@ def test_what_is_left_of_a_member_is_read_for_its_crc(tmp_path):
     assert code_of(lambda: run(plan, source, tmp_path / "bad")) == "E612"
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "more than 2 % of the bytes would be read for CRCs alone",
+    "the unverified members are named with their share; `--verify-source` reads them",
+)
 def test_beyond_two_percent_what_was_not_verified_is_named_with_its_share(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "REST_MIN", 0)
     source, plan = part_of(tmp_path)
@@ -203,6 +213,7 @@ def test_pieces_that_are_chosen_are_disjoint_and_cover_the_most(pieces):
     assert int(chosen[:, 1].sum()) == best
 
 
+@pytest.mark.fault("Disk and files", "copies that differ because one is damaged", "the damaged storage is named")
 def test_copies_that_differ_by_damage_name_the_damaged_one(tmp_path):
     a = np.arange(9000, dtype=np.float32)
     source, sources, target, n = two(tmp_path, a.view("<u4"), a.copy().view("<u4"))
@@ -225,6 +236,11 @@ def test_a_value_that_no_longer_fits_by_damage_is_damage(tmp_path):
     assert caught.value.diagnostics[0].code == "E612" and caught.value.exit_status == 3
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "a flipped bit in any storage of real checkpoints, for every kind of target",
+    "status 3 with file, storage and tensor",
+)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_flip_in_any_storage_of_a_real_checkpoint_is_found(name):
     """Some storages, the kinds of targets in turn; `python -m tests.runtime.flips` tries all of both."""
@@ -370,6 +386,9 @@ def saved_anew(path: Path, member: str, change) -> None:
             new.writestr(name, bytes(data))
 
 
+@pytest.mark.fault(
+    "Disk and files", "padding of kind zero with other values", "status 3 with element and value; a finding of `verify`"
+)
 def test_padding_of_a_real_checkpoint_is_an_error_to_convert_and_a_finding_to_verify(tmp_path):
     """The last rank's moment ends in padding. Its file is saved anew, so that no CRC tells."""
     there = tmp_path / "source"

@@ -228,6 +228,7 @@ def whole(n, source=0, target=0):
     return (0, source, target, (n,), 0, (1,), 0, (1,))
 
 
+@pytest.mark.fault("Disk and files", "copies that differ", "an error with tensor, element and both values")
 def test_a_replica_that_differs_is_named_to_the_element_with_both_values(tmp_path):
     a = np.arange(30_000, dtype=np.float32).reshape(100, 300)
     b = a.copy()
@@ -423,6 +424,7 @@ def test_a_workspace_gives_back_all_that_it_took():
     assert budget.live_max == share.total
 
 
+@pytest.mark.fault("Disk and files", "little memory", "within `--memory`, or refused")
 @pytest.mark.parametrize("memory", [1 << 20, 64 << 20])
 def test_buffers_stay_within_the_budget_and_too_small_a_one_is_refused(tmp_path, memory):
     source = write_source(tmp_path / "src", [Stored("a", ("x",), "f32", bits_of("f32", (900, 1000), 1), order=(1, 0))])
@@ -441,6 +443,7 @@ def simple(tmp_path):
     return source, copies(source), tmp_path / "out"
 
 
+@pytest.mark.fault("Disk and files", "a plan for another checkpoint", "refused, with both sides")
 def test_a_plan_for_another_checkpoint_is_refused_with_both_sides(simple):
     source, plan, out = simple
     other = plan.of(sources=(evolve(plan.sources[0], shape=(1000, 50)), *plan.sources[1:]))
@@ -454,6 +457,7 @@ def test_a_plan_for_another_checkpoint_is_refused_with_both_sides(simple):
     assert not out.exists()
 
 
+@pytest.mark.fault("Disk and files", "a plan that was edited to reach outside a tensor", "refused")
 def test_a_move_that_leaves_its_tensor_is_refused(simple):
     source, plan, out = simple
     for row in (
@@ -466,6 +470,11 @@ def test_a_move_that_leaves_its_tensor_is_refused(simple):
     assert os.listdir(out.parent) == ["src"]
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "a source that is flipped, truncated, removed or changed during the run",
+    "status 3 with file and storage, no target",
+)
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove", "touch"])
 def test_a_damaged_source_is_found_and_the_target_is_not_there(simple, how):
     source, plan, out = simple
@@ -509,6 +518,7 @@ def tree(top: Path):
     return {p.relative_to(top).as_posix(): p.read_bytes() for p in sorted(top.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.fault("Disk and files", "an existing target", "kept, or replaced completely")
 def test_an_existing_target_is_kept_or_replaced_as_a_whole(simple):
     source, plan, out = simple
     out.mkdir()
@@ -559,12 +569,14 @@ def test_a_target_of_one_file(simple):
     assert sorted(os.listdir(out.parent)) == ["out.pt", "src"]
 
 
+@pytest.mark.fault("Disk and files", "a target inside the source", "refused")
 def test_a_target_within_the_source_and_a_missing_folder_are_refused(simple):
     source, plan, out = simple
     for bad in (source.root, source.root / "x", source.root.parent, out / "no" / "where"):
         assert code_of(lambda bad=bad: run(plan, source, bad, force=True)) == "E507"
 
 
+@pytest.mark.fault("Hostile input", "unknown classes on their way into a target", "refused unless allowed by name")
 def test_unknown_globals_are_refused_unless_allowed(simple):
     source, plan, out = simple
     framework = Torch(unsafe=("evil.System",))
@@ -572,6 +584,7 @@ def test_unknown_globals_are_refused_unless_allowed(simple):
     run(plan, source, out, framework=framework, allow_globals=["evil.System"])
 
 
+@pytest.mark.fault("Disk and files", "a second run into one target", "refused")
 def test_a_second_run_into_the_same_target_is_refused(simple):
     source, plan, out = simple
     inside, go = threading.Event(), threading.Event()
@@ -591,6 +604,7 @@ def test_a_second_run_into_the_same_target_is_refused(simple):
     assert "to_a.pt" in tree(out)
 
 
+@pytest.mark.fault("Disk and files", "too little free space at the start", "an error before anything is written")
 def test_too_little_room_is_said_before_anything_is_written(simple, monkeypatch):
     source, plan, out = simple
     real = os.statvfs(out.parent)
@@ -599,6 +613,9 @@ def test_too_little_room_is_said_before_anything_is_written(simple, monkeypatch)
     assert os.listdir(out.parent) == ["src"]
 
 
+@pytest.mark.fault(
+    "Disk and files", "the disk returns other bytes than were written", "found by reading back, no target"
+)
 def test_bytes_that_the_disk_changed_are_found_by_reading_back(simple, monkeypatch):
     source, plan, out = simple
     from ucpl.runtime import targets

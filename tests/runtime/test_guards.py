@@ -58,6 +58,11 @@ def every_byte_class(data: bytes) -> dict[str, int]:
 KINDS = list(every_byte_class(b"PK\x01\x02 data.pkl data/0 PK\x07\x08"))
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "the same in a header, pickle, payload, descriptor or directory",
+    "found by reading back, no target",
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_byte_of_any_kind_that_the_disk_changed_is_found(small, monkeypatch, kind, which):
@@ -105,6 +110,7 @@ def test_everything_but_the_texts_is_read_back(small):
 # ---- the source stays as it was --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("Disk and files", "a source that changes while data moves, or after its check", "refused, no target")
 @pytest.mark.parametrize(("place", "passed"), [("tile-written", False), ("synced", True)])
 def test_a_source_that_changes_at_any_time_is_refused(small, monkeypatch, place, passed):
     """While data moves: before any time goes into reading back. After it was checked: before anything is published."""
@@ -155,6 +161,7 @@ def test_a_resume_into_other_metadata_is_refused(small):
     assert run(plan, source, out, resume=True).tiles_resumed >= 0
 
 
+@pytest.mark.fault("Disk and files", "`--resume` on a finished target of another source, plan or metadata", "refused")
 @pytest.mark.parametrize("what", ["source", "metadata", "plan", "size", "gone"])
 def test_a_finished_target_of_another_run_is_not_called_finished(small, what):
     source, plan, out = small
@@ -296,6 +303,7 @@ def test_other_errors_of_the_kernel_are_raised(tmp_path, monkeypatch, error, cal
     assert caught.value.errno == error and str(tmp_path / "a") in str(caught.value)
 
 
+@pytest.mark.fault("Every system call", "a kernel without fallocate and renameat2", "done without them")
 @pytest.mark.parametrize("error", [22, 38, 95])
 def test_a_kernel_that_lacks_the_call_is_done_without(tmp_path, monkeypatch, error):
     from ucpl.runtime import linux
@@ -325,6 +333,7 @@ def test_without_a_c_library_there_is_still_a_way(tmp_path, monkeypatch):
         linux._libc.cache_clear()
 
 
+@pytest.mark.fault("Disk and files", "another process creates the target before the rename", "kept")
 def test_a_target_that_comes_into_being_meanwhile_is_not_replaced(small, monkeypatch):
     source, plan, out = small
 
@@ -369,6 +378,11 @@ def dumped(value) -> bytes:
         sys.set_int_max_str_digits(before)
 
 
+@pytest.mark.fault(
+    "Hostile input",
+    "manifests with wrong types, huge numbers, names that lead outside",
+    "read, or a finding; nothing outside is read",
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_manifest_is_read_or_is_a_finding(small, seed):
     source, plan, out = small
@@ -433,6 +447,7 @@ def record(*body, check=None) -> bytes:
     return packed + struct.pack("<IQ", zlib.crc32(packed) if check is None else check, 0)
 
 
+@pytest.mark.fault("Hostile input", "a journal record with another CRC of a tile", "refused at read-back")
 def test_a_tile_is_read_back_against_both_digests_of_a_journal(small):
     """An archive says the CRC that the journal told, of bytes that this run never had."""
     source, plan, out = small
@@ -451,6 +466,11 @@ def test_a_tile_is_read_back_against_both_digests_of_a_journal(small):
     assert not out.exists()
 
 
+@pytest.mark.fault(
+    "Hostile input",
+    "a FIFO or a link in place of the journal, a text or the manifest",
+    "not followed, no hang: status 4 or a finding",
+)
 def test_what_an_earlier_run_left_is_a_regular_file(small):
     """A FIFO is not waited for, a link is not followed: a journal is appended to, and cut."""
     source, plan, out = small
@@ -478,6 +498,9 @@ def test_what_an_earlier_run_left_is_a_regular_file(small):
     assert {d.code for d in found} == {"E632"} and "no regular file" in found[0].message
 
 
+@pytest.mark.fault(
+    "Hostile input", "journals with other headers or forged records", "the same bytes in the end, or refused"
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_journal_is_gone_on_from_or_refused(small, seed, monkeypatch):
     """Headers with types exchanged, records of noise with a CRC that fits: the same bytes in the end, or our own error."""

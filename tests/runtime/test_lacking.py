@@ -53,6 +53,11 @@ def world(tmp_path):
     return source, copies(source)
 
 
+@pytest.mark.fault(
+    "Every system call",
+    "flock, fadvise, fdatasync, sync of folders or exchange refused by the file system",
+    "the same bytes; a remark names each lost guarantee",
+)
 @pytest.mark.parametrize("error", REFUSALS, ids=errno.errorcode.get)
 @pytest.mark.parametrize(
     ("lacks", "said"),
@@ -129,6 +134,9 @@ def test_a_file_system_of_a_network_is_told_by_its_kind(tmp_path: Path, kind: st
     assert network_remark(Path("/x"), tmp_path / "no such table") == ""
 
 
+@pytest.mark.fault(
+    "Every system call", "a target on NFS, SMB, Lustre or FUSE", "a remark names the guarantees that do not hold there"
+)
 def test_a_run_says_that_its_target_is_on_a_network(world, tmp_path: Path, monkeypatch):
     import ucpl.runtime.execute as _  # noqa: F401
     from ucpl.runtime import mounts

@@ -39,6 +39,9 @@ def each(states: Iterable[Crash], law: Callable[[Crash], None], sample: int = SA
     print(f"{len(drawn)} of {len(found)} states")
 
 
+@pytest.mark.fault(
+    "Power loss", "the disk keeps unsynced renames and writes in any order (all orders in `make powerloss`)", "the same"
+)
 @pytest.mark.usefixtures("each_tile_is_journalled")
 @pytest.mark.parametrize("how", ["new", "force", "force without exchange"])
 def test_a_folder_survives_any_order(world, tmp_path: Path, how: str) -> None:  # noqa: F811
@@ -59,6 +62,7 @@ def test_a_single_file_survives_any_order(world, tmp_path: Path) -> None:  # noq
     )
 
 
+@pytest.mark.fault("Power loss", "the same into a single file, and during a resumed run", "the same")
 @pytest.mark.usefixtures("each_tile_is_journalled")
 def test_a_resumed_run_survives_any_order(world, tmp_path: Path) -> None:  # noqa: F811
     source, plan = world
@@ -82,6 +86,7 @@ def container(tmp_path: Path) -> tuple[Path, list[object]]:
     return made, ["convert", made, "PLACE", "--to", "zero1(dp=3, bf16=1)", "--workers", "1"]
 
 
+@pytest.mark.fault("Power loss", "the same during `convert` of a Trainer's folder with rewritten weights", "the same")
 def test_a_container_with_weights_made_anew_survives_any_crash(
     container: tuple[Path, list[object]], tmp_path: Path
 ) -> None:
@@ -113,6 +118,11 @@ def test_a_container_with_weights_made_anew_survives_any_crash(
     each([*crash_states(recorder), *reordered_states(recorder, draws=4 if ALL else 1, ones=False)], law, 4)
 
 
+@pytest.mark.fault(
+    "Power loss",
+    "power loss while `plan -o`, `infer -o` or `fmt` writes a text",
+    "the old or the new text; the new one after the verb ends",
+)
 @pytest.mark.parametrize("verb", ["plan", "infer", "fmt"])
 def test_a_text_is_durable_before_it_has_its_name_and_its_name_before_it_is_done(verb: str, tmp_path: Path) -> None:
     """So it is the old one or the new one whatever the disk kept, and the new one once the verb has ended."""

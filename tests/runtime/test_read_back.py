@@ -108,6 +108,11 @@ def what_is_durable_is_read_at_once(each_tile_is_journalled, monkeypatch):  # no
     monkeypatch.setattr(ReadBack, "durable", and_read)
 
 
+@pytest.mark.fault(
+    "Power loss",
+    "read-back of bytes that are not durable",
+    "never: each page is read after its last sync, with the page cache dropped",
+)
 def test_every_page_is_read_after_its_last_write_was_synced_and_forgotten(tmp_path, what_is_durable_is_read_at_once):
     source, plan = odd(tmp_path)
     watching = Pages()
@@ -177,6 +182,7 @@ class Damaging(Slow):
                 file.write(bytes([byte ^ 1]))
 
 
+@pytest.mark.fault("Power loss", "the disk changes a byte while other tiles move", "found at once; no target")
 def test_a_byte_that_the_disk_changed_is_found_before_all_is_moved(tmp_path, each_tile_is_journalled, monkeypatch):  # noqa: F811
     source, plan = odd(tmp_path)
     found, differs = threading.Event(), read_back._differs
@@ -207,6 +213,11 @@ class Careless(Slow):
         return done
 
 
+@pytest.mark.fault(
+    "Power loss",
+    "a write that damages its neighbours after read-back",
+    "found: a page with a later write is read again",
+)
 def test_what_shares_a_page_with_a_later_write_is_read_back_again(tmp_path, each_tile_is_journalled):  # noqa: F811
     """A descriptor follows each storage, in the page of the storage's end, and is written after all was moved."""
     source, plan = odd(tmp_path, (7_168 + 16, 900, 1, 1))

@@ -111,6 +111,11 @@ PLACES = [
 ]
 
 
+@pytest.mark.fault(
+    "Interruption",
+    "SIGKILL at each failpoint, with and without `--force`",
+    "the old target is unchanged; `--resume` writes the same bytes",
+)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("force", [False, True])
 def test_a_killed_run_resumes_to_the_same_bytes(simple, place, force):
@@ -132,6 +137,11 @@ def test_a_killed_run_resumes_to_the_same_bytes(simple, place, force):
     assert sorted(os.listdir(out.parent)) == ["out", "src", "wanted"]
 
 
+@pytest.mark.fault(
+    "Interruption",
+    "SIGKILL right after the rename, then `--resume` with another plan or source",
+    "the existing target is not reported as done",
+)
 @pytest.mark.parametrize("other", ["plan", "source"])
 def test_a_run_that_was_published_is_not_taken_for_another(simple, other):
     """Killed between the rename and the end: what stands there is of that plan and source, and says nothing of these."""
@@ -151,6 +161,7 @@ def test_a_run_that_was_published_is_not_taken_for_another(simple, other):
     assert tree(out) == tree(out.with_name("other"))
 
 
+@pytest.mark.fault("Interruption", "SIGKILL at random tiles, many times", "the same bytes in the end")
 def test_killed_again_and_again(simple):
     source, plan, out = simple
     hand_over(out.parent, source)
@@ -164,6 +175,7 @@ def test_killed_again_and_again(simple):
     assert tree(out) == tree(out.with_name("wanted"))
 
 
+@pytest.mark.fault("Interruption", "a stop between the two renames of `--force`", "the old or the new target exists")
 @pytest.mark.parametrize("then", ["resume", "afresh", "another plan"])
 def test_between_moving_aside_and_publishing(simple, monkeypatch, then):
     """Whatever comes next: the old target is back, or the new one is there."""
@@ -213,6 +225,7 @@ def test_no_record_is_written_before_its_data_is_synced(simple, monkeypatch):
     assert recorded and all(recorded)
 
 
+@pytest.mark.fault("Disk and files", "ENOSPC while writing, EIO at a sync or a read", "status 3 or 4, resumable")
 @pytest.mark.parametrize(
     "error", ["tile-written:40:enospc", "target-write:40:enospc", "target-sync:3:eio", "source-read:40:eio"]
 )
@@ -233,6 +246,7 @@ def test_what_fails_is_kept_and_resumed(simple, error):
     assert tree(out) == tree(out.with_name("wanted"))
 
 
+@pytest.mark.fault("Interruption", "a read error halfway", "no finished tile is read again")
 def test_no_journalled_tile_is_done_again(simple, monkeypatch):
     monkeypatch.setattr(sys.modules["ucpl.runtime.moving"], "SYNC_BYTES", 1 << 30)  # all is synced when the run fails
     source, plan, out = simple
@@ -245,6 +259,7 @@ def test_no_journalled_tile_is_done_again(simple, monkeypatch):
     assert again.bytes_read == again.bytes_needed - again.tiles_resumed * (MEMORY // 4)
 
 
+@pytest.mark.fault("Disk and files", "a source that is flipped before an interruption", "found after `--resume`")
 def test_the_crc_of_a_member_is_checked_across_runs(simple):
     source, plan, out = simple
     path = source.root / "a"
@@ -261,6 +276,7 @@ def test_the_crc_of_a_member_is_checked_across_runs(simple):
     assert sorted(os.listdir(out.parent)) == ["src"]
 
 
+@pytest.mark.fault("Interruption", "SIGINT (Ctrl-C) at a failpoint", "status 130, with the command that resumes")
 @pytest.mark.parametrize("place", ["tile-written:30:interrupt", "synced:1:interrupt", "publish-before:1:interrupt"])
 def test_an_interrupt_says_how_to_resume(simple, place):
     source, plan, out = simple
@@ -282,6 +298,7 @@ def stopped(plan, source, out):
     return out.with_name(".out.ucpl-work")
 
 
+@pytest.mark.fault("Interruption", "`--resume` with another plan or source", "refused with status 5")
 def test_another_plan_or_source_is_not_resumed(simple):
     source, plan, out = simple
     stopped(plan, source, out)
@@ -296,6 +313,9 @@ def test_another_plan_or_source_is_not_resumed(simple):
     assert run(plan, source, out).tiles_resumed == 0  # afresh
 
 
+@pytest.mark.fault(
+    "Interruption", "a journal that is torn, garbled, without header or missing", "only intact records count"
+)
 @pytest.mark.parametrize("how", ["torn", "garbled", "headless", "none"])
 def test_a_damaged_tail_of_the_journal_is_ignored(simple, how):
     source, plan, out = simple
@@ -333,6 +353,7 @@ def test_resume_of_a_finished_target_is_done_and_of_another_is_refused(simple):
     assert tree(out) == before
 
 
+@pytest.mark.fault("Interruption", "`--resume` with more `--memory`", "the same tiles")
 def test_more_memory_does_not_change_the_tiles_of_a_resumed_run(simple):
     source, plan, out = simple
     stopped(plan, source, out)
@@ -343,6 +364,7 @@ def test_more_memory_does_not_change_the_tiles_of_a_resumed_run(simple):
     assert tree(out) == tree(out.with_name("wanted"))
 
 
+@pytest.mark.fault("Interruption", "`--resume` with less `--memory`", "refused; the run can still be resumed")
 def test_less_memory_than_the_tiles_of_an_interrupted_run_is_refused(simple):
     source, plan, out = simple
     set_failpoints("source-read:10:eio")

@@ -106,6 +106,11 @@ def numbers_of(dtype: str) -> tuple[np.ndarray, list[Fraction | None]]:
     return raw, found
 
 
+@pytest.mark.fault(
+    "Disk and files",
+    "a value that the target's dtype cannot hold, for every pair of dtypes",
+    "refused exactly if exact arithmetic shows a loss",
+)
 @pytest.mark.parametrize("target", NUMBERS)
 def test_what_a_cast_changes_is_found_and_nothing_else(target):
     """Each value of each dtype by itself: `inexact_at` says so exactly where the target has no such value."""

@@ -46,6 +46,9 @@ def demand_harmless(*argv: object) -> None:
         json.loads(done.out)
 
 
+@pytest.mark.fault(
+    "Hostile input", "terminal escapes, BiDi marks and line breaks in names", "no output has them, no line is forged"
+)
 @pytest.mark.parametrize("more", [(), ("--json",)], ids=["people", "json"])
 def test_no_name_drives_a_terminal_or_forges_a_line(checkpoint: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     plan, out = tmp_path / f"x{ESCAPES}\n{FORGED}.plan", tmp_path / f"out{ESCAPES}\n{FORGED}.pt"

@@ -45,6 +45,7 @@ def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
+@pytest.mark.fault("Hostile input", "a pickle that runs code", "not run; its name is shown")
 @pytest.mark.parametrize("protocol", range(6))
 def test_code_is_not_run(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "mark"
@@ -60,6 +61,7 @@ def test_code_is_not_run(tmp_path: Path, protocol: int) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.fault("Hostile input", "a pickle that imports", "nothing is imported")
 def test_nothing_is_imported() -> None:
     for module in ("antigravity", "this", "lib2to3.pgen2.pgen"):
         assert module not in sys.modules
@@ -92,6 +94,7 @@ def test_a_dict_cannot_shadow_methods_of_its_own() -> None:
     assert list(read.items()) == []
 
 
+@pytest.mark.fault("Hostile input", "names that put instructions into a written pickle", "refused")
 def test_a_name_cannot_smuggle_instructions_into_what_is_written() -> None:
     for module, name in (
         ("a\nb", "c"),
@@ -220,6 +223,7 @@ def test_broken_pickles_are_refused_and_say_where(data: bytes, code: str) -> Non
     assert caught.value.exit_status == 3
 
 
+@pytest.mark.fault("Hostile input", "pickles that expand exponentially", "refused, in bounded time and memory")
 def test_sharing_is_free_until_it_is_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
     """2^40 leaves in 300 bytes: read at once, refused by the walk that would meet them all."""
     lists = b"]q\x00" + b"".join(b"]q%c(h%ch%ce" % (n + 1, n, n) for n in range(40))
@@ -245,6 +249,7 @@ def test_copying_ones_own_parts_again_and_again_ends() -> None:
         loads(P + body + b".")
 
 
+@pytest.mark.fault("Hostile input", "cut or flipped pickles, noise", "only errors with a code")
 @pytest.mark.parametrize("seed", range(8))
 def test_flipped_bytes_and_cuts_never_surprise(seed: int) -> None:
     """Any bytes end in a value or in UcplError, and soon."""

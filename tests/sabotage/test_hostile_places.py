@@ -91,6 +91,11 @@ def of_another(work: Path, theirs: Path) -> None:
     os.chown(work, 65534, 65534)
 
 
+@pytest.mark.fault(
+    "Hostile input",
+    "links, FIFOs or another user's folder in the place of an interrupted run",
+    "not followed, status 4",
+)
 @pytest.mark.parametrize("trap", [linked_folder, linked_work, linked_tree, linked_file, second_name, pipe, of_another])
 def test_what_was_put_where_a_run_goes_on_is_not_followed(stopped, trap: Callable[[Path, Path], None]) -> None:
     run, work, theirs = stopped
@@ -185,6 +190,7 @@ def test_a_text_is_written_through_links_of_ones_own(tmp_path: Path) -> None:
         write_text(tmp_path / "round", "text")
 
 
+@pytest.mark.fault("Hostile input", "the same while a run begins", "not followed, status 4")
 @pytest.mark.parametrize("kind", ["link", "folder"])
 def test_a_folder_put_there_while_a_run_begins_is_not_written_into(
     stopped, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +212,7 @@ def test_a_folder_put_there_while_a_run_begins_is_not_written_into(
     assert caught.value.diagnostics[0].code == "E503" and digest(theirs) == before
 
 
+@pytest.mark.fault("Hostile input", "target files with `..`, absolute paths or names of ucpl's own folder", "refused")
 @pytest.mark.parametrize(
     "name", ["../x", "a/../../x", "/x", "ucpl/manifest.json", "UCPL/manifest.json", "./ucpl/x", "a\0b", ""]
 )
@@ -220,6 +227,7 @@ def test_no_file_of_a_target_lies_outside_of_it(tmp_path: Path, name: str) -> No
     assert sorted(os.listdir(tmp_path)) == ["src"]
 
 
+@pytest.mark.fault("Hostile input", "names that are one on the file system (case, Unicode forms)", "refused")
 def test_names_that_a_file_system_takes_for_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where A and a are one name, or a composed and a decomposed e with an accent."""
     from ucpl.runtime.disk import Disk, use_disk
@@ -262,6 +270,11 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path, name: str) -> 
     assert done.status == 3 and ("E385" in done.err or "\0" in name) and not (tmp_path / "out.pt").exists()
 
 
+@pytest.mark.fault(
+    "Hostile input",
+    "an index or a layout with file names outside the folder",
+    "refused; nothing outside is read or written",
+)
 @pytest.mark.parametrize("name", ["../secret.pt", "/secret.pt", "a/../../secret.pt", '{\\"..\\"}/secret.pt'])
 @pytest.mark.parametrize("side", ["--from", "--to"])
 def test_a_layout_does_not_lead_out(tmp_path: Path, name: str, side: str) -> None:
@@ -294,6 +307,9 @@ JSONS = {
 }
 
 
+@pytest.mark.fault(
+    "Hostile input", "JSON with NaN, huge numbers, 100,000 brackets, half characters", "an error with a code"
+)
 @pytest.mark.parametrize("name", JSONS)
 @pytest.mark.parametrize("where", ["config.json", "model.safetensors.index.json", "generation_config.json"])
 def test_json_of_no_use_beside_weights_ends_in_our_own_words(tmp_path: Path, name: str, where: str) -> None:

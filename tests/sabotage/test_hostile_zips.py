@@ -60,6 +60,7 @@ def test_the_plain_file_is_read(tmp_path: Path) -> None:
     assert extent.shape == (2, 2) and extent.storage_bytes == 16
 
 
+@pytest.mark.fault("Hostile input", "zip bombs", "refused unopened")
 def test_a_zip_bomb_is_refused_unopened(tmp_path: Path) -> None:
     data = archive_of({"a/data.pkl": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
     assert len(data) < 100_000
@@ -110,6 +111,7 @@ ENTRIES: list[tuple[str, str, Callable[[bytearray], bytes]]] = [
 ]
 
 
+@pytest.mark.fault("Hostile input", "false zip directories, overlapping members", "refused")
 @pytest.mark.parametrize(("code", "attack"), [row[1:] for row in ENTRIES], ids=[row[0] for row in ENTRIES])
 def test_a_directory_that_lies_is_refused(tmp_path: Path, code: str, attack: Callable[[bytearray], bytes]) -> None:
     assert code_of(tmp_path, attack(saved())) == code
@@ -121,6 +123,7 @@ def test_a_cut_file_says_that_it_was_cut(tmp_path: Path) -> None:
         read_torch_file(tmp_path, "cut.pt")
 
 
+@pytest.mark.fault("Hostile input", "member names with `..`, absolute or duplicate", "refused")
 @pytest.mark.parametrize("name", ["../a/x", "/a/x", "a/../../x", "a\\x", "C:x", "a/\x01"])
 def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
     data = archive_of({**members_of([]), "a/Z" + "z" * (len(name.encode()) - 3): b""})
@@ -167,6 +170,7 @@ TENSORS = [
 ]
 
 
+@pytest.mark.fault("Hostile input", "tensors that reach outside their storage", "refused")
 @pytest.mark.parametrize(("ref", "code"), [row[1:] for row in TENSORS], ids=[row[0] for row in TENSORS])
 def test_tensors_that_reach_out_are_refused(tmp_path: Path, ref: TensorRef, code: str) -> None:
     assert code_of(tmp_path, archive_of(members_of({"w": ref}, _0=bytes(16)))) == code

@@ -237,6 +237,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.fault("Hostile input", "forged plans with a valid digest", "E351, or actions within their own bounds")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_plan_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "hand.plan"

@@ -153,6 +153,11 @@ def test_a_missing_rank_is_named(folder: Path) -> None:
     assert "zero_pp_rank_2_mp_rank_00_optim_states.pt" in found.message
 
 
+@pytest.mark.fault(
+    "Folders of DeepSpeed and Hugging Face",
+    "a rank's file is missing, also the last one",
+    "named; never read as fewer ranks",
+)
 def test_the_last_rank_missing_is_no_smaller_world(folder: Path) -> None:
     optim(folder, 3).unlink()
     assert refusal(folder).code == "E452"
@@ -163,6 +168,9 @@ def test_missing_model_states(folder: Path) -> None:
     assert refusal(folder).code == "E452"
 
 
+@pytest.mark.fault(
+    "Folders of DeepSpeed and Hugging Face", "two files for one rank, shards of two precisions or stages", "refused"
+)
 def test_two_files_for_one_rank(folder: Path) -> None:
     shutil.copy(optim(folder, 1), step(folder) / "zero_pp_rank_01_mp_rank_00_optim_states.pt")
     found = refusal(folder)
@@ -180,6 +188,7 @@ def test_stages_mixed(folder: Path) -> None:
     assert refusal(folder).code == "E453"
 
 
+@pytest.mark.fault("Folders of DeepSpeed and Hugging Face", "a file too many, or of another run", "refused")
 def test_a_rank_too_many(folder: Path) -> None:
     shutil.copy(optim(folder, 1), optim(folder, 10))
     found = refusal(folder)
@@ -187,6 +196,7 @@ def test_a_rank_too_many(folder: Path) -> None:
     assert "dp rank 10" in found.message
 
 
+@pytest.mark.fault("Folders of DeepSpeed and Hugging Face", "`latest` is missing, empty or leads outside", "refused")
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe\x00", b"../elsewhere", b"global_step4", b"a\nb", b"x" * 5000, b"x" * 300, b"loop"]
 )
@@ -221,6 +231,9 @@ def test_a_shard_of_another_run(folder: Path) -> None:
     assert refusal(folder).code == "E456"
 
 
+@pytest.mark.fault(
+    "Folders of DeepSpeed and Hugging Face", "files of a pipeline or of experts in a dense folder", "refused"
+)
 @pytest.mark.parametrize(
     ("name", "code"),
     [

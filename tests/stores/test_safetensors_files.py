@@ -109,6 +109,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
+@pytest.mark.fault("Hostile input", "invalid safetensors headers", "refused")
 @pytest.mark.parametrize(
     ("data", "code"),
     [

@@ -58,6 +58,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.fault("Hostile input", "specs that nest or expand without end", "a code of their own, quickly")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_text_ends_quickly_in_its_own_error(name):
     code, text = HOSTILE[name]
@@ -120,6 +121,7 @@ def test_a_value_has_limits_too():
     assert print_expr(parse_expr("-" * 10 + "1")) == "-" * 10 + "1"
 
 
+@pytest.mark.fault("Hostile input", "any text", "read, or refused with a place")
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=60) | st.text('ucpl1 \n{}()[]@+=:,."#ab', max_size=60))
 def test_any_text_is_read_or_refused_with_a_place(text):

@@ -90,6 +90,11 @@ def all_files(made: Cluster) -> dict[Path, bytes]:
     return {path: path.read_bytes() for home in made.homes for path in home.rglob("*") if path.is_file()}
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "strangers without keys: old TLS, foreign certificates, relay, replay, 1,000 slow connections",
+    "nothing is read or changed; members save",
+)
 def test_strangers_get_no_answer_whatever_they_say(made, shared, tmp_path):
     """Reading, the lock, a commit and a seat: without TLS, without a certificate, with one of another authority, in TLS 1.2."""
     foreign = shared / token_hex(4)

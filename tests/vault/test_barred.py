@@ -85,6 +85,9 @@ def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, 
     assert f"passed     {root / 'job'}: permission denied: {root / 'job/d1'}" in capsys.readouterr().out
 
 
+@pytest.mark.fault(
+    "Vaults", "a vault or folder of another user", '"permission denied" with the folder (E692); `gc` skips it'
+)
 def test_gc_passes_over_what_may_not_be_looked_into(root, capsys):
     """One folder of another user hid all vaults beside it."""
     private = root / "private"

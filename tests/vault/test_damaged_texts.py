@@ -32,6 +32,11 @@ def truth(tmp_path_factory):
     return Truth(tmp_path_factory.mktemp("truth"), "dp=2", (1,))
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a damaged, empty or lost record of a domain (F10, F11)",
+    "reported by `verify`; rewritten by `scrub` or a server that starts",
+)
 @pytest.mark.parametrize("damaged", ["flipped", "empty", "gone"])
 @pytest.mark.parametrize("name", ["job.json", "commit.1.json"])
 @pytest.mark.parametrize("by", ["scrub", "serve"])
@@ -77,6 +82,11 @@ def flip(path: Path) -> None:
     path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "`gc` on a vault with damaged records and next to strangers' folders (F22)",
+    "kept until `--with-state`; strangers' folders are never touched",
+)
 @pytest.mark.parametrize("damaged", ["job.json", "commit.1.json", "job.json is gone", "job.json alone"])
 def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged, capsys):
     home = tmp_path / "root/job"
@@ -116,6 +126,11 @@ def test_who_finds_what_counts_damaged_everywhere_says_so(tmp_path):
         ucpl.verify(f"vault:{tmp_path / 'job'}")
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "`serve --ranks` or `Vault.make` over a vault with a damaged `job.json`",
+    "refused (E692), with the way to replace it",
+)
 @pytest.mark.parametrize("kept", ["saved", "empty"])
 def test_no_vault_is_made_where_the_one_that_is_there_is_damaged(tmp_path, kept, capsys):
     """The server said that there was none, and what made it a new mark; a writer would have saved over what was left."""
@@ -155,6 +170,11 @@ def older(tmp_path):
     return made
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "the commit record of the newest snapshot is damaged in all domains (F10)",
+    "`verify` ends with 1; each reader names the snapshot; `scrub` restores the record",
+)
 @pytest.mark.parametrize("domains", [1, 2])
 def test_an_older_generation_is_not_called_whole_where_the_newer_one_s_word_is_damaged(
     older, domains, tmp_path, capsys

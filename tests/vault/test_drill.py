@@ -33,6 +33,11 @@ def drilled(top: Path, layout: str, domains: int, protect: str, last: str = "") 
     return found
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "`ucpl vault drill`: SIGKILL at each failpoint of a save, then the loss of each domain; 271 cases",
+    "the prediction of the plan; a wrong prediction is found",
+)
 @pytest.mark.parametrize(("domains", "protect"), [(2, "mirror"), (4, "raim5"), (2, "none"), (4, "rs(2, 2)")])
 def test_whatever_is_tried_comes_out_as_it_was_foretold(tmp_path, domains, protect):
     found = drilled(tmp_path, call(f"dp={domains}"), domains, protect)

@@ -41,6 +41,11 @@ def flip(path: Path, at: int = 100) -> None:
         file.write(bytes([byte[0] ^ 16]))
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "every set of one to three lost domains of 2 to 8, under each protection (F9)",
+    "the bytes, or E691 if the protection does not cover the loss",
+)
 @pytest.mark.parametrize(("domains", "protect"), EVERY)
 def test_every_set_of_lost_domains_comes_back_or_is_refused_as_the_codes_say(tmp_path, domains, protect):
     """F7, F9: up to three at once; unequal shards, of which one is nearly nothing."""
@@ -72,6 +77,9 @@ def _is_covered(protection: Protection, size: int, lost: list[int]) -> bool:
     return len(lost) <= protection.copies
 
 
+@pytest.mark.fault(
+    "Vaults", "a flipped bit in each half chunk (F10)", "found, rebuilt, and repaired by a server that starts"
+)
 @pytest.mark.parametrize("protect", ["mirror", "raim5", "rs(1, 2)"])
 @pytest.mark.parametrize("name", ["r1.s0", "p.s0"])
 def test_a_flipped_bit_is_found_rebuilt_and_healed(tmp_path, protect, name):
@@ -88,6 +96,11 @@ def test_a_flipped_bit_is_found_rebuilt_and_healed(tmp_path, protect, name):
             assert path.read_bytes() == before
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a record that is damaged, cut, empty or another domain's (F10, F11)",
+    "ignored: another domain's copy or an older snapshot is read",
+)
 def test_a_damaged_text_is_as_if_it_were_not_there(tmp_path):
     """F10, F11: a commit, a shard's text, a job's; flipped, cut short, empty, of another vault."""
     with job(tmp_path / "job", 3, "raim5") as here:
@@ -121,6 +134,7 @@ def test_a_damaged_text_is_as_if_it_were_not_there(tmp_path):
         assert here.read() == 1  # two of three say which vault this is
 
 
+@pytest.mark.fault("Vaults", "an arena that is shortened, empty, missing or a folder (F11)", "rebuilt")
 def test_a_shortened_or_absent_arena_is_rebuilt(tmp_path):
     """F11."""
     with job(tmp_path / "job", 3, "raim5", LARGE) as here:
@@ -147,6 +161,11 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "the committer dies after one domain has the commit (F5)",
+    "the snapshot counts; the other domains learn of it before they overwrite an older one",
+)
 def test_what_only_one_domain_was_told_counts(tmp_path):
     """F5: whoever committed was killed when one domain knew."""
     with job(tmp_path / "job", 3, "raim5") as here:
@@ -193,6 +212,9 @@ def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
             here.read()
 
 
+@pytest.mark.fault(
+    "Vaults", "a folder, pipe, link or nothing in place of any file of a domain", "ignored; other domains replace it"
+)
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.__name__)
 @pytest.mark.parametrize("name", ["job.json", "commit.1.json", "r0.s0", "r0.s0.json", "p.s0", "p.s0.json"])
 def test_what_is_no_file_is_as_if_it_were_not_there(tmp_path, odd, name):
@@ -220,6 +242,11 @@ def test_what_is_damaged_is_not_made_use_of(tmp_path, protect):
         assert here.read(frozenset({0})) == 1
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a forged record with a valid digest: parity, names, sizes, domains",
+    "it does not count, or the read is refused",
+)
 def test_a_commit_whose_parity_is_none_of_its_shards_does_not_count(tmp_path):
     """As one with a digest of its own could say; whatever it would be made of lies elsewhere."""
     with job(tmp_path / "job", 3, "raim5") as here:
@@ -249,6 +276,7 @@ def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
                 here.read()
 
 
+@pytest.mark.fault("Vaults", "a rank withdraws a save that all have voted for", "it never counts")
 def test_what_a_rank_took_back_never_counts(tmp_path):
     """Votes of all domains are there, whoever would commit was killed, and a rank begins the next save in that slot."""
     with job(tmp_path / "job", 2, "mirror") as here:
@@ -273,6 +301,7 @@ def test_what_a_rank_took_back_never_counts(tmp_path):
         assert not here.path(0, "commit.2.json").exists()
 
 
+@pytest.mark.fault("Vaults", "ranks of two runs at different steps (F3, F14)", "never mixed in one snapshot")
 def test_ranks_of_two_runs_are_never_mixed(tmp_path):
     """F3, F14: a run that ended in the middle of a generation, and the next one that saves the same number."""
     with job(tmp_path / "job", 3, "raim5") as here:
@@ -323,6 +352,11 @@ def test_a_lost_domain_withholds_what_is_new_and_is_taken_up_again(tmp_path):
         assert here.read() == 4
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "ENOSPC and EIO at a save and at parity (F12, F19)",
+    "the save returns false; training continues; committed snapshots stay",
+)
 def test_full_memory_ends_no_save_before_it_and_no_process(tmp_path):
     """F12, F19: no room for an arena, for parity, and a disk that fails."""
     with job(tmp_path / "job", 2, "mirror") as here:
@@ -351,6 +385,7 @@ def test_full_memory_ends_no_save_before_it_and_no_process(tmp_path):
         assert here.read() == 3
 
 
+@pytest.mark.fault("Vaults", "tensors change right after a save (F21)", "the snapshot has the values at the save")
 def test_what_changes_after_a_save_is_not_what_was_saved(tmp_path):
     """F21."""
     import torch

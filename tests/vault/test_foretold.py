@@ -54,6 +54,11 @@ def values(plan: VaultPlan) -> list[dict[str, torch.Tensor]]:
     ]  # fmt: skip
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "each set of one and two lost domains of 4, 5 and 8, with unequal shards",
+    "the bytes, or refused, as `vault plan` predicts",
+)
 @pytest.mark.parametrize(
     ("domains", "protect"), [(n, protect) for n in (4, 5, 8) for protect, least in LEAST.items() if n >= least]
 )

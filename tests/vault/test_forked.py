@@ -51,6 +51,7 @@ def worker_of(said: Path, trainer: Callable[[], AbstractContextManager[object]])
         os.kill(int(said.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.fault("Vaults", "a killed trainer whose forked workers live on", "its locks are free at once")
 def test_a_worker_that_outlives_its_trainer_holds_none_of_its_locks(tmp_path):
     vault = Vault.make(tmp_path / "job")
     with worker_of(tmp_path / "pid", lambda: vault.writer(0)), vault.writer(0) as writer:

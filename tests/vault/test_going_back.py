@@ -63,6 +63,7 @@ def sources(home: Path, persisted: Path | None = None) -> list[str]:
     return tried
 
 
+@pytest.mark.fault("Vaults", "a run that returns to an older step", "the last save is restored, with its JSON")
 def test_a_run_that_went_back_is_restored_as_it_was_saved_last(tmp_path, truth):
     home, runs = tmp_path / "job", tmp_path / "runs"
     with memory(home, truth, domains=2, protect="none") as here:
@@ -135,6 +136,9 @@ def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, t
     assert sources(home, runs) == ["step-2", "step-3", "step-1"]  # as they were saved, not by step
 
 
+@pytest.mark.fault(
+    "Vaults", "persisted folders without a time, also a stranger's", "named, and last; the others keep their order"
+)
 def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_were_saved(tmp_path, truth, capsys):
     """A stranger's folder, or one text that cannot be read, put all of them into the order of their steps."""
     home, runs = tmp_path / "job", tmp_path / "runs"
@@ -155,6 +159,11 @@ def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_wer
     assert json.loads(capsys.readouterr().out)["silent"] == [str(runs / f"step-{n}") for n in (7, 1, 0)]
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a recreated vault next to folders of the one before; a clock set back",
+    "the last commit is restored, whatever its step or number",
+)
 @pytest.mark.parametrize("clock", ["", "is set back"])
 def test_of_two_vaults_what_was_saved_last_comes_first_whatever_its_step(tmp_path, truth, clock, monkeypatch):
     """The machine was lost, and the run went back in a vault that was made anew, whose generations begin at one."""

@@ -232,6 +232,11 @@ def test_a_server_votes_for_nothing_before_it_has_heard_all_others(tmp_path):
         assert made.read(0) == 20
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a host is cut off right before it hears of a commit",
+    "its next save fails; it overwrites nothing, and hears of the commit later",
+)
 def test_who_was_not_told_that_a_generation_counts_writes_over_nothing(tmp_path, monkeypatch):
     """Cut off right when it was to be told: its next save fails, since it cannot know. Once it is reached, it hears of it."""
     network = Network(monkeypatch)
@@ -288,6 +293,7 @@ def test_a_vote_for_what_never_counted_is_taken_back_once_all_say_so(tmp_path, m
         assert made.read(1) == 40
 
 
+@pytest.mark.fault("Vaults", "a replaced host returns", "it gets no data, and ends")
 def test_a_host_that_was_replaced_and_comes_back_is_told_nothing(tmp_path):
     with cluster(tmp_path) as made:
         made.serve()
@@ -335,6 +341,9 @@ def test_a_host_that_hears_nobody_when_it_starts_replaces_none_that_lives(tmp_pa
         assert [made.read(n) for n in range(3)] == [20, 20, 20]
 
 
+@pytest.mark.fault(
+    "Vaults", "a host without a certificate, requests for other files, a commit without the lock", "refused"
+)
 def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_has(tmp_path):
     with cluster(tmp_path) as made:
         made.serve()
@@ -389,6 +398,7 @@ def untold(one: Far, generation: int, text: bytes, job: Job) -> None:
     raise Silence("cut")
 
 
+@pytest.mark.fault("Vaults", "a host with a lock stops", "the lock is released; a late commit of that host is refused")
 def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "HOLDS", 0.2)
     with cluster(tmp_path) as made:

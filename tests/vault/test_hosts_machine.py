@@ -178,6 +178,11 @@ class HostsMachine(Machine):
             Far.ask, Far.locked, far.SILENT, others.EVERY = self._real  # type: ignore[method-assign]
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "all of it in any order, with network cuts (a Hypothesis state machine)",
+    "one committed snapshot, as read from all folders",
+)
 @pytest.mark.parametrize("lives", [5, 15])
 def test_whatever_happens_between_hosts_what_counts_is_one_generation(lives: int) -> None:
     how = settings(

@@ -66,6 +66,11 @@ CASES = [("writer 1", point, hit) for point in WRITERS for hit in (1, 3)]
 CASES += [("server 0" if "commit" not in point else "servers", point, hit) for point in SERVERS for hit in (1, 2)]
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "several hosts with real connections: SIGKILL at eleven failpoints, lost and replaced hosts (F2 to F8)",
+    "as on one host",
+)
 @pytest.mark.parametrize(("who", "point", "hit"), CASES)
 def test_a_killed_process_leaves_one_generation_and_all_go_on(hosts, who, point, hit):
     """Each host's processes are killed once one of them is, and started anew."""

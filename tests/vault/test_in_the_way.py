@@ -51,6 +51,11 @@ def demand_told(home: Path, path: Path, said: str, capsys) -> None:
     assert what in str(raised.value) and f"move {path} away" in str(raised.value.diagnostics[0].remedy)
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "an obstacle in the place of a file that `scrub` rewrites; ENOSPC",
+    "named (E695); after its removal all files are repaired",
+)
 @pytest.mark.parametrize("name", ["job.json", "commit.1.json", "r1.s", "p.s", "commit.lock"])
 def test_a_folder_where_a_file_is_written_again_is_named(saved, name, capsys):
     found = next(one for one in (*arenas(saved), name) if one.startswith(name))

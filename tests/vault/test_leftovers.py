@@ -51,6 +51,9 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.fault(
+    "Vaults", "SIGKILL of a server while it persists", "the next server writes it again and removes the rest"
+)
 def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
     """What it left is removed; and a step that was written before a run went back stays beside the new one."""
     home, runs = tmp_path / "job", tmp_path / "runs"
@@ -120,6 +123,11 @@ def files_in(root: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "strangers' files with a vault's names, links as domains, `gc --with-state` (F22)",
+    "never touched: a record of a vault has a seal",
+)
 @pytest.mark.parametrize("state", [[], ["--with-state"]])
 def test_gc_removes_nothing_of_a_stranger_whatever_it_is_called(tmp_path, capsys, state):
     """Names of ours are not ours alone: what has none of our seals is not removed."""

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
@@ -299,6 +300,11 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.top, ignore_errors=True)
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "all of it in any order (a Hypothesis state machine)",
+    "after each step the bytes of one snapshot, at least the last committed one that the protection covers",
+)
 def test_whatever_happens_what_is_read_is_one_generation() -> None:
     how = settings(
         max_examples=30, stateful_step_count=STEPS_MAX, deadline=None, suppress_health_check=list(HealthCheck)

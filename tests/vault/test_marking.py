@@ -44,6 +44,11 @@ def say(here: Training) -> None:
         server.turn()
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a write past autograd (`.data`), another torch, forged statements about a step",
+    "E698; the snapshot before is read",
+)
 @pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("at", [0, 961, -1])
 @pytest.mark.parametrize("what", ["weight", "exp_avg_sq"])
@@ -103,6 +108,11 @@ def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
             assert torch.equal(one, other)
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a step or a write before the last state is digested",
+    "the step waits; the save does not count, and the next is complete",
+)
 def test_what_is_written_to_before_it_is_digested_does_not_count(tmp_path, monkeypatch, caplog):
     """Training goes on, the log says so, and the next save is one of all."""
     waits = threading.Event()

@@ -34,6 +34,9 @@ def test_any_one_domain_can_be_lost(tmp_path, truth, domains, protect):
             shutil.move(away, here.vault.home / f"d{lost}")
 
 
+@pytest.mark.fault(
+    "Vaults", "restore into another layout after a loss (F15)", "the bytes of a conversion of the true state"
+)
 def test_a_lost_domain_comes_back_in_another_layout(tmp_path, truth):
     with memory(tmp_path / "job", truth, domains=4, protect="raim5") as here:
         here.save(truth, 1)

@@ -20,6 +20,11 @@ def truth(tmp_path_factory):
     return Truth(tmp_path_factory.mktemp("truth"), "dp=2", (1, 2))
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "power loss at any call while a snapshot is persisted (F18)",
+    "absent or complete; a new start writes the same bytes",
+)
 def test_what_is_persisted_survives_any_crash(tmp_path: Path, truth: Truth) -> None:
     with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
         for step in (1, 2):

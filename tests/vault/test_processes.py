@@ -149,6 +149,11 @@ CASES = [("writer 1", point, hit) for point in WRITERS for hit in (1, 3)]
 CASES += [("server 0" if "commit" not in point else "servers", point, hit) for point in SERVERS for hit in (1, 2)]
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "SIGKILL of a rank, a server or all, at eleven failpoints of real processes (F1 to F3, F5, F6)",
+    "one committed snapshot, to the byte; the job continues and commits",
+)
 @pytest.mark.parametrize(("who", "point", "hit"), CASES)
 def test_a_killed_process_leaves_one_generation_and_all_go_on(processes, who, point, hit):
     """F1 to F6: the job and its servers are killed once one of them is, and started anew. Whichever server commits."""
@@ -162,6 +167,7 @@ def test_a_killed_process_leaves_one_generation_and_all_go_on(processes, who, po
     assert processes.read() == 11
 
 
+@pytest.mark.fault("Vaults", "SIGSTOP of a process (F4)", "no new snapshot commits; committed ones stay")
 @pytest.mark.parametrize(("who", "point"), [("writer 1", "vault-chunk"), ("server 0", "vault-parity")])
 def test_one_that_stands_still_withholds_what_is_new_alone(processes, who, point):
     """F4."""
@@ -206,6 +212,11 @@ def limited():
     pytest.skip("no control group of memory can be made here")
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "the kernel kills a rank for its memory, in a control group of 96 MiB (F13)",
+    "committed snapshots stay; all continue",
+)
 @pytest.mark.parametrize("hit", [1, 3, 7])
 def test_a_rank_that_the_kernel_kills_for_its_memory(processes, limited, hit):
     """F13, by the kernel itself: a rank takes more memory than it may have, at a chunk of a save."""
@@ -234,6 +245,11 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(processes, limited, hit):
     assert processes.read() == 11
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a node (rank, server and folder) is lost during a save (F7, F8)",
+    "reads rebuild it; its replacement tolerates the next loss",
+)
 @pytest.mark.parametrize("lost", range(RANKS))
 def test_a_node_that_dies_in_the_middle_of_a_save_is_made_anew(processes, lost):
     """F7, F8: its rank at a chunk of the third save, with it its server and its folder; then the job on other processes."""

@@ -118,6 +118,9 @@ def rank_of(rank: int, port: int, home: Path, out: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.fault(
+    "Vaults", "one rank of several cannot save", "none saves; all report that rank; later collective calls are correct"
+)
 @pytest.mark.parametrize("replays", [0, 3])
 def test_where_one_rank_cannot_save_none_does_and_training_goes_on(tmp_path, replays):
     home = tmp_path / "job"

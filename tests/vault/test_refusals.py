@@ -104,6 +104,9 @@ def test_a_vault_is_named_as_it_lies_from_where_one_stands(tmp_path, truth, monk
         assert main(["inspect", "vault:file"]) != 0 and "E692" not in capsys.readouterr().err
 
 
+@pytest.mark.fault(
+    "Vaults", "a second writer of a rank, a second server of a domain, another job's vault (F17)", "refused (E694)"
+)
 def test_a_vault_is_one_job_s_and_a_domain_one_server_s(tmp_path, truth):
     with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
         with refused("E694", "2 ranks in 2 domains, mirror"):

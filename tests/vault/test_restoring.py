@@ -52,6 +52,11 @@ def hurt(home: Path, generation: int) -> None:
     Domain(home, 0).arena(0, commit.shards[0].slot).unlink()
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "the newest snapshots are lost beyond repair (F9)",
+    "the one before, then the persisted ones; each skipped one is named",
+)
 def test_the_newest_that_can_be_had_is_restored(tmp_path, home, truth, capsys):
     runs = ("--else", tmp_path / "runs")
     status, found, _ = restore(home, tmp_path / "a", *runs, capsys=capsys)
@@ -84,6 +89,11 @@ def killed(home: Path, target: Path, trap: str, *more: str) -> int:
     return subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a snapshot that kills its reader three times (F20)",
+    "the one before it is read, with a message; a named one is read",
+)
 def test_a_generation_that_ends_whoever_reads_it_is_passed_over(tmp_path, home, truth, capsys):
     """F20."""
     for _ in range(3):
@@ -97,6 +107,11 @@ def test_a_generation_that_ends_whoever_reads_it_is_passed_over(tmp_path, home, 
     assert (status, found["step"], found["passed"]) == (0, 3, [])
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "SIGKILL of a restore at tiles and before publishing (F16)",
+    "it resumes to the same bytes; the vault is unchanged",
+)
 def test_a_restore_that_is_killed_at_any_point_goes_on(tmp_path, home, truth, capsys):
     """F16: the same bytes as one that was not; the vault is what it was."""
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}

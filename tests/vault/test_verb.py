@@ -139,6 +139,9 @@ def test_damage_is_found_and_healed(tmp_path, truth, capsys):
     assert truth.step_of(f"vault:{home}") == 1
 
 
+@pytest.mark.fault(
+    "Vaults", "leftovers of dead jobs (F22)", "removed without state, kept with state until `--with-state`"
+)
 def test_what_dead_jobs_left_goes_and_what_may_be_all_that_is_left_stays(tmp_path, truth, capsys):
     with memory(tmp_path / "counts", truth, domains=2, protect="mirror") as here:
         here.save(truth, 1)
@@ -288,6 +291,11 @@ def written_by(rank: int, step: int) -> list[ToSave]:
     return [text_file(f"rank-{rank}", b"content")]
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "an obstacle in a server's folder, or full memory",
+    "reported; the server waits, and commits after its removal",
+)
 def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
     """Memory that is full, or a folder where it writes: nothing counts meanwhile, and no server ends of it."""
     home = tmp_path / "job"
@@ -308,6 +316,9 @@ def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
             writer.close()
 
 
+@pytest.mark.fault(
+    "Vaults", "a domain's folder is removed while its server runs", "the server ends with the command that restarts it"
+)
 def test_a_server_whose_domain_is_gone_ends_and_says_what_to_do(tmp_path):
     home = tmp_path / "job"
     Vault.make(home, ranks=2, domains=2)

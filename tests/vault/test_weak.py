@@ -46,6 +46,11 @@ def truth(tmp_path_factory):
     return Truth(tmp_path_factory.mktemp("truth"), "dp=1", (1,))
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a save of values that cannot be kept: odd steps, no JSON, no tensors, a closed writer",
+    "reported without an exception; the next save counts",
+)
 @pytest.mark.parametrize(
     ("step", "what", "state"),
     [
@@ -165,6 +170,11 @@ def test_a_closed_writer_saves_nothing(vault):
         assert not saved and "was closed" in str(saved.error)
 
 
+@pytest.mark.fault(
+    "Vaults",
+    "a save without a server, with ranks at other steps or missing ranks",
+    "the next save reports the reason (E699)",
+)
 def test_a_save_that_does_not_count_is_said_with_why(tmp_path, caplog):
     """No server; ranks at other steps; a rank that did not save. Only the first is waited for as long as was said."""
     vault = Vault.make(tmp_path / "job", ranks=2, domains=2, protect="none")
