@@ -42,12 +42,11 @@ from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, dig
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.known import Known
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
-from ucpl.runtime.modes import limit_modes
 from ucpl.runtime.mounts import network_remark
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
-from ucpl.runtime.publish import Lock, Workplace
+from ucpl.runtime.publish import Lock, Workplace, limit_modes
 from ucpl.runtime.read_back import Parts, ReadBack
 from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit, views_of

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +17,13 @@ from types import TracebackType
 from ucpl.errors import Label, fail
 from ucpl.owned import is_strangers
 from ucpl.records import frozen
+from ucpl.remotes.reading import identity_of
 from ucpl.runtime.disk import LACKING, demand_own, disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
-from ucpl.runtime.moving_aside import move_apart
 from ucpl.runtime.targets import cannot_write
 
-__all__ = ["Lock", "Workplace"]
+__all__ = ["Lock", "Workplace", "limit_modes"]
 
 
 @frozen
@@ -69,7 +70,7 @@ class Workplace:
             return
         try:
             if is_part:
-                move_apart(self.parting, self.target)
+                _move_apart(self.parting, self.target)
             else:
                 disk().rename(self.aside, self.target)
             sync_folder(self.target.parent)
@@ -125,7 +126,7 @@ class Workplace:
         except OSError as error:
             if error.errno != errno.EXDEV or self.target.is_symlink() or not self.target.is_dir():
                 raise
-            move_apart(self.target, self.parting)
+            _move_apart(self.target, self.parting)
             disk().rename(self.parting, self.aside)
 
     def _like_before(self, thing: Path) -> None:
@@ -212,3 +213,56 @@ def _is_at(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+# --- Folders that no rename moves: lower layers of overlayfs, as in images of containers ----------------------------
+# Its files are moved one by one into folders that are made as theirs are.
+
+
+def _move_apart(source: Path, target: Path) -> None:
+    """Move all files of a folder into another, which may have some of them by now, and remove the first. Raises: OSError."""
+    before = os.lstat(source)
+    disk().make_folder(target)
+    with suppress(PermissionError):
+        os.chown(target, before.st_uid, before.st_gid)
+        os.chmod(target, stat.S_IMODE(before.st_mode))
+    with os.scandir(source) as entries:
+        held = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for name, is_folder in held:
+        if is_folder:
+            _move_apart(source / name, target / name)
+        else:
+            disk().rename(source / name, target / name)
+    sync_folder(target)
+    disk().remove_folder(source)
+
+
+# --- Permissions of a target's files --------------------------------------------------------------------------------
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def limit_modes(top: Path, names: Iterable[str], root: Path, sources: Iterable[str]) -> None:
+    """Take permissions of other users from files below `top`.
+
+    A file of the same name below `root` limits a copy of it; the strictest of all source files limits the others. Files that
+    stand for objects in a store have no modes. Raises: OSError.
+    """
+    strictest = _OTHERS
+    for name in sources:
+        strictest &= _allowed(root / name if name else root)
+    for name in names:
+        allowed = _allowed(root / name) if name and (root / name).is_file() else strictest
+        path = top / name if name else top
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & _OTHERS & ~allowed:
+            with suppress(PermissionError):  # a file system without modes
+                os.chmod(path, mode & (allowed | ~_OTHERS))
+
+
+def _allowed(path: Path) -> int:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return _OTHERS
+    return _OTHERS if identity_of(status) is not None else stat.S_IMODE(status.st_mode) & _OTHERS
