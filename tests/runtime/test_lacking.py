@@ -12,7 +12,7 @@ from tests.runtime.test_crashes import content, run, the_disk  # noqa: F401  (a 
 from tests.runtime.world import Stored, bits_of, copies, write_source
 from ucpl.errors import UcplError
 from ucpl.runtime.disk import Disk, use_disk
-from ucpl.runtime.mounts import kind_of, network_remark
+from ucpl.runtime.linux import kind_of, network_remark
 
 REFUSALS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 
@@ -139,10 +139,10 @@ def test_a_file_system_of_a_network_is_told_by_its_kind(tmp_path: Path, kind: st
 )
 def test_a_run_says_that_its_target_is_on_a_network(world, tmp_path: Path, monkeypatch):
     import ucpl.runtime.execute as _  # noqa: F401
-    from ucpl.runtime import mounts
+    from ucpl.runtime import linux
 
     source, plan = world
     known = table(tmp_path, "nfs4", str(tmp_path))
-    monkeypatch.setattr(mounts.network_remark, "__defaults__", (known,))
+    monkeypatch.setattr(linux.network_remark, "__defaults__", (known,))
     (remark,) = run(plan, source, tmp_path / "out").remarks
     assert "is on nfs4" in remark

@@ -41,8 +41,8 @@ from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.known import Known
+from ucpl.runtime.linux import network_remark
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
-from ucpl.runtime.mounts import network_remark
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of

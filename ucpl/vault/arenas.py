@@ -17,7 +17,7 @@ from ucpl.records import define, frozen
 from ucpl.remotes.vaults.records import CHUNK, File, Segment
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.mounts import kind_of
+from ucpl.runtime.linux import kind_of
 from ucpl.vault.files import ToSave
 from ucpl.vault.staging import Lane, Stages
 
