@@ -40,7 +40,6 @@ from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
-from ucpl.runtime.known import Known
 from ucpl.runtime.linux import network_remark
 from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
 from ucpl.runtime.moving import Mover
@@ -54,7 +53,7 @@ from ucpl.runtime.same import Made, is_same, patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
-from ucpl.runtime.tiles import Tiles, cut_tiles
+from ucpl.runtime.tiles import Known, Tiles, cut_tiles
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 

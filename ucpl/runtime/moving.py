@@ -29,14 +29,13 @@ from ucpl.runtime.evidence import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.groups import Group, group_bands
 from ucpl.runtime.journal import DoneTile, Journal
-from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane, Progress
 from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments, Reader
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.team import Team
-from ucpl.runtime.tiles import Tiles
+from ucpl.runtime.tiles import Known, Tiles
 from ucpl.runtime.together import share_of_done, share_of_groups
 from ucpl.runtime.wanted import rows_of, wanted
 

@@ -23,9 +23,9 @@ from ucpl.errors import Label, fail
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.crew import EVERY, Queue, run_through
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.known import Known
 from ucpl.runtime.options import DataPlane
 from ucpl.runtime.targets import TargetFiles
+from ucpl.runtime.tiles import Known
 
 __all__ = ["Parts", "ReadBack", "holds"]
 

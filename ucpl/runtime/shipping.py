@@ -41,7 +41,6 @@ from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Journal
-from ucpl.runtime.known import Known
 from ucpl.runtime.manifest import MANIFEST, Written, manifest_of, storage_crcs
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, Progress, RunOptions
@@ -51,6 +50,7 @@ from ucpl.runtime.same import patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.team import Team, Within, shares
+from ucpl.runtime.tiles import Known
 from ucpl.runtime.together import waiting
 from ucpl.schedule import Plan
 

@@ -15,11 +15,10 @@ from ucpl.runtime.disk import sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.groups import Group
 from ucpl.runtime.journal import Journal, Past, read_journal
-from ucpl.runtime.known import Known
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
 from ucpl.runtime.team import Team, beside, shares
-from ucpl.runtime.tiles import Tiles
+from ucpl.runtime.tiles import Known, Tiles
 
 __all__ = [
     "agree",
