@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from ucpl.runtime.compare import Comparison, compare, measure
-from ucpl.runtime.measuring import Measured
+from ucpl.runtime.compare import Comparison, Measured, compare, measure
 from ucpl.schedule import Plan
 from ucpl.stores.checkpoint import Checkpoint
 

@@ -20,8 +20,7 @@ from ucpl.proofs.envelopes import Difference
 from ucpl.proofs.where import counted, element_at, only, pairs_of
 from ucpl.records import define, frozen
 from ucpl.regions import Placement
-from ucpl.runtime.compare import Unequal
-from ucpl.runtime.measuring import Measured
+from ucpl.runtime.compare import Measured, Unequal
 from ucpl.schedule import Plan, order
 from ucpl.stores.checkpoint import Checkpoint
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import evolve, field
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 from ucpl.columns import Side
 from ucpl.columns.operations import Check
 from ucpl.extents import PAIRED, Seen, doubt, key_text, together
-from ucpl.records import frozen
-from ucpl.runtime.assemble import Assembler, Difference
+from ucpl.records import define, frozen
+from ucpl.runtime.assemble import Assembler, Assembly, Difference, blocks
+from ucpl.runtime.boxes import clip
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
 from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.fills import Fills, bind_fills
-from ucpl.runtime.measuring import WIDE, Measured, Measurer
-from ucpl.runtime.reading import Reader
+from ucpl.runtime.reading import Reader, strided
 from ucpl.runtime.rows import Place, Rows, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
@@ -32,7 +33,7 @@ from ucpl.runtime.wanted import wanted
 from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["Comparison", "Unequal", "compare", "measure"]
+__all__ = ["Comparison", "Measured", "Unequal", "compare", "measure"]
 
 
 @frozen
@@ -151,7 +152,7 @@ def measure(
     """
     both = _Both.of(plan, source, target, WIDE)
     try:
-        measurer = Measurer(*both.parts, both.base)
+        measurer = _Measurer(*both.parts, both.base)
         report = both.walk(measurer, None, memory, workers)
     finally:
         both.files.close()
@@ -273,3 +274,55 @@ def _named(d: Difference, assembler: Assembler, there: Sequence[Place]) -> Unequ
         *((origin[0].file, key_text(origin[0].key), origin[0].index_of(origin[1])) if origin is not None else ()),
     )
     return evolve(found, half=half)
+
+
+# --- Distances between the elements of two checkpoints of different types -------------------------------------------
+# Tiles are put together from the source as a plan says, in f32 whatever the target's type is, and the target's own elements
+# are held against them in f32, too: both casts are exact, so that what is counted is the distance of the stored values.
+
+WIDE = "f32"
+
+
+@define
+class Measured:
+    """One tensor: how many of its elements were held against each other, how many differ, and by how much at most."""
+
+    elements: int = 0
+    differ: int = 0
+    largest: float = 0.0
+
+
+@frozen(eq=False)
+class _Measurer(Assembler):
+    """An assembler whose checks of the other side's elements count, and tell nothing. `sources[base:]` are that side's."""
+
+    base: int
+    measured: dict[str, Measured] = field(factory=dict)
+    lock: threading.Lock = field(factory=threading.Lock)
+
+    def _difference(self, tile: Assembly, row: int) -> Difference | None:
+        source = int(self.rows.source[row])
+        if source < self.base:  # copies within the source are equal, or it is an error
+            return super()._difference(tile, row)
+        conversion, size = self._conversion(row, tile.target), self.sources[source].itemsize
+        for box in clip(self.rows.box(row), tile.low, tile.high):
+            for part in blocks(box, tile.work.share.block):
+                made = conversion.convert(self._fetch(tile, self.file_of[source], part, size))
+                there = strided(tile.work.tile, tile.at(part), part.shape, tile.steps(part), tile.itemsize)
+                self._count(self.name(row), _numbers(made), _numbers(there))
+        return None
+
+    def _count(self, name: str, ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
+        differ = ours.view(np.uint32) != theirs.view(np.uint32)
+        with np.errstate(all="ignore"):
+            apart = np.abs(ours[differ].astype(np.float64) - theirs[differ].astype(np.float64))
+        largest = float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
+        with self.lock:
+            known = self.measured.setdefault(name, Measured())
+            known.elements += len(ours)
+            known.differ += int(differ.sum())
+            known.largest = max(known.largest, largest)
+
+
+def _numbers(raw: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(raw).reshape(-1).view(np.uint8).view("<f4")
