@@ -25,11 +25,10 @@ from ucpl.runtime.counters import Counters, Report
 from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.fills import Fills, bind_fills
 from ucpl.runtime.reading import Reader, strided
-from ucpl.runtime.rows import Place, Rows, bind_rows, fit
+from ucpl.runtime.rows import Place, Rows, bind_rows, fit, wanted
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import decode, first_half, value_text
-from ucpl.runtime.wanted import wanted
 from ucpl.schedule import Bound, Plan, Runs
 from ucpl.stores.checkpoint import Checkpoint
 

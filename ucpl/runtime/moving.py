@@ -32,12 +32,12 @@ from ucpl.runtime.journal import DoneTile, Journal
 from ucpl.runtime.options import DataPlane, Progress
 from ucpl.runtime.read_back import ReadBack
 from ucpl.runtime.reading import Fragments, Reader
+from ucpl.runtime.rows import rows_of, wanted
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.team import Team
 from ucpl.runtime.tiles import Known, Tiles
 from ucpl.runtime.together import share_of_done, share_of_groups
-from ucpl.runtime.wanted import rows_of, wanted
 
 __all__ = ["Mover", "Tile", "tile_of"]
 

@@ -6,7 +6,7 @@ plan was made for. It plans nothing: which elements go where stays as the plan s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Literal
 
@@ -22,7 +22,7 @@ from ucpl.records import frozen
 from ucpl.runtime.boxes import Box, compose
 from ucpl.schedule import Bound, Runs
 
-__all__ = ["Place", "Rows", "Rule", "bind_rows", "demand_within", "fit", "views_of"]
+__all__ = ["Place", "Rows", "Rule", "bind_rows", "demand_within", "fit", "rows_of", "views_of", "wanted"]
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -416,3 +416,48 @@ def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) 
         np.concatenate([widened(old[keep], width, fills[i]) if i in fills else old[keep], new])
         for i, (old, new) in enumerate(zip(table, fresh, strict=True))
     )
+
+
+# --- Byte ranges of the source that a run reads ---------------------------------------------------------------------
+
+
+def rows_of(rows: Rows, spans: Iterable[tuple[int, int, int]]) -> Bools:
+    """(N,) the rows that spans of targets need as a whole. spans: (target, its first element, the one behind the last)."""
+    covered = np.zeros(len(rows.low), np.int64)  # elements of a target, with those between a row's own
+    for target, low, high in spans:
+        within = rows.within(target, low, high)
+        some = slice(within.start, within.stop)
+        part = np.minimum(rows.high[some], high) - np.maximum(rows.low[some], low)
+        covered[some] += np.maximum(part, 0)
+    whole: Bools = covered == rows.high - rows.low
+    return whole
+
+
+def wanted(rows: Rows, places: Sequence[Place], mine: Bools | None = None) -> dict[str, list[tuple[int, int]]]:
+    """Byte ranges by file: all of a tensor that is moved as a whole, else its boxes that are runs of the file.
+
+    mine: (N,) the rows that count; None, all.
+    """
+    moved = np.zeros(len(places), np.int64)  # elements; of what several tensors are made of, more than there are
+    chosen = np.ones(len(rows.low), np.bool_) if mine is None else mine
+    count = rows.shape.prod(axis=1)
+    np.add.at(moved, rows.source[chosen], count[chosen])
+    out: dict[str, list[tuple[int, int]]] = {}
+    parts = []
+    for i, place in enumerate(places):
+        extent = place.extent
+        if extent is None or not moved[i]:
+            continue
+        if extent.is_contiguous and moved[i] >= place.numel:
+            low = extent.storage_start + extent.offset * place.itemsize
+            out.setdefault(extent.file, []).append((low, low + place.numel * place.itemsize))
+        else:
+            parts.append(i)
+    for row in np.flatnonzero(np.isin(rows.source, parts) & chosen).tolist():
+        place, shape = places[int(rows.source[row])], rows.shape[row].tolist()
+        steps = rows.source_step[row].tolist()
+        span = place.itemsize + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+        if place.extent is not None and span == prod(shape) * place.itemsize:
+            low = int(rows.position[row])
+            out.setdefault(place.extent.file, []).append((low, low + span))
+    return out
