@@ -9,7 +9,7 @@ against others).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 from ucpl.columns import each
 from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce, Scale
 from ucpl.errors import Label, fail
-from ucpl.extents import key_text
+from ucpl.extents import key_text, largest
 from ucpl.records import frozen
 from ucpl.runtime.boxes import Box, clip
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, packed, strided
 from ucpl.runtime.rows import Place, Rows
-from ucpl.runtime.sums import Sums, dtype_of, members_of, refuse_infinite, refuse_rounded
-from ucpl.runtime.values import Array, Conversion, decode, encode, infinite_at, mean, put, value_text
+from ucpl.runtime.values import Array, Conversion, Wide, decode, encode, infinite_at, mean, put, value_text
 
 _ROUNDED = "`value` makes a number that the type does not hold: write `lossy` behind it, where rounding is meant"
 
@@ -252,22 +251,22 @@ class Assembler:
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
         itemsize = tile.itemsize
-        members = members_of(
+        members = _members_of(
             (row, conversions[row].rule.node, self.sources[int(self.rows.source[row])].rank) for row in among
         )
-        wide = dtype_of(node.how, conversions.values())
+        wide = _dtype_of(node.how, conversions.values())
         # The sums, one member and what is held against it live as long as the values that are added.
         block = tile.work.share.block // 4
         for begin in range(tile.low, tile.high, block):
             end = min(tile.high, begin + block)
-            sums = Sums.over(begin, end, wide)
+            sums = _Sums.over(begin, end, wide)
             for rows_of in members:
                 self._put(tile, rows_of, conversions, sums)
             count = sums.count
             whole = mean(sums.total, count) if node.how == "mean" else sums.total
             made = conversions[among[0]].stored(whole)
             if node.exact and (at := conversions[among[0]].rounded_at(whole, made, count)) is not None:
-                refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
+                _refuse_rounded(self.name(among[0]), node, self.targets[tile.target], begin + at, whole[at].item())
             every = Box((end - begin,), 0, (0,), begin, (1,))
             self._demand_finite(tile, among[0], every, made, partial(np.asarray, whole))
             goal = strided(tile.work.tile, (begin - tile.low) * itemsize, (end - begin,), (itemsize,), itemsize)
@@ -277,13 +276,13 @@ class Assembler:
             else:
                 goal[count > 0] = values[count > 0]
 
-    def _put(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: Sums) -> None:
+    def _put(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: _Sums) -> None:
         """One of those that are put together: the first copy that has an element gives it, the others must equal it."""
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
         end = sums.begin + len(sums.total)
         alone = len(among) == 1
-        own = sums if alone else Sums.over(sums.begin, end, sums.total.dtype)
+        own = sums if alone else _Sums.over(sums.begin, end, sums.total.dtype)
         for row in among:
             for box in clip(self.rows.box(row), sums.begin, end):
                 source = int(self.rows.source[row])
@@ -419,7 +418,7 @@ class Assembler:
             return
         if (at := infinite_at(made, there.dtype, before)) is not None:
             goal = _element(at, box.shape, box.target, box.target_step)
-            refuse_infinite(self.name(row), before()[at].item(), self._origin(row, goal), there, goal)
+            _refuse_infinite(self.name(row), before()[at].item(), self._origin(row, goal), there, goal)
 
     def _not_exact(self, tile: Assembly, row: int, box: Box, at: int, raw: U8) -> None:
         source, there = self.sources[int(self.rows.source[row])], self.targets[tile.target]
@@ -490,3 +489,61 @@ def _element(at: int, shape: tuple[int, ...], start: int, step: tuple[int, ...])
         start += at % n * s
         at //= n
     return start
+
+
+# --- Values that several sources are put together to ----------------------------------------------------------------
+
+
+@frozen(eq=False)
+class _Sums:
+    """Elements of a target from `begin` on: what was put together, in a type of 8 bytes, and of how many values."""
+
+    begin: int
+    total: Array
+    count: NDArray[np.uint32]
+
+    @classmethod
+    def over(cls, begin: int, end: int, dtype: Wide) -> _Sums:
+        return cls(begin, np.zeros(end - begin, dtype), np.zeros(end - begin, np.uint32))
+
+    def of(self, box: Box) -> tuple[Array, NDArray[np.uint32]]:
+        """Both, as a box of the target."""
+        at = box.target - self.begin
+        total = np.ndarray(box.shape, self.total.dtype, self.total, 8 * at, tuple(8 * s for s in box.target_step))
+        return total, np.ndarray(box.shape, np.uint32, self.count, 4 * at, tuple(4 * s for s in box.target_step))
+
+
+def _dtype_of(how: str, conversions: Iterable[Conversion]) -> Wide:
+    """The type in which values are put together: fp64, but for the greatest of whole numbers that it does not hold."""
+    wide = {conversion.wide for conversion in conversions}
+    return wide.pop() if how == "max" and len(wide) == 1 else np.dtype(np.float64)
+
+
+def _members_of(among: Iterable[tuple[int, Node, int]]) -> list[list[int]]:
+    """Rows (each with its node and the rank of its source) by what is put together: of one member, copies of each other."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row, node, rank in among:
+        assert isinstance(node, Reduce)
+        number = node.member(rank)
+        found.setdefault(("row", row) if number is None else ("member", number), []).append(row)
+    return list(found.values())
+
+
+def _refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: float | int) -> NoReturn:
+    """A mean or sum that is to be exact, and that the target's type does not hold. E605."""
+    fail(
+        "E605",
+        f"{name}: the {node.how} {value!r} at {there.index_text(goal)} has no equal in {there.dtype}",
+        Label(there.file, f"is {there.dtype}", where=f"{key_text(there.key)}{there.index_text(goal)}"),
+    )
+
+
+def _refuse_infinite(name: str, value: float, source: Label, there: Place, goal: int) -> NoReturn:
+    """A number that is beyond the greatest of the target's type. E607."""
+    where = f"{key_text(there.key)}{there.index_text(goal)}"
+    fail(
+        "E607",
+        f"{name}: {value!r} at {there.index_text(goal)} is too large for {there.dtype}, which ends at {largest(there.dtype):g}",
+        source,
+        Label(there.file, f"is {there.dtype}", where=where),
+    )
