@@ -11,8 +11,8 @@ from tests.runtime.test_execute import MEMORY, merged, run, strides_of
 from tests.runtime.world import Stored, moves, open_target, plan_of, read_target, stored, write_source
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
-from ucpl.runtime import bands, buffers, compare, reading
-from ucpl.runtime.bands import cut_bands
+from ucpl.runtime import batches, buffers, compare, reading
+from ucpl.runtime.batches import cut_bands
 from ucpl.runtime.crc import crc_of_comb
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.runtime.failpoints import set_failpoints
@@ -24,7 +24,7 @@ SMALL = 4096  # bytes of a tile: the least
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     monkeypatch.setattr(buffers, "TILE_MAX", SMALL)
-    monkeypatch.setattr(bands, "RUN_WANTED", 1024)
+    monkeypatch.setattr(batches, "RUN_WANTED", 1024)
     yield
     set_failpoints("")
 

@@ -30,7 +30,7 @@ from ucpl.records import frozen
 from ucpl.remotes.entrance import place_of
 from ucpl.runtime import earlier, together
 from ucpl.runtime.assemble import Assembler
-from ucpl.runtime.bands import bands_of
+from ucpl.runtime.batches import bands_of
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.clones import Clones
 from ucpl.runtime.counters import Counters, Report, Unverified

@@ -21,13 +21,12 @@ from ucpl.digests import crc32
 from ucpl.errors import UcplError
 from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler
-from ucpl.runtime.bands import cut_bands
+from ucpl.runtime.batches import Group, cut_bands, group_bands
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.clones import Clones
 from ucpl.runtime.crew import Queue, run_crew
 from ucpl.runtime.evidence import Inspection, damage_of, members_of
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.groups import Group, group_bands
 from ucpl.runtime.journal import DoneTile, Journal
 from ucpl.runtime.options import DataPlane, Progress
 from ucpl.runtime.read_back import ReadBack

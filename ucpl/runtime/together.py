@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.runtime.batches import Group
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.disk import sync_folder
 from ucpl.runtime.failpoints import failpoint
-from ucpl.runtime.groups import Group
 from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
