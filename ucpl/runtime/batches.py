@@ -1,5 +1,6 @@
-"""Groups: tiles, of several targets mostly, that are made of the same bytes of the source, in runs too short to be read alone.
+"""Batches: tiles that are assembled at once, because one read of the source serves all of them.
 
+A group has tiles, of several targets mostly, that are made of the same bytes of the source, in runs too short to be read alone.
 A matrix that is cut by column is the case: a rank of the target has a few hundred bytes of each row of the source, and the
 next rank those behind them. What lies between the first byte and the last that the tiles of a group need is a window: it
 is read once, and each tile takes its runs from there, one tile after the other. Tiles stay what is digested, written and
