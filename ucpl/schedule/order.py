@@ -7,11 +7,13 @@ import json
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
+from attrs import evolve
 
-from ucpl.columns.operations import Node, in_order
+from ucpl.columns import I64, Side, Space, gaps
+from ucpl.columns.operations import Fill, Node, Split, Write, in_order
 from ucpl.extents import Flat, NamedTensor, Shelves, Structure
 from ucpl.registry import format_named
-from ucpl.schedule.padding import told
 from ucpl.schedule.plan import Origin, Plan
 from ucpl.schedule.shelving import shelves_json
 
@@ -29,7 +31,7 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
     net: nx.DiGraph[Node] = nx.DiGraph()
     net.add_nodes_from(in_order(graph.net))
     net.add_edges_from(graph.net.edges)
-    net = told(net, graph.targets, graph.spaces[1])
+    net = _with_boxes(net, graph.targets, graph.spaces[1])
     return Plan(
         name=name,
         source_call=graph.source.layout.call,
@@ -114,3 +116,48 @@ def structure_of(placement: Placement) -> Structure:
 
 def _plain_flat(flat: Flat) -> Flat:
     return attrs.evolve(flat, coordinates={k: int(v) for k, v in flat.coordinates.items()})
+
+
+# --- Fills of the target's padding ----------------------------------------------------------------------------------
+
+
+def _with_boxes(net: nx.DiGraph[Node], targets: Shelves, space: Space) -> nx.DiGraph[Node]:
+    """The graph whose Fills have their boxes: of each tensor that ends in padding, what no Split into it reaches."""
+    import networkx as nx
+
+    filled: dict[Node, Node] = {}
+    homes, numel = _padded(targets)
+    for fill in net:
+        if isinstance(fill, Fill) and not fill.lacking:
+            (write,) = net.successors(fill)
+            assert isinstance(write, Write)
+            mine = slice(*np.searchsorted(homes, [write.first, write.last]).tolist())
+            boxes = gaps(_reached(net, write, space), homes[mine], numel[mine], space)
+            assert boxes.elements == fill.elements, f"{fill}: {boxes.elements} are open"
+            filled[fill] = evolve(fill, boxes=boxes)
+    return nx.relabel_nodes(net, filled) if filled else net
+
+
+def _padded(targets: Shelves) -> tuple[I64, I64]:
+    """Numbers of the stored tensors that have padding, in order, and how many elements each has."""
+    homes, numel = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for shelf, start in zip(targets.shelves, targets.starts.tolist(), strict=False):
+        block = shelf.block
+        at = np.flatnonzero(block.padding)
+        homes.append((start + at[:, None] * block.choices + np.arange(block.choices)).reshape(-1))
+        numel.append(np.repeat(block.shape[at].prod(axis=1), block.choices))
+    return np.concatenate(homes), np.concatenate(numel)
+
+
+def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> Side:
+    """The boxes of all Splits into what is written there, and of the states that are stored like it; what is lacking."""
+    lacking = [fill.boxes for fill in net.predecessors(write) if isinstance(fill, Fill) and fill.lacking]
+    return Side.concat(
+        lacking
+        + [
+            split.boxes.replace(offset=split.boxes.offset + lane.target * space.step)
+            for split in net.predecessors(write)
+            if isinstance(split, Split)
+            for lane in split.lanes
+        ]
+    )
