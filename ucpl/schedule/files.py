@@ -26,8 +26,7 @@ from ucpl.extents.structure import Plain, Structure
 from ucpl.schedule.nets import Columns, net_from, net_json
 from ucpl.schedule.parsed import Json, items, plain, read_json, table, text, texts, whole
 from ucpl.schedule.plan import Origin, Plan
-from ucpl.schedule.shelving import shelves_from, shelves_json
-from ucpl.schedule.structures import structure_from, structure_json
+from ucpl.schedule.shelving import shelves_from, shelves_json, structure_from, structure_json
 from ucpl.schedule.text import summary
 from ucpl.schedule.unread import Unread
 
