@@ -360,9 +360,6 @@ FRAGMENTS = {
     "proofs/repeated.py",
     "regions/blobs.py",
     "registry/entries.py",
-    "runtime/modes.py",
-    "runtime/moving_aside.py",
-    "schedule/padding.py",
     "vault/unsearched.py",
 }
 
