@@ -496,6 +496,11 @@ def test_every_code_is_expected_by_a_test() -> None:
     assert set(catalogue()) - expected() == set(), "write a test that provokes it"
 
 
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 150), ("CHANGELOG.md", 60), ("docs/GUARANTEES.md", 150)])
+def test_a_page_for_users_is_short(page: str, lines: int) -> None:
+    assert (ROOT / page).read_text(encoding="utf-8").count("\n") <= lines
+
+
 def test_the_changelog_speaks_of_this_version_or_the_next() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "## [Unreleased]" in text or f"## [{PYPROJECT['project']['version']}]" in text
