@@ -7,7 +7,7 @@ as soon as it is known and a line for each check that fails, and exits with 1 if
 of its own too, and says what did not fit. Without a GPU the script says so and exits with 0. `--cpu` runs the same with tensors
 of the CPU and small sizes. The figures of the documentation come from
 
-    python3 -m benchmarks.gpu --gib 4 --limit 190 --tables loads,training,saves,phases,vault
+    python3 -m benchmarks.gpu --gib 4 --limit 190 --tables loads,training,phases,vault,saves
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.nn import functional as F
 
 import ucpl
+from ucpl.installed import entry_points
 from ucpl.vault import Vault
 from ucpl.vault.arenas import Arenas
 from ucpl.vault.staging import Cuda
@@ -51,15 +53,8 @@ BEGIN = time.monotonic()
 SHAPE = (4, 6, 2, 3)
 RANKS = 2
 LIMIT = 150  # seconds in all
-SECONDS = {
-    "loads": 45,
-    "training": 45,
-    "saves": 65,
-    "phases": 40,
-    "vault": 40,
-    "process": 60,
-    "ranks": 60,
-}  # each at most
+# Of these, seconds for each table at most: where `--limit` is another, as many times more.
+SECONDS = {"loads": 45, "training": 40, "phases": 40, "vault": 45, "saves": 65, "process": 60, "ranks": 60}
 DTYPES = {
     "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f8_e4m3fn": torch.float8_e4m3fn,
     "f8_e5m2": torch.float8_e5m2, "i8": torch.int8, "i64": torch.int64, "bool": torch.bool, "c64": torch.complex64,
@@ -505,7 +500,8 @@ class Measured:
         longest = self._longest.get(way, 0.0)
         if self.fits(longest):
             begin = time.monotonic()
-            self.taken.setdefault(way, []).append(act())
+            taken = act()
+            self.taken.setdefault(way, []).append(taken)
             self._longest[way] = max(longest, time.monotonic() - begin)
 
     def columns(self) -> Iterator[tuple[str, list[list[float]]]]:
@@ -650,7 +646,7 @@ class Block(nn.Module):
 
 
 def training(found: Measured, device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
-    """Milliseconds of a step of a GPT that saves at every fifth step, and how long a save stops it."""
+    """Milliseconds of a step of a GPT while a save goes on beside it, and how long a save stops it."""
     blocks, steps = 12, 15
     width = max(64, int((size / (12 * 12 * blocks)) ** 0.5) // 64 * 64)
     batch, long = (8, 1024) if device.type == "cuda" else (1, 64)
@@ -667,46 +663,61 @@ def training(found: Measured, device: torch.device, folder: Path, size: int) -> 
         loss.backward()
         optimizer.step()
 
-    def by_dcp(group: dist.ProcessGroup, more: dict[str, Any]) -> None:
-        for one in pending:
-            one.result()
-        state = state_of(model, optimizer)
-        pending[:] = [async_save(state, checkpoint_id=folder / "trained", process_group=group, **more)]
-
-    def run(kept: Callable[[int], object]) -> list[float]:
+    def stepped(is_done: Callable[[int], bool]) -> float:
+        """Seconds of a step, until it is done."""
         wait(device)
-        begin, stalls = time.perf_counter(), []
-        for i in range(steps):
+        begin, count = time.perf_counter(), 0
+        while not count or not is_done(count):
             step()
-            if i % 5 == 0:
-                stalls.append(timed(partial(kept, i + 2), device))
-        wait(device)
-        return [(time.perf_counter() - begin) / steps, *stalls]
+            wait(device)
+            count += 1
+        return (time.perf_counter() - begin) / count
+
+    def saved(number: int, keep: Callable[[int], object], is_done: Callable[[int], bool]) -> tuple[float, ...]:
+        stopped = timed(partial(keep, number), device)
+        return stopped, stepped(lambda _: is_done(number))
 
     def measure() -> None:
         with alone(folder) as group, vault_at(folder / "training") as vault, vault.writer(0) as writer:
             ((dcp_way, more),) = (cached(device) or {"DCP async_save": {}}).items()
-            ways: dict[str, Callable[[int], object]] = {
-                "no save": lambda i: None,
-                "vault": lambda i: writer.save(i, (model, optimizer)),
-                dcp_way: lambda i: by_dcp(group, more),
-                "torch.save": lambda i: torch.save(state_of(model, optimizer), folder / "trained.pt"),
-            }
-            for way, kept in ways.items():
-                step()
-                first = max(timed(partial(kept, i), device) for i in (0, 1))  # both slots of a vault
-                if found.fits(steps / 5 * first):
-                    found.taken[way] = [tuple(run(kept))]
-                for one in pending:
-                    one.result()
-                pending.clear()
+
+            def by_dcp(_: int) -> None:
+                state = state_of(model, optimizer)
+                pending[:] = [async_save(state, checkpoint_id=folder / "trained", process_group=group, **more)]
+
+            def by_torch(_: int) -> None:
+                torch.save(state_of(model, optimizer), folder / "trained.pt")
+
+            def is_kept(number: int) -> bool:
+                if writer.error is not None:
+                    raise writer.error
+                return bool((writer.committed() or (0, -1))[1] == number)
+
+            def by_vault(number: int) -> None:
+                writer.save(number, (model, optimizer))
+
+            def is_done(_: int) -> bool:
+                return bool(pending[0].done())
+
+            step()
+            for _ in range(2):
+                found.repeat("no save", lambda: (0.0, stepped(lambda count: count == steps)))
+            for i in range(4):
+                found.repeat("vault", partial(saved, i, by_vault, is_kept))
+            for i in range(3):
+                found.repeat(dcp_way, partial(saved, i, by_dcp, is_done))
+            for i in range(2):
+                found.repeat("torch.save", partial(saved, i, by_torch, lambda _: True))
 
     yield from until_late(measure, found)
-    total = 12 * sum(p.numel() for p in model.parameters())
-    base = found.taken["no save"][0][0] if "no save" in found.taken else float("nan")
-    for way, ((taken, *stalls),) in found.taken.items():
-        stalled = f"; a save stops it for {statistics.median(stalls):.3f} s" if way != "no save" else ""
-        yield f"{way} ({total / 1e9:.1f} GB)", f"{taken * 1e3:.1f} ms", f"{taken / base - 1:+.1%}{stalled}"
+    total, base = 12 * sum(p.numel() for p in model.parameters()), float("nan")
+    for way, (stopped, taken) in found.columns():
+        mine = statistics.median(taken)
+        if way == "no save":
+            base = mine
+            yield way, f"{mine * 1e3:.1f} ms", "", ""
+        else:
+            yield f"{way} ({total / 1e9:.1f} GB)", f"{mine * 1e3:.1f} ms", f"{mine / base - 1:+.1%}", shown(stopped)
     shutil.rmtree(folder / "training", ignore_errors=True)
     shutil.rmtree(folder / "trained", ignore_errors=True)
     (folder / "trained.pt").unlink(missing_ok=True)
@@ -834,6 +845,18 @@ def table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) ->
     return found
 
 
+def found_formats(folder: Path) -> None:
+    """The formats of this source tree, where it is not installed: their entry points, as an installed package has them."""
+    if next(entry_points("ucpl.formats"), None) is None:
+        with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
+            groups = tomllib.load(file)["project"]["entry-points"]
+        made = folder / "installed" / "ucpl.egg-info"
+        made.mkdir(parents=True)
+        lines = (f"[{group}]\n" + "".join(f"{a} = {b}\n" for a, b in some.items()) for group, some in groups.items())
+        (made / "entry_points.txt").write_text("".join(lines))
+        sys.path.append(str(made.parent))
+
+
 def place(asked: str | None) -> str:
     """A folder in memory if it has room, else one on a disk."""
     if asked is not None:
@@ -863,7 +886,7 @@ def checked(kind: str, seconds: float, device: torch.device, folder: Path) -> li
 
 TABLES: dict[str, tuple[str, tuple[str, ...], Callable[..., Iterator[tuple[str, ...]]], int]] = {
     "loads": ("Loading", ("way", "seconds", "rate"), loads, 1),
-    "training": ("Training", ("way", "a step", "slow-down"), training, 2),
+    "training": ("Training", ("way", "a step while it is saved", "slow-down", "a save stops it for"), training, 2),
     "saves": ("Saving", ("way", "the job waits", "until it is there"), saves, 1),
     "phases": ("Phases of saves in a vault", ("phase", "each save", ""), phases, 1),
 }
@@ -887,7 +910,6 @@ def main() -> int:
         return 0
     warnings.simplefilter("ignore")
     os.environ["UCPL_CACHE"] = ""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])
     device = torch.device("cpu") if given.cpu else torch.device("cuda", 0)
     card = "CPU" if given.cpu else torch.cuda.get_device_name(device)
     size = int((given.gib or (0.06 if given.cpu else 1)) * 2**30) // 4096 * 4096
@@ -896,11 +918,11 @@ def main() -> int:
     results: dict[str, Any] = {"card": card, "torch": torch.__version__, "tables": {}, "failed": []}
     with tempfile.TemporaryDirectory(dir=where, prefix="ucpl-gpu-") as top:
         folder = Path(top)
+        found_formats(folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path[1:]])
         prepared(folder)
-        for name, most in SECONDS.items():
-            seconds = min(most, BEGIN + given.limit - 5 - time.monotonic())
-            if name not in asked:
-                continue
+        for name in asked:
+            seconds = min(SECONDS[name] * given.limit / LIMIT, BEGIN + given.limit - 5 - time.monotonic())
             if name not in TABLES:
                 results["failed"] += checked(name, seconds, device, folder)
                 continue
