@@ -12,6 +12,7 @@ import ucpl
 from tests.cli.command import ucpl as command
 from ucpl.errors import UcplError
 
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
 MOMENTS = ["exp_avg=0", "exp_avg_sq=0"]
 GROWN = """ucpl 1
 model grown {{
@@ -99,19 +100,18 @@ def test_a_fill_that_is_no_line_is_refused(text: str, weights: Path, tmp_path: P
 
 def test_numbers_of_parameters_are_begun_where_there_are_none(tmp_path: Path) -> None:
     """`step` of what is new; in a flat buffer the step of what was trained holds."""
-    fixture = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
-    source = ucpl.infer(fixture)
+    source = ucpl.infer(FIXTURE)
     text, _, _ = source.text().partition("layout ")
     text = text.replace('group "0" = ', 'group "0" = fresh, ').replace(" {", " {\n  fresh : 2  dtype f32", 1)
     fills = "fill fresh = 1\n  fill state exp_avg, exp_avg_sq = 0\n  fill state step = 0"
     spec = tmp_path / "spec.ucpl"
     spec.write_text(f"{text}layout one() of {source.model.name} extends plain() {{\n  {fills}\n}}\n")
-    plan = ucpl.plan(str(fixture), f"{spec}:one()")
+    plan = ucpl.plan(str(FIXTURE), f"{spec}:one()")
     assert plan.begun == {"step": {"fresh": 0.0}}
     assert plan.filled[-1] == "step with 0: 1 parameter (the source has none of them)"
     ucpl.save_plan(plan, tmp_path / "a.plan")
     assert ucpl.load_plan(tmp_path / "a.plan").begun == plan.begun
-    ucpl.apply(tmp_path / "a.plan", fixture, tmp_path / "one.pt")
+    ucpl.apply(tmp_path / "a.plan", FIXTURE, tmp_path / "one.pt")
     params = torch.load(tmp_path / "one.pt", weights_only=True)["params"]
     assert params["fresh"]["step"] == 0 and {
         float(p["step"]) for n, p in params.items() if "step" in p and n != "fresh"
@@ -146,3 +146,20 @@ layout all() of m {
     with pytest.raises(UcplError) as caught:
         ucpl.compare(tmp_path / "less", tmp_path / "all", a_layout=f"{spec}:less()", b_layout=f"{spec}:all()")
     assert caught.value.diagnostics[0].code == "E308"
+
+
+@pytest.mark.parametrize("text", ["exp_avg=0", "state exp_avg=0", "step=0"])
+def test_a_fill_of_a_state_that_the_source_has_is_said(text: str) -> None:
+    plan = ucpl.plan(str(FIXTURE), "zero1(dp = 2)", fill=[text])
+    name = text.removeprefix("state ").removesuffix("=0")
+    assert plan.filled == (f"nothing by `fill state {name} = 0`: the source has all of it",)
+
+
+@pytest.mark.parametrize("text", ["exp_avg=0", "step=0"])
+def test_a_fill_of_a_state_that_the_target_does_not_store_is_said(text: str, weights: Path) -> None:
+    """A file of tensors has no numbers of the optimizer either."""
+    name = text.removesuffix("=0")
+    for source in (str(FIXTURE), str(weights)):
+        plan = ucpl.plan(source, "safetensors()", fill=[text])
+        assert plan.filled == (f"nothing by `fill state {name} = 0`: the target stores no {name}",)
+        assert plan.begun == {}

@@ -13,6 +13,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.library import Known
 from ucpl.layout.scope import nearest
+from ucpl.registry import format_named
 from ucpl.syntax import nodes, parse
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
 
 def begun(plan: Plan, source: Side, target: Side) -> Plan:
     """The plan with the numbers (`step`) that `fill` lines give to parameters of which the source has none."""
+    has_numbers = not format_named(target.layout.framework).has_tensors_alone
     known = source.checkpoint.envelope.scalars if source.checkpoint is not None else None
     kept = {s.name for s in source.layout.states if s.scalar}
+    counted = {s.name for s in target.layout.states if s.scalar}
     ours = {path for path, t in source.layout.tensors.items() if t.kind == "parameter"}
     found: dict[str, dict[str, float]] = {}
-    for line in sorted(target.layout.fillings, key=lambda line: line.rank):
-        for state in (s.name for s in target.layout.states if s.scalar and s.name in (line.states or ())):
+    for line in sorted(target.layout.fillings, key=lambda line: line.rank) if has_numbers else ():
+        for state in (s.name for s in target.layout.states if s.name in counted and s.name in (line.states or ())):
             had = known.get(state, {}).keys() if known is not None else ours if state in kept else set()
             for path in target.layout.tensors:
                 if path in line.names and path not in had and line.value is not None:
@@ -54,6 +57,11 @@ def begun(plan: Plan, source: Side, target: Side) -> Plan:
         for value in sorted({*numbers.values()}):
             n = sum(v == value for v in numbers.values())
             said.append(f"{state} with {value:g}: {n:,} parameter{'s' * (n != 1)} (the source has none of them)")
+    for line in target.layout.fillings:
+        if line.span.line and line.states and line.states <= counted and not line.states & found.keys():
+            names = " and no ".join(sorted(line.states))
+            why = "the source has all of it" if has_numbers else f"the target stores no {names}"
+            said.append(f"nothing by `{line.text}`: {why}")
     return evolve(plan, begun=found, filled=(*plan.filled, *said))
 
 
@@ -99,7 +107,7 @@ def _meant(text: str, line: nodes.LayoutItem, model: nodes.Model, *, is_of_any: 
             f"no tensor and no state is called `{name}`",
             f"the states are {', '.join(sorted(states)) or 'none'}: what is new is a line of the model {model.name}",
         )
-    return nodes.FillStates((name,), None, line.value, line.when)
+    return nodes.FillStates((name,), None, line.value, line.when, span=line.span)
 
 
 def _like(name: str) -> tuple[str, ...]:

@@ -235,12 +235,20 @@ class Filler:
         used = {line for _, line in self.found}
         used |= {i for i, f in enumerate(self.lines) if f.states and f.states <= counted}
         out += [
-            f"nothing by `{f.text}`: "
-            + ("the source has all of it" if f.names or f.states else "no tensor of the model is called so")
+            f"nothing by `{f.text}`: {self.why_nothing(f)}"
             for i, f in enumerate(self.lines)
             if i not in used and f.span.line
         ]
         return tuple(out)
+
+    def why_nothing(self, line: Filling) -> str:
+        """The reason why a line fills nothing."""
+        if not line.names and not line.states:
+            return "no tensor of the model is called so"
+        stored = {part.state for part in self.target.parts}
+        if line.states is not None and not line.states & stored:
+            return f"the target stores no {' and no '.join(sorted(line.states))}"
+        return "the source has all of it"
 
 
 def itself_of(source: Placement, target: Placement) -> frozenset[str]:
