@@ -223,7 +223,15 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
 
 def demand_texts(arguments: Sequence[str]) -> None:
     """What is read may be called anything, without a NUL; all else is UTF-8. Raises: UcplError E185."""
-    for text in arguments:
+    for number, text in enumerate(arguments):
+        if not text:
+            where = " ".join(one or "''" for one in arguments[max(0, number - 2) : number + 1])
+            fail(
+                "E185",
+                "an argument is empty",
+                Label("<command line>", where=where),
+                remedy="Write a value. A shell variable without a value gives an empty argument.",
+            )
         if "\0" in text:  # no shell passes one; who calls `main` may
             fail(
                 "E185",

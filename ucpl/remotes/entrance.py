@@ -22,8 +22,9 @@ _PLACES: dict[Path, Place] = {}
 def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
     """Where a checkpoint can be read: a local path as it is, of a URL its shadow, of a vault its newest generation.
 
-    say: is told of generations that may be newer and are not read. Raises: UcplError E680-E683, E685, E690-E692.
+    say: is told of generations that may be newer and are not read. Raises: UcplError E185, E680-E683, E685, E690-E692.
     """
+    _reject_empty(path, "a checkpoint")
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:
@@ -41,7 +42,8 @@ def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) ->
 
 
 def target_at(path: str | Path) -> Path:
-    """Where a target is to grow: a local path as it is, of a URL one that stands for it. Raises: UcplError E680."""
+    """Where a target is to grow: a local path as it is, of a URL one that stands for it. Raises: UcplError E185, E680."""
+    _reject_empty(path, "a target")
     if not is_url(path):
         return Path(path)
     if (here := file_at(str(path))) is not None:
@@ -60,3 +62,9 @@ def target_at(path: str | Path) -> Path:
 def place_of(path: Path) -> Place | None:
     """The place in a store that a path stands for; None: it is a local one."""
     return _PLACES.get(path)
+
+
+def _reject_empty(path: str | Path, what: str) -> None:
+    """`Path("")` is the current folder, and nobody means it by an empty text. Raises: UcplError E185."""
+    if path == "":
+        fail("E185", f"the path of {what} is empty", Label("<call>"), remedy="Write a path; `.` is the current folder.")

@@ -119,7 +119,7 @@ class UniversalFormat(Format):
     has_names_of_modules = True
     has_engine = True
     is_of_any_ranks = True
-    kept_values = VALUES - {"module_extra"}
+    kept_values = VALUES
 
     def store(self) -> Framework:
         from ucpl.formats.deepspeed.universal import Universal as Store

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from ucpl.extents import TensorRef
+from ucpl.extents.account import NotRead
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.left_out import BLOB
 from ucpl.formats.deepspeed.module import Module
@@ -47,7 +49,7 @@ def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> Non
     for module in stages:
         value, file = Value.of(module.file).at("module"), module.file.file
         names |= dict.fromkeys(name for name, _ in value.named())
-        extra |= {name: lifted(one.held, file) for name, one in value.named() if not isinstance(one.held, TensorRef)}
+        extra |= extra_of(module.file)
         if isinstance(value.held, OrderedDict) and (attributes := attributes_of(value.held)):
             blobs.setdefault("module_attributes", lifted(attributes, file))
     blobs["module_names"] = [*names] if len(stages) == 1 else [*whole.tensors, *extra]  # aliases in their places
@@ -58,6 +60,22 @@ def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> Non
             name: {"dtype": dtype, "shape": list(shape), "buffer": name in whole.buffers}
             for name, (dtype, shape) in whole.empty.items()
         }
+
+
+def extra_of(part: TorchFile) -> dict[str, object]:
+    """Values of a file's module that are no tensors."""
+    module = Value.of(part).find("module")
+    named = module.named() if module is not None else ()
+    return {name: lifted(one.held, part.file) for name, one in named if not isinstance(one.held, TensorRef)}
+
+
+def keep_extra(gathered: Gathered, first: TorchFile, others: Iterable[TorchFile]) -> None:
+    """Values of a universal folder's module that are no tensors: the first file's; those of other ranks are named."""
+    if extra := extra_of(first):
+        gathered.blobs["module_extra"] = extra
+    why = "the values of the first rank's module are read"
+    for part in others:
+        gathered.not_read += (NotRead(f"{part.file}: module/{name}", why, kind="value") for name in extra_of(part))
 
 
 def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:

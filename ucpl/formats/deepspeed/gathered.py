@@ -219,7 +219,8 @@ class Gathered:
             pipeline=facts.pipeline,
             experts=facts.experts,
         )
-        return evolve(made, not_read=(*made.not_read, *unlike_copies(files, marks_of(made))))
+        names = {*(tensor.name for tensor in facts.tensors), *facts.aliases}
+        return evolve(made, not_read=(*made.not_read, *unlike_copies(files, names, marks_of(made))))
 
 
 def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CallerStates:

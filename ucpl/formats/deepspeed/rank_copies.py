@@ -5,7 +5,7 @@ Not here: client_state, of which each rank may have its own (gathered.callers_of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from ucpl.extents import Call
 from ucpl.extents.account import NotRead
@@ -27,10 +27,10 @@ _FRAGMENT = ("numel", "start")  # of fragment_address
 _DEGREES = ("pp_degree", "tp_degree")
 
 
-def unlike_copies(files: tuple[TorchFile, ...], mark: Mark) -> Iterator[NotRead]:
+def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mark) -> Iterator[NotRead]:
     """Values of other ranks that differ from the first rank's, and keys that only describe a rank's own file.
 
-    mark: an equal value for equal values, tensors by their bytes (carrying.marks_of).
+    known: all names of the model. mark: an equal value for equal values, tensors by their bytes (carrying.marks_of).
     """
     models = [one for one in files if _has(one, "module") and not is_apart(one.file)]
     shards = [one for one in files if _shard_of(one)]
@@ -47,6 +47,7 @@ def unlike_copies(files: tuple[TorchFile, ...], mark: Mark) -> Iterator[NotRead]
             lead = f"optimizer_state_dict/{name}/param_groups/"
             yield from unlike(((one, lead, hypers_of(_shard_of(one)[name])) for one in same_rank), mark)
     names = {name for one in models for name in _named(_fields(one.value, _OF_RANK).get("param_shapes"))}
+    yield from _second_names(models, known)
     for one in models:
         yield from unknown_keys(one.file, _fields(one.value, (_DIMENSIONS,)).get(_DIMENSIONS), _DEGREES,
                                 f"{_DIMENSIONS}/", "DeepSpeed")  # fmt: skip
@@ -84,6 +85,16 @@ def _by_model_rank(parts: list[TorchFile]) -> Iterable[list[TorchFile]]:
 def _named(shapes: object) -> Iterator[object]:
     for group in shapes if isinstance(shapes, list) else [shapes]:
         yield from group if isinstance(group, dict) else ()
+
+
+def _second_names(models: list[TorchFile], known: Container[str]) -> Iterator[NotRead]:
+    """Entries of `shared_params` whose second name is no tensor of the model. Stages of a pipeline have their own."""
+    for first in (same_rank[0] for same_rank in _by_model_rank(models)):
+        stated = _fields(first.value, ("shared_params", "module"))
+        shared, module = stated.get("shared_params"), stated.get("module")
+        for name in shared if isinstance(shared, dict) else ():
+            if name not in known and not (isinstance(module, dict) and name in module):
+                yield NotRead(f"{first.file}: shared_params/{name}", "no tensor of the model has this name", kind="value")
 
 
 def _slices(part: TorchFile, names: set[object]) -> Iterator[NotRead]:

@@ -21,7 +21,14 @@ from ucpl.extents.account import NotRead
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.as_written import read_atom, read_shard
-from ucpl.formats.deepspeed.blobs import SCALING, keep_fields, keep_left_out, keep_module_facts, keep_run
+from ucpl.formats.deepspeed.blobs import (
+    SCALING,
+    keep_extra,
+    keep_fields,
+    keep_left_out,
+    keep_module_facts,
+    keep_run,
+)
 from ucpl.formats.deepspeed.cuts import vocabulary_of
 from ucpl.formats.deepspeed.flat_shards import hyper_of
 from ucpl.formats.deepspeed.gathered import Facts, Gathered, Place, callers_of
@@ -155,6 +162,7 @@ class _Universal:
         keep_run(gathered, module.file, "num_experts")
         keep_left_out(gathered, module)
         keep_module_facts(gathered, module)
+        keep_extra(gathered, module.file, self.metas[len(self.states) :])
         if self.shared is not None and isinstance(self.shared.value, dict):
             keep_fields(gathered, Value.of(self.shared), SCALING)
             gathered.not_read += unknown_keys(self.shared.file, self.shared.value, SHARED, by="DeepSpeed")
