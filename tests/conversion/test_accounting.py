@@ -321,3 +321,31 @@ def test_a_planted_file_is_named(tmp_path: Path, where: str) -> None:
     found = accounted("plan", "--from", tmp_path / "run", "--to", "zero1(dp=3)")["not read", "file"]["names"]
     assert f"global_step3/more_{MARK}/" in found
     assert any(Path(name).name == f"{MARK}.bin" for name in found)
+
+
+@pytest.mark.parametrize(("run", "name"), [
+    ("z1_dp2_bf16", "mp_rank_00_model_states.pt"),
+    ("pp2_dp2_z1", "mp_rank_00_model_states.pt"),
+    ("pp2_dp2_z1", "mp_rank_01_model_states.pt"),
+])  # fmt: skip
+def test_a_second_name_of_no_tensor_is_named(tmp_path: Path, run: str, name: str) -> None:
+    """Each stage of a pipeline has its own `shared_params`."""
+    change = lambda v: v.update(shared_params={**(v["shared_params"] or {}), MARK: "nothing"})  # noqa: E731
+    source = planted(tmp_path, change, f"global_step3/{name}", FIXTURES / "deepspeed" / run)
+    found = accounted("plan", "--from", source, "--to", "zero1(dp=3)")["not read", "value"]
+    assert f"{name}: shared_params/{MARK}" in found["names"]
+
+
+@pytest.mark.parametrize("target", ["zero1(dp=3)", "zero3(dp=2)", "safetensors()", "plain()", "universal()"])
+def test_a_value_in_the_module_of_a_universal_folder_is_kept_or_named(tmp_path: Path, target: str) -> None:
+    """As `_extra_state` of modules of Transformer Engine: DeepSpeed's converter copies the model states."""
+    ucpl.convert(FIXTURES / "deepspeed" / "z1_dp4", tmp_path / "first", "universal()")
+    name = "global_step3_universal/mp_rank_00_model_states.pt"
+    source = planted(tmp_path, lambda v: v["module"].update({MARK: "x"}), name, tmp_path / "first")
+    assert not is_lost(source, tmp_path / "target", target)
+    account = ucpl.plan(str(source), target).account
+    assert account is not None
+    assert any(f"{MARK} of the module" in e.names for e in account.of("dropped")) is (target == "safetensors()")
+    if target.startswith(("zero", "universal")):
+        held = [torch.load(file, weights_only=True) for file in (tmp_path / "target").rglob("*model_states.pt")]
+        assert held and all(one["module"][MARK] == "x" for one in held)

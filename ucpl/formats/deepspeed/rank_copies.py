@@ -94,7 +94,9 @@ def _second_names(models: list[TorchFile], known: Container[str]) -> Iterator[No
         shared, module = stated.get("shared_params"), stated.get("module")
         for name in shared if isinstance(shared, dict) else ():
             if name not in known and not (isinstance(module, dict) and name in module):
-                yield NotRead(f"{first.file}: shared_params/{name}", "no tensor of the model has this name", kind="value")
+                yield NotRead(
+                    f"{first.file}: shared_params/{name}", "no tensor of the model has this name", kind="value"
+                )
 
 
 def _slices(part: TorchFile, names: set[object]) -> Iterator[NotRead]:
