@@ -172,6 +172,11 @@ def test_every_decision_is_in_the_index() -> None:
     assert [p.name for p in folder.glob("*.md") if p.name != "README.md" and f"({p.name})" not in text] == []
 
 
+def test_a_decision_has_twelve_lines() -> None:
+    pages = [p for p in (ROOT / "docs" / "decisions").glob("*.md") if p.name != "README.md"]
+    assert [p.name for p in pages if p.read_text(encoding="utf-8").count("\n") > 12] == []
+
+
 def test_the_readme_lists_every_exit_status() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").partition("The exit status is ")[2].split())
     assert set(EXIT_MEANING) == {v for k, v in vars(Exit).items() if k.isupper()}
