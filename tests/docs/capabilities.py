@@ -22,7 +22,7 @@ LIST, PAGE = ROOT / "docs" / "capabilities.toml", ROOT / "docs" / "FORMATS.md"
 HEAD = """\
 # Formats
 
-This page lists the formats of checkpoints that `ucpl` reads and writes, and how far each is tested.
+This page lists the formats of checkpoints that `ucpl` reads and writes, with the support for each.
 `ucpl formats` prints the same list, `ucpl formats --json` for scripts. Releases that the last column of the
 first table does not name were not tried.
 
@@ -32,7 +32,7 @@ first table does not name were not tried.
 
 @frozen
 class Tests:
-    """What a row rests on."""
+    """The tests of a row, by reading and writing."""
 
     read: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Capabilities:
         return {name for by in (*lists, *self.beside.values()) for name in by}
 
     def claims(self) -> list[tuple[str, Claim, tuple[str, ...]]]:
-        """Each claim of each row: what it is called, what it says, and its tests."""
+        """Each claim of each row: its name, its text, and its tests."""
         out = []
         for row in (row for one in formats() for row in one.rows):
             tests = self.rows.get(row.id, Tests())
@@ -58,7 +58,7 @@ class Capabilities:
 
 
 def read_capabilities(path: Path = LIST) -> Capabilities:
-    """Raises: KeyError, TypeError, ValueError of an entry that has not the form that the file's head says."""
+    """Raise KeyError, TypeError or ValueError for an entry of another form."""
     value = tomllib.loads(path.read_text(encoding="utf-8"))
     beside = {entry["why"]: tuple(entry["by"]) for entry in value.pop("beside")}
     return Capabilities({name: tests_of(entry) for name, entry in value.items()}, beside)
@@ -73,7 +73,7 @@ def tests_of(entry: dict[str, Any]) -> Tests:
 
 
 def names(pattern: str, test: str) -> bool:
-    """Whether a name in the list is this test: `*` is any text, and no [...] is any parameters."""
+    """True if a name in the list is this test; `*` is any text, no [...] any parameters."""
     return _matched(pattern).fullmatch(test) is not None
 
 

@@ -70,12 +70,12 @@ class Standing(Enum):
 
 
 MEANINGS = {
-    Standing.PROVED: "a framework loaded what was converted, state bit-equal, and trained on or computed the same",
-    Standing.COMPARED: "the state was found equal by tests that no framework takes part in",
-    Standing.READER: "read in tests, of files made for the purpose",
-    Standing.REFUSED: "refused by name, with what to do",
-    Standing.LATER: "nothing is there yet",
-    Standing.NO: "nothing is there",
+    Standing.PROVED: "a framework loaded the target with bit-equal state, and trained on or computed the same",
+    Standing.COMPARED: "tests without a framework found the state equal",
+    Standing.READER: "read in tests, from files made for them",
+    Standing.REFUSED: "refused by name, with a remedy",
+    Standing.LATER: "planned",
+    Standing.NO: "not supported",
 }
 
 
