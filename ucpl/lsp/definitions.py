@@ -8,7 +8,7 @@ from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
 from ucpl.lsp.tokens import Token
 from ucpl.records import frozen
 
-__all__ = ["Definition", "definitions_of", "split_at_commas"]
+__all__ = ["Definition", "Symbol", "definitions_of", "split_at_commas", "symbols"]
 
 
 @frozen(eq=False)
@@ -130,3 +130,55 @@ def _of(statement: Statement, kind: str) -> Named:
     read = _READERS[kind].get(statement.word)
     if read is not None:
         yield from read(statement)
+
+
+# ---- the outline of a file -------------------------------------------------------------------------------------------
+
+_LISTED = (
+    "let",
+    "dim",
+    "tensor",
+    "alias",
+    "state",
+    "group",
+    "index",
+    "mesh",
+    "axis",
+    "file",
+    "prefix",
+    "entry",
+    "blob",
+    "plan",
+)
+
+
+@frozen
+class Symbol:
+    """A name: characters first .. last are all of it, start .. stop the name."""
+
+    name: str
+    kind: str
+    first: int
+    last: int
+    start: int
+    stop: int
+    children: tuple[Symbol, ...] = ()
+
+
+def symbols(outline: Outline) -> list[Symbol]:
+    """Of a whole text, in the order in which they stand."""
+    top = [_symbol(d) for d in definitions_of(outline, outline.top) if d.kind in _LISTED]
+    blocks = [_block(outline, block) for block in outline.blocks if block.header is not None and block.name]
+    return sorted([*top, *blocks], key=lambda s: s.first)
+
+
+def _symbol(one: Definition) -> Symbol:
+    statement, token = one.statement, one.token
+    return Symbol(one.name or "?", one.kind, statement.start, statement.stop, token.start, token.stop)
+
+
+def _block(outline: Outline, block: Block) -> Symbol:
+    assert block.header is not None
+    name = block.header.tokens[1]
+    inner = tuple(_symbol(d) for d in definitions_of(outline, block) if d.kind in _LISTED)
+    return Symbol(block.name, block.kind, block.start, max(block.stop, name.stop), name.start, name.stop, inner)

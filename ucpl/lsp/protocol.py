@@ -9,10 +9,10 @@ from pygls.uris import from_fs_path, to_fs_path
 from pygls.workspace import PositionCodec
 
 from ucpl.lsp.completions import Completion
+from ucpl.lsp.definitions import Symbol
 from ucpl.lsp.findings import Finding, Related
 from ucpl.lsp.hovers import Hover
 from ucpl.lsp.service import Edit, Service
-from ucpl.lsp.symbols import Symbol
 from ucpl.lsp.targets import Target
 
 __all__ = ["Wire", "path_of", "uri_of"]

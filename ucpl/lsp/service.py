@@ -11,12 +11,12 @@ from attrs import field
 from ucpl.errors import UcplError
 from ucpl.lsp.completions import Completion, completions
 from ucpl.lsp.context import Context, context_at
+from ucpl.lsp.definitions import Symbol, symbols
 from ucpl.lsp.files import Texts
 from ucpl.lsp.findings import Finding, findings
 from ucpl.lsp.hovers import Hover, hover
 from ucpl.lsp.outline import Outline
 from ucpl.lsp.sizes import Sizes, sizes_of
-from ucpl.lsp.symbols import Symbol, symbols
 from ucpl.lsp.targets import Target, targets
 from ucpl.lsp.tokens import Lines
 from ucpl.records import define, frozen
