@@ -90,9 +90,7 @@ def run(options: Namespace, console: Console) -> int:
         write_text(folder / "contingency.json", json.dumps(answer, indent=1) + "\n")
         console.say(f"written    {folder}")
     if options.svg is not None or options.html is not None:
-        from ucpl.pictures.html_losses import losses_html
-        from ucpl.pictures.losses import losses_picture
-        from ucpl.pictures.svg_losses import losses_svg
+        from ucpl.pictures.losses import losses_html, losses_picture, losses_svg
 
         picture = losses_picture(options.source, (ranks, held), unit, wish, pictured)
         write_text(Path(options.svg or options.html), losses_html(picture) if options.html else losses_svg(picture))

@@ -130,8 +130,7 @@ def drawn_vault(options: Namespace, console: Console) -> int:
     """The picture of what a vault of a layout holds where. Raises: UcplError E171, E179, E690."""
     from ucpl.cli.vault_options import domains_said
     from ucpl.cli.vault_plan import picture_of
-    from ucpl.pictures.html_vaults import vault_html
-    from ucpl.pictures.svg_vaults import vault_svg
+    from ucpl.pictures.vaults import vault_html, vault_svg
 
     asked = picture_at(options)
     if not asked or options.rank is not None or options.each or options.to is not None or options.after != "locate":
