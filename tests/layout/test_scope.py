@@ -7,7 +7,8 @@ import math
 import pytest
 
 from ucpl.errors import UcplError
-from ucpl.layout.scope import Config, Scope, literal, nearest
+from ucpl.layout.near import nearest
+from ucpl.layout.scope import Config, Scope, literal
 from ucpl.syntax import nodes, parse_expr
 
 VALUES = {

@@ -12,7 +12,7 @@ from ucpl.conversion.given import Called
 from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.library import Known
-from ucpl.layout.scope import nearest
+from ucpl.layout.near import nearest
 from ucpl.registry import format_named
 from ucpl.syntax import nodes, parse
 

@@ -7,8 +7,9 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.layout.library import Known, Library
+from ucpl.layout.near import nearest
 from ucpl.layout.overlay import each_state, overlay, without_gone
-from ucpl.layout.scope import Value, at, literal, nearest
+from ucpl.layout.scope import Value, at, literal
 from ucpl.syntax import nodes
 
 __all__ = ["own_parameters", "placed", "statements_of"]

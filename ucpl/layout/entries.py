@@ -15,10 +15,11 @@ from ucpl.layout.globs import Globs, literals
 from ucpl.layout.layout import Entry, LogicalTensor, Taken
 from ucpl.layout.live import demand_live, refuse_live
 from ucpl.layout.models import unknown_tensor
+from ucpl.layout.near import nearest
 from ucpl.layout.patterns import axes_closed, demand_indices, demand_no_flat, dims_in
 from ucpl.layout.remedies import for_dim, for_parts
 from ucpl.layout.scales import scaled
-from ucpl.layout.scope import NUMBER_LIMIT, Scope, at, nearest
+from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes

@@ -14,8 +14,8 @@ from typing import Generic, NoReturn, TypeVar
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.layout.near import alike_names
-from ucpl.layout.scope import at, nearest
+from ucpl.layout.near import alike_names, nearest
+from ucpl.layout.scope import at
 from ucpl.records import define, frozen
 from ucpl.registry import formats
 from ucpl.resources import spec_files, spec_text

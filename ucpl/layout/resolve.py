@@ -10,23 +10,24 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from ucpl.errors import Label, UcplError, fail
+from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.layout.axis_lines import UnknownAxis, with_lines
-from ucpl.layout.blobs import blobs_of, demand_carried
 from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
-from ucpl.layout.idle import demand_acting, demand_founded, demand_known
+from ucpl.layout.idle import demand_acting, demand_founded, demand_known, demand_places
 from ucpl.layout.layout import Layout, Taken
 from ucpl.layout.library import Library
-from ucpl.layout.models import UnknownTensor, aliases_of, demand_sizes, groups_of, states_of, tensors_of
+from ucpl.layout.models import UnknownTensor, aliases_of, demand_sizes, for_alias, groups_of, states_of, tensors_of
+from ucpl.layout.near import nearest
 from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
-from ucpl.layout.places import demand_places
 from ucpl.layout.scales import demand_block_edges
-from ucpl.layout.scope import Config, Scope, Value, at, nearest
+from ucpl.layout.scope import Config, Scope, Value, at
 from ucpl.layout.statements import Given, Note, Opened, open_layout
 from ucpl.layout.storing import (
+    blobs_of,
+    demand_carried,
     demand_names,
     derived_of,
     framework_of,
@@ -36,7 +37,6 @@ from ucpl.layout.storing import (
     states_lines,
 )
 from ucpl.layout.templates import closed, render, template
-from ucpl.layout.unknown_tensors import say_why
 from ucpl.syntax import nodes, print_expr
 
 __all__ = ["resolve", "resolved"]
@@ -211,3 +211,60 @@ def _call_text(opened: Opened) -> str:
         return f'"{value}"' if isinstance(value, str) else str(value)
 
     return f"{opened.layout.name}({', '.join(f'{n} = {shown(v)}' for n, v in opened.arguments.items())})"
+
+
+# ---- names of which the model has no tensor --------------------------------------------------------------------------
+
+
+def say_why(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str], aliases: Mapping[str, str]) -> None:
+    """Raises E105 or E137 where more can be said than `found`, an E137, says."""
+    _left_out(found, name, opened)
+    _of_another_part(found, name, opened, tensors)
+    _of_another_model(found, name, opened)
+    if name in aliases:  # of a group's member that is no tensor by itself
+        raise UcplError(evolve(found, remedy=for_alias(name, aliases))) from None
+
+
+def _left_out(found: Diagnostic, name: str, opened: Opened) -> None:
+    """Of a tensor that the model has under a condition that does not hold. Raises E137, or E105 where a config decides."""
+    for item in opened.model_items:
+        if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None or item.path != name:
+            continue
+        condition = print_expr(item.when)
+        open_now = opened.scope.lacks_config(item.when)
+        fail(
+            "E105" if open_now else "E137",
+            f"`{item.path}` is in the model when {condition}, which {'has no value' if open_now else 'does not hold'}",
+            *found.labels,
+            at(item.span, "its condition"),
+            remedy=("give the key in --config, or " if open_now else "")
+            + f"put the condition behind this line, too: when {condition}",
+        )
+
+
+def _of_another_part(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str]) -> None:
+    """Of a tensor of a layout that is used, where the model uses nothing under that name. Raises E137."""
+    chain = opened.library.chain(opened.layout.name, opened.layout.span)
+    known = {path.partition(".")[0] for path in tensors if "." in path}
+    for use in [i for link in chain for i in link.node.items if isinstance(i, nodes.Use)]:
+        if name.startswith(f"{use.name}.") and use.name not in known:
+            parts = [i.name for i in opened.model.items if isinstance(i, nodes.Use)]
+            close = nearest(use.name, parts)
+            has = f"it uses {', '.join(parts)}" if parts else f"write `use ... as {use.name}` in the model, too"
+            said = f"the model {opened.model.name} uses nothing as `{use.name}`"
+            remedy = f"did you mean `{close}`?" if close else has
+            fail("E137", said, at(use.span, "used here"), *found.labels, remedy=remedy)
+
+
+def _of_another_model(found: Diagnostic, name: str, opened: Opened) -> None:
+    """Of a tensor of a layout that is extended, and that is of a model on which this one does not stand. Raises E137."""
+    node, library = opened.layout, opened.library
+    for link in library.chain(node.name, node.span)[1:]:
+        other = link.node.of
+        paths = [i.path for i in link.node.items if isinstance(i, nodes.Entry)]
+        if other not in (node.of, "any") and name in paths:
+            bases = [] if node.of == "any" else library.models(library.model(node.of))
+            if other not in [base.node.name for base in bases]:
+                said = f"`{link.node.name}` is of {other}, and `{node.name}`, which extends it, of {node.of}"
+                remedy = f"write `of {other}`" + (f", or let {node.of} extend {other}" if bases else "")
+                fail("E137", said, at(node.span), *found.labels, remedy=remedy)

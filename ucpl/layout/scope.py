@@ -15,7 +15,7 @@ from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 from ucpl.texts import Json
 
-__all__ = ["NUMBER_LIMIT", "Config", "Scope", "UnknownNumber", "Value", "at", "literal", "nearest"]
+__all__ = ["NUMBER_LIMIT", "Config", "Scope", "UnknownNumber", "Value", "at", "literal"]
 
 Config = Mapping[str, Json]  # a Hugging Face config.json
 

@@ -5,7 +5,7 @@ Arguments are evaluated, what the layout extends is laid under it, and `use` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import evolve, field
@@ -16,11 +16,7 @@ from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
 from ucpl.layout.library import Known, Library, Link
 from ucpl.layout.models import states_once
-from ucpl.layout.overlay import fresh, overlay
-from ucpl.layout.own_names import refuse_second_meanings
-from ucpl.layout.prefix import prefixed
-from ucpl.layout.scope import Config, Scope, Value, at, literal
-from ucpl.layout.within import (
+from ucpl.layout.nesting import (
     axes_here,
     axes_in,
     demand_axes,
@@ -28,7 +24,10 @@ from ucpl.layout.within import (
     given_within,
     numbers_within,
     on_these_ranks,
+    prefixed,
 )
+from ucpl.layout.overlay import fresh, overlay
+from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
@@ -435,3 +434,49 @@ def _without(items: Iterable[nodes.Record], names: set[str]) -> list[nodes.Let]:
     """Definitions of other names than these."""
     bindings = [b for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings if b.name not in names]
     return [nodes.Let(tuple(bindings))] if bindings else []
+
+
+# ---- one name has one value ------------------------------------------------------------------------------------------
+
+
+def refuse_second_meanings(
+    scope: Scope, model: Sequence[nodes.Record], layout: Sequence[nodes.Record], said: Collection[str]
+) -> None:
+    """`model` and `layout` are their statements, the layout's parameters among them; `said` are names of -D, which win.
+
+    Numbers of a file are no part of either: a layout may say another for them.
+    A name that both define is refused unless its values are one, or one of them is not known yet. Raises: UcplError E125.
+    """
+    ours = {name: (value, span) for name, value, span in _numbers_defined(model) if name not in said}
+    shared = [found for found in _numbers_defined(layout) if found[0] in ours]
+    if not shared:
+        return
+    before, after = (evolve(scope, bindings=dict(scope.bindings), values={}, pending=[]) for _ in range(2))
+    after.bind(layout)
+    for name, value, span in shared:
+        here = scope.given.get(name) if value is None else _value(after, value)
+        there = _value(before, ours[name][0])
+        if None not in (here, there) and here != there:
+            fail(
+                "E125",
+                f"`{name}` is {there} in the model and {here} in the layout",
+                at(span, "the layout's"),
+                at(ours[name][1], "the model's"),
+                remedy=f"a layout and its model share their names: give the layout's `{name}` another name",
+            )
+
+
+def _numbers_defined(items: Iterable[nodes.Record]) -> Iterator[tuple[str, nodes.Expr | None, nodes.Span]]:
+    for item in items:
+        if isinstance(item, nodes.Let | nodes.Dims):
+            yield from ((b.name, b.value, b.span) for b in item.bindings)
+        elif isinstance(item, nodes.Parameter):
+            yield item.name, None, item.span
+
+
+def _value(scope: Scope, expr: nodes.Expr | None) -> Value:
+    """None where it is not to be had: it rests on a name or a key that nothing gives."""
+    try:
+        return None if expr is None else scope.evaluate(expr)
+    except UcplError:
+        return None

@@ -5,29 +5,30 @@ Not here: what each tensor's entry says of its shape (entries.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
+from typing import NoReturn
 
 from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
-from ucpl.layout.copies import copies_of
-from ucpl.layout.frameworks import demand_settings, demand_values
-from ucpl.layout.layout import Derivation, FileRule, Group, Layout, LogicalTensor, States, Storing
+from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
 from ucpl.layout.live import refuse_live
 from ucpl.layout.models import ModelGroups, trained_groups, unknown_tensor
 from ucpl.layout.naming import Naming, naming_of
-from ucpl.layout.near import for_place
+from ucpl.layout.near import for_axis, for_place, nearest
 from ucpl.layout.patterns import axes_closed, demand_flat, demand_indices, demand_no_flat, dims_in
 from ucpl.layout.remedies import for_rest
-from ucpl.layout.scope import Scope, Value, at, nearest
+from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
-from ucpl.records import define
-from ucpl.registry import format_named
+from ucpl.records import define, frozen
+from ucpl.registry import Format, format_named, formats
 from ucpl.syntax import nodes, print_expr
 from ucpl.syntax.walk import walk
 
 __all__ = [
     "Ground",
+    "blobs_of",
+    "demand_carried",
     "demand_names",
     "derived_of",
     "framework_of",
@@ -36,6 +37,124 @@ __all__ = [
     "is_there",
     "states_lines",
 ]
+
+
+# ---- copies on ranks -------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Copies:
+    how: Policy = Policy.SAME  # how copies along `axes` are put together; same: there is nothing to put together
+    axes: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()  # along these one is trusted
+
+
+def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
+    """What holds between copies that differ along each axis; `same` for all that no clause names. E148, E154."""
+    said: dict[str, nodes.Clause] = {}
+    for clause in (c for c in clauses if c.word == "copies"):
+        for axis in clause.args[1]:
+            _demand_axis(axis, clause, mesh_axes)
+            if axis in said:
+                _two(f"the copies along `{axis}`", said[axis], clause)
+            said[axis] = clause
+    together = [c for c in said.values() if c.args[0] not in ("same", "any")]
+    other = next((c for c in together if c.args[0] != together[0].args[0]), None)
+    if other is not None:
+        _two("how copies are put together", together[0], other)
+    return Copies(
+        Policy[together[0].args[0].upper()] if together else Policy.SAME,
+        tuple(a for a, c in said.items() if c in together),
+        tuple(a for a, c in said.items() if c.args[0] == "any"),
+    )
+
+
+def _demand_axis(axis: str, clause: nodes.Clause, mesh_axes: Set[str]) -> None:
+    if axis in mesh_axes:
+        return
+    word = clause.args[0]
+    fail(
+        "E148",
+        f"`{word} @{axis}` speaks of copies along `{axis}`, which no mesh has",
+        at(clause.span),
+        remedy=for_axis(axis, sorted(mesh_axes), f"{word} @"),
+        about=UnknownAxis(axis),
+    )
+
+
+def _two(what: str, one: nodes.Clause, other: nodes.Clause) -> None:
+    words = one.args[0], other.args[0]
+    axes = " ".join(f"@{a}" for a in dict.fromkeys((*one.args[1], *other.args[1])))
+    fail(
+        "E154",
+        f"two clauses say {what}: `{words[0]}` and `{words[1]}`",
+        at(one.span, words[0]),
+        at(other.span, words[1]),
+        remedy=f"keep one: `{words[0]} {axes}` or `{words[1]} {axes}`",
+    )
+
+
+# ---- the framework's settings ----------------------------------------------------------------------------------------
+
+_DEGREES = ("dp", "tp", "pp", "ep", "edp", "fsdp")
+_STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "parameters, too"}
+
+
+def demand_settings(item: nodes.Framework) -> None:
+    """Raises: UcplError E436 for a framework that there is not, E159 for a setting without a name, E192 for an unknown one."""
+    name = item.call.name
+    if name not in formats():
+        meant = next((one.name for one in formats().values() if name.lower() in one.other_names), "")
+        close = meant or nearest(name, formats())
+        fail(
+            "E436",
+            f"no framework is called `{name}`",
+            at(item.span),
+            remedy=(f"did you mean `{close}`? " if close else "")
+            + f"one of {', '.join(formats())}; `framework torch()` writes files that the spec alone describes",
+        )
+    for argument in item.call.arguments:
+        if argument.name is None:
+            fail("E159", "settings of a framework have names", at(argument.span))
+        if argument.name not in format_named(name).settings:
+            _refuse(format_named(name), argument)
+
+
+def demand_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
+    """Raises: UcplError E192 for a stage of ZeRO that there is not, and for a degree below 1."""
+    for argument in item.call.arguments:
+        name, value = argument.name or "", settings.get(argument.name or "")
+        if isinstance(value, str) and (name == "stage" or name in _DEGREES):
+            remedy = f"a number stands without quotes: {name} = {value if value.isdecimal() else 1}"
+            said = print_expr(argument.value)
+            fail("E192", f"framework {item.call.name}({name} = {said}): it is a text", at(argument.span), remedy=remedy)
+        if name == "stage" and value is not None and value not in _STAGES:
+            stages = ", ".join(f"{n} ({what})" for n, what in _STAGES.items())
+            remedy = f"the stages of ZeRO are {stages}: write, for one, stage = 1"
+        elif name in _DEGREES and isinstance(value, int) and value < 1:
+            remedy = f"a degree is 1 or more: write {name} = {name}, the size of the mesh axis"
+        else:
+            continue
+        fail(
+            "E192", f"framework {item.call.name}({name} = {value}): no {name} is that", at(argument.span), remedy=remedy
+        )
+
+
+def _refuse(own: Format, argument: nodes.Argument) -> NoReturn:
+    known = own.settings
+    said = argument.name or ""
+    close = nearest(said, known)
+    others = [other.name for other in formats().values() if said in other.settings]
+    whose = f"it is one of {' and '.join(others)}; " if others else ""
+    fail(
+        "E192",
+        f"framework {own.name}() has no setting `{said}`",
+        at(argument.span),
+        remedy=f"did you mean `{close}`?" if close else f"{whose}the settings of {own.name}() are {', '.join(known)}",
+    )
+
+
+# ---- files, clauses, groups, state lines -----------------------------------------------------------------------------
 
 SCALED = ("x * scale", "scale * x")  # each element times the scale of its block
 
@@ -341,7 +460,7 @@ def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, 
         return "", {}
     demand_settings(said[-1])
     settings = {a.name: scope.evaluate(a.value) for a in said[-1].call.arguments if a.name is not None}
-    demand_values(said[-1], settings)
+    demand_setting_values(said[-1], settings)
     return said[-1].call.name, settings
 
 
@@ -361,3 +480,61 @@ def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivat
                 remedy="one of them is stored, by an entry or a state line: take its `derive` out",
             )
     return tuple(Derivation(i.state, i.source) for i in said)
+
+
+# ---- blobs -----------------------------------------------------------------------------------------------------------
+
+_ACTING = ("in", "as", "at", "when")
+_DESCRIBED = ("", "torch")  # frameworks whose files hold what a layout says, and nothing else
+
+
+def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:
+    """Raises: UcplError E148 for an axis of no mesh, E190 for a clause that has nothing to act on."""
+    out = []
+    for item in items:
+        if not isinstance(item, nodes.Blob):
+            continue
+        idle = next((c for c in item.clauses if c.word not in _ACTING), None)
+        if idle is not None:
+            fail(
+                "E190",
+                f"`{idle.args[0] if idle.word == 'copies' else idle.word}` speaks of tensors, and a blob is none",
+                at(idle.span if idle.span.line else item.span),
+                remedy="take it out; what is said of a blob are `in`, `as`, `at` and `when`",
+            )
+        if not all(ground.scope.holds(c.args[0]) for c in item.clauses if c.word == "when"):
+            continue
+        for axis in item.mesh_axes:
+            if axis not in ground.mesh_axes:
+                fail(
+                    "E148",
+                    f"`blob {item.name} @{axis}`: `{axis}` is no mesh axis",
+                    at(item.span),
+                    remedy=for_axis(axis, ground.scope.mesh_axes),
+                    about=UnknownAxis(axis),
+                )
+        clauses = tuple(c for c in item.clauses if c.word != "when")
+        storing = ground.storing(clauses, item.span, "meta" if "meta" in ground.files else "weights")
+        key = storing.key or ground.template("{name}", item.span, ())
+        out.append(BlobRule(item.name, item.mesh_axes, item.fate, storing.file, key, storing.at, item.span))
+    return tuple(out)
+
+
+def demand_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str, FileRule]) -> None:
+    """Somebody carries each blob: raises UcplError E237 where a framework's store does so by itself, or a file cannot."""
+    for blob in blobs:
+        if framework not in _DESCRIBED:
+            fail(
+                "E237",
+                f"`blob {blob.name}` in a layout of framework {framework}(), whose store knows what is no tensor",
+                at(blob.span),
+                remedy="take the line out: schedules, counters, the loss scaler and client_state go over by themselves;"
+                " `--drop NAME` leaves a key of client_state out",
+            )
+        if files[blob.file].form in ("safetensors", "memory"):
+            fail(
+                "E237",
+                f"`blob {blob.name}` in file `{blob.file}`, and a safetensors file has tensors alone",
+                at(blob.span),
+                remedy='put it into a file of its own: file meta = torch "meta_{rank}.pt"',
+            )

@@ -22,7 +22,8 @@ from attrs import evolve, field
 
 from ucpl.errors import UcplError, fail
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
-from ucpl.layout.scope import Scope, literal, nearest
+from ucpl.layout.near import nearest
+from ucpl.layout.scope import Scope, literal
 from ucpl.records import frozen
 from ucpl.syntax import nodes, parse_expr, print_expr
 from ucpl.syntax.quoting import HOLE
