@@ -35,7 +35,8 @@ model m {
 
 
 def test_frameworks_and_their_settings_are_those_of_the_stores() -> None:
-    read = "".join(p.read_text() for p in sorted((ROOT / "ucpl" / "stores").rglob("*.py")))
+    rooms = ("stores", "formats")
+    read = "".join(p.read_text() for room in rooms for p in sorted((ROOT / "ucpl" / room).rglob("*.py")))
     specs = "".join(p.read_text() for p in sorted((ROOT / "specs").glob("*.ucpl")))
     for one in formats().values():
         for name in one.settings:
