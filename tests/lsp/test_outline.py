@@ -9,7 +9,7 @@ import pytest
 from tests.docs.blocks import ROOT, blocks
 from ucpl.lsp.definitions import definitions_of
 from ucpl.lsp.outline import BLOCKS, continuing_words, outline
-from ucpl.lsp.tokens import Lines, tokens
+from ucpl.lsp.tokens import LineStarts, tokens
 from ucpl.resources import grammar_text
 from ucpl.syntax import nodes, parse
 
@@ -99,7 +99,7 @@ def test_what_is_typed_by_half_has_its_blocks(case: str) -> None:
 
 def test_offsets_and_places_go_there_and_back() -> None:
     text = "ab\n\ncd\n"
-    lines = Lines(text)
+    lines = LineStarts(text)
     assert [lines.place(i) for i in range(len(text) + 1)] == [
         (0, 0),
         (0, 1),

@@ -42,7 +42,7 @@ from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.idle import demand_known
-from ucpl.layout.library import Known, Reader
+from ucpl.layout.library import KnownStatement, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import called_model, items_of
@@ -244,7 +244,7 @@ class _Checker:
         made = _own(self.library, [node], self.given)
         if any(isinstance(s, nodes.Layout) and s.of in (node.name, "any") for s in self.file.statements):
             return
-        alone = Known(nodes.Layout(_ALONE, (), "any", None, ()), self.file)
+        alone = KnownStatement(nodes.Layout(_ALONE, (), "any", None, ()), self.file)
         library = evolve(self.library, known={**self.library.known, _ALONE: alone}, files=dict(self.library.files))
         try:
             located(Called(library, nodes.Call(_ALONE)), evolve(self.given, model=made), rank=0)

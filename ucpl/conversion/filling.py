@@ -11,7 +11,7 @@ from attrs import evolve
 from ucpl.conversion.given import Called
 from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.fills import PARAMETER
-from ucpl.layout.library import Known
+from ucpl.layout.library import KnownStatement
 from ucpl.layout.near import nearest
 from ucpl.registry import format_named
 from ucpl.syntax import nodes, parse
@@ -34,7 +34,7 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
     known = one.library.layout(one.call.name)
     assert isinstance(known.node, nodes.Layout)
     lines = tuple(line for text in texts for line in _lines(text, model, is_of_any=one.is_of_any))
-    made = Known(evolve(known.node, items=(*known.node.items, *lines)), known.file)
+    made = KnownStatement(evolve(known.node, items=(*known.node.items, *lines)), known.file)
     return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
 
 

@@ -62,7 +62,7 @@ class Called(NamedTuple):
         from ucpl.layout import statements
         from ucpl.syntax import nodes
 
-        beside = statements.Given(given.config or {}, given.sizes, given.inherited)
+        beside = statements.CallInputs(given.config or {}, given.sizes, given.inherited)
         opened = statements.open_layout(self.library, self.call, beside)
         return nodes.Model(opened.model.name, tuple(opened.model_items), span=opened.model.span)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.layout.library import Known, Library
+from ucpl.layout.library import KnownStatement, Library
 from ucpl.layout.near import nearest
 from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal
@@ -19,7 +19,7 @@ Uses = Callable[[Iterable[nodes.ModelItem]], Items]
 NO_FILE = nodes.File("", 1, ())
 
 
-def statements_of(library: Library, known: Known, uses: Uses) -> Items:
+def statements_of(library: Library, known: KnownStatement, uses: Uses) -> Items:
     """All but the values of its own parameters: what is said first is the numbers of the files, and what bases are called with.
 
     uses: what writes `use` out, of each body before one is laid over another.

@@ -12,7 +12,7 @@ from ucpl.errors import fail
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
-from ucpl.layout.layout import Entry, LogicalTensor, Taken
+from ucpl.layout.layout import Entry, GlobMatch, LogicalTensor
 from ucpl.layout.live import demand_live, refuse_live
 from ucpl.layout.models import unknown_tensor
 from ucpl.layout.near import nearest
@@ -25,7 +25,7 @@ from ucpl.records import define, frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.walk import inside, walk
 
-__all__ = ["CLASSES", "Wild", "Written", "entries_of", "is_wild", "written_entries"]
+__all__ = ["CLASSES", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
 
 STORED_MAX = 1_000_000  # tensors that the entries of one layout name, all indices counted
 
@@ -53,7 +53,7 @@ class Wild:
 
 
 @define
-class Line:
+class GlobLine:
     """A glob and its class, with all entries that have these: its homes."""
 
     glob: tuple[str, ...]
@@ -67,13 +67,13 @@ class Line:
 
 
 @define
-class Written:
+class WrittenEntries:
     """The entries of a layout that are there, and what globs and `*` say of each tensor that no line names."""
 
     items: list[nodes.Entry]  # in the text's order; globs and those with `*` stand at the first of them
     explicit: frozenset[str]
     classes: dict[str, list[nodes.Entry]]
-    lines: list[Line]
+    lines: list[GlobLine]
     globs: Globs
 
     def wild(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
@@ -101,7 +101,7 @@ class Written:
             return line.items
         return next((self.classes[c] for c in classes if c in self.classes), [])
 
-    def line(self, name: str, classes: tuple[str, ...]) -> Line | None:
+    def line(self, name: str, classes: tuple[str, ...]) -> GlobLine | None:
         """The glob that speaks of a name. Raises E127 where two do, and neither is more literal."""
         near = [self.lines[i] for i in self.globs.of(name)]
         ranked = sorted((line for line in near if (line.of or "*") in classes), key=lambda line: line.rank(classes))
@@ -113,17 +113,17 @@ class Written:
         line.taken.append(name)
         return line
 
-    def told(self) -> tuple[Taken, ...]:
+    def told(self) -> tuple[GlobMatch, ...]:
         """What each glob took of the tensors that `wild` was asked for."""
         firsts = [(line, line.items[0]) for line in self.lines]
-        return tuple(Taken(_shown(i), tuple(line.taken), i.shape is None, i.span) for line, i in firsts)
+        return tuple(GlobMatch(_shown(i), tuple(line.taken), i.shape is None, i.span) for line, i in firsts)
 
 
 def _shown(item: nodes.Entry) -> str:
     return f'"{item.path}"' + (f" of {item.of}" if item.of else "")
 
 
-def _refuse_tie(name: str, first: Line, second: Line) -> NoReturn:
+def _refuse_tie(name: str, first: GlobLine, second: GlobLine) -> NoReturn:
     one, other = sorted((first.items[0], second.items[0]), key=lambda item: item.span.start)
     count = literals(first.glob)
     fail(
@@ -140,19 +140,19 @@ def is_wild(item: nodes.Entry) -> bool:
     return item.path == "*" or bool(item.glob)
 
 
-def written_entries(items: Iterable[nodes.Record], scope: Scope) -> Written:
+def written_entries(items: Iterable[nodes.Record], scope: Scope) -> WrittenEntries:
     said = [i for i in items if isinstance(i, nodes.Entry)]
     classes: dict[str, list[nodes.Entry]] = {}
-    lines: dict[tuple[tuple[str, ...], str | None], Line] = {}
+    lines: dict[tuple[tuple[str, ...], str | None], GlobLine] = {}
     for item in said:
         _demand_place(item)
         if is_wild(item) and is_there(item, scope):
             if item.glob:
-                lines.setdefault((item.glob, item.of), Line(item.glob, item.of, [])).items.append(item)
+                lines.setdefault((item.glob, item.of), GlobLine(item.glob, item.of, [])).items.append(item)
             else:
                 classes.setdefault(item.of or "*", []).append(item)
     globs = Globs([line.glob for line in lines.values()])
-    return Written(said, frozenset(i.path for i in said if not is_wild(i)), classes, list(lines.values()), globs)
+    return WrittenEntries(said, frozenset(i.path for i in said if not is_wild(i)), classes, list(lines.values()), globs)
 
 
 def _demand_place(item: nodes.Entry) -> None:
@@ -175,7 +175,7 @@ def _demand_place(item: nodes.Entry) -> None:
 
 def entries_of(
     items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
-) -> tuple[tuple[Entry, ...], tuple[Taken, ...]]:
+) -> tuple[tuple[Entry, ...], tuple[GlobMatch, ...]]:
     """How each tensor is stored, and what each glob took."""
     written = written_entries(items, ground.scope)
     for item in written.items:

@@ -18,7 +18,7 @@ from ucpl.layout.library import Library
 from ucpl.layout.models import ModelGroups, aliases_of, groups_of, tensors_of, trained_groups
 from ucpl.layout.resolve import resolved
 from ucpl.layout.scope import Config, Scope, Value, literal
-from ucpl.layout.statements import Given, Inherited, Opened, items_of, open_layout
+from ucpl.layout.statements import CallInputs, Inherited, OpenedLayout, items_of, open_layout
 from ucpl.layout.storing import is_there, said_clauses
 from ucpl.layout.used import names_of, without_unused
 from ucpl.syntax import nodes
@@ -42,7 +42,7 @@ def expand(
     config: Config | None = None,
 ) -> nodes.Layout:
     """The layout that `call` names, over `model`, as a layout of its own that needs no other file."""
-    opened = open_layout(library, call, Given(config or {}, {}, inherited or {}), model)
+    opened = open_layout(library, call, CallInputs(config or {}, {}, inherited or {}), model)
     entries = _wild_entries(opened)
     tensors = tensors_of(opened.model_items, opened.scope)
     groups = groups_of(opened.model_items, tensors)
@@ -62,7 +62,7 @@ def expand(
     return nodes.Layout(name, parameters, model.name, None, tuple(without_unused(_founded(out, opened.model_items))))
 
 
-def _fixed(opened: Opened) -> dict[str, Value]:
+def _fixed(opened: OpenedLayout) -> dict[str, Value]:
     """Arguments that conditions ask for, and no degree is: with the conditions decided, the text is right for these alone."""
     conditions = [i.when for i in opened.items if isinstance(i, nodes.Files | nodes.Derive) and i.when is not None]
     conditions += [
@@ -99,14 +99,14 @@ def wildcards_of(
     library: Library, call: nodes.Call, model: nodes.Model, *, inherited: Inherited | None = None
 ) -> dict[str, tuple[nodes.Entry, ...]]:
     """What the wildcard entries of a layout of any model say of each tensor and alias, under its name; patterns as written."""
-    opened = open_layout(library, call, Given(inherited=inherited or {}), model)
+    opened = open_layout(library, call, CallInputs(inherited=inherited or {}), model)
     out: dict[str, tuple[nodes.Entry, ...]] = {}
     for entry in _wild_entries(opened, every=True):
         out[entry.path] = (*out.get(entry.path, ()), entry)
     return out
 
 
-def _wild_entries(opened: Opened, *, every: bool = False) -> list[nodes.Entry]:
+def _wild_entries(opened: OpenedLayout, *, every: bool = False) -> list[nodes.Entry]:
     """Globs and entries with `*`, one a tensor that no other names; `every`: those that others name, too."""
     tensors = tensors_of(opened.model_items, opened.scope)
     written = written_entries(opened.items, opened.scope)
@@ -141,7 +141,7 @@ def close(
     inherited: Inherited | None = None,
 ) -> nodes.File:
     """A layout of a named model and that model as one text that needs no other file: numbers filled in, conditions decided."""
-    given = Given(config or {}, sizes or {}, inherited or {})
+    given = CallInputs(config or {}, sizes or {}, inherited or {})
     opened = open_layout(library, call, given)
     resolved(opened, given.sizes)
     assert opened.model_file is not None
@@ -157,7 +157,7 @@ def close(
     return nodes.File("layout.ucpl", 1, (model, layout))
 
 
-def _without_globs(opened: Opened, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
+def _without_globs(opened: OpenedLayout, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
     """Globs of a layout of any model that a layout of this one extends, written out: one line a tensor, `none` with it."""
     if not any(isinstance(i, nodes.Entry) and i.glob for i in items):
         return items
@@ -261,11 +261,11 @@ def _founded(items: Iterable[nodes.LayoutItem], model_items: Sequence[nodes.Mode
     return out
 
 
-def _parameters(opened: Opened) -> tuple[nodes.Parameter, ...]:
+def _parameters(opened: OpenedLayout) -> tuple[nodes.Parameter, ...]:
     return tuple(nodes.Parameter(name, literal(value)) for name, value in opened.arguments.items())
 
 
-def _inner_parameters(opened: Opened) -> list[nodes.Let]:
+def _inner_parameters(opened: OpenedLayout) -> list[nodes.Let]:
     """What is given beside the layout's own parameters: those of the layouts that it extends, and sizes."""
     inner = {
         n: v for n, v in opened.scope.given.items() if "#" not in n and n not in opened.arguments and v is not None

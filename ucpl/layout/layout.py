@@ -150,7 +150,7 @@ class Entry:
 
 
 @frozen
-class Taken:
+class GlobMatch:
     """A glob over names, and the tensors and second names that it speaks for."""
 
     glob: str  # as it is written, with its class
@@ -243,7 +243,7 @@ class Layout:
     origins: tuple[tuple[str, object, str], ...]
     model_name: str = ""
     model_arguments: tuple[tuple[str, Value], ...] = ()  # of the model's parameters
-    taken: tuple[Taken, ...] = ()  # what each glob took, in the text's order
+    taken: tuple[GlobMatch, ...] = ()  # what each glob took, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
     fillings: tuple[Filling, ...] = ()
     domains: dict[str, DomainRule] = field(factory=dict)  # by kind

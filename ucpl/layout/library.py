@@ -31,7 +31,7 @@ Reader = Callable[[str], str | None]  # the text of a file by its path; None: th
 
 
 @frozen
-class Known:
+class KnownStatement:
     """A model, layout or plan, and the statements of the file that defines it (for its lets and asserts)."""
 
     node: nodes.Model | nodes.Layout | nodes.Plan
@@ -50,25 +50,25 @@ class Link(Generic[Block]):
 class Library:
     """Names that a text may use. Every file is parsed once, a shipped one when a name of it is asked for."""
 
-    known: dict[str, Known] = field(factory=dict)
+    known: dict[str, KnownStatement] = field(factory=dict)
     files: dict[str, nodes.File] = field(factory=dict)
     shipped: bool = True
     keep: bool = False  # whether trees of texts are kept for the next process
 
-    def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
+    def model(self, name: str, span: nodes.Span = nodes.NOWHERE) -> KnownStatement:
         return self.find(name, (nodes.Model,), "model", span)
 
-    def layout(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
+    def layout(self, name: str, span: nodes.Span = nodes.NOWHERE) -> KnownStatement:
         return self.find(name, (nodes.Layout,), "layout", span)
 
-    def plan(self, name: str, span: nodes.Span = nodes.NOWHERE) -> Known:
+    def plan(self, name: str, span: nodes.Span = nodes.NOWHERE) -> KnownStatement:
         return self.find(name, (nodes.Plan,), "plan", span)
 
     def chain(self, name: str, span: nodes.Span = nodes.NOWHERE) -> tuple[Link[nodes.Layout], ...]:
         """The layout and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
         return _chain(nodes.Layout, self.layout(name, span), self.layout)
 
-    def models(self, first: Known) -> tuple[Link[nodes.Model], ...]:
+    def models(self, first: KnownStatement) -> tuple[Link[nodes.Model], ...]:
         """The model and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
         return _chain(nodes.Model, first, self.model)
 
@@ -77,7 +77,7 @@ class Library:
         known = self.model(model.name)
         return evolve(self, known={**self.known, model.name: evolve(known, node=model)}, files=dict(self.files))
 
-    def find(self, name: str, kind: tuple[type, ...], word: str, span: nodes.Span) -> Known:
+    def find(self, name: str, kind: tuple[type, ...], word: str, span: nodes.Span) -> KnownStatement:
         """What a name means, of one of these kinds. Raises E110, E383."""
         found = self.known.get(name)
         if found is not None and isinstance(found.node, kind):
@@ -117,7 +117,7 @@ class Library:
         self.files[file.name] = file
         for item in file.statements:
             if isinstance(item, nodes.Model | nodes.Layout | nodes.Plan):
-                self.known[item.name] = Known(item, file)
+                self.known[item.name] = KnownStatement(item, file)
 
     def _lend(self, file: nodes.File) -> None:
         """A shipped file and what it imports; names that are known already keep their meaning."""
@@ -129,7 +129,9 @@ class Library:
         self.known.update(known)
 
 
-def _chain(kind: type[Block], known: Known, find: Callable[[str, nodes.Span], Known]) -> tuple[Link[Block], ...]:
+def _chain(
+    kind: type[Block], known: KnownStatement, find: Callable[[str, nodes.Span], KnownStatement]
+) -> tuple[Link[Block], ...]:
     out: list[Link[Block]] = []
     while True:
         node = known.node
@@ -171,7 +173,7 @@ def _instead(name: str, word: str, names: tuple[list[str], list[str]], *, is_cal
 
 
 def _refuse_kind(
-    found: Known, word: str, others: list[nodes.Model | nodes.Layout | nodes.Plan], span: nodes.Span
+    found: KnownStatement, word: str, others: list[nodes.Model | nodes.Layout | nodes.Plan], span: nodes.Span
 ) -> NoReturn:
     """Of a name that is something else. Raises E110."""
     node, file = found.node, found.file.name

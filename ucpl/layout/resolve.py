@@ -16,7 +16,7 @@ from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
 from ucpl.layout.fills import fillings_of
 from ucpl.layout.idle import demand_acting, demand_founded, demand_known, demand_places
-from ucpl.layout.layout import Layout, Taken
+from ucpl.layout.layout import GlobMatch, Layout
 from ucpl.layout.library import Library
 from ucpl.layout.models import UnknownTensor, aliases_of, demand_sizes, for_alias, groups_of, states_of, tensors_of
 from ucpl.layout.near import nearest
@@ -24,7 +24,7 @@ from ucpl.layout.on_mesh import demand_meshes
 from ucpl.layout.patterns import index_rules, meshes_of
 from ucpl.layout.scales import demand_block_edges
 from ucpl.layout.scope import Config, Scope, Value, at
-from ucpl.layout.statements import Given, Note, Opened, open_layout
+from ucpl.layout.statements import CallInputs, Note, OpenedLayout, open_layout
 from ucpl.layout.storing import (
     blobs_of,
     demand_carried,
@@ -62,7 +62,7 @@ def resolve(
 
     Raises UcplError E1xx.
     """
-    given = Given(config or {}, define_sizes or {}, inherited or {})
+    given = CallInputs(config or {}, define_sizes or {}, inherited or {})
     opened = open_layout(library, call, given, model)
     try:
         layout = resolved(opened, given.sizes)
@@ -74,7 +74,7 @@ def resolve(
     return evolve(layout, origins=(*layout.origins, *notes)) if notes else layout
 
 
-def resolved(opened: Opened, sizes: Mapping[str, Value]) -> Layout:
+def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
     """The layout of these statements. Afterwards the scope knows the sizes of digits, too."""
     items, model_items, scope = opened.items, opened.model_items, opened.scope
     _refuse_unknown_sizes(sizes, opened)
@@ -151,7 +151,7 @@ def _unread(items: Iterable[nodes.LayoutItem], layout: Layout) -> list[nodes.Rec
     return [i for i in out if getattr(i, "span", nodes.NOWHERE) not in read]
 
 
-def _origin(taken: Taken) -> Note:
+def _origin(taken: GlobMatch) -> Note:
     """How many tensors a glob took, for the list of what was decided and by whom."""
     where = f"{taken.span.file}:{taken.span.line}"
     count = len(taken.names)
@@ -167,7 +167,7 @@ def _sizes(scope: Scope) -> dict[str, int]:
     return {n: v for n in [*scope.bindings, *scope.given] if isinstance(v := scope.value(n), int)}
 
 
-def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: Opened) -> None:
+def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> None:
     """A dim that tensors name and nobody defines is one whose size is to be given."""
     scope = opened.scope
     open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
@@ -188,7 +188,7 @@ def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: Opened) -> None:
         )
 
 
-def _check_asserts(opened: Opened) -> None:
+def _check_asserts(opened: OpenedLayout) -> None:
     for item in opened.definitions:
         if isinstance(item, nodes.Assert):
             if item.message:
@@ -206,7 +206,7 @@ def _check_assert(item: nodes.Assert, scope: Scope) -> None:
     fail("E160", said, at(item.span, "asserted here"))
 
 
-def _call_text(opened: Opened) -> str:
+def _call_text(opened: OpenedLayout) -> str:
     def shown(value: Value) -> str:
         return f'"{value}"' if isinstance(value, str) else str(value)
 
@@ -216,7 +216,9 @@ def _call_text(opened: Opened) -> str:
 # ---- names of which the model has no tensor --------------------------------------------------------------------------
 
 
-def say_why(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str], aliases: Mapping[str, str]) -> None:
+def say_why(
+    found: Diagnostic, name: str, opened: OpenedLayout, tensors: Iterable[str], aliases: Mapping[str, str]
+) -> None:
     """Raises E105 or E137 where more can be said than `found`, an E137, says."""
     _left_out(found, name, opened)
     _of_another_part(found, name, opened, tensors)
@@ -225,7 +227,7 @@ def say_why(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str]
         raise UcplError(evolve(found, remedy=for_alias(name, aliases))) from None
 
 
-def _left_out(found: Diagnostic, name: str, opened: Opened) -> None:
+def _left_out(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
     """Of a tensor that the model has under a condition that does not hold. Raises E137, or E105 where a config decides."""
     for item in opened.model_items:
         if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None or item.path != name:
@@ -242,7 +244,7 @@ def _left_out(found: Diagnostic, name: str, opened: Opened) -> None:
         )
 
 
-def _of_another_part(found: Diagnostic, name: str, opened: Opened, tensors: Iterable[str]) -> None:
+def _of_another_part(found: Diagnostic, name: str, opened: OpenedLayout, tensors: Iterable[str]) -> None:
     """Of a tensor of a layout that is used, where the model uses nothing under that name. Raises E137."""
     chain = opened.library.chain(opened.layout.name, opened.layout.span)
     known = {path.partition(".")[0] for path in tensors if "." in path}
@@ -256,7 +258,7 @@ def _of_another_part(found: Diagnostic, name: str, opened: Opened, tensors: Iter
             fail("E137", said, at(use.span, "used here"), *found.labels, remedy=remedy)
 
 
-def _of_another_model(found: Diagnostic, name: str, opened: Opened) -> None:
+def _of_another_model(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
     """Of a tensor of a layout that is extended, and that is of a model on which this one does not stand. Raises E137."""
     node, library = opened.layout, opened.library
     for link in library.chain(node.name, node.span)[1:]:

@@ -14,7 +14,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
-from ucpl.layout.library import Known, Library, Link
+from ucpl.layout.library import KnownStatement, Library, Link
 from ucpl.layout.models import states_once
 from ucpl.layout.nesting import (
     axes_here,
@@ -33,7 +33,7 @@ from ucpl.syntax import nodes
 from ucpl.syntax.limits import STATEMENTS_MAX
 from ucpl.syntax.walk import walk
 
-__all__ = ["Given", "Inherited", "Note", "Opened", "items_of", "open_layout"]
+__all__ = ["CallInputs", "Inherited", "Note", "OpenedLayout", "items_of", "open_layout"]
 
 Inherited = dict[str, tuple[Value, str]]  # name -> (value, where it is from)
 Note = tuple[str, object, str]  # (name, value, where it is from)
@@ -43,7 +43,7 @@ CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
 
 
 @frozen
-class Given:
+class CallInputs:
     """What a call is resolved with, beside the texts."""
 
     config: Config = field(factory=dict)
@@ -52,7 +52,7 @@ class Given:
 
 
 @define
-class Opened:
+class OpenedLayout:
     """A layout that is called. `scope` knows every name of `items` and `model_items`."""
 
     library: Library
@@ -83,7 +83,9 @@ class Opened:
         return [*parameters, *self.model_items, *self.items, *(s for f in texts for s in f.statements)]
 
 
-def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.Model | None = None) -> Opened:
+def open_layout(
+    library: Library, call: nodes.Call, given: CallInputs, model: nodes.Model | None = None
+) -> OpenedLayout:
     """`model`: what a layout `of any` is over. Raises E1xx."""
     chain = library.chain(call.name, call.span)
     scope = Scope(given=dict(given.sizes), config=given.config)
@@ -116,7 +118,7 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
         )
     model_items: list[nodes.ModelItem] = own_parameters(model, of_model, given.sizes)
     model_items += statements_of(
-        library, Known(model, model_file or NO_FILE), lambda items: reader.uses(items, word="model")
+        library, KnownStatement(model, model_file or NO_FILE), lambda items: reader.uses(items, word="model")
     )
     model_items = states_once(model_items)
     scope.bind(model_items)
@@ -134,7 +136,7 @@ def open_layout(library: Library, call: nodes.Call, given: Given, model: nodes.M
     scope.bind(model_items)
     scope.bind(items)
     extended = frozenset(i.span for i in items if isinstance(i, nodes.Entry)) - reader.own_spans
-    return Opened(
+    return OpenedLayout(
         library, chain[0], model, model_file, items, model_items, scope, reader.origins, extended, tuple(reader.fresh)
     )
 

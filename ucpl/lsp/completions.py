@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from ucpl.lsp.context import Context, hole_at, wanted
+from ucpl.lsp.context import CursorContext, hole_at, wanted
 from ucpl.lsp.definitions import Definition, definitions_of
 from ucpl.lsp.files import Texts, shipped_blocks
-from ucpl.lsp.names import Known, Place, blocks_known, find_block, model_of, visible
-from ucpl.lsp.outline import BLOCKS, Block, continuing_words
+from ucpl.lsp.names import BlockInFile, KnownName, blocks_known, find_block, model_of, visible
+from ucpl.lsp.outline import BLOCKS, TextBlock, continuing_words
 from ucpl.lsp.words import FUNCTIONS, TEMPLATE_NAMES, WORDS
 from ucpl.records import frozen
 from ucpl.resources import spec_files
@@ -40,7 +40,7 @@ class Completion:
     text: str = ""  # what is written, where it is not the label
 
 
-def completions(texts: Texts, context: Context) -> list[Completion]:
+def completions(texts: Texts, context: CursorContext) -> list[Completion]:
     """Everything that can stand at a place, each name once."""
     token = context.token
     if token is not None and token.kind == "comment":
@@ -76,7 +76,7 @@ def _written(label: str, kind: str) -> str:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def _names(texts: Texts, context: Context) -> Iterator[Proposal]:
+def _names(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
     kinds = wanted(context)
     if context.statement is None and context.block.kind == "layout":
         yield from _tensors_left(texts, context.place)
@@ -99,7 +99,7 @@ def _names(texts: Texts, context: Context) -> Iterator[Proposal]:
         yield "config.", "config", "a value of the config.json"
 
 
-def _arguments(texts: Texts, context: Context) -> Iterator[Proposal]:
+def _arguments(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
     """The parameters of the layout or model that is called, where an argument begins."""
     if context.previous not in ("(", ",") or context.word not in ("model", "layout", "plan", "use"):
         return
@@ -110,7 +110,7 @@ def _arguments(texts: Texts, context: Context) -> Iterator[Proposal]:
             yield f"{one.name} = ", "parameter", f"of {context.called}"
 
 
-def _blocks(texts: Texts, context: Context, kinds: Iterable[str]) -> Iterator[Proposal]:
+def _blocks(texts: Texts, context: CursorContext, kinds: Iterable[str]) -> Iterator[Proposal]:
     path = context.place.path
     if context.word == "from" and context.statement is not None:
         path = texts.imported(path, context.statement.tokens[1].value) or path
@@ -123,7 +123,7 @@ def _blocks(texts: Texts, context: Context, kinds: Iterable[str]) -> Iterator[Pr
         yield from ((b.name, b.kind, f"ships in {os.path.basename(p)}") for p, b in shipped_blocks() if b.kind in kinds)
 
 
-def _headline(block: Block) -> str:
+def _headline(block: TextBlock) -> str:
     return f"{block.kind} of {block.of}" if block.kind == "layout" else block.kind
 
 
@@ -132,7 +132,7 @@ def _detail(definition: Definition) -> str:
     return words if len(words) < 80 else f"{words[:78]} …"
 
 
-def _tensors_left(texts: Texts, place: Place) -> Iterator[Proposal]:
+def _tensors_left(texts: Texts, place: BlockInFile) -> Iterator[Proposal]:
     """The tensors of the model, those first that no line of the layout has yet."""
     model = model_of(texts, place)
     if model is None:
@@ -143,7 +143,7 @@ def _tensors_left(texts: Texts, place: Place) -> Iterator[Proposal]:
         yield known.name, "tensor", _detail(known.definition)
 
 
-def _dims_of(texts: Texts, context: Context, known: list[Known]) -> Iterator[Proposal]:
+def _dims_of(texts: Texts, context: CursorContext, known: list[KnownName]) -> Iterator[Proposal]:
     """Dims of the entry's tensor that its line does not have yet; of a fused one, all dims, and labels."""
     assert context.statement is not None
     path = context.statement.tokens[0].value
@@ -163,7 +163,7 @@ def _dims_of(texts: Texts, context: Context, known: list[Known]) -> Iterator[Pro
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def _words(context: Context) -> Iterator[Proposal]:
+def _words(context: CursorContext) -> Iterator[Proposal]:
     """What the grammar accepts behind the statement so far; on a new line, also what goes on with the one above."""
     from ucpl.extents.dtypes import DTYPES
 
@@ -188,7 +188,7 @@ def _words(context: Context) -> Iterator[Proposal]:
     yield from ((word, "word", WORDS.get(word, "")) for word in open_words)
 
 
-def _accepted(context: Context) -> frozenset[str]:
+def _accepted(context: CursorContext) -> frozenset[str]:
     from ucpl.syntax.expected import words_after  # with the parser, which a server that begins does without
 
     statement, block = context.statement, context.block
@@ -208,7 +208,7 @@ def _accepted(context: Context) -> frozenset[str]:
     return words_after(_before(outline.text, block, statement.start, begin))
 
 
-def _before(text: str, block: Block, start: int, stop: int) -> str:
+def _before(text: str, block: TextBlock, start: int, stop: int) -> str:
     """A statement up to a place, in a block of its kind."""
     return f"{_AROUND[block.kind]}{text[start:stop].rstrip()} "
 
@@ -216,7 +216,7 @@ def _before(text: str, block: Block, start: int, stop: int) -> str:
 # ---- in quotes -------------------------------------------------------------------------------------------------------
 
 
-def _in_text(texts: Texts, context: Context) -> Iterator[Proposal]:
+def _in_text(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
     token = context.token
     assert token is not None
     if context.word == "from":
@@ -245,7 +245,7 @@ def _files_beside(texts: Texts, path: str) -> Iterator[Proposal]:
     yield from ((name, "file", "shipped") for name, _ in spec_files())
 
 
-def _config_keys(texts: Texts, context: Context) -> Iterator[Proposal]:
+def _config_keys(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
     """The keys of the config.json below what is written already."""
     config = texts.config(context.place.path)
     steps = context.typed.split(".")[1:-1]

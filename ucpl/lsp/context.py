@@ -9,33 +9,33 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from ucpl.lsp.files import Texts
-from ucpl.lsp.names import Place
-from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
+from ucpl.lsp.names import BlockInFile
+from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.lsp.tokens import Token
 from ucpl.records import frozen
 
-__all__ = ["NUMBERS", "Context", "context_at", "hole_at", "wanted"]
+__all__ = ["NUMBERS", "CursorContext", "context_at", "hole_at", "wanted"]
 
 NUMBERS = ("parameter", "let", "dim", "axis")
 _HOLE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @frozen(eq=False)
-class Context:
+class CursorContext:
     """A place of a text. `before` are the tokens of the statement that end ahead of it; `token` is what it touches."""
 
-    place: Place
+    place: BlockInFile
     offset: int
     statement: Statement | None
     before: tuple[Token, ...]
     token: Token | None
 
     @property
-    def block(self) -> Block:
+    def block(self) -> TextBlock:
         return self.place.block
 
     @property
-    def scope(self) -> Place:
+    def scope(self) -> BlockInFile:
         """The block whose names are known here: its header knows those of a model or layout, too."""
         for block in self.place.outline.blocks:
             if block.header is self.statement and self.statement is not None:
@@ -74,7 +74,7 @@ class Context:
         return self.before[-1].text if self.before else ""
 
 
-def context_at(texts: Texts, path: str, offset: int) -> Context | None:
+def context_at(texts: Texts, path: str, offset: int) -> CursorContext | None:
     """What a place is in; None in a file that cannot be read."""
     outline = texts.outline(path)
     if outline is None:
@@ -83,7 +83,7 @@ def context_at(texts: Texts, path: str, offset: int) -> Context | None:
     block = outline.block_at(offset)
     statement = _statement_at(outline, block, offset)
     before = tuple(t for t in statement.tokens if t.stop <= offset and t is not token) if statement is not None else ()
-    return Context(Place(path, outline, block), offset, statement, before, token)
+    return CursorContext(BlockInFile(path, outline, block), offset, statement, before, token)
 
 
 def _touched(outline: Outline, offset: int) -> Token | None:
@@ -94,7 +94,7 @@ def _touched(outline: Outline, offset: int) -> Token | None:
     return next((t for t in near if t.start < offset or t.kind in ("name", "number")), None)
 
 
-def _statement_at(outline: Outline, block: Block, offset: int) -> Statement | None:
+def _statement_at(outline: Outline, block: TextBlock, offset: int) -> Statement | None:
     """The statement that a place is in, or goes on with on the same line."""
     headers = [b.header for b in outline.blocks if b.header is not None] if block.kind == "top" else []
     found: Statement | None = None
@@ -125,7 +125,7 @@ def name_in_hole(token: Token, offset: int) -> str:
     return ""
 
 
-def wanted(context: Context) -> tuple[str, ...]:
+def wanted(context: CursorContext) -> tuple[str, ...]:
     """The kinds of names that can stand at a place, the likeliest first; () where none is asked for."""
     before = context.before
     if (
@@ -142,7 +142,7 @@ def wanted(context: Context) -> tuple[str, ...]:
     return _by_word(context, near[-1] if near else "")
 
 
-def _by_word(context: Context, previous: str) -> tuple[str, ...]:
+def _by_word(context: CursorContext, previous: str) -> tuple[str, ...]:
     texts = [t.text for t in context.before]
     if previous in ("is", "dtype") and len(texts) > 1:
         return ()
@@ -181,7 +181,7 @@ def _by_word(context: Context, previous: str) -> tuple[str, ...]:
     return ("tensor",) if context.block.kind == "layout" and not texts else ()
 
 
-def _in_header(context: Context, texts: list[str], previous: str) -> tuple[str, ...]:
+def _in_header(context: CursorContext, texts: list[str], previous: str) -> tuple[str, ...]:
     if previous == "extends":
         return (context.word,)
     if previous == "of":
@@ -189,7 +189,7 @@ def _in_header(context: Context, texts: list[str], previous: str) -> tuple[str, 
     return NUMBERS if _bracket(context.before) == "(" else ()
 
 
-def _in_line(context: Context, texts: list[str], previous: str) -> tuple[str, ...]:
+def _in_line(context: CursorContext, texts: list[str], previous: str) -> tuple[str, ...]:
     """Of an entry or a state line: its left side, its clauses, its pattern."""
     if "=" not in texts:
         if context.word == "state":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
+from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.lsp.tokens import Token
 from ucpl.records import frozen
 
@@ -19,10 +19,10 @@ class Definition:
     name: str
     token: Token
     statement: Statement
-    block: Block
+    block: TextBlock
 
 
-def definitions_of(outline: Outline, block: Block) -> list[Definition]:
+def definitions_of(outline: Outline, block: TextBlock) -> list[Definition]:
     """Everything that a block defines: its parameters and its statements' names; of the top, models, layouts and plans, too."""
     found: list[Definition] = []
     if block.header is not None:
@@ -177,7 +177,7 @@ def _symbol(one: Definition) -> Symbol:
     return Symbol(one.name or "?", one.kind, statement.start, statement.stop, token.start, token.stop)
 
 
-def _block(outline: Outline, block: Block) -> Symbol:
+def _block(outline: Outline, block: TextBlock) -> Symbol:
     assert block.header is not None
     name = block.header.tokens[1]
     inner = tuple(_symbol(d) for d in definitions_of(outline, block) if d.kind in _LISTED)

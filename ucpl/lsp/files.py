@@ -8,7 +8,7 @@ from functools import cache
 from attrs import field
 
 from ucpl.errors import UcplError
-from ucpl.lsp.outline import Block, Outline, outline
+from ucpl.lsp.outline import Outline, TextBlock, outline
 from ucpl.records import define, frozen
 from ucpl.resources import spec_files
 from ucpl.texts import Json, json_object, text_at
@@ -75,7 +75,7 @@ def shipped_path(name: str) -> str | None:
 
 
 @cache
-def shipped_blocks() -> tuple[tuple[str, Block], ...]:
+def shipped_blocks() -> tuple[tuple[str, TextBlock], ...]:
     """The models and layouts that ship, each with the path of its file."""
     return tuple((path, block) for path in _shipped().values() for block in outline(text_at(path) or "").blocks)
 

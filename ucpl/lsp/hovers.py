@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from math import prod
 
-from ucpl.lsp.context import Context
+from ucpl.lsp.context import CursorContext
 from ucpl.lsp.files import Config, Texts
-from ucpl.lsp.names import Known, Place, model_of
+from ucpl.lsp.names import BlockInFile, KnownName, model_of
 from ucpl.lsp.outline import Statement
-from ucpl.lsp.sizes import Held, Sizes
+from ucpl.lsp.sizes import RankShare, TextSizes
 from ucpl.lsp.targets import meant
 from ucpl.lsp.words import FUNCTIONS, WORDS
 from ucpl.records import frozen
@@ -31,7 +31,7 @@ class Hover:
     stop: int
 
 
-def hover(texts: Texts, context: Context, sizes: Callable[[str], Sizes]) -> Hover | None:
+def hover(texts: Texts, context: CursorContext, sizes: Callable[[str], TextSizes]) -> Hover | None:
     """What there is to say of the name at a place. `sizes`: of a file, by its path."""
     token = context.token
     if token is None or token.kind not in ("name", "string"):
@@ -62,7 +62,9 @@ def _config_lines(config: Config | None, name: str) -> list[str]:
     return [f"`{name}` = `{shown}`" if value is not None else f"`{name}` has no value", f"from {config.path}"]
 
 
-def _lines(texts: Texts, context: Context, found: list[Known], sizes: Callable[[str], Sizes]) -> Iterator[str]:
+def _lines(
+    texts: Texts, context: CursorContext, found: list[KnownName], sizes: Callable[[str], TextSizes]
+) -> Iterator[str]:
     first = found[0]
     for known in found:
         yield f"```ucpl\n{_shown(texts, known)}\n```"
@@ -77,7 +79,7 @@ def _lines(texts: Texts, context: Context, found: list[Known], sizes: Callable[[
         yield from _block_lines(first, sizes(first.path))
 
 
-def _shown(texts: Texts, known: Known) -> str:
+def _shown(texts: Texts, known: KnownName) -> str:
     """The statement of a definition as it is written."""
     one: Statement = known.definition.statement
     outline = texts.outline(known.path)
@@ -85,7 +87,7 @@ def _shown(texts: Texts, known: Known) -> str:
     return text if len(text) <= LINE_MAX else f"{text[:LINE_MAX]} …"
 
 
-def _number_lines(texts: Texts, here: Place, known: Known, sizes: Sizes) -> Iterator[str]:
+def _number_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: TextSizes) -> Iterator[str]:
     value = sizes.number(here.block.name, known.name)
     what = {"let": "number", "axis": "mesh axis"}.get(known.kind, known.kind)
     if value is None and known.kind == "index":
@@ -105,17 +107,17 @@ def _number_lines(texts: Texts, here: Place, known: Known, sizes: Sizes) -> Iter
     yield f"{what} `{known.name}` = **{value}**" + (f", {', '.join(origins)}" if origins else "")
 
 
-def _rests_on_config(texts: Texts, known: Known) -> bool:
+def _rests_on_config(texts: Texts, known: KnownName) -> bool:
     return "config." in _shown(texts, known)
 
 
-def _entry_rows(context: Context, path: str, sizes: Sizes) -> list[str]:
+def _entry_rows(context: CursorContext, path: str, sizes: TextSizes) -> list[str]:
     """What a rank holds of an entry that joins several tensors."""
     held = sizes.held(context.block.name, path)
     return [f"`{path}`", _table([held], 0)] if held is not None else []
 
 
-def _tensor_lines(texts: Texts, here: Place, known: Known, sizes: Sizes) -> Iterator[str]:
+def _tensor_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: TextSizes) -> Iterator[str]:
     model = model_of(texts, here)
     if model is None:
         return
@@ -134,11 +136,11 @@ def _tensor_lines(texts: Texts, here: Place, known: Known, sizes: Sizes) -> Iter
         yield _table(rows, tensor.numel if tensor is not None else 0)
 
 
-def _table(rows: list[Held], whole: int) -> str:
+def _table(rows: list[RankShare], whole: int) -> str:
     return "\n".join(["| layout | the first rank holds | as |", "|---|---|---|", *(_row(held, whole) for held in rows)])
 
 
-def _row(held: Held, whole: int) -> str:
+def _row(held: RankShare, whole: int) -> str:
     ranks = f" of {held.ranks} ranks" if held.ranks > 1 else ""
     share = "nothing" if not held.elements else "all of it" if held.elements == whole else f"{held.elements:,} elements"
     stored = "; ".join(
@@ -152,7 +154,7 @@ def _cell(text: str) -> str:
     return text.replace("|", r"\|")
 
 
-def _block_lines(known: Known, sizes: Sizes) -> Iterator[str]:
+def _block_lines(known: KnownName, sizes: TextSizes) -> Iterator[str]:
     if known.kind == "model":
         layouts = sizes.layouts_of(known.name)
         yield (

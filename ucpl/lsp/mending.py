@@ -8,7 +8,7 @@ from functools import lru_cache
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, UcplError
-from ucpl.lsp.outline import BLOCKS, Block, Outline, Statement
+from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.records import frozen
 from ucpl.syntax import parse
 
@@ -30,7 +30,7 @@ class _Part:
 
     place: str  # a key of _AROUND
     statement: Statement
-    block: Block
+    block: TextBlock
     faults: tuple[Diagnostic, ...] = ()
 
 

@@ -8,25 +8,25 @@ from attrs import evolve
 
 from ucpl.lsp.definitions import Definition, definitions_of
 from ucpl.lsp.files import Texts, shipped_blocks
-from ucpl.lsp.outline import BLOCKS, Block, Outline
+from ucpl.lsp.outline import BLOCKS, Outline, TextBlock
 from ucpl.records import frozen
 
-__all__ = ["Known", "Place", "blocks_known", "chain_of", "find_block", "visible"]
+__all__ = ["BlockInFile", "KnownName", "blocks_known", "chain_of", "find_block", "visible"]
 
 DEPTH_MAX = 16  # of imports, of layouts that extend each other, of models inside models
 
 
 @frozen(eq=False)
-class Place:
+class BlockInFile:
     """A block of a file."""
 
     path: str
     outline: Outline
-    block: Block
+    block: TextBlock
 
 
 @frozen(eq=False)
-class Known:
+class KnownName:
     """A definition and the file that it stands in."""
 
     path: str
@@ -41,7 +41,7 @@ class Known:
         return self.definition.name
 
 
-def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> Place | None:
+def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> BlockInFile | None:
     """The model or layout of a name, as a file knows it: its own, an imported one, a shipped one."""
     for place in _files(texts, path):
         block = place.outline.block(kinds, name)
@@ -51,13 +51,13 @@ def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS
     return next((place for place in shipped if place is not None), None)
 
 
-def _in_file(texts: Texts, path: str, name: str, kinds: Sequence[str]) -> Place | None:
+def _in_file(texts: Texts, path: str, name: str, kinds: Sequence[str]) -> BlockInFile | None:
     outline = texts.outline(path)
     block = outline.block(kinds, name) if outline is not None else None
-    return Place(path, outline, block) if outline is not None and block is not None else None
+    return BlockInFile(path, outline, block) if outline is not None and block is not None else None
 
 
-def _files(texts: Texts, path: str) -> Iterator[Place]:
+def _files(texts: Texts, path: str) -> Iterator[BlockInFile]:
     """A file and what it imports, each once; every place is the top of its file."""
     seen: list[str] = []
     waiting = [path]
@@ -67,21 +67,21 @@ def _files(texts: Texts, path: str) -> Iterator[Place]:
         if here in seen or outline is None:
             continue
         seen.append(here)
-        yield Place(here, outline, outline.top)
+        yield BlockInFile(here, outline, outline.top)
         for statement in outline.top.statements:
             if statement.word == "from" and len(statement.tokens) > 1 and statement.tokens[1].kind == "string":
                 found = texts.imported(here, statement.tokens[1].value)
                 waiting += [found] if found is not None else []
 
 
-def blocks_known(texts: Texts, path: str) -> Iterator[tuple[str, Block]]:
+def blocks_known(texts: Texts, path: str) -> Iterator[tuple[str, TextBlock]]:
     """Models and layouts that a file has and imports."""
     for place in _files(texts, path):
         for block in place.outline.blocks:
             yield place.path, block
 
 
-def chain_of(texts: Texts, place: Place) -> list[Place]:
+def chain_of(texts: Texts, place: BlockInFile) -> list[BlockInFile]:
     """A block and those that it extends, the outermost first."""
     out = [place]
     while out[-1].block.extends and len(out) < DEPTH_MAX:
@@ -92,7 +92,7 @@ def chain_of(texts: Texts, place: Place) -> list[Place]:
     return out
 
 
-def model_of(texts: Texts, place: Place) -> Place | None:
+def model_of(texts: Texts, place: BlockInFile) -> BlockInFile | None:
     """The model that a layout is of; a model is its own."""
     if place.block.kind == "model":
         return place
@@ -100,26 +100,26 @@ def model_of(texts: Texts, place: Place) -> Place | None:
     return find_block(texts, place.path, of, ("model",)) if of and of != "any" else None
 
 
-def visible(texts: Texts, place: Place) -> list[Known]:
+def visible(texts: Texts, place: BlockInFile) -> list[KnownName]:
     """Everything that has a name at a place, the nearest first."""
-    found: list[Known] = []
+    found: list[KnownName] = []
     for one in chain_of(texts, place) if place.block.kind != "top" else ():
         found += _defined(texts, one, 0)
     model = model_of(texts, place) if place.block.kind == "layout" else None
     if model is not None:
         for one in chain_of(texts, model):
             found += _defined(texts, one, 0)
-    tops: list[Block] = []
+    tops: list[TextBlock] = []
     for one in (place, *([model] if model is not None else [])):
         if one.outline.top not in tops:
             tops.append(one.outline.top)
-            found += [Known(one.path, d) for d in definitions_of(one.outline, one.outline.top)]
+            found += [KnownName(one.path, d) for d in definitions_of(one.outline, one.outline.top)]
     return found
 
 
-def _defined(texts: Texts, place: Place, depth: int) -> list[Known]:
+def _defined(texts: Texts, place: BlockInFile, depth: int) -> list[KnownName]:
     """The names of a block, and those that a `use` gives a prefix."""
-    found = [Known(place.path, d) for d in definitions_of(place.outline, place.block)]
+    found = [KnownName(place.path, d) for d in definitions_of(place.outline, place.block)]
     for statement in place.block.statements:
         if statement.word != "use" or len(statement.tokens) < 2 or depth > DEPTH_MAX:
             continue
@@ -128,5 +128,5 @@ def _defined(texts: Texts, place: Place, depth: int) -> list[Known]:
         if prefix and inner is not None and inner.block is not place.block:
             for known in _defined(texts, inner, depth + 4):
                 own = evolve(known.definition, name=f"{prefix}.{known.name}")
-                found.append(Known(known.path, own))
+                found.append(KnownName(known.path, own))
     return found

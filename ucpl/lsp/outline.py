@@ -12,12 +12,12 @@ from functools import cache, cached_property
 
 from attrs import field
 
-from ucpl.lsp.tokens import Lines, Token, tokens
+from ucpl.lsp.tokens import LineStarts, Token, tokens
 from ucpl.records import define, frozen
 from ucpl.resources import grammar_text
 from ucpl.syntax.words import LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["Block", "Outline", "Statement", "continuing_words", "outline"]
+__all__ = ["Outline", "Statement", "TextBlock", "continuing_words", "outline"]
 
 TOP_WORDS = frozenset({"ucpl", "from", "let", "assert", "model", "layout", "plan"})
 BLOCKS = ("model", "layout")
@@ -66,7 +66,7 @@ class Statement:
 
 
 @define(eq=False)
-class Block:
+class TextBlock:
     """A model or a layout, or the text outside them (`kind` "top"). `start` .. `stop` are its characters, braces included."""
 
     kind: str
@@ -96,35 +96,35 @@ class Outline:
 
     text: str
     tokens: list[Token]
-    top: Block
-    blocks: list[Block]  # models and layouts
+    top: TextBlock
+    blocks: list[TextBlock]  # models and layouts
 
     @cached_property
-    def lines(self) -> Lines:
-        return Lines(self.text)
+    def lines(self) -> LineStarts:
+        return LineStarts(self.text)
 
-    def block_at(self, offset: int) -> Block:
+    def block_at(self, offset: int) -> TextBlock:
         """The model or layout whose braces hold a place, or the text outside."""
         for block in self.blocks:
             if block.header is not None and block.header.stop < offset < block.stop + (not block.is_closed):
                 return block
         return self.top
 
-    def block(self, kinds: Sequence[str], name: str) -> Block | None:
+    def block(self, kinds: Sequence[str], name: str) -> TextBlock | None:
         return next((b for b in self.blocks if b.kind in kinds and b.name == name), None)
 
 
 def outline(text: str) -> Outline:
     """The shape of a text. Never fails: what cannot be told apart is one statement."""
     found = tokens(text)
-    top = here = Block("top", None, 0, len(text), True)
-    blocks: list[Block] = []
+    top = here = TextBlock("top", None, 0, len(text), True)
+    blocks: list[TextBlock] = []
     for words, brace in _statements(found):
         if here is not top and words and _begins_another(text, words):  # a brace is missing
             here.stop, here = words[0].start, top
         made = Statement(_word(words, here.kind), tuple(words)) if words else None
         if made is not None and brace is not None and brace.text == "{" and here is top:
-            here = Block(_kind(made), made, made.start, brace.stop)
+            here = TextBlock(_kind(made), made, made.start, brace.stop)
             blocks.append(here)
             continue
         if made is not None:

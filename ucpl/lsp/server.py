@@ -16,12 +16,12 @@ from ucpl.lsp.findings import Finding
 from ucpl.lsp.protocol import Wire, path_of
 from ucpl.lsp.service import Service
 
-__all__ = ["Server", "serve"]
+__all__ = ["EditorServer", "serve"]
 
 PAUSE = 0.15  # seconds after the last key before a text is checked
 
 
-class Server(LanguageServer):
+class EditorServer(LanguageServer):
     """Texts by path; those that are no files (`untitled:`) are known by their URI."""
 
     def __init__(self, config: str = "") -> None:
@@ -95,9 +95,9 @@ def serve(config: str = "") -> None:
     made(config).start_io()
 
 
-def made(config: str = "") -> Server:
+def made(config: str = "") -> EditorServer:
     """The server with everything that it answers."""
-    server = Server(config)
+    server = EditorServer(config)
     _texts(server)
     _answers(server)
     return server
@@ -110,69 +110,69 @@ def warm() -> None:
     words_after("ucpl 1\n")
 
 
-def _texts(server: Server) -> None:
+def _texts(server: EditorServer) -> None:
     @server.feature(types.INITIALIZED)
-    def _(ls: Server, params: types.InitializedParams) -> None:
+    def _(ls: EditorServer, params: types.InitializedParams) -> None:
         root = ls.workspace.root_path
         ls.service.texts.root = root or ""
         asyncio.get_running_loop().run_in_executor(None, warm)
 
     @server.feature(types.INITIALIZE)
-    def _(ls: Server, params: types.InitializeParams) -> None:
+    def _(ls: EditorServer, params: types.InitializeParams) -> None:
         ls.settings(params.initialization_options)
 
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
-    def _(ls: Server, params: types.DidOpenTextDocumentParams) -> None:
+    def _(ls: EditorServer, params: types.DidOpenTextDocumentParams) -> None:
         ls.read(params.text_document.uri)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
-    def _(ls: Server, params: types.DidChangeTextDocumentParams) -> None:
+    def _(ls: EditorServer, params: types.DidChangeTextDocumentParams) -> None:
         ls.read(params.text_document.uri)
 
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
-    def _(ls: Server, params: types.DidSaveTextDocumentParams) -> None:
+    def _(ls: EditorServer, params: types.DidSaveTextDocumentParams) -> None:
         ls.service.version += 1
         ls.check_all()
 
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
-    def _(ls: Server, params: types.DidCloseTextDocumentParams) -> None:
+    def _(ls: EditorServer, params: types.DidCloseTextDocumentParams) -> None:
         ls.leave(params.text_document.uri)
 
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
-    def _(ls: Server, params: types.DidChangeConfigurationParams) -> None:
+    def _(ls: EditorServer, params: types.DidChangeConfigurationParams) -> None:
         ls.settings(params.settings)
 
     @server.feature(types.WORKSPACE_DID_CHANGE_WATCHED_FILES)
-    def _(ls: Server, params: types.DidChangeWatchedFilesParams) -> None:
+    def _(ls: EditorServer, params: types.DidChangeWatchedFilesParams) -> None:
         ls.service.version += 1
         ls.check_all()
 
 
-def _answers(server: Server) -> None:
+def _answers(server: EditorServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_HOVER)
-    def _(ls: Server, params: types.HoverParams) -> types.Hover | None:
+    def _(ls: EditorServer, params: types.HoverParams) -> types.Hover | None:
         path, offset = _place(ls, params)
         found = ls.service.hover(path, offset)
         return ls.wire.hover(path, found) if found is not None else None
 
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
-    def _(ls: Server, params: types.DefinitionParams) -> list[types.Location]:
+    def _(ls: EditorServer, params: types.DefinitionParams) -> list[types.Location]:
         path, offset = _place(ls, params)
         return [ls.wire.target(path, one) for one in ls.service.targets(path, offset)]
 
     @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=["@", ".", "{", "("]))
-    def _(ls: Server, params: types.CompletionParams) -> types.CompletionList:
+    def _(ls: EditorServer, params: types.CompletionParams) -> types.CompletionList:
         path, offset = _place(ls, params)
         found = ls.service.completions(path, offset)
         return types.CompletionList(False, [ls.wire.completion(path, i, one) for i, one in enumerate(found)])
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
-    def _(ls: Server, params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
+    def _(ls: EditorServer, params: types.DocumentSymbolParams) -> list[types.DocumentSymbol]:
         path = ls.path(params.text_document.uri)
         return [ls.wire.symbol(path, one) for one in ls.service.symbols(path)]
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
-    def _(ls: Server, params: types.DocumentFormattingParams) -> list[types.TextEdit]:
+    def _(ls: EditorServer, params: types.DocumentFormattingParams) -> list[types.TextEdit]:
         path = ls.path(params.text_document.uri)
         return [ls.wire.edit(one) for one in ls.service.formatting(path)]
 
@@ -180,7 +180,7 @@ def _answers(server: Server) -> None:
 Placed = types.HoverParams | types.DefinitionParams | types.CompletionParams
 
 
-def _place(ls: Server, params: Placed) -> tuple[str, int]:
+def _place(ls: EditorServer, params: Placed) -> tuple[str, int]:
     """The file and the offset that a question is about."""
     path = ls.path(params.text_document.uri)
     return path, ls.wire.offset(path, params.position)

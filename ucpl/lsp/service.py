@@ -10,15 +10,15 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.lsp.completions import Completion, completions
-from ucpl.lsp.context import Context, context_at
+from ucpl.lsp.context import CursorContext, context_at
 from ucpl.lsp.definitions import Symbol, symbols
 from ucpl.lsp.files import Texts
 from ucpl.lsp.findings import Finding, findings
 from ucpl.lsp.hovers import Hover, hover
 from ucpl.lsp.outline import Outline
-from ucpl.lsp.sizes import Sizes, sizes_of
+from ucpl.lsp.sizes import TextSizes, sizes_of
 from ucpl.lsp.targets import Target, targets
-from ucpl.lsp.tokens import Lines
+from ucpl.lsp.tokens import LineStarts
 from ucpl.records import define, frozen
 
 __all__ = ["Edit", "Service"]
@@ -42,7 +42,7 @@ class Service:
 
     texts: Texts = field(factory=Texts)
     version: int = 0  # counts changes of any text or setting
-    _sizes: dict[str, tuple[int, Sizes]] = field(factory=dict)
+    _sizes: dict[str, tuple[int, TextSizes]] = field(factory=dict)
 
     def put(self, path: str, text: str | None) -> None:
         """A text as the editor has it; None: it is closed, and the file counts again."""
@@ -60,12 +60,12 @@ class Service:
     def outline(self, path: str) -> Outline | None:
         return self.texts.outline(path)
 
-    def lines(self, path: str) -> Lines:
+    def lines(self, path: str) -> LineStarts:
         """Offsets of any file as lines and characters."""
         found = self.texts.outline(path) if path.endswith(".ucpl") else None
-        return found.lines if found is not None else Lines(self.texts.text(path) or "")
+        return found.lines if found is not None else LineStarts(self.texts.text(path) or "")
 
-    def sizes(self, path: str) -> Sizes:
+    def sizes(self, path: str) -> TextSizes:
         known = self._sizes.get(path)
         if known is None or known[0] != self.version:
             known = self._sizes[path] = (self.version, sizes_of(self.texts, path))
@@ -89,7 +89,7 @@ class Service:
     def completions(self, path: str, offset: int) -> list[Completion]:
         return self._at(path, offset, lambda c: completions(self.texts, c)) or []
 
-    def _at(self, path: str, offset: int, ask: Callable[[Context], Answer]) -> Answer | None:
+    def _at(self, path: str, offset: int, ask: Callable[[CursorContext], Answer]) -> Answer | None:
         context = context_at(self.texts, path, offset)
         return ask(context) if context is not None else None
 

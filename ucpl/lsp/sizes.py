@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ucpl.layout.scope import Scope, Value
     from ucpl.regions import Part, Placement
 
-__all__ = ["Held", "Sizes", "sizes_of"]
+__all__ = ["RankShare", "TextSizes", "sizes_of"]
 
 DEGREES = (2, 3, 4, 5, 6, 7, 8)  # what an axis is tried at; then 1
 SHOWN_MAX = 3
 
 
 @frozen
-class Held:
+class RankShare:
     """What the first rank holds of a tensor, in one layout. `stored`: (how many, shape, the first one's key)."""
 
     call: str
@@ -39,7 +39,7 @@ class Held:
 
 
 @define(eq=False)
-class Sizes:
+class TextSizes:
     """One state of a text. Everything is worked out once, when it is asked for: by one thread at a time."""
 
     library: Library | None
@@ -169,7 +169,7 @@ class Sizes:
         except UcplError:
             return None
 
-    def held(self, layout: str, path: str) -> Held | None:
+    def held(self, layout: str, path: str) -> RankShare | None:
         """What the first rank holds of a tensor's weight, or of an entry that joins several."""
         placement = self.placement(layout)
         if placement is None:
@@ -181,7 +181,7 @@ class Sizes:
         numbers = numbers or sorted({n for part in parts for n in part.tensors})
         elements = sum(_elements(part, number) for part in parts for number in numbers)
         stored = _stored(parts, numbers)
-        return Held(_short_call(placement.layout), placement.layout.ranks, elements, stored) if numbers else None
+        return RankShare(_short_call(placement.layout), placement.layout.ranks, elements, stored) if numbers else None
 
 
 def _elements(part: Part, number: int) -> int:
@@ -213,7 +213,7 @@ def _short_call(layout: Layout) -> str:
     return f"{layout.name}({', '.join(said)})"
 
 
-def sizes_of(texts: Texts, path: str) -> Sizes:
+def sizes_of(texts: Texts, path: str) -> TextSizes:
     """The numbers of a file as it is in the editor. Where it does not parse, of what is left of it."""
     from ucpl.layout import load
 
@@ -221,7 +221,7 @@ def sizes_of(texts: Texts, path: str) -> Sizes:
     text = mended(outline) if outline is not None else None
     config = texts.config(path)
     if text is None:
-        return Sizes(None, config, None)
+        return TextSizes(None, config, None)
 
     def beside(name: str) -> str | None:
         place = os.path.normpath(name)
@@ -231,5 +231,5 @@ def sizes_of(texts: Texts, path: str) -> Sizes:
     try:
         library = load((path, text), read=beside)
     except UcplError:
-        return Sizes(None, config, None)
-    return Sizes(library, config, library.files[path])
+        return TextSizes(None, config, None)
+    return TextSizes(library, config, library.files[path])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ucpl.lsp.context import Context, name_in_hole, wanted
+from ucpl.lsp.context import CursorContext, name_in_hole, wanted
 from ucpl.lsp.definitions import definitions_of
 from ucpl.lsp.files import Texts
-from ucpl.lsp.names import Known, Place, find_block, visible
+from ucpl.lsp.names import BlockInFile, KnownName, find_block, visible
 from ucpl.records import frozen
 
 __all__ = ["Target", "meant", "targets"]
@@ -27,7 +27,7 @@ class Target:
     last: int = 0
 
 
-def targets(texts: Texts, context: Context) -> list[Target]:
+def targets(texts: Texts, context: CursorContext) -> list[Target]:
     """Where the name at a place is defined: of a tensor under a condition, all of its lines."""
     token = context.token
     if token is None or token.kind not in ("name", "string"):
@@ -40,12 +40,12 @@ def targets(texts: Texts, context: Context) -> list[Target]:
     return [_target(k) for k in meant(texts, context)]
 
 
-def _target(known: Known) -> Target:
+def _target(known: KnownName) -> Target:
     one = known.definition
     return Target(known.path, one.token.start, one.token.stop, one.statement.start, one.statement.stop)
 
 
-def meant(texts: Texts, context: Context) -> list[Known]:
+def meant(texts: Texts, context: CursorContext) -> list[KnownName]:
     """The definitions that the name at a place can mean: all of one kind, of one block."""
     token = context.token
     if token is None or not token.is_name or _is_text(context):
@@ -66,17 +66,17 @@ def meant(texts: Texts, context: Context) -> list[Known]:
     return []
 
 
-def _argument(texts: Texts, context: Context, name: str) -> Known | None:
+def _argument(texts: Texts, context: CursorContext, name: str) -> KnownName | None:
     """The parameter that an argument by name is of."""
     if context.following != "=" or context.word not in ("model", "layout", "plan", "use"):
         return None
     place = find_block(texts, context.place.path, context.called)
     named = definitions_of(place.outline, place.block) if place is not None else []
     found = next((d for d in named if d.kind == "parameter" and d.name == name), None)
-    return Known(place.path, found) if place is not None and found is not None else None
+    return KnownName(place.path, found) if place is not None and found is not None else None
 
 
-def _is_text(context: Context) -> bool:
+def _is_text(context: CursorContext) -> bool:
     """Whether a quoted text is a key, a path or a message, at a place that is no name of a template."""
     token = context.token
     assert token is not None
@@ -85,7 +85,7 @@ def _is_text(context: Context) -> bool:
     return context.previous in ("as", "key") or context.word in ("file", "assert", "from")
 
 
-def _block_named(texts: Texts, context: Context, name: str, kinds: tuple[str, ...]) -> list[Known]:
+def _block_named(texts: Texts, context: CursorContext, name: str, kinds: tuple[str, ...]) -> list[KnownName]:
     path = context.place.path
     if context.word == "from" and len(context.statement.tokens if context.statement else ()) > 1:
         assert context.statement is not None
@@ -94,13 +94,13 @@ def _block_named(texts: Texts, context: Context, name: str, kinds: tuple[str, ..
     return [_own(found)] if found is not None else []
 
 
-def _own(place: Place) -> Known:
+def _own(place: BlockInFile) -> KnownName:
     """A block as the definition of its own name."""
     named = definitions_of(place.outline, place.outline.top)
-    return Known(place.path, next(d for d in named if d.block is place.block))
+    return KnownName(place.path, next(d for d in named if d.block is place.block))
 
 
-def _candidates(context: Context, name: str) -> Iterator[str]:
+def _candidates(context: CursorContext, name: str) -> Iterator[str]:
     """The names that a written one can stand for: itself; beside the entry, of a label; the dim of `l.local`."""
     statement = context.statement
     if statement is not None and statement.word == "entry" and context.following == ":":
@@ -111,14 +111,14 @@ def _candidates(context: Context, name: str) -> Iterator[str]:
     yield _SIDES.sub("", name)
 
 
-def _best(found: list[Known], kinds: tuple[str, ...]) -> list[Known]:
+def _best(found: list[KnownName], kinds: tuple[str, ...]) -> list[KnownName]:
     """Those of the kind that is asked for first; of one block and file."""
     order = {kind: i for i, kind in enumerate(kinds)}
     first = min(found, key=lambda k: order.get(k.kind, len(order)))
     return [k for k in found if k.kind == first.kind and k.definition.block is first.definition.block]
 
 
-def _in_config(texts: Texts, context: Context, name: str) -> list[Target]:
+def _in_config(texts: Texts, context: CursorContext, name: str) -> list[Target]:
     """The line of the config.json that has the key."""
     config = texts.config(context.place.path)
     text = texts.text(config.path) if config is not None else None

@@ -11,7 +11,7 @@ from ucpl.records import frozen
 from ucpl.syntax.quoting import unquote
 from ucpl.syntax.source import Source
 
-__all__ = ["Kind", "Lines", "Token", "tokens"]
+__all__ = ["Kind", "LineStarts", "Token", "tokens"]
 
 Kind = Literal["comment", "string", "name", "number", "sign", "newline"]
 _TOKEN = re.compile(
@@ -58,7 +58,7 @@ def tokens(text: str) -> list[Token]:
     return [Token(m.lastgroup, m[0], m.start(), m.end()) for m in _TOKEN.finditer(text)]  # type: ignore[arg-type]
 
 
-class Lines:
+class LineStarts:
     """Offsets of a text as (line, character), both from 0, in characters; and back."""
 
     def __init__(self, text: str) -> None:

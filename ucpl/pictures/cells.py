@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout
     from ucpl.regions import Part
 
-__all__ = ["CELLS", "SMALL", "Cell", "Fine", "Held", "Level", "fine", "levels", "overlapping"]
+__all__ = ["CELLS", "SMALL", "Cell", "Fine", "HeldBoxes", "Level", "fine", "levels", "overlapping"]
 
 CELLS = 128  # of one level
 RUNS = 16  # of one axis that has more coordinates than `ALONG`
@@ -67,7 +67,7 @@ class Level:
 
 
 @frozen(eq=False)
-class Held:
+class HeldBoxes:
     """Boxes of one tensor and state in one part: `first` is the first rank that holds each."""
 
     part: Part
@@ -98,7 +98,7 @@ def _volume(low: I64, high: I64) -> int:
     return int((high - low).prod(axis=1).sum())
 
 
-def fine(held: list[Held], width: int, holders: Holders) -> tuple[list[Fine], tuple[str, ...]]:
+def fine(held: list[HeldBoxes], width: int, holders: Holders) -> tuple[list[Fine], tuple[str, ...]]:
     """Boxes by the ranks that hold them, copies together; and the mesh axes that tell them apart, outer first."""
     found: dict[bytes, Fine] = {}
     for one in held:

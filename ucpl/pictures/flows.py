@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ucpl.extents import Shelves
     from ucpl.schedule.plan import Plan
 
-__all__ = ["EntryFlow", "Grid", "PlanPicture", "Way", "grids", "plan_picture", "ranks_text"]
+__all__ = ["EntryFlow", "Grid", "PlanPicture", "StateFlow", "grids", "plan_picture", "ranks_text"]
 
 GROUPS = 16  # of ranks, along one side of a grid
 GRIDS = 5
@@ -29,7 +29,7 @@ Amounts = I64  # bytes, or elements where a type is not known
 
 
 @frozen(eq=False)
-class Way:
+class StateFlow:
     """What moves of one state in one way."""
 
     state: str
@@ -71,7 +71,7 @@ class PlanPicture:
     unit: str  # "B", or "elements" where a type is not known
     stored: tuple[int, int]  # tensors of both sides
     ranks: tuple[int, int]
-    ways: tuple[Way, ...]
+    ways: tuple[StateFlow, ...]
     entries: tuple[EntryFlow, ...]
     grids: tuple[Grid, ...]  # of all ranks; then of the cell with the most, and so on down to single ranks
     written: int
@@ -146,7 +146,7 @@ def _rows(plan: Plan, flow: Flow, lane: Lane, ranks: tuple[I64, I64], sizes: Rea
     yield _Rows(flow.place.label, kind, lane.state, m.tensor, ranks[0][here], ranks[1][there], m.numel, amount)
 
 
-def _ways(plan: Plan, rows: list[_Rows], unit: str) -> Iterator[Way]:
+def _ways(plan: Plan, rows: list[_Rows], unit: str) -> Iterator[StateFlow]:
     found: dict[tuple[str, str], list[int]] = {}
     for r in rows:
         total = found.setdefault((r.state, r.kind), [0, 0, 0])
@@ -163,7 +163,7 @@ def _ways(plan: Plan, rows: list[_Rows], unit: str) -> Iterator[Way]:
     for (state, kind), (runs, elements, amount) in sorted(
         found.items(), key=lambda one: order.get(one[0][0], len(order))
     ):
-        yield Way(state, kind, runs, elements, amount)
+        yield StateFlow(state, kind, runs, elements, amount)
 
 
 def _entries(plan: Plan, rows: list[_Rows]) -> Iterator[EntryFlow]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ucpl.columns import I64
 from ucpl.pictures.cells import Cell
-from ucpl.pictures.layouts import Family, LayoutPicture, RankRow, TensorPicture
+from ucpl.pictures.layouts import CellFamily, LayoutPicture, RankRow, TensorPicture
 from ucpl.pictures.look import count_text, markup, printable, shade_of, share_text
 from ucpl.pictures.page import bar, box, page, percent, tag
 from ucpl.pictures.svg import cell_title, family_note
@@ -110,7 +110,7 @@ def _tensor(p: LayoutPicture, t: TensorPicture) -> Iterator[str]:
     yield "</div></section>"
 
 
-def _levels(t: TensorPicture, family: Family, depth: int) -> Iterator[str]:
+def _levels(t: TensorPicture, family: CellFamily, depth: int) -> Iterator[str]:
     level = family.levels[depth]
     if len(level.strips) > 1:
         strips = "".join(
@@ -135,7 +135,7 @@ def _levels(t: TensorPicture, family: Family, depth: int) -> Iterator[str]:
         yield "</details>"
 
 
-def _cell(t: TensorPicture, family: Family, cell: Cell, short: bool) -> Iterator[str]:
+def _cell(t: TensorPicture, family: CellFamily, cell: Cell, short: bool) -> Iterator[str]:
     title, data = cell_title(t, family, cell), f' data-r="{_runs(cell.ranks)}"'
     largest = max(range(len(cell.places)), key=lambda i: cell.places[i][2] * cell.places[i][3])
     label = cell.short if short else cell.label

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ucpl.pictures.drawing import Drawing
-from ucpl.pictures.flows import Grid, PlanPicture, Way, ranks_text
+from ucpl.pictures.flows import Grid, PlanPicture, StateFlow, ranks_text
 from ucpl.pictures.look import HEATS, amount_text, count_text, printable, share_text
 from ucpl.pictures.page import bar, lines_of, page, tag
 from ucpl.pictures.svg_plan import KINDS, bands, flow_title, grid_text, shade_of_kind
@@ -44,7 +44,7 @@ def _ways(p: PlanPicture) -> Iterator[str]:
     kinds = dict.fromkeys(w.kind for w in p.ways)
     entries = "".join(f'<li><i class="{_kind(k)}"></i>{k}: {KINDS[k]}</li>' for k in kinds)
     yield f'<ul class="legend">{entries}</ul><div class="rows">'
-    states: dict[str, list[Way]] = {}
+    states: dict[str, list[StateFlow]] = {}
     for way in p.ways:
         states.setdefault(way.state, []).append(way)
     most = (max((sum(w.amount for w in ways) for ways in states.values()), default=0) or 1) * 1.6

@@ -12,7 +12,7 @@ from attrs import field
 from ucpl.columns import I64
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_dim
-from ucpl.pictures.cells import Fine, Held, Level, fine, levels, overlapping
+from ucpl.pictures.cells import Fine, HeldBoxes, Level, fine, levels, overlapping
 from ucpl.pictures.holders import Holders
 from ucpl.records import frozen
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout, LogicalTensor
     from ucpl.regions import Part, Placement
 
-__all__ = ["Family", "LayoutPicture", "RankRow", "TensorPicture", "layout_picture"]
+__all__ = ["CellFamily", "LayoutPicture", "RankRow", "TensorPicture", "layout_picture"]
 
 EACH_RANK = 16  # ranks that have a row each
 RANK_ROWS = 24
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 @frozen(eq=False)
-class Family:
+class CellFamily:
     """States of a tensor that lie alike."""
 
     states: tuple[str, ...]
@@ -49,7 +49,7 @@ class TensorPicture:
     kind: str
     dtype: str
     numel: int  # of one
-    families: tuple[Family, ...]
+    families: tuple[CellFamily, ...]
 
 
 @frozen(eq=False)
@@ -121,9 +121,9 @@ def _remarks(layout: Layout) -> Iterator[str]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def _held(placement: Placement) -> dict[int, dict[str, list[Held]]]:
+def _held(placement: Placement) -> dict[int, dict[str, list[HeldBoxes]]]:
     """tensor -> state -> where boxes of it lie. Second names are left out: they are names."""
-    out: dict[int, dict[str, list[Held]]] = {}
+    out: dict[int, dict[str, list[HeldBoxes]]] = {}
     for part in placement.parts:
         if part.is_alias:
             continue
@@ -133,19 +133,19 @@ def _held(placement: Placement) -> dict[int, dict[str, list[Held]]]:
         cuts = np.flatnonzero(np.diff(table.tensor[order])) + 1
         for rows in np.split(order, cuts) if len(order) else ():
             tensor = int(table.tensor[rows[0]])
-            out.setdefault(tensor, {}).setdefault(part.state, []).append(Held(part, rows, first[rows]))
+            out.setdefault(tensor, {}).setdefault(part.state, []).append(HeldBoxes(part, rows, first[rows]))
     return out
 
 
 def _tensor(
-    layout: Layout, path: str, held: dict[str, list[Held]], holders: Holders, rank: int | None
+    layout: Layout, path: str, held: dict[str, list[HeldBoxes]], holders: Holders, rank: int | None
 ) -> TensorPicture:
     tensor = layout.tensors[path]
-    alike: dict[object, tuple[list[str], list[Held]]] = {}
+    alike: dict[object, tuple[list[str], list[HeldBoxes]]] = {}
     for state, parts in held.items():
         mark = tuple((h.part.axes, _mark(h)) for h in parts)
         alike.setdefault(mark, ([], parts))[0].append(state)
-    families: list[Family] = []
+    families: list[CellFamily] = []
     for states, parts in alike.values() if tensor.numel else ():
         families += _families(tuple(states), parts, tensor, holders, rank)
     dims = " × ".join(
@@ -154,14 +154,14 @@ def _tensor(
     return TensorPicture(path, (path,), dims, tensor.kind, tensor.dtype or "", tensor.numel, tuple(families))
 
 
-def _mark(held: Held) -> bytes:
+def _mark(held: HeldBoxes) -> bytes:
     table, rows = held.part.folded, held.rows
     return b"".join(c.tobytes() for c in (table.low[rows], table.high[rows], held.first))
 
 
 def _families(
-    states: tuple[str, ...], parts: list[Held], tensor: LogicalTensor, holders: Holders, rank: int | None
-) -> Iterator[Family]:
+    states: tuple[str, ...], parts: list[HeldBoxes], tensor: LogicalTensor, holders: Holders, rank: int | None
+) -> Iterator[CellFamily]:
     """One picture; where parts hold the same elements, cut in other ways, one of each."""
     width = len(tensor.counts)
     cells, axes = fine(parts, width, holders)
@@ -175,7 +175,7 @@ def _families(
     made = tuple(levels(cells, axes, tensor.path, _panels(holders.layout, tensor), holders))
     held = sum(c.elements for c in made[0].cells)
     padding = sum(_padding(h.part) for h in parts)
-    yield Family(states, _note(held, tensor.numel, cells, rank), made, held, padding)
+    yield CellFamily(states, _note(held, tensor.numel, cells, rank), made, held, padding)
 
 
 def _note(held: int, numel: int, cells: list[Fine], rank: int | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ucpl.pictures.cells import Cell, Level
 from ucpl.pictures.drawing import Drawing, text_width
-from ucpl.pictures.layouts import Family, LayoutPicture, RankRow, TensorPicture
+from ucpl.pictures.layouts import CellFamily, LayoutPicture, RankRow, TensorPicture
 from ucpl.pictures.look import clipped, count_text, printable, shade_of, share_text
 
 __all__ = ["cell_title", "layout_svg"]
@@ -181,7 +181,7 @@ def _kind(tensor: TensorPicture) -> str:
     return "" if tensor.kind == "parameter" else tensor.kind
 
 
-def _family(d: Drawing, tensor: TensorPicture, family: Family, place: tuple[float, float, float]) -> float:
+def _family(d: Drawing, tensor: TensorPicture, family: CellFamily, place: tuple[float, float, float]) -> float:
     """place: x, y, width. Returns where it ends."""
     x, y, width = place
     note = family_note(family)
@@ -211,7 +211,7 @@ def _family(d: Drawing, tensor: TensorPicture, family: Family, place: tuple[floa
     return bottom
 
 
-def family_note(family: Family) -> str:
+def family_note(family: CellFamily) -> str:
     """What is to be said beside the states: copies, padding, and what the numbers in the cells are."""
     axes = " · ".join(family.levels[0].axes)
     short = any(c.label != c.short for c in family.levels[0].cells)
@@ -219,7 +219,9 @@ def family_note(family: Family) -> str:
     return "; ".join(filter(None, (f"cells by {axes}" if short and axes else "", family.note, padding)))
 
 
-def _level(d: Drawing, tensor: TensorPicture, family: Family, depth: int, place: tuple[float, float, float]) -> float:
+def _level(
+    d: Drawing, tensor: TensorPicture, family: CellFamily, depth: int, place: tuple[float, float, float]
+) -> float:
     level, (x, y, width) = family.levels[depth], place
     if any(len(level.strips) > 1 and text_width(name) + 4 <= size * width for _, size, name in level.strips):
         for start, size, name in level.strips:
@@ -247,7 +249,7 @@ def _height(level: Level) -> float:
     return float(max(shape, min(rows, 16) * ROW))
 
 
-def cell_title(tensor: TensorPicture, family: Family, cell: Cell) -> str:
+def cell_title(tensor: TensorPicture, family: CellFamily, cell: Cell) -> str:
     """What hovering a cell says: lines."""
     lines = [f"{tensor.path}{cell.span}" if cell.span.startswith("[") else f"{tensor.path}: {cell.span}"]
     lines.append(f"{cell.elements:,} elements of {', '.join(family.states)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ucpl.pictures.drawing import Drawing, text_width
-from ucpl.pictures.flows import Grid, PlanPicture, Way, ranks_text
+from ucpl.pictures.flows import Grid, PlanPicture, StateFlow, ranks_text
 from ucpl.pictures.look import amount_text, clipped, count_text, printable, shade_of, share_text
 
 __all__ = ["KINDS", "bands", "flow_title", "grid_text", "plan_svg", "shade_of_kind"]
@@ -80,7 +80,7 @@ def _ways(d: Drawing, p: PlanPicture, y: float) -> float:
         d.text(x + 28, y + 14, text, "small")
         x += 28 + text_width(text) + 22
     y += 26
-    states: dict[str, list[Way]] = {}
+    states: dict[str, list[StateFlow]] = {}
     for way in p.ways:
         states.setdefault(way.state, []).append(way)
     most = max((sum(w.amount for w in ways) for ways in states.values()), default=0) or 1

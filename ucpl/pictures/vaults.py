@@ -10,7 +10,7 @@ from ucpl.pictures.page import page, tag
 from ucpl.records import frozen
 from ucpl.remotes.vaults.codes import Protection, sets_of
 
-__all__ = ["Block", "VaultPicture", "vault_html", "vault_picture", "vault_svg"]
+__all__ = ["BlockShown", "VaultPicture", "vault_html", "vault_picture", "vault_svg"]
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ class DomainShown:
 
 
 @frozen
-class Block:
+class BlockShown:
     """A block of a domain in a group: of its data, or of what it holds for others."""
 
     group: int
@@ -50,7 +50,7 @@ class SetShown:
     domains: tuple[int, ...]
     groups: int
     needed: int  # blocks of a group that make the others
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockShown, ...]
     more: int  # groups that are not drawn
 
 
@@ -79,7 +79,7 @@ class VaultPicture:
     def parity_tip(self, domain: DomainShown) -> str:
         return f"d{domain.number} holds {domain.for_others:,} bytes for others"
 
-    def block_tip(self, block: Block, shown: SetShown) -> str:
+    def block_tip(self, block: BlockShown, shown: SetShown) -> str:
         what = "what it holds for others" if block.is_parity else "its data"
         blocks = sum(1 for other in shown.blocks if other.group == block.group)
         others = f"any {shown.needed} of {blocks} make the others"
@@ -109,8 +109,8 @@ def _set(protection: Protection, among: tuple[int, ...]) -> SetShown:
     groups = protection.groups(len(among))
     blocks = []
     for number, group in enumerate(groups[:GROUPS_MAX]):
-        blocks += [Block(number, among[place], False, which) for place, which in group.data]
-        blocks += [Block(number, among[place], True, which) for place, which in group.parity]
+        blocks += [BlockShown(number, among[place], False, which) for place, which in group.data]
+        blocks += [BlockShown(number, among[place], True, which) for place, which in group.parity]
     needed = max(len(group.data) for group in groups)
     return SetShown(among, min(len(groups), GROUPS_MAX), needed, tuple(blocks), max(0, len(groups) - GROUPS_MAX))
 

@@ -14,7 +14,7 @@ from attrs import Factory, field
 from ucpl.records import frozen
 from ucpl.syntax import nodes
 from ucpl.syntax.parser import parse
-from ucpl.syntax.printer import Row, row_of
+from ucpl.syntax.printer import StatementRow, row_of
 
 __all__ = ["format_text", "print_file"]
 
@@ -114,7 +114,7 @@ _UNSTARTED = re.compile(r"dtype |\w+ \[")
 class _Piece:
     """A row with what stands around it."""
 
-    row: Row
+    row: StatementRow
     above: Sequence[str] = ()
     beside: str = ""
     body: tuple[str, ...] | None = field(default=None)  # the lines in braces, of a model or a layout
@@ -231,12 +231,12 @@ def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
         yield from lines
 
 
-def _column(rows: Sequence[Row], text: Callable[[Row], str], most: int) -> int:
+def _column(rows: Sequence[StatementRow], text: Callable[[StatementRow], str], most: int) -> int:
     """How wide a column is: its widest text that is not too wide."""
     return max((len(text(row)) for row in rows if len(text(row)) <= most), default=0)
 
 
-def _lines(row: Row, head: int, body: int, indent: str) -> list[str]:
+def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
     """One statement: on one line if it fits, else its clauses on lines of their own."""
     if not row.sign:
         line = padded = indent + row.head

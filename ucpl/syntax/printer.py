@@ -31,7 +31,7 @@ from ucpl.syntax.words import (
     SPLIT_WORDS,
 )
 
-__all__ = ["Row", "opening", "print_axis", "print_expr", "print_item", "row_of"]
+__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of"]
 
 _NO_WORDS: frozenset[str] = frozenset()
 
@@ -49,7 +49,7 @@ _NOT, _COMPARISON, _UNIT = 3, 4, 7
 
 
 @frozen
-class Row:
+class StatementRow:
     """One statement in four columns: `ln1[l]`, `=`, `h`, (`mean @tp`, `as "ln1"`). Sign and body may be empty."""
 
     kind: str  # rows of one kind align with each other
@@ -269,7 +269,7 @@ def _dimension(dimension: nodes.Dimension) -> str:
     return _path(dimension.name, DIM_WORDS) + _part(dimension.range)
 
 
-def _group(group: nodes.Group) -> Row:
+def _group(group: nodes.Group) -> StatementRow:
     order: tuple[str, ...] = ()
     if isinstance(group.order, str):
         order = ("order reversed",)
@@ -285,10 +285,10 @@ def _group(group: nodes.Group) -> Row:
     else:
         first, *others = group.members or ("",)
         body = ", ".join((_path(first, MEMBER_WORDS), *(_path(other) for other in others)))
-    return Row("group", head, "=", body, order)
+    return StatementRow("group", head, "=", body, order)
 
 
-def _tensor(tensor: nodes.Tensor) -> Row:
+def _tensor(tensor: nodes.Tensor) -> StatementRow:
     tail = [f"dtype {_name(tensor.dtype)}"] if tensor.dtype is not None else []
     if tensor.scaling is not None:
         by = ", ".join(_expr(e, 0) for e in tensor.scaling.by)
@@ -296,14 +296,14 @@ def _tensor(tensor: nodes.Tensor) -> Row:
     elif tensor.kind != "parameter":
         tail.append(f"is {tensor.kind}")
     dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
-    return Row("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
+    return StatementRow("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
 
 
-def _entry(entry: nodes.Entry) -> Row:
+def _entry(entry: nodes.Entry) -> StatementRow:
     left = _left(entry, LAYOUT_WORDS)
     head = left if entry.of is None else f"{left} of {entry.of}"
     body = "none" if entry.shape is None else _shape(entry.shape)
-    return Row("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
+    return StatementRow("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
 
 
 def _left(entry: nodes.Entry | nodes.Fill, words: frozenset[str]) -> str:
@@ -319,97 +319,99 @@ def _starless(text: str) -> str:
     return quote(text).replace("*", "\\u{2a}")
 
 
-def _states(states: nodes.States) -> Row:
+def _states(states: nodes.States) -> StatementRow:
     head = f"state {'*' if states.names is None else _names(states.names)}{_of(states.groups)}"
     if states.shape is None:
         body = "none"
     else:
         body = "like" if isinstance(states.shape, str) else _shape(states.shape)
-    return Row("states", head, "=", body, tuple(_clause(c) for c in states.clauses))
+    return StatementRow("states", head, "=", body, tuple(_clause(c) for c in states.clauses))
 
 
-def _file(file: nodes.Files) -> Row:
+def _file(file: nodes.Files) -> StatementRow:
     head = f"file {_name(file.name)}"
     if file.form is None:
-        return Row("file", head, "=", "none", _when(file.when))
-    return Row("file", head, "=", f"{file.form} {quote(file.template)}", (*_key(file.key), *_when(file.when)))
+        return StatementRow("file", head, "=", "none", _when(file.when))
+    return StatementRow("file", head, "=", f"{file.form} {quote(file.template)}", (*_key(file.key), *_when(file.when)))
 
 
-def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> Row:
+def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> StatementRow:
     """The columns of one statement; of a model or a layout, the line that opens it."""
     match item:
         case nodes.Model() | nodes.Layout():
-            return Row("block", opening(item))
+            return StatementRow("block", opening(item))
         case nodes.Import():
-            return Row("import", f"from {quote(item.file)}", "import", _names(item.names))
+            return StatementRow("import", f"from {quote(item.file)}", "import", _names(item.names))
         case nodes.Let():
-            return Row("let", f"let {_bindings(item.bindings)}")
+            return StatementRow("let", f"let {_bindings(item.bindings)}")
         case nodes.Dims():
-            return Row("dim", f"dim {_bindings(item.bindings)}")
+            return StatementRow("dim", f"dim {_bindings(item.bindings)}")
         case nodes.Assert():
             message = "" if item.message is None else f", {quote(item.message)}"
-            return Row("assert", f"assert {_expr(item.condition, 0)}{message}")
+            return StatementRow("assert", f"assert {_expr(item.condition, 0)}{message}")
         case nodes.Plan():
             body = f"{_call(item.source)} -> {_call(item.target)}"
-            return Row("plan", f"plan {_name(item.name)}", "=", body, tuple(_changes(item)))
+            return StatementRow("plan", f"plan {_name(item.name)}", "=", body, tuple(_changes(item)))
         case nodes.DefaultDtype():
-            return Row("dtype", f"dtype {_name(item.name)}")
+            return StatementRow("dtype", f"dtype {_name(item.name)}")
         case nodes.Tensor():
             return _tensor(item)
         case nodes.Alias():
             owner = _path(item.owner, NONE_WORDS)
-            return Row("alias", f"alias {_path(item.path)}", "=", owner, _when(item.when))
+            return StatementRow("alias", f"alias {_path(item.path)}", "=", owner, _when(item.when))
         case nodes.Gone():
             return _gone(item)
         case nodes.State():
             tail = ("scalar",) if item.scalar else ()
             dtype = _name(item.dtype, NONE_WORDS)
             typed = tuple(f"dtype {_name(t.dtype)} of {', '.join(map(_path, t.of))}" for t in item.typed)
-            return Row("state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups), typed)
+            return StatementRow(
+                "state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups), typed
+            )
         case nodes.Use():
-            return Row(
+            return StatementRow(
                 "use", f"use {_call(item.call)}", "as", _name(item.name), (*_key(item.key), *map(_clause, item.at))
             )
         case nodes.Index():
-            return Row("index", f"index {_name(item.name)}", "=", print_axis(item.axis), _when(item.when))
+            return StatementRow("index", f"index {_name(item.name)}", "=", print_axis(item.axis), _when(item.when))
         case nodes.Group():
             return _group(item)
         case nodes.Mesh():
             name = f"{_name(item.name)}: " if item.name else ""
-            return Row("mesh", f"mesh {name}{' '.join(_name(axis) for axis in item.axes)}")
+            return StatementRow("mesh", f"mesh {name}{' '.join(_name(axis) for axis in item.axes)}")
         case nodes.Domain():
-            return Row("domain", f"domain {item.kind}", "=", quote(item.template))
+            return StatementRow("domain", f"domain {item.kind}", "=", quote(item.template))
         case nodes.Files():
             return _file(item)
         case nodes.Framework():
-            return Row("framework", f"framework {_call(item.call)}")
+            return StatementRow("framework", f"framework {_call(item.call)}")
         case nodes.Entry():
             return _entry(item)
         case nodes.States():
             return _states(item)
         case nodes.Derive():
             text = f"derive {_name(item.state)} from {_name(item.source)}"
-            return Row("derive", text, tail=_when(item.when))
+            return StatementRow("derive", text, tail=_when(item.when))
         case nodes.Fill():
             of = "" if item.of is None else f" of {item.of}"
             head = f"fill {_left(item, FILL_WORDS)}{of}{_indices(item.indices)}"
-            return Row("fill", head, "=", _expr(item.value, 0), _when(item.when))
+            return StatementRow("fill", head, "=", _expr(item.value, 0), _when(item.when))
         case nodes.FillStates():
             head = f"fill state {'*' if item.names is None else _names(item.names)}{_of(item.groups)}"
-            return Row("fill", head, "=", _expr(item.value, 0), _when(item.when))
+            return StatementRow("fill", head, "=", _expr(item.value, 0), _when(item.when))
         case nodes.Blob():
             axes = "".join(f" @{_name(axis)}" for axis in item.mesh_axes)
             head = f"blob {_path(item.name)}{axes} {item.fate}"
-            return Row("blob", head, tail=tuple(_clause(c) for c in item.clauses))
+            return StatementRow("blob", head, tail=tuple(_clause(c) for c in item.clauses))
         case _:
             assert_never(item)
 
 
-def _gone(gone: nodes.Gone) -> Row:
+def _gone(gone: nodes.Gone) -> StatementRow:
     if gone.kind == "tensor":
-        return Row("tensor", _path(gone.names[0], MODEL_WORDS), ":", "none")
+        return StatementRow("tensor", _path(gone.names[0], MODEL_WORDS), ":", "none")
     names = _path(gone.names[0]) if gone.kind == "alias" else _names(gone.names)
-    return Row(gone.kind, f"{gone.kind} {names}", ":" if gone.kind == "state" else "=", "none")
+    return StatementRow(gone.kind, f"{gone.kind} {names}", ":" if gone.kind == "state" else "=", "none")
 
 
 def _of_scalar(scalar: tuple[str, ...], groups: tuple[str, ...] | None) -> str:

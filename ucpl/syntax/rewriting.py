@@ -18,7 +18,7 @@ from ucpl.syntax.source import SKELETON, Source, open_brackets
 from ucpl.syntax.tables import Tables
 from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
 
-__all__ = ["Instead", "Standing", "comma_above", "instead_of", "standing", "standing_call"]
+__all__ = ["Instead", "RefusedLine", "comma_above", "instead_of", "standing", "standing_call"]
 
 _LINE_MAX = 400  # characters of a line that is looked at: no person wrote a longer one
 _LINES_MAX = 20  # of a statement, above and below
@@ -35,7 +35,7 @@ _FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": 
 
 
 @frozen
-class Standing:
+class RefusedLine:
     """A refused line: the statement that it is in, and what that stands in."""
 
     place: str  # l: a layout, m: a model, t: beside them, h: where the version should be, c: a call by itself
@@ -60,7 +60,7 @@ class Instead:
         return f"{self.why}\nwrite: {lines}" if lines else self.why
 
 
-def standing(text: str, place: int, header: bool) -> Standing | None:
+def standing(text: str, place: int, header: bool) -> RefusedLine | None:
     """The line of a refusal. None for one that no person wrote. `header`: the version is not read yet."""
     begin = text.rfind("\n", 0, place) + 1
     stop = text.find("\n", place)
@@ -76,7 +76,7 @@ def standing(text: str, place: int, header: bool) -> Standing | None:
     kind = (
         "h" if header or re.match(r"ucpl\b", code) else {"model": "m", "layout": "l"}.get(head[0] if head else "", "t")
     )
-    return Standing(
+    return RefusedLine(
         kind,
         text[first:begin],
         code,
@@ -87,11 +87,11 @@ def standing(text: str, place: int, header: bool) -> Standing | None:
     )
 
 
-def standing_call(text: str, place: int) -> Standing | None:
+def standing_call(text: str, place: int) -> RefusedLine | None:
     """The same of a call, such as a command line gives: it is one line, and nothing stands around it."""
     if len(text) > _LINE_MAX or "\n" in text:
         return None
-    return Standing("c", "", text, min(place, len(text)), "", _AXES_USUAL)
+    return RefusedLine("c", "", text, min(place, len(text)), "", _AXES_USUAL)
 
 
 def comma_above(text: str, place: int) -> int | None:
@@ -181,7 +181,7 @@ def _one_of(names: tuple[str, ...]) -> str:
     return f"(?:{'|'.join(sorted(map(re.escape, names), key=len, reverse=True))})" if names else r"(?!)"
 
 
-def _proposals(at: Standing) -> Iterator[tuple[Habit, str, str]]:
+def _proposals(at: RefusedLine) -> Iterator[tuple[Habit, str, str]]:
     """What the rows say of a line: the row, why, and the line with the match replaced (or nothing)."""
     for habit in habits():
         if at.place not in habit.place:
@@ -201,7 +201,7 @@ def _proposals(at: Standing) -> Iterator[tuple[Habit, str, str]]:
 # ---- the parser's say ------------------------------------------------------------------------------------------------
 
 
-def _refusal(at: Standing, line: str, parser: Tables) -> int | None:
+def _refusal(at: RefusedLine, line: str, parser: Tables) -> int | None:
     """Where the parser refuses the statement with this line, from its line's start; None where it does not."""
     frame = _FRAMES[at.place]
     text = frame + at.before + line + at.after
@@ -224,7 +224,7 @@ def _refusal(at: Standing, line: str, parser: Tables) -> int | None:
     return None
 
 
-def instead_of(at: Standing, parser: Tables) -> Instead | None:
+def instead_of(at: RefusedLine, parser: Tables) -> Instead | None:
     """The line to write instead, and why; or why alone where no row knows a line that can be read."""
     whys: list[str] = []
     seen = {at.line}
@@ -247,13 +247,13 @@ def instead_of(at: Standing, parser: Tables) -> Instead | None:
         if further is None:
             break
         whys.append(further[0])
-        at = Standing(at.place, at.before, further[1], max(0, further[2]), at.after, at.axes, at.tensors)
+        at = RefusedLine(at.place, at.before, further[1], max(0, further[2]), at.after, at.axes, at.tensors)
     if at.place not in "hc":
         reason = words().of(at.line, _OWN, True) or reason or words().of(at.line, _OWN, False)
     return Instead(reason) if reason else None
 
 
-def _opens(at: Standing, line: str) -> int:
+def _opens(at: RefusedLine, line: str) -> int:
     """How many parentheses and brackets the statement leaves open with this line."""
     text = at.before + line + at.after
     return sum(text[i] in "([" for i in open_brackets(text, len(text)))
