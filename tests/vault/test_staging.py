@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from attrs import define, field
 
 from ucpl.vault.arenas import Arenas
 from ucpl.vault.files import ToSave
-from ucpl.vault.staging import ROOMS, Stages
+from ucpl.vault.staging import ROOMS, Cuda, Stages
 
 GARBAGE = 0xEE
 
@@ -173,3 +174,53 @@ def test_tensors_in_memory_lie_between_those_of_a_device():
     assert list(found) == [0, 1, 2, 3]
     assert found == {0: b"one", 1: bytes(range(10)), 2: b"two", 3: bytes(range(9))}
     assert [number for number, _ in Stages().staged(data)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("code", [0, 712])
+def test_what_is_asked_of_cuda(monkeypatch, code):
+    """Streams, events and the runtime of torch.cuda by stand-ins; a refusal is reported again to the next kernel."""
+    asked: list[tuple[object, ...]] = []
+
+    class Event:
+        def record(self, stream: object) -> None:
+            asked.append(("recorded",))
+
+        def synchronize(self) -> None:
+            asked.append(("waited",))
+
+    class Stream(Event):
+        def __init__(self, device: torch.device) -> None: ...
+
+        def wait_stream(self, other: object) -> None:
+            asked.append(("behind", other))
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            asked.append(("register", address, size, flags))
+            return code
+
+        def cudaHostUnregister(self, address: int) -> int:
+            asked.append(("unregister", address))
+            return 0
+
+    def reported(*_: object, **__: object) -> torch.Tensor:
+        asked.append(("reported",))
+        raise RuntimeError("CUDA error: part or all of the requested memory range is already mapped")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "what trains")
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    lane, memory = Cuda(torch.device("cpu")), torch.zeros(100, dtype=torch.uint8)
+    with monkeypatch.context() as within:
+        within.setattr(torch, "ones", reported)
+        assert lane.pin(memory) == (not code)
+    assert asked == [("register", memory.data_ptr(), 100, 1), *([("reported",)] if code else [])]
+    asked.clear()
+    assert lane.reaches(memory)
+    assert memory[:92].eq(0).all()
+    assert asked == [("behind", "what trains"), ("recorded",), ("waited",)]
+    lane.unpin(memory)
+    assert asked[3:] == [("waited",), ("unregister", memory.data_ptr())]
