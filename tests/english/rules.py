@@ -50,12 +50,12 @@ WORDS = (
     _words("beside", "next to; for an addition: besides, with, and"),
     _words("by itself|by themselves", "alone, without help; or leave it out"),
     _words("ever", "leave it out"),
-    _words("nor", "and not; or a sentence of its own"),
     _words("thereof", "of it, or the noun"),
     _words(r"(?:it|they|that|this|which|files?|tensors?|there|data|values?|what) (?:lie|lies|lay)", "is stored, is at"),
     _words(r"lies? (?:in|at|under|on|within|behind|there|where|outside|inside)", "is stored in, is at"),
 )  # fmt: skip
 CLAUSES = (
+    _words("nor", "`neither ... nor`, or `and not`, or a sentence of its own"),
     Rule(re.compile(r"(?<![\w'-])(?:[Ww]hat)(?![\w-])"), "the noun: `the value`, `the tensors`, `everything that`"),
     Rule(
         re.compile(
@@ -97,7 +97,8 @@ def check_text(text: str) -> Iterator[Finding]:
             if match := STARTS.match(plain, start):
                 add(start, match.group(), START)
             for place, word, instead in _matches(CLAUSES, sentence.group()):
-                add(sentence.start() + place, word, instead)
+                if word.lower() != "nor" or "neither" not in sentence.group()[:place].lower():
+                    add(sentence.start() + place, word, instead)
     for place, word, instead in _matches(WORDS, plain):
         add(place, word, instead)
     end = 0

@@ -45,6 +45,7 @@ def test_forbidden_forms_are_found(text: str, found: list[str]) -> None:
         "Use `what --told beside` or\n```sh\nucpl whole\n```\n",
         "The folder in which a run writes. It never ends. Everything else follows.",
         "How to convert a checkpoint.",
+        "Neither the file nor the folder is there.",
         "where: the place of a message",
     ],
 )

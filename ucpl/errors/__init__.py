@@ -1,4 +1,4 @@
-"""An error is a value: a stable code, the places that disagree, the reason, and what to do.
+"""Errors as values: a stable code, places, a reason and a remedy.
 
 Every room raises `UcplError`; only `cli` prints it and turns it into an exit status. The catalogue of codes is data
 (`catalogue/*.toml`, one file a room), which `ucpl explain` prints and `make docs` puts into the site.
@@ -20,7 +20,7 @@ __all__ = ["CodeEntry", "Diagnostic", "Exit", "Label", "UcplError", "called", "c
 
 
 class Exit:
-    """Exit status of the command line (INTERFACE): what kind of 'no' an answer is."""
+    """Exit statuses of the command line (INTERFACE)."""
 
     DONE = 0
     ANSWER_IS_NO = 1
@@ -31,12 +31,15 @@ class Exit:
     INTERRUPTED = 130
 
 
-_CALLED: dict[str, str] = {}  # path of what stands for something elsewhere -> what a user calls it
+_CALLED: dict[str, str] = {}  # path of a folder that represents another place -> the user's name of that place
 
 
 @contextmanager
 def calling(path: str, name: str) -> Iterator[None]:
-    """Texts that are made meanwhile say `name` wherever they would say `path`: of a folder that stands for one elsewhere."""
+    """Replace `path` by `name` in texts meanwhile.
+
+    For a folder that represents another place.
+    """
     _CALLED[path] = name
     try:
         yield
@@ -46,7 +49,7 @@ def calling(path: str, name: str) -> Iterator[None]:
 
 def called(text: str) -> str:
     """A text with the names that users know."""
-    known = _CALLED.copy() if _CALLED else {}  # what stands for something may end meanwhile
+    known = _CALLED.copy() if _CALLED else {}  # an entry may be removed meanwhile
     for path in sorted(known, key=len, reverse=True):
         text = text.replace(path, known[path])
     return text
@@ -61,7 +64,10 @@ _TEXT_MAX = 5000  # characters: more than a path may have
 
 
 def _printable(text: str) -> str:
-    """What files call things may have any length, and halves of characters, which no terminal and no file takes."""
+    """Shorten a text and escape halves of characters.
+
+    Names from files may have any length, and characters that no terminal takes.
+    """
     text = called(text)
     if len(text) > _TEXT_MAX:
         half = _TEXT_MAX // 2 - 5
@@ -75,7 +81,7 @@ def _all_printable(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 @frozen
 class Label:
-    """A place that the user can open, and what is wrong (or merely stated) there.
+    """A place that the user can open, and the fact there.
 
     For text (.ucpl): `line` and `column` are 1-based, `length` is in characters and `source` is the line's text.
     For data (a checkpoint): `file` is the path, `where` names the key, the tensor or the element; no line.
@@ -92,25 +98,31 @@ class Label:
 
 @frozen
 class Diagnostic:
-    """One finding. `labels[0]` is the place to look first; a second label is the place it disagrees with."""
+    """One error or warning.
+
+    `labels[0]` is the place to look first; a second label is the place that it disagrees with.
+    """
 
     code: str  # "E101"
     message: str = field(converter=_printable)  # one line, no full stop
     labels: tuple[Label, ...] = ()
     notes: tuple[str, ...] = field(default=(), converter=_all_printable)
-    remedy: str = field(default="", converter=_printable)  # what to write or do instead
-    about: object = field(default=None, eq=False, repr=False)  # the values that it speaks of, for who raises it anew
+    remedy: str = field(default="", converter=_printable)  # the text to write, or the step to take
+    about: object = field(default=None, eq=False, repr=False)  # the values of the message, for a caller that raises it anew
 
 
 class UcplError(Exception):
-    """One or more diagnostics that end the verb. `exit_status` comes from the first one's catalogue entry."""
+    """One or more diagnostics that end the verb.
+
+    `exit_status` comes from the catalogue entry of the first one.
+    """
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__("; ".join(f"{d.code}: {d.message}" for d in diagnostics))
         self.diagnostics = diagnostics
 
     def __reduce__(self) -> tuple[type[UcplError], tuple[Diagnostic, ...]]:
-        """Ranks of a job tell each other what they met by pickle. What a diagnostic speaks of stays where it was found."""
+        """Pickle without `about`: ranks of a job exchange errors."""
         return type(self), tuple(evolve(d, about=None) for d in self.diagnostics)
 
     @property
@@ -119,13 +131,19 @@ class UcplError(Exception):
 
     @property
     def is_of_the_disk(self) -> bool:
-        """Whether a file could not be read, whatever is in it: who goes on with what it can read must not go on with this."""
+        """True if a file could not be read, regardless of its content.
+
+        A caller that skips unreadable content must not skip this error.
+        """
         return self.diagnostics[0].code in ("E400", "E685")
 
 
 @frozen
 class CodeEntry:
-    """One code of the catalogue. `example` is a shortest input that shows it; `remedy` says what to do in general."""
+    """One code of the catalogue.
+
+    `example` is a shortest input that raises it; `remedy` is general.
+    """
 
     code: str
     title: str
@@ -137,7 +155,7 @@ class CodeEntry:
 
 @cache
 def catalogue() -> dict[str, CodeEntry]:
-    """All codes, from the toml files beside this one: `[E101] title=, exit=, meaning=, example=, remedy=`."""
+    """All codes, from the toml files of `catalogue/`: `[E101] title=, exit=, meaning=, example=, remedy=`."""
     import tomllib  # most commands end without an error
 
     found: dict[str, CodeEntry] = {}
@@ -164,7 +182,7 @@ def fail(
     remedy: str = "",
     about: object = None,
 ) -> NoReturn:
-    """Raise one diagnostic. The remedy of the catalogue stands where none is given.
+    """Raise one diagnostic; the default remedy is the catalogue's.
 
     Raises: UcplError, always.
     """

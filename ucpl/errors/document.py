@@ -1,4 +1,4 @@
-"""The site's page of errors, generated from the catalogue: each code with its meaning, an example and a remedy.
+"""The site's page of errors, generated from the catalogue.
 
 The page is not committed: `make docs` builds it into the site, and `ucpl explain CODE` prints one entry of it.
 """
@@ -30,7 +30,7 @@ EXIT_MEANING = {
 
 
 def errors_markdown() -> str:
-    """The page: the meanings of exit statuses, an index of all codes, then one section a code, in the codes' order."""
+    """The page: exit statuses, an index, one section per code."""
     entries = tuple(catalogue().values())
     parts = [
         HEAD,
@@ -46,18 +46,21 @@ def errors_markdown() -> str:
 
 
 def section(entry: CodeEntry) -> str:
-    """One code. Its heading is the bare code, so that its anchor `#e101` stays when the title is reworded."""
+    """One code.
+
+    Its heading is the bare code, so that its anchor `#e101` stays when the title is reworded.
+    """
     return (
         f"## {entry.code}\n\n"
         f"**{entry.title}** (exit status {entry.exit_status})\n\n"
         f"{entry.meaning}\n\n"
         f"{fenced(entry.example)}\n\n"
-        f"What to do: {entry.remedy}\n"
+        f"Remedy: {entry.remedy}\n"
     )
 
 
 def fenced(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks in the text."""
+    """A code block with a fence longer than any backticks in it."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -1,4 +1,4 @@
-"""Diagnostics as a person reads them: what, where, the line itself with carets, and what to do.
+"""Render diagnostics as text: message, place, source line, remedy.
 
     error[E001]: unexpected `|`
       --> gpt.ucpl:3:22
@@ -67,7 +67,10 @@ def _label(label: Label, arrow: str, margin: str, colors: _Colors) -> Iterator[s
 
 
 def _window(source: str, column: int) -> tuple[str, int]:
-    """The part of a long line around a column, and the column within it. A tab takes one place, as a space does."""
+    """The part of a long line around a column, with that column.
+
+    A tab takes one place, as a space does.
+    """
     source = _safe(source.replace("\t", " "))
     if len(source) <= _SOURCE_MAX:
         return source, column
@@ -77,7 +80,7 @@ def _window(source: str, column: int) -> tuple[str, int]:
 
 
 def _safe(text: str) -> str:
-    """The text with one mark in place of each character that does not print."""
+    """Replace each character that does not print by one mark."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
