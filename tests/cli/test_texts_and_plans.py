@@ -35,7 +35,7 @@ def test_check_says_what_a_config_would_tell(spec: Path) -> None:
     assert none == "own.ucpl: `config.width` has no value"
     assert drawn.endswith("sizes are drawn. Give --config to check at yours"), "once, not for each layout"
     assert remark.endswith("give --config to check further"), "a plan is of the sizes that there are"
-    assert said == "own.ucpl: good but for what was not checked (plan grow), 2 remarks; 1 model, 2 layouts, 1 plan"
+    assert said == "own.ucpl: good, except for unchecked parts (plan grow), 2 remarks; 1 model, 2 layouts, 1 plan"
     tried, said = good("check", "own.ucpl", "--config", "config.json").out.splitlines()
     assert tried.startswith("own.ucpl: cut holds at tp = 2")
     assert said == "own.ucpl: good; 1 model, 2 layouts, 1 plan"
@@ -58,8 +58,7 @@ def test_check_says_of_a_layout_that_no_degree_tried_suits_it(spec: Path) -> Non
     assert remark.endswith("Name one that holds: ucpl check 'own.ucpl:cut(tp = ..., pp = ...)'")
     assert told["unchecked"] == ["own.ucpl:cut"]
     assert (
-        "own.ucpl: good but for what was not checked (cut), "
-        in good("check", "own.ucpl", "--config", "config.json").out
+        "own.ucpl: good, except for unchecked parts (cut), " in good("check", "own.ucpl", "--config", "config.json").out
     )
     (spec / "own.ucpl").write_text(SPEC.replace("-> cut(tp = 2)", "-> cut(tp = 2, pp = 0)"))
     done = ucpl("check", "own.ucpl", "--config", "config.json", "--json")
@@ -197,7 +196,7 @@ def test_a_plan_is_a_statement_or_two_layouts(line: list[str], spec: Path) -> No
 )
 def test_words_beside_the_sides_are_said_with_what_was_meant(line: list[str], meant: str) -> None:
     done = ucpl("plan", *line)
-    assert done.status == 2 and "` stands beside --" in done.err and f"write ucpl plan {meant}\n" in done.err
+    assert done.status == 2 and "` conflicts with --" in done.err and f"write ucpl plan {meant}\n" in done.err
 
 
 def test_a_statement_is_what_its_layouts_are(spec: Path) -> None:

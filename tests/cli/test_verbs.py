@@ -108,7 +108,7 @@ def test_what_was_not_read_back_is_said(verb: str, tmp_path: Path, plan: Path) -
         out = tmp_path / how
         told[how] = good(*(out if a == "{}" else a for a in argv), "--read-back", how)
     report = good(*(tmp_path / "b" if a == "{}" else a for a in argv), "--read-back", "none", "--json").json["report"]
-    assert "bytes read back from the disk are what was written" in told["all"].out
+    assert "bytes read back from the disk equal the written bytes" in told["all"].out
     assert f"was not read back: ucpl verify {tmp_path / 'none'}" in told["none"].out
     assert report["bytes_read_back"] == 0 and report["bytes_written"] > 0
     assert digest(tmp_path / "none") == digest(tmp_path / "all")
@@ -377,7 +377,8 @@ def test_what_nobody_foresaw_is_one_line_and_debug_shows_the_rest(monkeypatch: p
     monkeypatch.setattr("ucpl.formats.opening.open_checkpoint", broken)
     done = ucpl("inspect", SOURCE)
     assert (
-        done.status == 1 and done.err == "internal error: RuntimeError: no such thing (run with --debug to see where)\n"
+        done.status == 1
+        and done.err == "internal error: RuntimeError: no such thing (run with --debug for the place)\n"
     )
     with pytest.raises(RuntimeError, match="no such thing"):
         main(["inspect", str(SOURCE), "--debug"])

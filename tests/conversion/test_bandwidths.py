@@ -68,7 +68,7 @@ def test_a_plan_says_what_it_costs(tmp_path: Path) -> None:
     made = good(*line, "--json").json["cost"]
     assert made["read"] == sum(made["ranks"]["read"]) and made["estimate"]["warm"] > 0.5
     out = good(*line).out
-    assert f"cost       reads {made['read']:,} bytes" in out and "estimate   " in out and "% of what is read" in out
+    assert f"cost       reads {made['read']:,} bytes" in out and "estimate   " in out and "% of the bytes read" in out
 
 
 def test_a_file_of_other_figures_is_refused(tmp_path: Path) -> None:

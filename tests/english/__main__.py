@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from tests.english.passages import Place, check_file, tracked_files
 
 COUNTS = Path(__file__).parent / "counts.json"
+LINES, LINE = 20, 200  # of a report
 Counts = dict[str, dict[str, int]]
 
 
@@ -91,7 +92,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{total(after)} findings")
         return 0
     if problems := compare(before, after):
-        print(*problems, sep="\n")
+        print(*(line if len(line) <= LINE else f"{line[:LINE]} ..." for line in problems[:LINES]), sep="\n")
+        print(
+            f"... and {len(problems) - LINES} more lines" if len(problems) > LINES else "",
+            end="\n" * (len(problems) > LINES),
+        )
         print("python -m tests.english PATH lists them; after a move of files: python -m tests.english --write")
         return 1
     fewer = total(before) - total(after)

@@ -15,7 +15,7 @@ from tests.english.rules import Finding, check_docstring, check_entry, check_nam
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = re.compile(
-    r"tests/fixtures/|tests/english/|tests/[^/]+/fixtures/|docs/_site/|docs/ERRORS\.md$|benchmarks/figures/"
+    r"tests/fixtures/|tests/english/|tests/[^/]+/fixtures/|docs/_site/|docs/FORMATS\.md$|benchmarks/figures/"
 )
 SPECS = ("specs/", "examples/", "benchmarks/")
 NO_TEXTS = {"after", "before", "call", "example", "file", "id", "keep", "of", "pattern", "place", "test"}

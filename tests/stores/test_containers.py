@@ -99,7 +99,7 @@ def test_a_target_is_a_folder_of_the_trainer_again(source: Path, tmp_path: Path,
 def test_the_rule_for_new_ranks_is_told(source: Path, tmp_path: Path) -> None:
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=4)", "--dry-run").out
     assert (
-        "beside        random numbers of 2 ranks for 4: ranks that remain keep their own; rank 2 begins with that of rank 0,"
+        "companions    random numbers of 2 ranks for 4: ranks that remain keep their own; rank 2 begins with that of rank 0,"
         " rank 3 begins with that of rank 1\n"
     ) in out
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=1)", "--dry-run").out
@@ -131,7 +131,7 @@ def test_every_file_is_in_the_manifest_and_a_flipped_bit_is_found(source: Path, 
 def test_inspect_says_what_the_folder_is(source: Path) -> None:
     (source / "notes.txt").write_text("mine")
     out = good("inspect", source).out
-    assert "container     transformers' Trainer, 9 files beside the shards" in out
+    assert "container     transformers' Trainer, 9 files next to the shards" in out
     assert "  one a rank  rng_state_0.pth, rng_state_1.pth\n" in out
     assert "  weights     model.safetensors\n" in out
     assert "  not known   notes.txt\n" in out
@@ -200,14 +200,14 @@ def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path
     target = tmp_path / ("t.pt" if call == "plain()" else "t")
     out = good("convert", source, target, "--to", call).out
     count = 8 if call == "plain()" else 6
-    assert f"beside        {count} files beside the shards are left out: a target of " in out
+    assert f"companions    {count} files beside the shards are left out: a target of " in out
     assert target.is_file() or not (target / "trainer_state.json").exists()
 
 
 def test_weights_alone_keep_what_describes_the_model(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").write_text("{}")
     said = good("convert", source, tmp_path / "t", "--to", "safetensors()").out
-    assert "beside        as they are: generation_config.json, tokenizer.json\n" in said
+    assert "companions    as they are: generation_config.json, tokenizer.json\n" in said
     assert files_of(tmp_path / "t") == {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert (tmp_path / "t" / "config.json").read_bytes() == (source / "config.json").read_bytes()
     good("verify", tmp_path / "t")
@@ -237,7 +237,7 @@ def test_a_class_is_asked_by_the_folder_s_own_config(
 
 def test_weights_are_held_against_the_shards(source: Path, tmp_path: Path) -> None:
     out = good("convert", source, tmp_path / "t", "--to", "zero3(dp=3)").out
-    assert "beside        model.safetensors is what the shards say: " in out
+    assert "companions    model.safetensors is what the shards say: " in out
     for folder in (source, tmp_path / "t"):
         assert "model.safetensors is what the shards say: " in good("verify", folder).out
 
@@ -249,7 +249,7 @@ def test_one_bit_of_them_is_found_and_they_are_written_anew(source: Path, tmp_pa
     done = ucpl("verify", source)
     assert done.status == 1 and "error[E708]: model.safetensors is not what the shards say" in done.err
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert "beside        written anew: model.safetensors: model.safetensors is not what the shards say" in out
+    assert "companions    written anew: model.safetensors: model.safetensors is not what the shards say" in out
     assert holds_masters(tmp_path / "t") == 17
     assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
 
@@ -272,7 +272,7 @@ def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
     listed = {n: names[i >= 5] for i, (n, _) in enumerate(tensors)}
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert "beside        model.safetensors is what the shards say: 17 tensors" in out
+    assert "companions    model.safetensors is what the shards say: 17 tensors" in out
     assert {*names, "model.safetensors.index.json"} < files_of(tmp_path / "t")
     good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=3, bf16=1)")
     assert sum(holds_masters(tmp_path / "narrow", name) for name in names) == 17
@@ -403,7 +403,7 @@ def test_weights_of_an_adapter_are_held_against_the_shards(source: Path, tmp_pat
     (source / name).parent.mkdir(exist_ok=True)
     save_file(tensors, source / name)
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
-    assert f"beside        {name} is what the shards say: 2 tensors, 48 elements, bit for bit\n" in out
+    assert f"companions    {name} is what the shards say: 2 tensors, 48 elements, bit for bit\n" in out
     assert (tmp_path / "t" / name).read_bytes() == (source / name).read_bytes()
     tensors["transformer.h.0.mlp.c_fc.bias"][3] += 1
     save_file(tensors, source / name)
@@ -418,13 +418,13 @@ def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:
     good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
     (tmp_path / "t" / "trainer_state.json").write_text("{}")
     out = good("compare", source, tmp_path / "t").out
-    assert "beside        both in folders of transformers' Trainer\n" in out
-    assert "beside        another in B: trainer_state.json\n" in out
-    assert "beside        in B alone: rng_state_2.pth\n" in out
+    assert "companions    both in folders of transformers' Trainer\n" in out
+    assert "companions    another in B: trainer_state.json\n" in out
+    assert "companions    in B alone: rng_state_2.pth\n" in out
     assert "rng_state_1.pth, scheduler.pt" in out and out.endswith("equal\n")
     good("convert", source / "global_step3", tmp_path / "u", "--to", "zero1(dp=1)")
     out = good("compare", source, tmp_path / "u").out
-    assert "beside        A lies in a folder of transformers' Trainer, the other by itself\n" in out
+    assert "companions    A lies in a folder of transformers' Trainer, the other by itself\n" in out
 
 
 def test_a_file_beside_the_shards_that_cannot_be_read_is_said(

@@ -85,7 +85,7 @@ def test_what_depends_on_the_ranks_is_told(state: Path, tmp_path: Path) -> None:
     def said(call: str) -> str:
         return good("convert", state, tmp_path / "t", "--to", call, "--dry-run").out
 
-    assert "beside        scheduler.bin, of 2 ranks for 3: Accelerate steps it once for each rank" in said(
+    assert "companions    scheduler.bin, of 2 ranks for 3: Accelerate steps it once for each rank" in said(
         "zero1(dp=3)"
     )
     assert "rank 2 begins with that of rank 0" in said("zero1(dp=3)")

@@ -189,7 +189,7 @@ def test_an_older_generation_is_not_called_whole_where_the_newer_one_s_word_is_d
         and "whole" not in said
     )
     assert main(["vault", "status", str(home)]) == 0
-    assert "damaged    generation 2, newer than what counts: d0/commit.2.json" in capsys.readouterr().out
+    assert "damaged    generation 2, newer than the committed one: d0/commit.2.json" in capsys.readouterr().out
     assert main(["vault", "status", str(home), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["damaged"]
     assert told == [{"number": 2, "texts": [str(home / f"d{n}/commit.2.json") for n in range(domains)]}]

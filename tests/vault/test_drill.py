@@ -58,7 +58,7 @@ def test_the_verb_tells_it_and_ends_well(capsys):
     assert {f["fault"] for f in found["faults"]} >= {"1 of 1 domains lost", "state changed right after a save"}
     assert not any(f["wrong"] for f in found["faults"])
     main(["vault", "drill", call(""), "--domains", "1"])
-    assert "none with anything but what was foretold" in capsys.readouterr().out
+    assert "none with another result than predicted" in capsys.readouterr().out
 
 
 def test_the_verb_ends_with_no_where_anything_else_comes_out(capsys, monkeypatch):

@@ -138,7 +138,7 @@ def test_verbs_say_it(tmp_path, truth):
         shown = told("show", kept)
         assert f"reconstruct fp32 of group all: 23,616 {said}  <-  " in shown
         out = told("apply", kept, here.url, str(tmp_path / "out"))
-        assert "rebuilt " in out and "bytes, of what other domains hold" in out
+        assert "rebuilt " in out and "bytes, from other domains" in out
         answer = json.loads(told("--json", "convert", here.url, str(tmp_path / "b"), "--to", call(GOAL)))
         assert answer["report"]["bytes_rebuilt"] > 0 and said in answer["plan"]["rebuilds"][0]
         told("show", kept, "--svg", str(tmp_path / "p.svg"))

@@ -341,7 +341,7 @@ def test_a_server_whose_domain_is_gone_ends_and_says_what_to_do(tmp_path):
         (["serve", "J", "--domain", "0", "--domains", "0,x"], "names no domains"),
         (
             ["serve", "J", "--domain", "0", "--domains", "2", "--layout", "x.ucpl:y()"],
-            "says ranks and domains by itself",
+            "defines ranks and domains",
         ),
         (["verify", "J", "--generation", "x"], "--generation x"),
         (["status", "J", "--lose", "2"], "vault status makes no use of `--lose`, which is for `plan` and `drill`"),

@@ -1,4 +1,7 @@
-"""The command line: one file a verb. Only here is anything printed, and an error turned into an exit status."""
+"""The command line: one file per verb.
+
+Only this package prints, and turns an error into an exit status.
+"""
 
 from __future__ import annotations
 

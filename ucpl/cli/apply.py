@@ -1,4 +1,6 @@
-"""Run exactly that plan. Nothing is planned anew: a source that the plan was not made for is refused (5).
+"""Run a plan as it is.
+
+Nothing is planned anew: a source that the plan was not made for is an error (5).
 
 Under torchrun the ranks of a job run it together.
 """
@@ -81,8 +83,8 @@ def _run(options: Namespace, console: Console, team: Team | None, source: Path) 
     if any(
         f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())
     ):
-        console.say("beside        weights are not held against the shards here: `ucpl verify` of the target does")
-    if leads:  # the others wait for what it says next
+        console.say("companions    weights are not compared with the shards here: run `ucpl verify` on the target")
+    if leads:  # the other ranks wait for its next message
         if not options.allow_drift:
             demand_no_drift(plan, opened, bounds_of(how))
         clear_made(target)

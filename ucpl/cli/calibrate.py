@@ -1,4 +1,4 @@
-"""Measure how fast a folder's disk and this machine are, so that `ucpl plan` can say how long a run takes."""
+"""Measure this machine and a folder's disk, for the estimates of `ucpl plan`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(options: Namespace, console: Console) -> int:
     console.say(
         f"call       {found.call * 1e6:.1f} us a read",
         f"file       {found.file * 1e3:.2f} ms until a small file is durable",
-        f"start      {found.start:.2f} s until the first byte of a run, {bytes_text(found.memory)} beside its buffers",
+        f"start      {found.start:.2f} s until the first byte of a run, {bytes_text(found.memory)} besides its buffers",
         f"written    {output}",
     )
     console.answer({"bandwidths": asdict(found), "output": str(output)})
@@ -61,7 +61,10 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def _own_place() -> Path:
-    """Where this user's figures are kept, with its folder. Raises: UcplError E179."""
+    """The file of this user's figures; make its folder.
+
+    Raises: UcplError E179.
+    """
     from ucpl.conversion.bandwidths import place
 
     made = place()

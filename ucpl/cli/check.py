@@ -1,8 +1,9 @@
-"""Parse, resolve and type-check .ucpl files: every model, layout and plan of them. Exit 1 if anything is wrong.
+"""Parse, resolve and type-check all models, layouts and plans of .ucpl files.
 
-A parameter without a default is tried at 1, axes of the mesh at the least degrees above 1 that divide: each alone, then all
-together. A layout of any model is tried over the file's own model or a small one of ours. What only a value can tell (an
-assert, a cut) is a remark where that value was a try, and an error where the file says it. What no entry stores is a remark.
+Exit 1 if anything is wrong. A parameter without a default is tried at 1, axes of the mesh at the least degrees above
+1 that divide: each alone, then all together. A layout of any model is tried over the file's own model or a small one
+of ours. If a failed assert or cut depends on a value that was only tried, it is a remark; otherwise it is an error. A
+tensor that no entry stores is a remark.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def run(options: Namespace, console: Console) -> int:
             console.diagnostics(one.findings)
         else:
             more = f", {counted({'remark': len(one.remarks)})}" if one.remarks else ""
-            good = f"good but for what was not checked ({', '.join(one.unchecked)})" if one.unchecked else "good"
+            good = f"good, except for unchecked parts ({', '.join(one.unchecked)})" if one.unchecked else "good"
             console.say(f"{one.name}: {good}{more}; {counted(one.counts)}")
     findings = [d for one in checked for d in one.findings]
     console.answer(

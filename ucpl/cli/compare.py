@@ -1,4 +1,7 @@
-"""Hold two checkpoints against each other, whatever their layouts. Says which tensor, state and element differs, and where."""
+"""Compare two checkpoints, whatever their layouts.
+
+Prints the tensor, the state and the element of each difference.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def rounded_lines(found: Sequence[Rounded]) -> list[str]:
-    """A line each, where they are few; else one for all of two dtypes, and the one that is farthest apart."""
+    """One line each, if they are few.
+
+    Otherwise one line for all of two dtypes, and the one with the largest difference.
+    """
     if len(found) <= SHOWN:
         return [str(one) for one in found]
     out = []
@@ -71,15 +77,13 @@ def run(options: Namespace, console: Console) -> int:
     for text in found.derived:
         console.say(f"derived       {text}")
     for text in found.around:
-        console.say(f"beside        {text}")
+        console.say(f"companions    {text}")
     if found.is_void:
         console.say("not witnessed neither side has a tensor, so that nothing could differ")
     elif found and options.weights:
         console.say(f"equal         weights alone{f', in {found.narrow} where dtypes differ' if found.narrow else ''}")
     elif found:
-        console.say(
-            "equal" if not found.rounded else "equal         all but what is rounded, of which there are masters"
-        )
+        console.say("equal" if not found.rounded else "equal         except for rounded weights that have masters")
     else:
         console.say(
             f"different     in {plural(len(found.differences), 'place')}; of each stored tensor, the first is named"

@@ -1,4 +1,4 @@
-"""What the command line prints: answers on standard output, progress and diagnostics on standard error."""
+"""Output: answers on standard output, progress and diagnostics on standard error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Console:
         self._closed = False
         self._answered = False
         self._lost = ""
-        # What who started this has closed is read by nobody, and no file of ours may take its number.
+        # No reader of a stream that the caller closed exists, and no file of ours may take its number.
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
             if getattr(sys, name) is None:
                 setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -41,7 +41,10 @@ class Console:
     # ---- standard output ---------------------------------------------------------------------------------------------
 
     def say(self, *lines: str) -> None:
-        """Lines of the answer, for people; without any, an empty one. What would break a line is replaced as well."""
+        """Print lines of the answer; without any, an empty one.
+
+        Characters that would break a line are replaced.
+        """
         if not self.json and not self.quiet:
             self._write(sys.stdout, _lines(sys.stdout, lines or ("",)))
 
@@ -65,7 +68,7 @@ class Console:
 
     @property
     def lost(self) -> str:
-        """Why what was to be printed could not be: a disk that is full, say. Nothing, where all was."""
+        """The reason for lost output, such as a full disk."""
         return self._lost
 
     def _lose(self, error: OSError) -> None:
@@ -73,7 +76,7 @@ class Console:
         self.close_output()
 
     def close_output(self) -> None:
-        """Nobody reads any more: go on without printing."""
+        """Continue without output: no reader is left."""
         self._closed = True
         _lead_nowhere(sys.stdout)
 
@@ -88,7 +91,7 @@ class Console:
         with contextlib.suppress(ValueError):
             try:
                 sys.stderr.flush()
-            except OSError:  # nobody can be told
+            except OSError:  # no stream is left for a message
                 _lead_nowhere(sys.stderr)
 
     def _write(self, stream: IO[str], text: str) -> None:
@@ -96,9 +99,9 @@ class Console:
             return
         try:
             stream.write(text)
-        except BrokenPipeError:  # the reader has what it wanted: the work goes on, and its status stands
+        except BrokenPipeError:  # the reader has enough: the work continues, and its status is kept
             self.close_output()
-        except OSError as error:  # the work goes on, and its end says that this was lost
+        except OSError as error:  # the work continues, and its end reports the loss
             self._lose(error)
 
     # ---- standard error ----------------------------------------------------------------------------------------------
@@ -156,19 +159,25 @@ class Console:
 
 
 def _lines(stream: IO[str], lines: Sequence[str]) -> str:
-    """Lines as a stream shows them: printable, and broken between words where they are wider than it."""
+    """Lines as a stream shows them: printable, broken between words.
+
+    A line is broken if it is wider than the stream.
+    """
     width = width_of(stream)
     return "".join(f"{piece}\n" for line in lines for piece in wrapped(_printable(line), width))
 
 
 def _lead_nowhere(stream: IO[str]) -> None:
-    """What is still to be written there goes nowhere, at the end of the process, too."""
+    """Discard the rest of the output, also when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _printable(text: str) -> str:
-    """Names come from files that anybody may have written: what a terminal would obey is replaced."""
+    """Replace characters that a terminal would obey.
+
+    Names come from files that anybody may have written.
+    """
     text = called(text)
     if text.isprintable():
         return text
@@ -176,7 +185,10 @@ def _printable(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """JSON in which what a terminal would obey is written as JSON may write it: the same value."""
+    """JSON with escapes for control characters.
+
+    The value is the same.
+    """
     text = called(text)
     if text.isprintable():
         return text
@@ -225,7 +237,7 @@ def bytes_text(n: int) -> str:
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table as wide as what is in it, without a frame."""
+    """A table as wide as its content, without a frame."""
     from rich import box
     from rich.console import Console as Terminal
     from rich.table import Table
@@ -245,7 +257,10 @@ _SIZE_MAX = 16 << 20  # characters of a text
 
 
 def with_source(diagnostic: Diagnostic) -> Diagnostic:
-    """The diagnostic with the lines of its labels. A label in a call has its text with it."""
+    """The diagnostic with the lines of its labels.
+
+    A label in a call has its text with it.
+    """
     return evolve(diagnostic, labels=tuple(map(_sourced, diagnostic.labels)))
 
 

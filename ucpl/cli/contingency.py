@@ -1,4 +1,7 @@
-"""Plan ahead of a loss: layouts that fit the ranks that are left, ranked, each compiled into a plan that is ready to run."""
+"""Plan ahead of a loss: rank the layouts for the remaining ranks.
+
+Each is compiled into a plan that is ready to run.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,14 @@ HEAD = ("lost", "left", "run", "ranks used", "a rank holds", "sent between ranks
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--from", dest="source", required=True, metavar="LAYOUT", help="what runs now: a layout, or a checkpoint"
+        "--from", dest="source", required=True, metavar="LAYOUT", help="the running layout, or a checkpoint of it"
     )
     parser.add_argument("--lose", default="1", metavar="N", help="how many units are lost: 1, or 1..4 (default 1)")
-    parser.add_argument("--unit", default="rank=1", metavar="NAME=RANKS", help="what is lost at once, as in node=8")
+    parser.add_argument(
+        "--unit", default="rank=1", metavar="NAME=RANKS", help="the ranks that are lost at once, as in node=8"
+    )
     parser.add_argument("--keep", default="", metavar="AXES", help="axes whose degree stays, as in tp,ep")
-    parser.add_argument("--room", metavar="SIZE", help="what a rank may hold of weights and states, as in 60G")
+    parser.add_argument("--room", metavar="SIZE", help="memory of a rank for weights and states, as in 60G")
     parser.add_argument("--best", default="3", metavar="N", help="choices of each loss that are planned (default 3)")
     parser.add_argument("-o", "--output", metavar="FOLDER", help="write the plans, and contingency.json, here")
     drawing = parser.add_mutually_exclusive_group()
@@ -65,7 +70,7 @@ def run(options: Namespace, console: Console) -> int:
     folder = Path(options.output) if options.output else None
     (ranks, held), losses = contingencies(options.source, wish, given_of(options))
     console.say(
-        f"from       {options.source}: {ranks:,} ranks, of which one holds {binary_text(held)} at most",
+        f"from       {options.source}: {ranks:,} ranks with at most {binary_text(held)} each",
         f"unit       {unit} of {size:,} ranks",
     )
     found, rows, pictured = [], [], []
@@ -120,7 +125,10 @@ def losses_of(text: str) -> tuple[int, ...]:
 
 
 def written(choice: Choice, loss: Loss, folder: Path | None) -> str:
-    """The name of a choice's plan, which is written where a folder is named. Raises: UcplError E179."""
+    """The name of a choice's plan in the named folder.
+
+    Raises: UcplError E179.
+    """
     degrees = "-".join(f"{name}{n}" for name, n in choice.degrees.items())
     name = f"lose-{loss.lost}-{degrees}.plan"
     if folder is not None:

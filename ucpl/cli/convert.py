@@ -1,4 +1,7 @@
-"""Turn a checkpoint into one of another layout: infer, plan, prove, write beside DST, read back, publish. SRC is only read."""
+"""Convert a checkpoint to another layout.
+
+Infer, plan, prove, write next to DST, read back, publish. SRC is only read.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--from",
         dest="layout",
         metavar="LAYOUT",
-        help="the source's layout (default: inferred); `of FILE.ucpl:DIALECT()` says what it calls its tensors",
+        help="the source's layout (default: inferred); `of FILE.ucpl:DIALECT()` gives the names of its tensors",
     )
     add_sizes(parser)
     add_model(parser, "of a target whose parameters are others than the source's")
@@ -56,22 +59,22 @@ def arguments(parser: ArgumentParser) -> None:
 def add_run(parser: ArgumentParser) -> None:
     """Arguments of verbs that write a target."""
     add_data_plane(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run into the same DST")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted run into the same DST")
     parser.add_argument(
-        "--force", action="store_true", help="replace DST; the old one stays until the new one is whole"
+        "--force", action="store_true", help="replace DST; the old one stays until the new one is complete"
     )
     parser.add_argument("--verify-source", action="store_true", help="check CRCs of members that are read in part, too")
     parser.add_argument(
         "--read-back",
         choices=("all", "none"),
         default="all",
-        help="none: publish what was synced, without reading it from the disk once more (default all)",
+        help="none: publish synced files without reading them back from the disk (default all)",
     )
     parser.add_argument(
         "--reflink",
         choices=("auto", "never"),
         default="auto",
-        help="never: write what a file system could share with the source (default auto)",
+        help="never: write data that a file system could share with the source (default auto)",
     )
     parser.add_argument(
         "--allow-global", action="append", default=[], metavar="NAME", help="carry this class of a pickle; may repeat"
@@ -114,7 +117,7 @@ def _run(options: Namespace, console: Console, target: Path, given: Given, how: 
         console.say(f"remark        {text}")
     for text in format_named(plan.target.framework).advice(made.checkpoint, plan.target):
         console.say(f"to load it    {text}")
-    for text in (*container_lines(known.source, plan), *(f"beside        {one}" for one in known.held)):
+    for text in (*container_lines(known.source, plan), *(f"companions    {one}" for one in known.held)):
         console.say(text)
     if not options.allow_drift:
         demand_no_drift(plan, known.source, bounds_of(how), made.source.placement)
@@ -143,13 +146,16 @@ def _run(options: Namespace, console: Console, target: Path, given: Given, how: 
 
 
 def _estimate(plan: Plan) -> list[str]:
-    """The seconds that a run takes, on this machine if `ucpl calibrate` measured it."""
+    """Estimated seconds of a run, with this machine's figures if they exist.
+
+    `ucpl calibrate` measures them.
+    """
     from ucpl.cli.costs import bandwidths_of, cost_lines
     from ucpl.schedule.cost import cost_of
 
     cost, known = cost_of(plan), bandwidths_of(None)
     if known is None:
-        seconds = max(_START, (cost.bytes_read + 2 * cost.bytes_written) / _ASSUMED)  # what is written is read back
+        seconds = max(_START, (cost.bytes_read + 2 * cost.bytes_written) / _ASSUMED)  # written bytes are read back
         return [
             f"estimate      {seconds:.2g} s at {_ASSUMED >> 20} MiB/s, which is assumed:"
             " `ucpl calibrate FOLDER` measures this machine once"
@@ -181,7 +187,7 @@ def write(
 
 
 def _duration(report: Report) -> str:
-    """How long a run took, and how fast it wrote."""
+    """The seconds and the write rate of a run."""
     seconds = sum(report.seconds.values())
     if report.done_before or not seconds:
         return ""

@@ -1,4 +1,4 @@
-"""How it is told what a plan costs before it is run."""
+"""Print the cost of a plan before it runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def add_bandwidths(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--bandwidths",
         metavar="FILE.json",
-        help="what `ucpl calibrate` measured, for the estimate (default: what it kept for this user)",
+        help="figures of `ucpl calibrate` for the estimate (default: those of this user)",
     )
 
 
 def bandwidths_of(given: str | None) -> Bandwidths | None:
-    """What was measured, if anything was. A home that may not be looked into, as in a container, has none.
+    """The measured figures, if they exist.
+
+    An unreadable home, as in a container, has none.
 
     Raises: UcplError E170, E176.
     """
@@ -45,7 +47,7 @@ def cost_lines(cost: Cost, known: Bandwidths | None) -> list[str]:
     if len(cost.read) > 1:
         share = cost.bytes_sent / cost.bytes_read if cost.bytes_read else 0.0
         lines.append(
-            f"cost       {share:.1%} of what is read lies with another rank; most falls to rank {dear}: it reads"
+            f"cost       {share:.1%} of the bytes read belong to another rank; rank {dear} has the most work: it reads"
             f" {bytes_text(int(cost.read[dear]))}, {bytes_text(int(cost.sent[dear]))} of that from others, and writes"
             f" {bytes_text(int(cost.written[dear]))}"
         )

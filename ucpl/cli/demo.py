@@ -1,4 +1,7 @@
-"""Convert the shipped checkpoint (DeepSpeed, four ranks) through a .plan file to three ranks of another stage; prove it."""
+"""Convert and prove a shipped DeepSpeed checkpoint of four ranks.
+
+Goes through a .plan file to three ranks of another stage.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def _converted(console: Console, source: Path, target: Path, to: str, plan_file: Path) -> tuple[Plan, Report]:
-    """Steps 1 and 2: a plan in a file, and that plan run."""
+    """Write a plan to a file, and run it (steps 1, 2)."""
     from ucpl import api
 
     console.say(f"1. plan: {source} to {to}, every element proved to have one source")
@@ -94,7 +97,7 @@ def _verified(console: Console, target: Path) -> Verdict:
 
 
 def _compared(console: Console, source: Path, target: Path, folder: Path) -> tuple[Likeness, Likeness]:
-    """Steps 4 and 5: source and target, and what is made of both as one plain file."""
+    """Convert both sides to plain files, and compare (steps 4, 5)."""
     from ucpl import api
 
     console.say("", "4. compare: the same logical state as the source?")

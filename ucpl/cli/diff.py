@@ -1,4 +1,7 @@
-"""What two plans do differently: stored tensors, moves, bytes, states. Ends 0 where they do the same, 1 where not."""
+"""Compare two plans: stored tensors, moves, bytes, states.
+
+Ends 0 if they do the same, otherwise 1.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def lines(found: Difference) -> Iterator[str]:
-    """What is other, a line each; of what there is much, the first."""
+    """The differences, a line each; the first of many."""
     for name, ours, theirs in found.settings:
         yield f"setting    {name}: {ours}, and {theirs}"
     for name, stores in (("reads", found.reads), ("writes", found.writes)):

@@ -1,4 +1,4 @@
-"""Print what a diagnostic code means, with an example and what to do."""
+"""Print the meaning of a diagnostic code, an example and the remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(options: Namespace, console: Console) -> int:
         )
     console.say(f"{entry.code}: {entry.title} (exit status {entry.exit_status})", "", *entry.meaning.split("\n"), "")
     console.say("example:", *(f"    {line}" for line in entry.example.splitlines()))
-    console.say("", *f"what to do: {entry.remedy}".split("\n"))
+    console.say("", *f"remedy: {entry.remedy}".split("\n"))
     console.answer(
         {
             "code": entry.code,

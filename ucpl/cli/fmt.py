@@ -1,4 +1,7 @@
-"""Tidy .ucpl files: statements in columns, comments kept. The meaning stays the same."""
+"""Format .ucpl files: statements in columns, comments kept.
+
+The meaning stays the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print which forms of checkpoints are read and written, how far, and with which releases that was tried."""
+"""Print the formats that are read and written, and their test status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 14
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one of them, with all that is to be said of it")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one of them, in full")
     add_json(parser)
 
 

@@ -1,4 +1,7 @@
-"""Write a first spec of a model that another library knows. `hf`: a transformers config, or a folder of safetensors files."""
+"""Write a first spec of a model that another library knows.
+
+`hf`: a transformers config, or a folder of safetensors files.
+"""
 
 from __future__ import annotations
 

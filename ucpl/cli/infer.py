@@ -1,4 +1,7 @@
-"""Write the .ucpl of a checkpoint: its model and the layout that it is stored in. The text converts as the checkpoint does."""
+"""Write the .ucpl of a checkpoint: its model and its layout.
+
+The text converts as the checkpoint does.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def _start(options: Namespace, console: Console) -> None:
-    """What is to be completed by hand, where nothing says how tensors are cut."""
+    """The parts to complete by hand, if cuts are unknown."""
     from ucpl import api
     from ucpl.frontends.parallel import started
 

@@ -1,4 +1,4 @@
-"""Say what a checkpoint is, from its headers alone: no tensor is read."""
+"""Describe a checkpoint from its headers; no tensor is read."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def _not_read(found: dict[str, str]) -> tuple[Entry, ...]:
 
 
 def container_lines(f: ContainerFacts) -> list[str]:
-    """What the folder around the shards is, and the files in it by what becomes of them."""
+    """The folder around the shards, and its files by policy."""
     words = {"carry": "carried", "weights": "weights", "rank": "one a rank", "unknown": "not known"}
-    out = [f"container     {f['title']}, {plural(len(f['files']), 'file')} beside the shards"]
+    out = [f"container     {f['title']}, {plural(len(f['files']), 'file')} next to the shards"]
     for fate, word in words.items():
         names = [name for name, mine in f["files"].items() if mine == fate]
         out += [f"  {word.ljust(12)}{', '.join(names)}"] if names else []

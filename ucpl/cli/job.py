@@ -1,4 +1,7 @@
-"""A verb whose process is one of several: the first rank tells what is done, the others only what went wrong with them."""
+"""A verb whose process is one of several.
+
+The first rank prints the result, the others only errors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = ["is_one_of_several", "member", "refuse_several", "seen_by_all"]
 
 
 def is_one_of_several() -> bool:
-    """Whether this process was started as a rank of a job."""
+    """True if this process was started as a rank of a job."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return False
     from ucpl.ranks.job import is_asked
@@ -35,9 +38,9 @@ def refuse_several(verb: str) -> None:
 
 @contextmanager
 def member(console: Console, wait: int) -> Iterator[Team | None]:
-    """The job that this process is a rank of; None, where it is alone, and then torch.distributed is not imported.
+    """The job of this rank; None for a process alone.
 
-    wait: seconds for which ranks that have not started are waited for.
+    Without a job, torch.distributed is not imported. wait: seconds to wait for ranks that have not started.
     """
     if not is_one_of_several():
         yield None
@@ -52,7 +55,10 @@ def member(console: Console, wait: int) -> Iterator[Team | None]:
 
 @contextmanager
 def seen_by_all(team: Team | None, source: str, keys: str | None = None) -> Iterator[Path]:
-    """A source as each rank can read it, wherever its files lie. Raises: UcplError E400, E621, E625, E628, E687."""
+    """A source that each rank can read, wherever its files are.
+
+    Raises: UcplError E400, E621, E625, E628, E687.
+    """
     path = Path(source)
     if team is None:
         yield path

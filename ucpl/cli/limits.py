@@ -1,4 +1,4 @@
-"""Limits of the process: its container's memory and processors (cgroup v1 and v2), and what `ulimit` and affinity allow."""
+"""Limits of the process: cgroup v1 and v2, `ulimit` and affinity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE = 1 << 60  # cgroup v1 writes a number of that size for no limit
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process may use, the least of all limits; None: nothing limits it."""
+    """Bytes that this process may use, the least limit; None without one."""
     found = [
         *(_number(folder / "memory.max") for folder in _folders("")),
         *(_number(folder / "memory.limit_in_bytes") for folder in _folders("memory")),
@@ -24,7 +24,10 @@ def memory_limit() -> int | None:
 
 
 def processors() -> int:
-    """Processors that this process may use, at least 1: affinity, and the container's quota rounded down."""
+    """Processors that this process may use, at least 1.
+
+    Affinity, and the container's quota rounded down.
+    """
     found = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
     for folder in _folders(""):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
@@ -38,7 +41,10 @@ def processors() -> int:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """Folders with the limits of a controller, from the process's own group up. "": those of cgroup v2."""
+    """Folders with the limits of a controller, from the process's group up.
+
+    "": those of cgroup v2.
+    """
     for line in _text(OWN).splitlines():
         _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if controllers != controller and controller not in controllers.split(","):

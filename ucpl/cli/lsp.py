@@ -1,6 +1,6 @@
-"""A language server for editors, over standard input and output: diagnostics while one types, sizes, definitions, completion.
+"""A language server for editors, over standard input and output.
 
-An editor starts it. `editors/vscode` is a ready extension.
+Diagnostics while typing, sizes, definitions, completion. An editor starts it. `editors/vscode` is a ready extension.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ EXAMPLE = "ucpl lsp\nucpl lsp --config config.json"
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--config", metavar="CONFIG.JSON", default="", help="sizes of `config.NAME` (default: the one beside each file)"
+        "--config",
+        metavar="CONFIG.JSON",
+        default="",
+        help="sizes of `config.NAME` (default: the one in the folder of each file)",
     )
     parser.add_argument("--stdio", action="store_true", help="as editors ask for it; there is no other way")
 

@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and how their texts are read."""
+"""Arguments that several verbs share, and the parsing of their texts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def add_sizes(parser: ArgumentParser) -> None:
 
 
 def add_changes(parser: ArgumentParser) -> None:
-    """What the target leaves out of the source, and what it has beside it."""
+    """Add the options that drop tensors from a target, and add companions."""
     parser.add_argument(
         "--drop",
         action="append",
@@ -106,7 +106,7 @@ def add_data_plane(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="bound of all buffers together: 64M, 1G (default 512M, or a quarter of what a container or `ulimit` allows)",
+        help="bound of all buffers together: 64M, 1G (default 512M, or a quarter of the limit of a container or `ulimit`)",
     )
     parser.add_argument(
         "--workers", metavar="N", help="threads that move data (default 2, or as many processors as there are)"
@@ -134,7 +134,10 @@ def data_plane(options: Namespace) -> DataPlane:
 
 
 def run_options(options: Namespace) -> How:
-    """How a plan is run, of a verb with `add_run`. Raises: UcplError E173."""
+    """Options of a run, of a verb with `add_run`.
+
+    Raises: UcplError E173.
+    """
     bounds = data_plane(options)
     return {
         "memory": bounds["memory"],
@@ -149,7 +152,10 @@ def run_options(options: Namespace) -> How:
 
 
 def whole_number(name: str, text: str, most: int, remedy: str = "") -> int:
-    """A number from 1. remedy: what to write, where it is more than a number. Raises: UcplError E173."""
+    """A number from 1.
+
+    remedy: the text to write, if it is more than a number. Raises: UcplError E173.
+    """
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and 1 <= int(text) <= most):
         fail(
             "E173",
@@ -161,7 +167,10 @@ def whole_number(name: str, text: str, most: int, remedy: str = "") -> int:
 
 
 def memory_of(text: str, name: str = "--memory") -> int:
-    """Bytes of `512M`, `1.5G`, `64MiB`, `1048576`; units are powers of 1024. Raises: UcplError E173."""
+    """Bytes of `512M`, `1.5G`, `64MiB`, `1048576`.
+
+    Units are powers of 1024. Raises: UcplError E173.
+    """
     found = _MEMORY.fullmatch(text.strip())
     size = float(found[1]) * (1 << _UNITS[found[2].upper()]) if found is not None else 0.0
     if not 1 <= size < NUMBER_MAX:
@@ -175,7 +184,10 @@ def memory_of(text: str, name: str = "--memory") -> int:
 
 
 def given_of(options: Namespace) -> Given:
-    """What -D, --config, --model, --drop and the like say, of a verb that has them. Raises: UcplError E110, E170-E178."""
+    """Values of -D, --config, --model, --drop and the like.
+
+    Of a verb that has them. Raises: UcplError E110, E170-E178.
+    """
     from ucpl.conversion.given import Given, config_at, model_named
 
     model, config, sizes = getattr(options, "model", None), options.config, sizes_of(options.sizes)
@@ -200,7 +212,9 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
         here = Label("<command line>", where=f"-D {text[:SHOWN]}")
         if not equals or not _NAME.fullmatch(name) or not value or _SEVERAL.fullmatch(text):
             if name.startswith("config."):
-                remedy = "a value of the config stands in the file of --config; -D gives a size of the text by its name: -D h=8"
+                remedy = (
+                    "a value of the config is in the file of --config; -D gives a size of the text by its name: -D h=8"
+                )
                 fail("E177", f"-D {name[:SHOWN]}: a key of the config is no size", here, remedy=remedy)
             found = _PAIR.findall(text)
             better = " ".join(f"-D {one}={number}" for one, number in found)
@@ -222,9 +236,10 @@ def sizes_of(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def write_text(path: Path, text: str | bytes) -> None:
-    """Write a small file, durable, whole or not at all: with the mode and owner of the one that it replaces.
+    """Write a small file, durable, complete or not at all.
 
-    Where it is a link, the file that it leads to, unless a stranger put the link there. Raises: UcplError E179.
+    It gets the mode and owner of the file that it replaces. A link is followed, unless a stranger put it there.
+    Raises: UcplError E179.
     """
     import contextlib
     import os
@@ -266,7 +281,10 @@ def _fill(handle: int, data: bytes) -> None:
 
 
 def _like(name: str, place: Path) -> None:
-    """Give a new file the mode and owner of the one that it is to replace, or what the umask says. Raises: OSError."""
+    """Give a new file the old one's mode and owner.
+
+    Without one, the umask decides. Raises: OSError.
+    """
     import contextlib
     import os
 
@@ -285,7 +303,10 @@ def _like(name: str, place: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name is durable, too, where folders can be synced. Raises: OSError."""
+    """Sync the folder of a new name, if folders can be synced.
+
+    Raises: OSError.
+    """
     import errno
     import os
 

@@ -1,4 +1,7 @@
-"""Plan a conversion and prove it: every element of the target has one source. Specs are enough; no tensor is read."""
+"""Plan a conversion and prove it: each target element has one source.
+
+Specs are enough; no tensor is read.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--rank",
         type=int,
         metavar="R",
-        help="what one rank of the target needs, and from which stored tensors; the rest is not planned, but with --prove",
+        help="the stored tensors that one rank of the target needs; the rest is planned with --prove only",
     )
     add_changes(parser)
     parser.add_argument("--prove", action="store_true", help="prove the finished plan once more, by code of its own")
@@ -103,7 +106,7 @@ def save(plan: Plan, file: str) -> None:
 
 
 def one_rank(asked: Asked, given: Given, options: Namespace, console: Console) -> int:
-    """What one rank of the target needs; the plan of all ranks is not made."""
+    """Plan the share of one rank of the target; not the others'."""
     from ucpl.conversion.share import share_of
     from ucpl.schedule.cost import cost_of
     from ucpl.schedule.text import moves_of, reads_of, writes_of
@@ -115,7 +118,7 @@ def one_rank(asked: Asked, given: Given, options: Namespace, console: Console) -
     cost = cost_of(plan)
     read = {n for m in plan.moves for n in m.source.tolist()}
     console.say(
-        f"rank       {rank}: what it holds, and what that is made of",
+        f"rank       {rank}: its stored tensors, and their sources",
         f"source     {plan.source_call}",
         f"target     {plan.target_call}",
         reads_of(plan),
@@ -133,7 +136,7 @@ def one_rank(asked: Asked, given: Given, options: Namespace, console: Console) -
 
 
 def loading_lines(checkpoint: Checkpoint | None, plan: Plan) -> list[str]:
-    """What whoever loads the target must know, as `convert` says it."""
+    """Notes for the loader of the target, as `convert` prints them."""
     if checkpoint is None:
         return []
     from ucpl.registry import format_named
@@ -142,7 +145,10 @@ def loading_lines(checkpoint: Checkpoint | None, plan: Plan) -> list[str]:
 
 
 def asked_of(options: Namespace) -> tuple[Asked, Given]:
-    """What is to be planned: a statement of a file, or two layouts. Raises: UcplError E178."""
+    """The plan request: a statement of a file, or two layouts.
+
+    Raises: UcplError E178.
+    """
     from attrs import evolve
 
     from ucpl.conversion.planning import Asked, statement
@@ -155,7 +161,7 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
     here = Label("<command line>", where="ucpl plan")
     if options.source or options.target:
         words = " ".join(word for word in (options.file, options.name) if word is not None)
-        beside = f"`{words}` stands beside --{'from' if options.source else 'to'}"
+        beside = f"`{words}` conflicts with --{'from' if options.source else 'to'}"
         fail("E178", f"{beside}: a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=by_sides(options))
     if options.name is None:
         fail("E178", "a plan is FILE NAME, or --from LAYOUT --to LAYOUT", here, remedy=to_write(options.file))
@@ -172,7 +178,10 @@ def asked_of(options: Namespace) -> tuple[Asked, Given]:
 
 
 def by_sides(options: Namespace) -> str:
-    """What to write where words stand beside --from or --to: what is not said yet is most likely they, in turn."""
+    """The remedy for words next to --from or --to.
+
+    The missing options are probably the words, in turn.
+    """
     words = [word for word in (options.file, options.name) if word is not None]
     output = options.output or next((word for word in words if word.endswith(".plan")), None)
     rest = iter([word for word in words if word != output])
@@ -182,7 +191,10 @@ def by_sides(options: Namespace) -> str:
 
 
 def to_write(text: str) -> str:
-    """What to write for a file alone, with a colon or without: the plans that it has. Raises: UcplError E170 and others."""
+    """The remedy for a file alone: a list of its plans.
+
+    Raises: UcplError E170 and others.
+    """
     from ucpl.conversion.given import library_of
     from ucpl.syntax import nodes
 

@@ -1,4 +1,4 @@
-"""How a plan and a run are told: what was decided and by whom, what moved, what was verified."""
+"""Print a plan and a run: decisions and their origins, moves, verification."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    from ucpl.schedule.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs tell of no plan
+    from ucpl.schedule.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs print no plan
 
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
@@ -33,18 +33,21 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def container_lines(source: Checkpoint | None, plan: Plan, width: int = 14) -> list[str]:
-    """What the folder around the shards is, and what becomes of each file in it."""
+    """The folder around the shards, and each file's policy."""
     if source is None or source.container is None:
         return []
     from ucpl.formats.folders import sorted_into
 
     kept = source.container.without({name for name, fate in plan.carry.items() if fate == "drop"})
     said = sorted_into(kept, plan.target, source).said
-    return ["container".ljust(width) + kept.kind.title, *("beside".ljust(width) + text for text in said)]
+    return ["container".ljust(width) + kept.kind.title, *("companions".ljust(width) + text for text in said)]
 
 
 def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]:
-    """The same for scripts: each file of the target with the one that it is of, and what is left out."""
+    """The same for scripts.
+
+    Each file of the target with its source file, and the dropped files.
+    """
     if source is None or source.container is None:
         return {}
     from ucpl.formats.folders import sorted_into
@@ -85,18 +88,14 @@ def run_lines(report: Report) -> list[str]:
     out = [
         f"read          {bytes_text(report.bytes_read)}, {report.bytes_needed:,} needed",
         *([f"received      {report.bytes_received:,} bytes of disks of other ranks"] if report.bytes_received else []),
-        *(
-            [f"rebuilt       {report.bytes_rebuilt:,} bytes, of what other domains hold"]
-            if report.bytes_rebuilt
-            else []
-        ),
+        *([f"rebuilt       {report.bytes_rebuilt:,} bytes, from other domains"] if report.bytes_rebuilt else []),
         f"written       {bytes_text(report.bytes_written)}, the target is {report.bytes_target:,} in"
         f" {plural(report.files, 'file')}",
         *([f"shared        {report.bytes_cloned:,} bytes of the source's blocks"] if report.bytes_cloned else []),
         f"buffers       {bytes_text(report.bytes_live_max)} at most",
-        f"verified      {report.bytes_read_back:,} bytes read back from the {where} are what was written"
+        f"verified      {report.bytes_read_back:,} bytes read back from the {where} equal the written bytes"
         if report.bytes_read_back or not report.bytes_written
-        else f"not verified  what was written was not read back: ucpl verify {report.target}",
+        else f"not verified  the target was not read back: ucpl verify {report.target}",
     ]
     if report.source_bytes_checked or not report.source_bytes_without_crc:
         out.append(f"              {report.source_bytes_checked:,} bytes of the source match their CRC")
@@ -104,8 +103,8 @@ def run_lines(report: Report) -> list[str]:
         out.append(f"              {report.source_bytes_without_crc:,} bytes of the source: no CRC in this format")
     if report.source_bytes_unverified:
         out.append(
-            f"unverified    {report.source_bytes_unverified:,} bytes are in storages that were read in part:"
-            " --verify-source reads them whole"
+            f"unverified    {report.source_bytes_unverified:,} bytes are in partly read storages:"
+            " --verify-source reads them in full"
         )
         out += [f"              {member}" for member in report.unverified[:_SHOWN]]
         if len(report.unverified) > _SHOWN:

@@ -1,4 +1,7 @@
-"""Try the layouts of a spec there and back through changed degrees: every element numbered, moved, and compared."""
+"""Try the layouts of a spec there and back through changed degrees.
+
+Every element is numbered, moved, and compared.
+"""
 
 from __future__ import annotations
 
@@ -85,13 +88,16 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def _call_of(text: str, name: str) -> tuple[str, tuple[nodes.Argument, ...]]:
-    """A layout's name, and the lists and words of its call. Raises: UcplError E177 for a number, which is a degree."""
+    """A layout's name, and the lists and words of its call.
+
+    Raises: UcplError E177 for a number, which is a degree.
+    """
     from ucpl.syntax import nodes, parse_call, print_expr
 
     try:
         call = parse_call(text)
     except UcplError:
-        call = None  # the degrees are what is wrong with it all the same
+        call = None  # the degrees are wrong all the same
     arguments = () if call is None else call.arguments
     numbers = {a.name: a.value.value for a in arguments if isinstance(a.value, nodes.Number)}
     if call is not None and not numbers and all(a.name for a in arguments):
@@ -110,7 +116,7 @@ def _call_of(text: str, name: str) -> tuple[str, tuple[nodes.Argument, ...]]:
 
 
 def unread(name: str, given: Given) -> list[str]:
-    """What was given, and nothing of the file or of what it imports reads."""
+    """The options that neither the file nor its imports use."""
     if given.config is None:
         return []
     from ucpl.conversion.given import library_of
@@ -131,7 +137,10 @@ def report_object(r: Report) -> dict[str, object]:
 
 
 def _others(reports: Sequence[Report], text: str, name: str) -> str:
-    """What to give instead: degrees that a size divides by, and sizes where the text has any by name."""
+    """The remedy: degrees that divide a size, and sizes to set.
+
+    Sizes only if the text names any.
+    """
     from ucpl.syntax import nodes, parse
     from ucpl.syntax.walk import walk
 

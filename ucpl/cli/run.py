@@ -1,7 +1,7 @@
-"""From arguments to an exit status: finds the verb, loads it alone, and says whatever went wrong in one way.
+"""Arguments to exit status: find, load and run the verb.
 
-Exit status: as `Exit` says. A diagnostic about the command line itself is wrong usage (2), whatever its code says of files.
-What nobody foresaw ends with one line and 1: INTERFACE has no status for it.
+All errors are printed in one way. Exit status: see `Exit`. A diagnostic about the command line itself is wrong usage
+(2), whatever its code is for files. An unforeseen exception ends with one line and 1: INTERFACE has no status for it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ucpl.remotes.urls import is_url
 __all__ = ["run"]
 
 GARBAGE = 300_000  # new objects that may be garbage before it is looked for: more than a start makes
-_ASKED = ("E114",)  # what is missing is an argument, wherever the finding points
+_ASKED = ("E114",)  # an argument is missing, wherever the finding points
 _OPTIONS = ("version", "help")  # which are no verbs
-# What other tools have as options, and a layout as parameters.
+# Options of other tools that are parameters of a layout here.
 _DEGREES = frozenset(
     ("tp", "dp", "pp", "ep", "cp", "fsdp", "degrees", "stage", "zero-stage", "world-size", "tensor-model-parallel-size")
     + ("pipeline-model-parallel-size", "tp-size", "pp-size", "dp-size", "target-tp", "target-pp", "nproc-per-node")
@@ -47,7 +47,7 @@ _CHECKPOINTS = (
     "layout",
     "path",
 )  # arguments that may be a URL
-_MADE = (("apply", "target"), ("convert", "target"))  # and what is made there
+_MADE = (("apply", "target"), ("convert", "target"))  # and the file that is made there
 _NO_CHECKPOINT = (("vault", "path"),)  # the folder itself, whatever may be read of it
 _OF_THE_CALLER = ("<command line>", "<call>", "<layout>")  # files of labels that are no files
 
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _demand_once(self, arguments: Sequence[str]) -> None:
-        """Of an option that is given twice argparse takes the last one without a word."""
+        """Refuse an option that is given twice; argparse takes the last one."""
         given = [one.partition("=")[0] for one in arguments[: arguments.index("--") if "--" in arguments else None]]
         for action in self._actions:
             names = action.option_strings
@@ -80,7 +80,10 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, with a suggestion for an option that does not exist. What has one value is given once."""
+        """As parse_args, with a suggestion for an option that does not exist.
+
+        An option with one value may be given once.
+        """
         self._demand_once(arguments)
         options, extra = self.parse_known_args(arguments)
         if not extra:
@@ -114,7 +117,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             status = _ended(before, arguments[len(before) :], console)
     finally:
         if argv is None:
-            gc.freeze()  # this process ends now: nothing is looked for in what the end of it frees at once
+            gc.freeze()  # this process ends now: no search for garbage that its end frees at once
         gc.set_threshold(*thresholds)
         console.flush()
     if console.lost and status in (Exit.DONE, Exit.ANSWER_IS_NO):
@@ -125,7 +128,10 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _ended(before: list[str], rest: list[str], console: Console) -> int:
-    """How a command ended. Raises what is raised where --debug is given, and nothing else."""
+    """The end status of a command.
+
+    Raises only with --debug.
+    """
     try:
         with end_like_ctrl_c():
             return _run(before, rest, console)
@@ -146,17 +152,20 @@ def _ended(before: list[str], rest: list[str], console: Console) -> int:
         return Exit.DONE
     except SystemExit as exit:  # argparse's --help
         return int(exit.code or 0)
-    except Exception as error:  # what nobody foresaw: a line for people, a traceback with --debug
+    except Exception as error:  # unforeseen: a line for people, a traceback with --debug
         if console.debug:
             raise
         if _lacks_memory(error):
             return _out_of_memory(console)
-        console.note(f"internal error: {type(error).__name__}: {error} (run with --debug to see where)")
+        console.note(f"internal error: {type(error).__name__}: {error} (run with --debug for the place)")
         return Exit.ANSWER_IS_NO
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out: of an object, of a thread's stack, or of a library that is loaded."""
+    """True if memory ran out.
+
+    Memory of an object, of a thread's stack, or of a library that is loaded.
+    """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     text = str(error)
@@ -222,7 +231,10 @@ def _run(before: list[str], rest: list[str], console: Console) -> int:
 
 
 def demand_texts(arguments: Sequence[str]) -> None:
-    """What is read may be called anything, without a NUL; all else is UTF-8. Raises: UcplError E185."""
+    """Check arguments: names to read have no NUL; all else is UTF-8.
+
+    Raises: UcplError E185.
+    """
     for number, text in enumerate(arguments):
         if not text:
             where = " ".join(one or "''" for one in arguments[max(0, number - 2) : number + 1])
@@ -271,11 +283,14 @@ def _top() -> Parser:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--debug", action="store_true", help="show where an error was raised")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def status_of(error: UcplError) -> int:
-    """The exit status of an error. What the catalogue calls a finding is wrong usage where the command line itself says it."""
+    """The exit status of an error.
+
+    A finding of the catalogue is wrong usage if the command line itself causes it.
+    """
     status = error.exit_status
     first = error.diagnostics[0]
     if status != Exit.ANSWER_IS_NO:
@@ -286,7 +301,10 @@ def status_of(error: UcplError) -> int:
 
 
 def _with_urls(name: str, options: argparse.Namespace, console: Console) -> None:
-    """Of a verb, checkpoints at URLs as the paths that stand for them. Raises: UcplError E680 where a file must be local."""
+    """Replace URLs of checkpoints by the paths that represent them.
+
+    Raises: UcplError E680 if a file must be local.
+    """
     for place, given in vars(options).items():
         for one in given if isinstance(given, list) else [given]:
             if isinstance(one, str | Path) and (name, place) not in _MADE + _NO_CHECKPOINT and is_url(one):

@@ -1,7 +1,8 @@
-"""Print a layout after a stage of the compiler: resolved, located, joined with another (build), or ordered into a plan.
+"""Print a layout after a stage of the compiler.
 
-LAYOUT is a call, a checkpoint (its inferred layout), or a .plan file. `build` and `order` join it with --to, or with itself.
---svg and --html draw who holds which part of each tensor; of a plan, what moves from where to where.
+Resolved, located, joined with another (build), or ordered into a plan. LAYOUT is a call, a checkpoint (its inferred
+layout), or a .plan file. `build` and `order` join it with --to, or with itself. --svg and --html draw the ranks that
+have each part of a tensor; for a plan, the moves.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ STAGES = ("resolve", "locate", "build", "order")
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("layout", metavar="LAYOUT", help="a layout's call, a checkpoint, or a .plan file")
     parser.add_argument("--after", choices=STAGES, default="locate", help="the stage (default: locate)")
-    parser.add_argument("--rank", type=int, metavar="R", help="what one rank holds")
-    parser.add_argument("--each", action="store_true", help="every stored tensor by itself (what is alike is one row)")
+    parser.add_argument("--rank", type=int, metavar="R", help="the stored tensors of one rank")
+    parser.add_argument(
+        "--each", action="store_true", help="one row per stored tensor (default: one row for similar ones)"
+    )
     parser.add_argument("--to", metavar="LAYOUT", help="the other side, for build and order")
     drawing = parser.add_mutually_exclusive_group()
     drawing.add_argument("--svg", metavar="FILE", help="draw it into this file, which replaces one that is there")
-    drawing.add_argument(
-        "--html", metavar="FILE", help="the same as a page for browsers, with more of what lies inside"
-    )
+    drawing.add_argument("--html", metavar="FILE", help="the same as a page for browsers, with more details")
     parser.add_argument(
         "--domains", metavar="N", help="draw a vault of it: over so many domains, or the ranks of each: 0,1/2,3"
     )
@@ -104,7 +105,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def picture_at(options: Namespace) -> str:
-    """The option that asks for a picture: `--svg` or `--html`; empty without one."""
+    """The option of a picture, `--svg` or `--html`; empty without one."""
     return "--svg" if options.svg is not None else "--html" if options.html is not None else ""
 
 
@@ -127,7 +128,10 @@ def drawn_plan(plan: Plan, options: Namespace, console: Console) -> int:
 
 
 def drawn_vault(options: Namespace, console: Console) -> int:
-    """The picture of what a vault of a layout holds where. Raises: UcplError E171, E179, E690."""
+    """The picture of a vault of a layout: data by domain.
+
+    Raises: UcplError E171, E179, E690.
+    """
     from ucpl.cli.vault_options import domains_said
     from ucpl.cli.vault_plan import picture_of
     from ucpl.pictures.vaults import vault_html, vault_svg
@@ -170,10 +174,10 @@ def drawn(options: Namespace, console: Console) -> int:
 
 
 def unread(sides: tuple[Side, ...], given: Given) -> Iterator[str]:
-    """What was given, and no side asks for: a model, a config."""
+    """Options that no side asks for: a model, a config."""
     from ucpl.proofs.unused import CONFIG_UNREAD, reads_config
 
-    asking = [side.called for side in sides if side.checkpoint is None]  # a checkpoint has both by itself
+    asking = [side.called for side in sides if side.checkpoint is None]  # a checkpoint has both of its own
     is_open = any(called.is_of_any for called in asking)
     if given.model is not None and not is_open:
         yield "the layout has a model of its own, and --model is of none. Leave it out"

@@ -1,4 +1,7 @@
-"""Whoever ends a job, a scheduler or a closed terminal, is obeyed as Ctrl-C is: what is finished is kept, and it is said."""
+"""Treat SIGTERM and SIGHUP as Ctrl-C: keep finished parts, and report it.
+
+A scheduler or a closed terminal sends them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _asked: list[int] = []  # signals since the outermost `end_like_ctrl_c` began
 
 @contextmanager
 def end_like_ctrl_c() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise KeyboardInterrupt. What somebody set otherwise (nohup, a program's own) stays."""
+    """Within, SIGTERM and SIGHUP raise KeyboardInterrupt.
+
+    A handler that somebody set otherwise (nohup, a program's own) stays.
+    """
     if threading.current_thread() is not threading.main_thread():  # which alone may say so
         yield
         return
@@ -34,7 +40,10 @@ def end_like_ctrl_c() -> Iterator[None]:
 
 
 def end_if_asked() -> None:
-    """Raise KeyboardInterrupt again if a signal came in a finalizer, where Python ignores exceptions."""
+    """Raise KeyboardInterrupt again if a signal came in a finalizer.
+
+    Python ignores exceptions there.
+    """
     if _asked:
         raise KeyboardInterrupt
 

@@ -1,4 +1,7 @@
-"""Snapshots in memory that outlive the trainer: the servers that keep them, and what can be done with what they keep."""
+"""Snapshots in memory that outlive the trainer.
+
+The servers that keep them, and verbs on the snapshots.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ __all__ = ["EXAMPLE", "arguments", "run"]
 
 # Of a target that `restore` cannot write: it has none of the options that `convert` has for that.
 _REMEDIES = {
-    "E500": "choose another DST: what is there is not written over",
+    "E500": "choose another DST: an existing one is not overwritten",
     "E503": "remove the cause (space, permission, quota), or choose another DST, and write the same line again",
 }
 
@@ -47,7 +50,10 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def _demand_folder(home: Path, path: str) -> None:
-    """A vault is named by its folder; `vault:` before it is for who reads it as a checkpoint. Raises: UcplError E680, E692."""
+    """A vault is named by its folder.
+
+    A reader of it as a checkpoint writes `vault:` before it. Raises: UcplError E680, E692.
+    """
     from ucpl.remotes.vaults.counted import no_vault
 
     if path.startswith("vault:"):
@@ -132,7 +138,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
     if not found.generations:
         console.say("committed  nothing")
     for number, texts in found.unsaid:
-        console.say(f"damaged    generation {number}, newer than what counts: {unsaid_text(texts)}")
+        console.say(f"damaged    generation {number}, newer than the committed one: {unsaid_text(texts)}")
     generations: list[Json] = [{**asdict(one), "in_domains": list(one.in_domains)} for one in found.generations]
     domains: list[Json] = [
         {**asdict(one), "ranks": list(one.ranks), "written_by": list(one.written_by)} for one in found.domains
@@ -178,7 +184,7 @@ def _told(generation: int, count: int, found: Sequence[Damage], console: Console
     if count:
         console.say(f"rebuilt    {count} chunks")
     if not found:
-        console.say(f"whole      generation {generation}: every byte is what was saved")
+        console.say(f"complete   generation {generation}: every byte equals the saved one")
     console.answer(
         {
             "generation": generation,
@@ -218,11 +224,11 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     for source in made.silent:
         console.say(f"behind     {source}: nothing in its folder ucpl says when it was saved")
     if rebuilt:
-        console.say(f"rebuilt    {bytes_text(rebuilt)}, of what other domains hold")
+        console.say(f"rebuilt    {bytes_text(rebuilt)}, from other domains")
     kept = keep_state(told, Path(options.target))
     if kept is not None:
-        console.say(f"state      {kept}: what ranks gave beside it")
-    if made.damage:  # for who keeps standard output alone, too
+        console.say(f"state      {kept}: the companion state of the ranks")
+    if made.damage:  # for a caller that keeps standard output alone, too
         console.note(f"warning: {made.damage}; all tensors are restored")
         console.say(f"damaged    {made.damage}")
     console.say(f"done       {options.target}: step {made.step} of {made.source}")
@@ -244,7 +250,7 @@ def _persist(home: Path, options: Namespace, console: Console) -> int:
         f"written    {options.target}: generation {memory.commit.generation}, step {memory.commit.step}{rebuilt}"
     )
     for number, why in passed.items():
-        console.note(f"warning: generation {number} is newer, and is not what was written: {why}")
+        console.note(f"warning: generation {number} is newer, and damaged: {why}")
     answer: dict[str, Json] = {"target": str(options.target), "generation": memory.commit.generation}
     console.answer({**answer, "step": memory.commit.step, "damaged": list(passed)})
     return Exit.DONE
@@ -270,7 +276,10 @@ MEMORY = Path("/dev/shm")
 
 
 def run_drill(options: Namespace, domains: int | list[list[int]] | None, console: Console) -> int:
-    """Raises: UcplError E690, E693, and what planning raises."""
+    """Plan a vault; print it.
+
+    Raises: UcplError E690, E693, and the errors of planning.
+    """
     from ucpl.vault.drilling import drill
     from ucpl.vault.leftovers import DRILLS, sweep, worked_in
 
@@ -297,7 +306,7 @@ def run_drill(options: Namespace, domains: int | list[list[int]] | None, console
         for case in one.wrong[:3]:
             console.say(f"wrong      {one.fault}: {case}")
     console.say(
-        f"drilled    {sum(one.cases for one in found)} cases, {wrong or 'none'} with anything but what was foretold"
+        f"drilled    {sum(one.cases for one in found)} cases, {wrong or 'none'} with another result than predicted"
     )
     faults: list[Json] = [
         {

@@ -1,4 +1,4 @@
-"""What can be typed behind `ucpl vault`: its actions, what each of them takes, and the help of each."""
+"""The command line of `ucpl vault`: its actions, their options and help."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ ucpl vault gc /dev/shm/ucpl/job --with-state
 _SHOWN = {"plan": 1, "serve": 2, "status": 1, "restore": 1, "persist": 1}
 EXAMPLE = "\n".join(line for name, n in _SHOWN.items() for line in EXAMPLES[name].strip().splitlines()[:n])
 ACTIONS = {
-    "plan": "what a vault of a layout will be: bytes of each domain, protections ranked, which losses are survived",
+    "plan": "plan a vault of a layout: bytes of each domain, protections ranked, losses that are survived",
     "drill": "try a vault's faults on a layout, with small tensors: which are survived; exit 1 where anything is wrong",
-    "serve": "keep what a domain's ranks save: check it, protect it, commit it; until it is told to end",
+    "serve": "keep the saves of a domain's ranks: check, protect and commit them, until stopped",
     "keys": "make keys and certificates of a vault on several hosts: a folder for each domain, which its host is given",
-    "status": "what is there: domains, who lives, which generations count",
+    "status": "list domains, live servers, committed generations",
     "verify": "hold every byte in memory against its digest; exit 1 where any is lost or damaged",
-    "scrub": "hold every byte in memory against its digest, and rebuild what can be rebuilt; exit 1 where any is gone",
+    "scrub": "compare every byte in memory with its digest, and rebuild damaged parts; exit 1 if any is lost",
     "restore": "convert the newest generation that counts into DST, in any layout",
     "persist": "write a generation into DST as the framework itself would have saved it",
     "gc": "remove vaults below a folder that no living process holds, or one alone",
@@ -81,7 +81,7 @@ _PATHS = {
 _PATH = ("ROOT/JOB", "the vault's folder, in memory: /dev/shm/...")  # of all others
 MAKES = ("restore", "persist")  # a folder, DST
 _OF_A_LAYOUT = ("domains", "protect", "lose", "model", "sizes", "config")
-# What each action makes use of, beside --json. Anything else that is given would change nothing, and is refused.
+# Options that each action uses, besides --json. Any other option would change nothing, and is refused.
 _TAKES = {
     "plan": (*_OF_A_LAYOUT, "replays", "room", "bandwidths"),
     "drill": _OF_A_LAYOUT,
@@ -99,7 +99,7 @@ _RANKS = re.compile(r"\d+(?:,\d+)*(?:/\d+(?:,\d+)*)*")
 
 
 class _Action(argparse.Action):
-    """From here on the parser says what this action takes, and --help shows that alone."""
+    """Restrict the parser to this action; --help shows that alone."""
 
     def __call__(self, parser: ArgumentParser, options: Namespace, value: object, option: str | None = None) -> None:
         setattr(options, self.dest, value)
@@ -110,7 +110,7 @@ class _Action(argparse.Action):
 
 
 class _Help(argparse.Action):
-    """Of the action that was named before it; of all of them where none was."""
+    """The action that was named before it; all of them without one."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, default: str | None, help: str | None) -> None:
         super().__init__(option_strings, dest, nargs=0, default=default, help=help)
@@ -122,7 +122,10 @@ class _Help(argparse.Action):
 
 
 def _page(parser: ArgumentParser, action: str) -> ArgumentParser:
-    """What is said of one action alone. parser: that of all of them, once it has read which one is meant."""
+    """Add the options of one action.
+
+    parser: that of all actions, after it has read the action's name.
+    """
     what = ACTIONS[action]
     page = ArgumentParser(
         prog=parser.prog,
@@ -150,9 +153,9 @@ def usage(action: str) -> str:
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser._optionals.conflict_handler = "resolve"  # it stands in the place of argparse's own
+    parser._optionals.conflict_handler = "resolve"  # it takes the place of argparse's own
     parser.add_argument(
-        "-h", "--help", action=_Help, default=argparse.SUPPRESS, help="show this; behind an action, what it alone takes"
+        "-h", "--help", action=_Help, default=argparse.SUPPRESS, help="show this; behind an action, its own options"
     )
     parser._optionals.conflict_handler = "error"
     told = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
@@ -164,13 +167,13 @@ def arguments(parser: ArgumentParser) -> None:
     )
     target = parser.add_argument("target", metavar="[DST]", help=f"{', '.join(MAKES)}: a new folder")
     target.required = (
-        False  # argparse would take "?" for none, and DST for one too many, where an option stands before it
+        False  # argparse would match "?" with nothing, and DST with one too many, if an option comes before it
     )
     _options(parser)
 
 
 def _options(parser: ArgumentParser, action: str | None = None) -> None:
-    """Those of an action; None: those of all, each with the actions that take it."""
+    """The options of an action; None: all, each with its actions."""
 
     def is_taken(name: str) -> bool:
         return action is None or name in _TAKES[action]
@@ -204,19 +207,19 @@ def _options(parser: ArgumentParser, action: str | None = None) -> None:
     }
     both = f"so many domains may be lost at once, exit 1 where that takes anything with it; of drill: {lose['drill']}"
     add("--lose", lose.get(action or "", both), metavar="N")
-    add("--room", "what a domain may hold in memory, as in 60G", metavar="SIZE")
+    add("--room", "memory of a domain, as in 60G", metavar="SIZE")
     at = "of a vault on several hosts, where the server of each domain answers the others"
     add("--hosts", "the host of each domain, by domain" if action == "keys" else at, metavar="HOST:PORT,...")
     add("--keys", "the keys of this host, as `ucpl vault keys` makes them", metavar="DIR")
-    steps = "so many saves one after the other may be of gradients alone, of which AdamW makes its steps again"
+    steps = "number of successive saves of gradients alone, from which AdamW repeats its steps"
     add("--replays", steps, metavar="N")
     add("--every", "write every N-th generation that counts below --into", metavar="N")
     add("--into", "where, as FOLDER/step-STEP", metavar="FOLDER")
     add("--generation", "not the newest one", metavar="G")
     add("--to", "the layout of DST", metavar="LAYOUT")
-    written = "what `serve --into FOLDER` wrote is taken where memory does not suffice"
+    written = "if memory does not suffice, use the checkpoints of `serve --into FOLDER`"
     add("--else", written, "otherwise", metavar="FOLDER")
-    add("--from", "what the ranks saved, where it must be said", "source", metavar="LAYOUT")
+    add("--from", "the layout that the ranks saved, if it is ambiguous", "source", metavar="LAYOUT")
     add("--with-state", "those, too, in which a generation counts")
     if is_taken("model"):
         add_model(parser, "where the layout of plan is of any" if action is None else "where the layout is of any")
@@ -249,7 +252,10 @@ def wrong(where: str, what: str, remedy: str) -> None:
 
 
 def domains_said(text: str) -> int | list[list[int]]:
-    """How many domains, or the ranks of each. Raises: UcplError E171, E173."""
+    """The number of domains, or the ranks of each.
+
+    Raises: UcplError E171, E173.
+    """
     if not _RANKS.fullmatch(text):
         wrong(f"--domains {text}", "names no domains", "--domains 4, or --domains 0,1/2,3")
     if "," in text or "/" in text:

@@ -1,4 +1,4 @@
-"""`ucpl vault plan`: what a vault of a layout will be, before there is one."""
+"""`ucpl vault plan`: the properties of a vault, before it exists."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["picture_of", "run_plan"]
 
 LOSE_MAX = 4
-COPIES = 8  # a step of AdamW takes as long as so many copies of what it makes, as `benchmarks/vault.py` measures it
-SHOWN = 8  # domains that are told one by one
-HEAD = ("protection", "beside each byte", "any that may be lost", "a lost byte is made of", "survived of two lost")
+COPIES = 8  # a step of AdamW takes as long as so many copies of its result, as `benchmarks/vault.py` measures it
+SHOWN = 8  # domains with a line each
+HEAD = ("protection", "per byte", "any that may be lost", "a lost byte is made of", "survived of two lost")
 
 
 def run_plan(options: Namespace, domains: int | list[list[int]] | None, console: Console) -> int:
-    """Raises: UcplError E690, E696, and what planning raises."""
+    """Print the plan of a vault.
+
+    Raises: UcplError E690, E696, and the errors of planning.
+    """
     from ucpl.remotes.vaults.records import REPLAYS_MAX
     from ucpl.vault.planning import plan_vault
 
@@ -47,7 +50,7 @@ def run_plan(options: Namespace, domains: int | list[list[int]] | None, console:
 
 
 def _survived(made: VaultPlan) -> list[str]:
-    """What is left after how many losses, and the first that takes something with it."""
+    """The survivors of each number of losses, and the first fatal one."""
     lines = []
     for one in made.scheme.survived:
         said = (
@@ -60,13 +63,16 @@ def _survived(made: VaultPlan) -> list[str]:
         names = ", ".join(f"d{d}" for d in loss.domains)
         others = len(loss.tensors) - 1
         more = f" and {others} other tensor{'s' * (others > 1)}" if others > 0 else ""
-        what = f"{loss.first}, {loss.tensors[0]}{more}" if loss.tensors else "what files have beside tensors"
+        what = f"{loss.first}, {loss.tensors[0]}{more}" if loss.tensors else "the values that are no tensors"
         lines.append(f"{said}; lose {{{names}}}: {what}, {bytes_text(loss.bytes)}")
     return lines
 
 
 def picture_of(options: Namespace, domains: int | list[list[int]] | None) -> VaultPicture:
-    """Of a layout, for `ucpl show`. Raises: UcplError E690, and what planning raises."""
+    """The plan of a layout's vault, for `ucpl show`.
+
+    Raises: UcplError E690, and the errors of planning.
+    """
     from ucpl.pictures.vaults import vault_picture
     from ucpl.vault.planning import plan_vault
 
@@ -142,7 +148,10 @@ def _rooms(made: VaultPlan, known: Bandwidths | None) -> list[str]:
 
 
 def _times(made: VaultPlan, number: int, known: Bandwidths) -> tuple[float, float]:
-    """Seconds for which the dearest rank of a domain stands still, and until its part is protected: reckoned by copies."""
+    """Seconds of a stop of the slowest rank, and until protection.
+
+    Computed from copies.
+    """
     room, guarded = made.rooms[number], made.guarded
     still = max((made.foreseen.sizes[rank] for rank in room.ranks), default=0) / known.copy
     reads = room.for_others * max(1, guarded.made_of) + room.saved  # its own are held against their digests
@@ -153,7 +162,7 @@ def _time(made: VaultPlan, number: int, known: Bandwidths | None) -> str:
     if known is None:
         return ""
     still, behind = _times(made, number, known)
-    return f", a rank stands still for {still:.2g} s, protected {behind:.2g} s later"
+    return f", a rank stops for {still:.2g} s, protected {behind:.2g} s later"
 
 
 def _table(ranked: tuple[Scheme, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`ucpl vault serve`: the server of a domain, and what it writes to a disk now and then."""
+"""`ucpl vault serve`: the server of a domain, and its writes to disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PAUSE = 0.5  # the same, where something is in its way
 
 
 def run_serve(home: Path, options: Namespace, console: Console) -> int:
-    """Until it is told to end. Raises: UcplError."""
+    """Run until stopped.
+
+    Raises: UcplError.
+    """
     from ucpl.remotes.vaults.counted import committed
     from ucpl.remotes.vaults.hosts import addresses_of
     from ucpl.vault.leftovers import WORKS, sweep
@@ -71,7 +74,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
             try:
                 server.turn()
                 told = ""
-            except OSError as error:  # memory that is full, or what stands where a file should
+            except OSError as error:  # memory is full, or a file is replaced by something else
                 waits_for = f"{os.fsdecode(error.filename or server.here.folder)}: {error.strerror or error}"
                 if waits_for != told:
                     console.say(f"waits      {waits_for}; nothing counts until that is mended")
@@ -89,7 +92,10 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _demand_kept(job: Job, options: Namespace) -> None:
-    """What is said of a vault that is there is what it was made with. Raises: UcplError E694."""
+    """Check that the options of an existing vault are unchanged.
+
+    Raises: UcplError E694.
+    """
     from ucpl.remotes.vaults.codes import Protection
 
     other = ""
@@ -106,12 +112,15 @@ def _demand_kept(job: Job, options: Namespace) -> None:
 def _gone(folder: Path) -> None:
     fail(
         "E695", f"{folder} is gone, while it was served", Label(str(folder)),
-        remedy="start the server once more: it makes the domain anew, of what the others hold",
+        remedy="start the server once more: it makes the domain anew from the others",
     )  # fmt: skip
 
 
 def _place_of(into: Path, one: Commit) -> Path:
-    """Where a generation is written: what a run had written of the same step before it went back stays."""
+    """The folder of a generation on disk.
+
+    An earlier run may have written the same step before it went back; its folder stays.
+    """
     plain = f"step-{one.step}"
     later = f"{plain}.generation-{one.generation}"
     names = chain(
@@ -121,14 +130,14 @@ def _place_of(into: Path, one: Commit) -> Path:
 
 
 def _is_kept(into: Path, one: Commit, job: Job) -> bool:
-    """Whether a generation was written there."""
+    """True if a generation was written there."""
     from ucpl.vault.persisted import found_in, is_of
 
     return any(is_of(found_in(path, one.step), one, job) for path in into.glob(f"step-{one.step}*"))
 
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
-    """What cannot be written ends no server."""
+    """Print a failed write; it ends no server."""
     from ucpl.vault.persisting import persist
 
     try:
@@ -147,7 +156,7 @@ def _said(options: Namespace) -> ToMake:
     if options.replays:
         said["replays"] = whole_number("--replays", options.replays, NUMBER_MAX)
     if options.layout and (options.domains or options.ranks):
-        wrong("--layout", "says ranks and domains by itself", "--layout alone, or --ranks and --domains")
+        wrong("--layout", "defines ranks and domains", "--layout alone, or --ranks and --domains")
     if options.layout:
         return {**said, "layout": options.layout}
     domains = options.domains or "1"

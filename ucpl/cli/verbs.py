@@ -1,4 +1,4 @@
-"""The verbs, each in a module of its own that is imported when it is called."""
+"""The verbs; a module each, imported when it is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["VERBS", "Verb", "load_verb", "nearest"]
 
 VERBS = {
     "demo": "convert a shipped real checkpoint in a temporary folder, and prove the result",
-    "inspect": "what a checkpoint is: framework, mesh, tensors, states, sizes, what looks wrong",
+    "inspect": "describe a checkpoint: framework, mesh, tensors, states, sizes, problems",
     "infer": "write the .ucpl (model and layout) of a checkpoint found in the wild",
     "import": "write a first spec of a transformers model, from its config or its files",
     "check": "parse, resolve and type-check .ucpl files",
@@ -23,10 +23,10 @@ VERBS = {
     "calibrate": "measure how fast a disk and this machine are, for estimates",
     "apply": "run exactly that plan; under torchrun, by the ranks of a job together",
     "convert": "infer, plan, apply and verify in one go",
-    "compare": "the same logical state, whatever the layouts? names what differs and where",
+    "compare": "compare the logical states of two checkpoints, whatever their layouts",
     "verify": "read everything back: digests, CRCs, copies, weights against masters",
-    "contingency": "plan ahead of a loss: what fits the ranks that are left, and the plans to get there",
-    "diff": "what two plans do differently",
+    "contingency": "plan ahead of a loss: layouts for the remaining ranks, and the plans to them",
+    "diff": "compare two plans",
     "vault": "snapshots in memory that outlive the trainer, restored into any layout",
     "why": "where an element of a target comes from",
     "roundtrip": "property-test that layouts of a spec round-trip through changed degrees",
@@ -37,7 +37,10 @@ VERBS = {
 
 
 class Verb(Protocol):
-    """A module of a verb. Its docstring is the description, EXAMPLE the end of its --help."""
+    """A module of a verb.
+
+    Its docstring is the description, EXAMPLE the end of its --help.
+    """
 
     EXAMPLE: str
 

@@ -1,7 +1,8 @@
-"""Read a checkpoint back whole: digests, zip CRCs, copies that must equal each other, weights against their masters.
+"""Read an entire checkpoint and verify it.
 
-With --against, hold it against a genuine one of the framework, stored tensor by stored tensor, under its one layout: the way to
-try a spec of one's own. What differs is named to the element, with a guess at what the spec has wrong.
+Digests, zip CRCs, copies that must equal each other, weights against their masters. --against compares it with a
+genuine checkpoint of the framework, stored tensor by stored tensor, under its one layout: the way to try a spec of
+one's own. Each difference is named to the element, with a guess at the error in the spec.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def tell(found: Verdict, console: Console) -> None:
-    """What was read, what vouches for it, and what is wrong."""
+    """The bytes that were read, their evidence, and the errors."""
     files = found.files
     total = files.bytes_protected + files.bytes_unprotected
     crc = ", each against its CRC" if files.bytes_protected else ": no CRC and no manifest vouches for them"
@@ -98,7 +99,7 @@ def verdict_object(found: Verdict) -> dict[str, object]:
 
 
 def tell_against(found: Against, genuine: str, console: Console) -> None:
-    """What holding against a genuine checkpoint has shown."""
+    """The result of a comparison with a genuine checkpoint."""
     console.say(
         f"against       {genuine}: {plural(found.tensors, 'stored tensor')}, {plural(found.elements, 'element')}"
     )

@@ -1,4 +1,7 @@
-"""Say where an element of a target comes from: file, key and position, of every state. Needs the plan alone."""
+"""Trace an element of a target to file, key and position.
+
+Of every state. Needs the plan alone.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def run(options: Namespace, console: Console) -> int:
 
 
 def lines(one: Traced) -> tuple[str, str, str]:
-    """What, where it is put, where it is from."""
+    """The element, its place, and its origin."""
     size = f" ({one.elements:,} elements from there on)" if one.elements > 1 else ""
     rounded = ", rounded to nearest even" if one.rounded else ""
     return (

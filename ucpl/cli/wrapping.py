@@ -1,4 +1,6 @@
-"""Lines broken at spaces to the width of a terminal: no word, path, name or quoted text is cut.
+"""Lines broken at spaces to the width of a terminal.
+
+No word, path, name or quoted text is cut.
 
 Output for other programs, into a file or a pipe, keeps its lines.
 """
@@ -16,7 +18,7 @@ __all__ = ["Formatter", "width_of", "wrapped"]
 _USUAL = 80  # columns of a terminal that gives none
 _NARROWEST = 20  # columns: in fewer, no text can be read
 _COLOR = re.compile("\x1b\\[[0-9;]*m")
-_COMMAND = ("ucpl ", "python ")  # a shell goes on with the next line after a backslash
+_COMMAND = ("ucpl ", "python ")  # a shell continues with the next line after a backslash
 _SOURCE = re.compile(r"\s*[0-9]* \|")  # a line of a file, or the carets below it
 _LABEL = re.compile(r"\s*\S.{0,44}?(?:  +|: )(?=\S)")  # as in `read          12 bytes` and `  = help: text`
 # A quoted text with its spaces, `name = value`, or a word; the spaces before it belong to it.
@@ -24,7 +26,10 @@ _WORD = re.compile(r"""\s*(?:[^\s"'`]*[=(\[]|)(["'`])(?:(?!\1).){1,400}\1(?![^\s
 
 
 def width_of(stream: IO[str]) -> int | None:
-    """The columns that lines have to fit: those of COLUMNS, or of the terminal. None: the stream is no terminal."""
+    """The width of lines: COLUMNS, or the terminal's.
+
+    None: the stream is no terminal.
+    """
     asked = os.environ.get("COLUMNS", "")
     try:
         if not stream.isatty():
@@ -36,7 +41,9 @@ def width_of(stream: IO[str]) -> int | None:
 
 
 def wrapped(line: str, width: int | None, indent: int | None = None) -> list[str]:
-    """The line in pieces of at most `width` characters, except for longer words.
+    """The line in pieces of at most `width` characters.
+
+    Longer words stay in one piece.
 
     Pieces after the first are indented as the text behind its label, or by `indent`.
     """
@@ -60,7 +67,10 @@ def wrapped(line: str, width: int | None, indent: int | None = None) -> list[str
 
 
 def _words(line: str, room: int) -> Iterator[tuple[str, str]]:
-    """Words with the spaces before them, and the end of a line that breaks after them."""
+    """Words with the spaces before them, and the end of each.
+
+    A line that breaks after them has that end.
+    """
     command = " \\" if line.lstrip().startswith(_COMMAND) else ""
     for found in _WORD.finditer(line):
         word = found[0]
@@ -78,7 +88,10 @@ def _size(text: str) -> int:
 
 
 class Formatter(argparse.HelpFormatter):
-    """The form of a verb's --help: lists and examples keep their lines where they fit, and no word is cut."""
+    """The form of a verb's --help.
+
+    Lists and examples keep their lines if they fit, and no word is cut.
+    """
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return wrapped(" ".join(text.split()), max(width, _NARROWEST), 0)

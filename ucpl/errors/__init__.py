@@ -108,7 +108,9 @@ class Diagnostic:
     labels: tuple[Label, ...] = ()
     notes: tuple[str, ...] = field(default=(), converter=_all_printable)
     remedy: str = field(default="", converter=_printable)  # the text to write, or the step to take
-    about: object = field(default=None, eq=False, repr=False)  # the values of the message, for a caller that raises it anew
+    about: object = field(
+        default=None, eq=False, repr=False
+    )  # the values of the message, for a caller that raises it anew
 
 
 class UcplError(Exception):
