@@ -1,7 +1,7 @@
-"""Ranks of a job that agree: they begin together what all of them do, or none begins, and each hears why.
+"""Agreement of the ranks of a job.
 
-Every step of a rank on its own, between steps of all, is within `agreeing`. Not here: ranks of a plan, which talk over
-a store (ranks.job).
+All begin a common step, or none, and each gets the reason. Every step of a rank on its own, between steps of all, is
+within `agreeing`. Not here: ranks of a plan, which talk over a store (ranks.job).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ucpl.records import frozen
 
 __all__ = ["Ranks", "text_of"]
 
-SAID_MAX = 500  # characters of an error that ranks tell each other
+SAID_MAX = 500  # characters of an error that ranks send each other
 
 
 def text_of(error: BaseException) -> str:
@@ -38,9 +38,9 @@ def _code_of(error: BaseException) -> str:
 
 @frozen(eq=False)
 class Ranks:
-    """The ranks of a process group; of a process without one, itself.
+    """The ranks of a process group; without a group, the process itself.
 
-    code, words: the error of ranks that could go on, and what they say of the rank that could not.
+    code, words: the error of the other ranks, and their text about the rank that failed.
     """
 
     group: dist.ProcessGroup | None
@@ -69,7 +69,10 @@ class Ranks:
         return told
 
     def all_agree(self, mine: bool) -> bool:
-        """Whether all ranks say so. Raises: UcplError."""
+        """True if `mine` is true on all ranks.
+
+        Raises: UcplError.
+        """
         if self.size == 1:
             return mine
         if "gloo" not in dist.get_backend(self.group):
@@ -80,7 +83,10 @@ class Ranks:
         return bool(told)
 
     def agree(self, error: Exception | None) -> None:
-        """Go on if all can. Raises: `error`; UcplError of `code` if another rank has one."""
+        """Return if no rank has an error.
+
+        Raises: `error`; UcplError of `code` if another rank has one.
+        """
         said = (
             None if error is None else (_code_of(error), text_of(error)[:SAID_MAX])
         )  # before ranks wait for each other
@@ -95,7 +101,10 @@ class Ranks:
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """A step that each rank does by itself. Raises: what it raises; UcplError of `code` if another rank's did."""
+        """A step that each rank does alone.
+
+        Raises: its own error; UcplError of `code` if another rank has one.
+        """
         error: Exception | None = None
         try:
             yield
@@ -119,7 +128,10 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A step that ranks do together by torch. Raises: UcplError of the rank that failed, or `code`."""
+        """A step that ranks do together by torch.
+
+        Raises: UcplError of the rank that failed, or `code`.
+        """
         try:
             yield
         except CheckpointException as error:  # a BaseException

@@ -1,4 +1,4 @@
-"""The one entrance of tensors of a running job: their elements in memory, for whoever reads or fills them.
+"""The one access to the memory of tensors of a running job.
 
 A tensor may be a view with gaps, the conjugate or the negative of the stored numbers, be a DTensor or a Parameter, or
 have no memory. No other module looks at memory of tensors (tests/test_project.py). Not here: dtypes by their names in specs.
@@ -32,13 +32,16 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 def is_placed(tensor: object) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor. Its module is slow to import, and only loaded modules can have made one."""
+    """True for a DTensor.
+
+    Its module is slow to import, and only loaded modules can have made one.
+    """
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of this rank itself: of a DTensor its local part, of all others the tensor."""
+    """The tensor of this rank: a DTensor's local part, or the tensor."""
     mine: torch.Tensor = tensor._local_tensor if is_placed(tensor) else tensor
     if type(mine).__name__ == "AsyncCollectiveTensor":
         mine = mine.wait()  # type: ignore[attr-defined]
@@ -46,32 +49,41 @@ def part_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors of this rank that make up its part: several of classes of torch and TorchRec that keep several."""
+    """The tensors of this rank that make up its part.
+
+    Several for classes of torch and TorchRec that keep several.
+    """
     mine = part_of(tensor)
     shards = getattr(mine, "local_shards", None)
     return [getattr(one, "tensor", one) for one in shards()] if callable(shards) else [mine]
 
 
 def is_inference(tensor: torch.Tensor) -> bool:
-    """Whether it is written in inference mode alone."""
+    """True if only inference mode may write the tensor."""
     return any(part.is_inference() for part in parts_of(tensor))
 
 
 def is_nested(tensor: torch.Tensor) -> bool:
-    """Whether it has no shape. Classes that answer for torch need not know the question."""
+    """True if it has no shape.
+
+    Classes that answer for torch need not know the question.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.is_nested
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor of torch's own class, without a gradient: for a tensor that is readable."""
+    """The same memory as a plain torch tensor without a gradient.
+
+    For a tensor that is readable.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         mine = part_of(tensor).detach()
         return mine if type(mine) is torch.Tensor else mine.as_subclass(torch.Tensor)
 
 
 def unreadable(tensor: object) -> str:
-    """The reason why a value has no elements in memory; empty if it has."""
+    """The reason that a value has no elements in memory, or ""."""
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__}, and no tensor with bytes"
     mine = tensor
@@ -116,12 +128,15 @@ def unwritable(tensor: object) -> str:
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor, in memory where they are stored as such."""
+    """The elements of a tensor, in memory if stored as such."""
     return plain(tensor).resolve_conj().resolve_neg()
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements end to end, in row-major order: the tensor's own memory if they are so there, else a copy."""
+    """The elements end to end, in row-major order.
+
+    The tensor's own memory if it has that order, else a copy.
+    """
     flat = values_of(tensor).contiguous().view(-1)
     return flat if flat.stride(0) == 1 else flat.as_strided(flat.shape, (1,), flat.storage_offset())  # of one element
 
@@ -132,7 +147,7 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of `flat_of`. They come to the host first if they are on another device."""
+    """The bytes of `flat_of`, on the host."""
     found: memoryview = flat_bytes(tensor).cpu().numpy().data
     return found
 
@@ -152,23 +167,29 @@ def tensor_of(
 
 
 def boxed(flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
-    """A box of what `flat_of` or a `Goal` gave, by steps in elements."""
+    """A box in the result of `flat_of` or a `Goal`, by steps.
+
+    Steps are in elements.
+    """
     return flat.as_strided(shape, stride, flat.storage_offset() + offset)
 
 
 def is_direct(tensor: torch.Tensor) -> bool:
-    """Whether bytes can be put into its memory on the host as they are in a file."""
+    """True if a file's bytes can be copied into its memory."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
 def is_aligned(tensor: torch.Tensor, size: int) -> bool:
-    """Whether bytes can be seen as words of so many bytes."""
+    """True if its bytes can be viewed as words of `size` bytes."""
     return not (tensor.data_ptr() | int(tensor.storage_offset())) % size
 
 
 @frozen(eq=False)
 class Goal:
-    """A tensor to fill. `flat` are its elements end to end; `put` brings them into the tensor if they are elsewhere."""
+    """A tensor to fill.
+
+    `flat` are its elements end to end; `put` copies them into the tensor if they are elsewhere.
+    """
 
     flat: torch.Tensor
     _into: torch.Tensor
@@ -192,13 +213,13 @@ class Goal:
 
 
 def survives(values: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether a cast kept every value."""
+    """True if a cast kept every value."""
     back = made.to(values.dtype)
     return bool(((back == values) | ((back != back) & (values != values))).all())
 
 
 def overflows(values: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether a cast made a finite number infinite, or none."""
+    """True if a cast changed a finite number to infinite."""
     if not (values.is_floating_point() or values.is_complex()):
         return False
     if made.is_floating_point() and made.element_size() == 1:  # torch takes the largest number in place of infinity
@@ -213,7 +234,10 @@ def overflows(values: torch.Tensor, made: torch.Tensor) -> bool:
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """The same of any two tensors that are one: of one place, and the same numbers there."""
+    """A key that is equal for two tensors with one memory.
+
+    Of one place, and the same numbers there.
+    """
     mine = part_of(tensor)
     bits = mine.is_conj(), mine.is_neg()
     return mine.data_ptr(), mine.dtype, tuple(mine.shape), mine.stride(), str(mine.device), bits
@@ -225,7 +249,7 @@ def _reach(tensor: torch.Tensor) -> int:
 
 
 def _is_apart(tensor: torch.Tensor) -> bool:
-    """Whether no two elements share memory."""
+    """True if no two elements share memory."""
     dims = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
     reach, nested = 1, tensor.numel() > 0
     for step, count in dims:
@@ -241,7 +265,10 @@ def _is_apart(tensor: torch.Tensor) -> bool:
 
 
 def _seen(marks: NDArray[np.bool_], tensor: torch.Tensor, at: int, unit: int) -> NDArray[np.bool_]:
-    """A tensor's memory among units of so many bytes. Its first unit has the number `at`."""
+    """A tensor's memory among units of `unit` bytes.
+
+    Its first unit has the number `at`.
+    """
     count = tensor.element_size() // unit
     steps = (*(step * count for step in tensor.stride()), 1)
     return np.ndarray((*tensor.shape, count), np.bool_, marks, at, steps)
@@ -249,7 +276,7 @@ def _seen(marks: NDArray[np.bool_], tensor: torch.Tensor, at: int, unit: int) ->
 
 @frozen(eq=False)
 class _Span:
-    """A tensor, and the addresses of its first byte and of the one behind its last."""
+    """A tensor with its first address and the one after its last."""
 
     low: int
     end: int
@@ -267,7 +294,10 @@ class _Span:
 def overlap(
     goals: Iterable[tuple[str, torch.Tensor]], read: Iterable[tuple[str, torch.Tensor]] = ()
 ) -> tuple[str, str] | None:
-    """Names of a tensor to fill and of another that shares bytes with it, which is filled or read. None: there are no such."""
+    """Names of a tensor to fill and of another that shares bytes.
+
+    The other is filled or read. None: there are no such.
+    """
     spans = [_Span.of(name, tensor, False) for name, tensor in goals]
     spans += [_Span.of(name, tensor, True) for name, tensor in read]
     by_device: dict[torch.device, list[_Span]] = {}
@@ -296,7 +326,7 @@ def _clusters(some: list[_Span]) -> Iterator[list[_Span]]:
 
 
 def _meeting(cluster: list[_Span]) -> tuple[str, str] | None:
-    """Two of a cluster that share a byte, the one to fill first."""
+    """Two of a cluster that share a byte; first the filled one."""
     if len(cluster) == 1 or all(one.is_read for one in cluster):
         return None
     base, end = cluster[0].low, max(one.end for one in cluster)

@@ -1,4 +1,7 @@
-"""Processes of one job that run a plan together: how they find each other, and how they know that all are there still."""
+"""Processes of one job that run a plan together.
+
+They find each other, and detect failed and dead ranks.
+"""
 
 from ucpl.ranks.job import member
 

@@ -1,11 +1,10 @@
-"""The graph of one rank of a job: what stays here, what goes to each other rank, what comes from it.
+"""The graph of one rank: local data, sends and receives.
 
-    Read ─► Extract ─► Merge | Derive ─► Split ─► Write      what is in place
-            Extract ─► Send                                  what others asked for
-            Receive ─► Merge | Derive ─► Split ─► Write      what is asked of others
+Read ─► Extract ─► Merge / Derive ─► Split ─► Write: local data. Extract ─► Send: requests of other ranks. Receive ─►
+Merge / Derive ─► Split ─► Write: requests to other ranks.
 
-A message has what one rank gives another of one dtype, box behind box in the order in which they were asked for. Both ends
-number it alike, so that nothing but elements is in it.
+A message has the elements of one dtype that one rank gives another, box after box in the order of the request. Both
+ends number it alike, so that it contains nothing but elements.
 """
 
 from __future__ import annotations
@@ -33,7 +32,10 @@ Ints = tuple[int, ...]
 
 @frozen
 class Message:
-    """What one rank gives another, of one dtype: `elements` one behind the other."""
+    """Elements of one dtype from one rank for another.
+
+    `elements`: their number, one after the other.
+    """
 
     peer: int
     dtype: str
@@ -45,7 +47,7 @@ Numbered = tuple[Name, str] | Message
 
 @frozen
 class Part:
-    """A box of a tensor of this rank, row-major from `begin` on in a message."""
+    """A box of a tensor here, at `begin` in a message."""
 
     of: Message
     begin: int
@@ -67,7 +69,10 @@ class Part:
 
 @frozen(eq=False)
 class Dealt:
-    """The graph of a rank. Positions are of two spaces: what it has, and what comes; what is made, and what goes."""
+    """The graph of a rank.
+
+    Positions are of two spaces: tensors and received messages; results and sent messages.
+    """
 
     net: nx.DiGraph[Node] = field(repr=False)
     sources: tuple[Numbered, ...]  # stored tensors, each with its dtype, then messages
@@ -75,7 +80,7 @@ class Dealt:
     spaces: tuple[Space, Space]
 
     def kept(self) -> Iterator[tuple[Box, Box, bool]]:
-        """Boxes that stay on this rank: where they lie, where they go, and whether they may be rounded."""
+        """Boxes that stay on this rank: places, and permission to round."""
         for flow in flows(self.net):
             if isinstance(flow.extract, Extract) and not isinstance(flow.way, Send):
                 for source, target in self._rows(flow.moves):
@@ -145,7 +150,7 @@ class _Row:
 def dealt(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], rank: int) -> Dealt:
     """The graph of a rank.
 
-    pieces: what it needs, in order, of itself and of others; asked: what others need of it, as `asked_of` tells it.
+    pieces: its needs, in order, from itself and others; asked: the needs of others, from `asked_of`.
     """
     import networkx as nx
 
@@ -172,7 +177,7 @@ def dealt(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], rank: i
     return Dealt(net, tuple(here.number), tuple(there.number), (here.space, there.space))
 
 
-Placed = tuple[int, Piece]  # a piece, and where it begins in its message
+Placed = tuple[int, Piece]  # a piece, and its offset in its message
 
 
 def _lanes(way: Way) -> tuple[Lane, ...]:
@@ -193,7 +198,10 @@ def _by_way(some: Iterable[Placed]) -> dict[Way, list[Placed]]:
 
 @frozen(eq=False)
 class _Messages:
-    """All messages of a rank in one direction, each with its pieces in the order in which they are asked for."""
+    """All messages of a rank in one direction, with their pieces.
+
+    The pieces are in the order of the request.
+    """
 
     each: dict[Message, list[Placed]]
 
@@ -215,7 +223,7 @@ class _Messages:
 
 @frozen(eq=False)
 class _Places:
-    """Stored tensors and messages by number, and boxes of them as rows of a table."""
+    """Numbers of stored tensors and messages, with boxes as table rows."""
 
     number: Mapping[Numbered, int]
     stored: int  # so many stored tensors come first
@@ -253,11 +261,15 @@ def _row_major(shape: Ints) -> Ints:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-# ---- what one rank asks of another --------------------------------------------------------------------------------------
+# ---- requests from one rank to another
+# ---------------------------------------------------------------------------------
 
 
 def request(pieces: Sequence[Piece]) -> bytes:
-    """What is asked of one rank, in order: names and ways as JSON, boxes as numbers behind it."""
+    """A request to one rank: names and ways as JSON, then boxes.
+
+    Boxes are numbers, in order.
+    """
     names = list(dict.fromkeys((p.source.name, p.source.dtype) for p in pieces))
     ways = list(dict.fromkeys(p.way for p in pieces))
     name, way = {n: i for i, n in enumerate(names)}, {w: i for i, w in enumerate(ways)}
@@ -277,7 +289,7 @@ def request(pieces: Sequence[Piece]) -> bytes:
 
 
 def asked_of(raw: bytes, peer: int) -> list[Piece]:
-    """The pieces of a request of `peer`, as boxes that this rank holds."""
+    """The pieces of a request of `peer`, as boxes of this rank."""
     size = int.from_bytes(raw[:8], "little")
     told = json.loads(raw[8 : 8 + size])
     names: list[tuple[Name, str]] = [((file, tuple(key)), dtype) for file, key, dtype in told["names"]]

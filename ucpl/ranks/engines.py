@@ -1,7 +1,8 @@
-"""A DeepSpeed engine is filled from any checkpoint: each rank reads its own part of the masters and of the optimizer's states.
+"""Fill a DeepSpeed engine from any checkpoint.
 
-An engine is known by what it has, and deepspeed is not imported. ZeRO cuts flat buffers of whole groups: the part of a
-parameter that a rank has is an interval of its elements, which is told to DCP's planner as boxes.
+Each rank reads its own part of the masters and of the optimizer's states. An engine is recognised by its attributes,
+and deepspeed is not imported. ZeRO cuts flat buffers of groups: the part of a parameter that a rank has is an
+interval of its elements, which DCP's planner gets as boxes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Numbers = dict[str, tuple[Counted, torch.Tensor]]  # as a checkpoint keeps them,
 
 
 class Engine(Protocol):
-    """What is asked of a DeepSpeedEngine."""
+    """The attributes of a DeepSpeedEngine that are used."""
 
     module: nn.Module
     optimizer: object
@@ -62,7 +63,10 @@ _EXTRA = "_extra_state"  # as torch calls it
 
 @frozen(eq=False)
 class _Share:
-    """The interval of a parameter that a rank has of a flat buffer: elements [start, stop) of it lie from `at` on."""
+    """The interval of a parameter that a rank has of a buffer.
+
+    Elements [start, stop) of it are at `at` and after it.
+    """
 
     param: nn.Parameter
     start: int
@@ -82,7 +86,7 @@ class _Flat:
 
 @frozen(eq=False)
 class Known:
-    """What a checkpoint has, as StorageReader tells it."""
+    """The content of a checkpoint, from StorageReader."""
 
     metadata: Mapping[str, object]
     values: Mapping[str, object]  # of numbers
@@ -90,14 +94,17 @@ class Known:
 
 
 class _Parts:
-    """Elements of a tensor that lie end to end, as boxes of it, for DCP's planner: which, and where each is put."""
+    """Consecutive elements of a tensor, as boxes for DCP's planner.
+
+    The boxes, and the place of each.
+    """
 
     def __init__(self, shape: Ints) -> None:
         self._shape = shape
         self._boxes: list[tuple[Ints, Ints, torch.Tensor]] = []
 
     def add(self, start: int, flat: torch.Tensor) -> None:
-        """`flat` is what begins at element `start`."""
+        """Add `flat`, whose first element is element `start`."""
         for low, sizes, at in boxes(start, start + flat.numel(), self._shape):
             self._boxes.append((low, sizes, flat[at : at + prod(sizes)].view(sizes)))
 
@@ -112,7 +119,10 @@ class _Parts:
 
 
 def boxes(start: int, stop: int, shape: Ints) -> Iterator[tuple[Ints, Ints, int]]:
-    """Elements [start, stop) of a tensor in boxes, in order: where each begins, its sizes, how many elements lie before it."""
+    """Elements [start, stop) of a tensor in boxes, in order.
+
+    Of each: its offset, its sizes, the number of elements before it.
+    """
     if stop <= start:
         return
     if len(shape) < 2:
@@ -150,7 +160,7 @@ class _Planner(DefaultLoadPlanner):
 
 
 class _Filling:
-    """What is asked of a checkpoint for an engine, by its names."""
+    """The requests to a checkpoint for an engine, by its names."""
 
     def __init__(self, engine: Engine, known: Known, names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
         self.engine, self.known, self.names = engine, known, names
@@ -168,14 +178,17 @@ class _Filling:
         return next((name for name in names if name in self.known.metadata), names[0])
 
     def weights(self, module: nn.Module, rename: Callable[[str], str]) -> dict[str, object]:
-        """All that the engine has, on all ranks, by each name that the checkpoint knows it by: without any bytes."""
+        """Everything in the engine on all ranks, without bytes.
+
+        By each name that the checkpoint has for it.
+        """
         found: dict[str, object] = {}
         shapes = [(self.names[param], shape_of(param)) for param in self.names]
         shapes += [(tuple(map(rename, names)), tuple(buffer.shape)) for names, buffer in _buffers(module)]
         for names, shape in shapes:
             known = [name for name in names if f"model.{name}" in self.known.metadata] or names[:1]
             found |= {f"model.{name}": torch.empty(shape, device="meta") for name in known}
-        # What modules keep beside is no tensor of theirs, and no engine is filled with it.
+        # Other values that modules keep are no tensors of theirs, and no engine is filled with them.
         beside = (name for name in self.known.metadata if name.startswith("model.") and name.endswith(_EXTRA))
         return {**dict.fromkeys(beside), **found}
 
@@ -185,7 +198,10 @@ class _Filling:
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
 
     def ask_whole(self, name: str, tensor: torch.Tensor) -> None:
-        """One whose elements are not end to end has them once `put` was called."""
+        """Request an entire tensor.
+
+        One whose elements are not end to end has them after `put`.
+        """
         if why := unwritable(tensor):
             refuse(f"{name} of the engine is {why}")
         goal = Goal.of(tensor)
@@ -202,7 +218,10 @@ class _Filling:
         return kept if kept in self.known.metadata else self.name(param)
 
     def states(self, params: Sequence[nn.Parameter]) -> tuple[str, ...]:
-        """Moments of these parameters: those of one flat buffer. Raises: UcplError E645 where some have none."""
+        """Moments of these parameters: those of one flat buffer.
+
+        Raises: UcplError E645 if some have none.
+        """
         found, full = [], [p for p in params if 0 not in shape_of(p)]
         for state, having in self._having.items():
             lacking = [p for p in full if not having & {*self.names[p]}]
@@ -215,7 +234,10 @@ class _Filling:
         return tuple(found)
 
     def numbers(self, params: Sequence[nn.Parameter]) -> Numbers:
-        """What an optimizer counts once for a flat buffer, as it was kept and as a tensor. Raises: UcplError E645."""
+        """Numbers that an optimizer counts once for a flat buffer.
+
+        As it was kept, and as a tensor. Raises: UcplError E645.
+        """
         envelope = self.known.envelope
         found: Numbers = {}
         for state, each in envelope.scalars.items():
@@ -228,7 +250,7 @@ class _Filling:
             first, one = next(iter(tensors.items()))
             if other := next((name for name, value in tensors.items() if not torch.equal(value, one)), ""):
                 said = f"{state} of {first} is {one.item()} and of {other} {tensors[other].item()}"
-                refuse(f"{said}: they lie in one flat buffer, which has one number")
+                refuse(f"{said}: they are in one flat buffer, which has one number")
             found[state] = each[first], one
         return found
 
@@ -308,7 +330,9 @@ class _Cut(Protocol):
 
 
 def flats_of(optimizer: _Bf16) -> list[_Flat]:
-    """The buffers of this rank, of stages 1 and 2: an equal part of a group's parameters, which lie end to end or by offsets.
+    """The buffers of this rank, of stages 1 and 2.
+
+    An equal part of a group's parameters, which are end to end or at offsets.
 
     DeepSpeed's own `_hp_mapping` is of the order before parameters are dealt round robin, and is not asked.
     """
@@ -332,7 +356,10 @@ def flats_of(optimizer: _Bf16) -> list[_Flat]:
 
 
 def flats_of_stage_3(optimizer: _Zero3) -> list[_Flat]:
-    """The buffers of this rank: of each parameter one part of equal parts, one behind the other."""
+    """The buffers of this rank: an equal part of each parameter.
+
+    The parts are one after the other.
+    """
     found = []
     for number, (params, flat) in enumerate(
         zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
@@ -347,7 +374,7 @@ def flats_of_stage_3(optimizer: _Zero3) -> list[_Flat]:
 
 
 def cut_of(param: nn.Parameter, group: dist.ProcessGroup) -> tuple[int, int, int]:
-    """Which elements of a parameter of ZeRO-3 this rank has, and how many its part has with padding."""
+    """The elements of a ZeRO-3 parameter on this rank, with padding."""
     cut = cast("_Cut", param)
     size = cut.ds_tensor.numel()
     start = min(dist.get_rank(getattr(param, "ds_process_group", group)) * size, cut.ds_numel)
@@ -363,7 +390,9 @@ def fill(
     engine: Engine, reader: StorageReader, known: Known, rename: Callable[[str], str], ranks: Ranks,
     *, states: bool, strict: bool = True, src: str = "",
 ) -> None:  # fmt: skip
-    """Masters, weights and buffers of an engine, and with `states` its optimizer, schedule, loss scale and counters.
+    """Fill masters, weights and buffers of an engine.
+
+    With `states` also its optimizer, schedule, loss scale and counters.
 
     Raises: UcplError E645 for engines that are not filled, and for states that no flat buffer can hold; E646 for tensors that
     are not those of the checkpoint.
@@ -410,7 +439,10 @@ def fill(
 
 
 def _ask(filling: _Filling, flat: _Flat, *, states: bool) -> dict[str, torch.Tensor]:
-    """Ask for a buffer's masters and its states, those of them that the optimizer has not made yet as new tensors."""
+    """Request a buffer's masters and its states.
+
+    States that the optimizer has not made yet are new tensors.
+    """
     inner = inner_of(filling.engine.optimizer)
     there = inner.state.get(flat.masters, {}) if states else {}
     made: dict[str, torch.Tensor] = {}
@@ -429,7 +461,7 @@ def _ask(filling: _Filling, flat: _Flat, *, states: bool) -> dict[str, torch.Ten
 
 
 def _ask_others(filling: _Filling, trained: set[nn.Parameter], *, is_cut: bool) -> None:
-    """Parameters that no optimizer has: whole, or this rank's part of each."""
+    """Request parameters that no optimizer has: entire, or this rank's part."""
     for param in filling.engine.module.parameters():
         if param in trained:
             continue
@@ -442,7 +474,10 @@ def _ask_others(filling: _Filling, trained: set[nn.Parameter], *, is_cut: bool) 
 
 
 def _buffers(module: nn.Module) -> Iterable[tuple[list[str], torch.Tensor]]:
-    """Buffers that a checkpoint has, each with all of its names: a module that is used twice is saved twice."""
+    """Buffers that a checkpoint has, each with all of its names.
+
+    A module that is used twice is saved twice.
+    """
     found: dict[int, tuple[list[str], torch.Tensor]] = {}
     for prefix, each in module.named_modules(remove_duplicate=False):
         for name, buffer in each.named_buffers(prefix, recurse=False, remove_duplicate=False):
@@ -457,7 +492,10 @@ def inner_of(optimizer: object) -> torch.optim.Optimizer:
 
 
 def as_kept(value: object, here: object) -> object:
-    """A hyper-parameter as the job keeps it: as a tensor where it has one, on its device, or as a number."""
+    """A hyper-parameter in the job's form: a tensor or a number.
+
+    A tensor is on the job's device.
+    """
     if isinstance(here, list | tuple) and isinstance(value, list | tuple) and len(here) == len(value):
         return type(here)(map(as_kept, value, here))
     if isinstance(here, torch.Tensor):
@@ -470,7 +508,7 @@ def as_kept(value: object, here: object) -> object:
 
 
 def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tensor], Numbers]]) -> None:
-    """Put states and numbers where the optimizer looks for them, and take over what its groups say."""
+    """Put states and numbers into the optimizer, and take over its groups."""
     inner = inner_of(filling.engine.optimizer)
     held = {member for group in filling.known.envelope.groups for member in group.members}
     members: dict[int, list[str]] = {}
@@ -490,13 +528,16 @@ def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tenso
     optimizer = filling.engine.optimizer
     if hasattr(
         optimizer, LINKED
-    ):  # else DeepSpeed's own functions look for states where they lay, or find none before a step
+    ):  # otherwise DeepSpeed's own functions look for states at the old place, or find none before a step
         setattr(optimizer, LINKED, False)
         optimizer._lazy_init_hp_params_optimizer_state()  # type: ignore[attr-defined]
 
 
 def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) -> object:
-    """A number as this optimizer counts: torch's by tensors, DeepSpeed's by numbers, others as it is kept now."""
+    """A number as this optimizer counts.
+
+    torch's by tensors, DeepSpeed's by numbers, others in their present form.
+    """
     modules = {c.__module__.partition(".")[0] for c in type(inner).__mro__ if c is not torch.optim.Optimizer}
     if "deepspeed" not in modules and ("torch" in modules or isinstance(like, torch.Tensor | Scalar)):
         return value.clone()
@@ -505,7 +546,7 @@ def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) ->
 
 
 def _go_on(engine: Engine, envelope: Envelope) -> None:
-    """The schedule, the loss scale and the counters, as far as the checkpoint has them."""
+    """Set the schedule, the loss scale and the counters, if present."""
     blobs = envelope.blobs
     for name in COUNTERS:
         if isinstance(blobs.get(name), int):
@@ -522,7 +563,10 @@ def _go_on(engine: Engine, envelope: Envelope) -> None:
 
 
 def _plain(value: object) -> object:
-    """Numbers, texts and lists of them. Raises: UcplError E645 for values of classes, which are not made here."""
+    """Numbers, texts and lists of them.
+
+    Raises: UcplError E645 for values of classes, which are not made here.
+    """
     match value:
         case dict():
             return {_plain(key): _plain(each) for key, each in value.items()}

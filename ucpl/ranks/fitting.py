@@ -1,6 +1,7 @@
-"""Whether a model and its optimizer have the tensors that a checkpoint has, asked of all ranks before anything is read.
+"""Check that a model and its optimizer fit a checkpoint.
 
-Names are those of the checkpoint's index, as torch.distributed.checkpoint.state_dict calls what a job has. Not here: reading.
+All ranks compare their tensors before anything is read. Names are those of the checkpoint's index, as
+torch.distributed.checkpoint.state_dict names tensors of a job. Not here: reading.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Index = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
 @frozen
 class Asked:
-    """What this rank asks for.
+    """The request of this rank.
 
     trained: parameters, as the checkpoint calls them, that its optimizer holds.
-    empty:  those without elements. No checkpoint need have them, nor states of them: there is nothing to fill.
+    empty:  those without elements. A checkpoint may lack them and their states: there is nothing to fill.
     """
 
     wanted: Mapping[str, object]
@@ -46,10 +47,10 @@ class Asked:
 
 
 def demand_fit(asked: Asked, index: Index, strict: bool, ranks: Ranks) -> dict[str, object]:
-    """What can be filled of what is asked for: all of it, where that is strict. All ranks raise, or none.
+    """The parts of the request that can be filled; all, if strict.
 
-    What the checkpoint has and no rank asks for counts as well: of the weights all of it, of states those of parameters that
-    an optimizer holds. Raises: UcplError E646.
+    All ranks raise, or none. Everything in the checkpoint that no rank requests counts as well: of the weights all of
+    it, of states those of parameters that an optimizer holds. Raises: UcplError E646.
     """
     with ranks.agreeing():
         _demand_writable(asked)
@@ -88,7 +89,10 @@ def _on(rank: int, every: Sequence[object]) -> str:
 
 
 def _demand_writable(asked: Asked) -> None:
-    """Each tensor can be filled, and none shares memory with another but as one tensor. Raises: UcplError E646."""
+    """Check that each tensor can be filled, and shares no memory.
+
+    Two names of one tensor may share it. Raises: UcplError E646.
+    """
     one_each: dict[Place, tuple[str, torch.Tensor]] = {}
     for name, value in asked.wanted.items():
         if not isinstance(value, torch.Tensor) or asked.has_shapes_alone:
@@ -110,7 +114,10 @@ def _shape(name: str, value: object, entry: TensorStorageMetadata | BytesStorage
 
 
 def _is_kind(name: str, asked: Asked, trained: Iterable[str], entry: object) -> bool:
-    """Whether a name of the checkpoint should have been asked for here: what has no elements may be left out."""
+    """True if the request should have a name of the checkpoint.
+
+    A tensor without elements may be absent.
+    """
     if isinstance(entry, TensorStorageMetadata) and 0 in entry.size:
         return False
     if not asked.optimizer:
@@ -125,15 +132,19 @@ def _lacking(asked: Asked, names: Sequence[str], index: Index, where: str) -> No
         close = nearest(names[0], [name for name in index if name.startswith(MODEL) and name not in asked.wanted])
         what = f"the model has {first}, and the checkpoint has not"
         why = (
-            f"the checkpoint has {close.removeprefix(MODEL)}: rename= says what it calls a parameter; " if close else ""
+            f"the checkpoint has {close.removeprefix(MODEL)}: rename= gives its name of a parameter; " if close else ""
         )
-        _refuse(asked, what, why + "strict=False leaves what it lacks as it is", names[1:], where)
+        _refuse(asked, what, why + "strict=False leaves the missing ones as they are", names[1:], where)
     owner = names[0].removeprefix(STATE).rpartition(".")[0]
     states = [name.rpartition(".")[2] for name in index if name.startswith(f"{STATE}{owner}.")]
     what = f"{asked.optimizer} keeps {first}, and the checkpoint has {', '.join(states) or 'no state'} of {owner}"
     why = "another optimizer made it" if states else "it was not trained there, or is another name of a tensor that was"
     _refuse(
-        asked, what, f"{why}: strict=False begins anew what it lacks, and None for the optimizer all", names[1:], where
+        asked,
+        what,
+        f"{why}: strict=False starts the missing ones anew, and None for the optimizer all",
+        names[1:],
+        where,
     )
 
 
@@ -142,7 +153,7 @@ def _left(asked: Asked, names: Sequence[str]) -> None:
         return
     first = _called(names[0])
     if not asked.optimizer:
-        remedy = "load into the model that was saved; strict=False leaves out what the model has not"
+        remedy = "load into the model that was saved; strict=False skips the tensors that the model lacks"
         _refuse(asked, f"the checkpoint has {first}, and the model has not", remedy, names[1:])
     what = f"the checkpoint has {first}, which {asked.optimizer} does not keep"
     remedy = "load with the optimizer that was saved; strict=False leaves it out, and None for the optimizer all"
@@ -163,7 +174,10 @@ def _refuse(asked: Asked, what: str, remedy: str, more: Sequence[str] = (), wher
 
 
 def is_empty(value: object) -> bool:
-    """A tensor without elements in the whole job: what a rank has of it says nothing."""
+    """True for a tensor without elements in the entire job.
+
+    The part of one rank does not show it.
+    """
     return isinstance(value, torch.Tensor) and not is_nested(value) and 0 in value.shape
 
 
@@ -182,7 +196,10 @@ def tied(weights: Mapping[str, object]) -> dict[str, str]:
 
 
 def demand_one(name: str, owner: str, values: tuple[torch.Tensor, torch.Tensor], src: str) -> None:
-    """What the model has once the checkpoint has once, or twice the same, as this rank sees it. Raises: UcplError E646."""
+    """Check that two values of one tensor in the checkpoint are equal.
+
+    The model has it once. As this rank sees it. Raises: UcplError E646.
+    """
     if not torch.equal(*map(flat_bytes, values)):
         remedy = "load into a model that does not tie them, or give rename= that calls both by the name that is meant"
         what = f"{name} and {owner} are one tensor in the model, and differ in the checkpoint"

@@ -1,4 +1,4 @@
-"""What a checkpoint has, by the names that a job asks for: each tensor as boxes that lie somewhere in its files."""
+"""The tensors of a checkpoint under a job's names, as boxes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ Ints = tuple[int, ...]
 REDUCED = (Policy.MEAN, Policy.SUM, Policy.MAX)
 FIRM = (Policy.SAME, *REDUCED, Policy.LEAD, Policy.ANY)  # whose copy is taken first
 MODEL, STATES, GROUPS = "model.{name}", "optim.state.{name}.{state}", "optim.param_groups.{group}.{key}"
-MASTER = "fp32"  # where no line says what weights derive from
+MASTER = "fp32"  # if no line gives the state from which weights derive
 
 
 @frozen(eq=False)
 class Chunk:
-    """A box of a tensor and where it lies: its first element, and how far each dim steps, in elements of the file's tensor."""
+    """A box of a tensor and its place in a file.
+
+    Its first element, and the step of each dim, in elements of the file's tensor.
+    """
 
     extent: Extent
     offset: int
@@ -50,19 +53,20 @@ class Chunk:
 
 @frozen(eq=False)
 class Index:
-    """What a checkpoint has, by the names that a job asks for."""
+    """The content of a checkpoint under the names of a job."""
 
     metadata: dict[str, TensorStorageMetadata | BytesStorageMetadata] = field(factory=dict)
     chunks: dict[MetadataIndex, Chunk] = field(factory=dict)
-    values: dict[str, object] = field(factory=dict)  # what is no tensor, or one without dims
+    values: dict[str, object] = field(factory=dict)  # values that are no tensors, or have no dims
 
 
 def told(
     checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str], wide: frozenset[str] = frozenset()
 ) -> Index:
-    """Everything that a checkpoint has, under a job's names. Raises: UcplError E642 for what is no copy of a box.
+    """Everything that a checkpoint has, under a job's names.
 
-    wide: names of weights that are their masters, where these are stored.
+    wide: names of weights that are their masters, if these are stored. Raises: UcplError E642 for a tensor that is no
+    copy of a box.
     """
     model, states, groups = names
     found = Index()
@@ -73,7 +77,7 @@ def told(
                 held.setdefault((part.state, placement.tensors[tensor]), []).append((part, row))
     derived = {d.state: d.source for d in placement.layout.derived}
     origin = derived.get("weight", MASTER)
-    # ZeRO-3 stores masters alone: what is asked for is rounded from them.
+    # ZeRO-3 stores masters alone: requested weights are rounded from them.
     of_master = {
         path
         for state, path in held
@@ -101,13 +105,14 @@ Boxes = list[tuple[Ints, Ints, Chunk]]
 
 
 def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
-    """Boxes of one tensor: where each begins, its shape, where it lies. DCP knows a box by where it begins.
+    """Boxes of one tensor: offset, shape and place of each.
 
-    Copies may be cut at other places: of boxes that begin together the one that has all of the others. A copy that may
-    differ is left out where one that may not has its elements. Raises: UcplError E642.
+    DCP identifies a box by its offset. Copies may be cut at other places: of boxes with one offset, the one that
+    contains all others is taken. A copy that may differ is skipped if one that may not has its elements. Raises:
+    UcplError E642.
     """
     out: dict[Ints, tuple[Ints, Chunk]] = {}
-    firm: list[tuple[Policy, Ints, Ints]] = []  # the policy, low and high of what was taken
+    firm: list[tuple[Policy, Ints, Ints]] = []  # the policy, low and high of the boxes that were taken
     for part, row in sorted(rows, key=lambda one: FIRM.index(_policy(one))):
         pieces = part.pieces
         home = part.homes.each[int(pieces.home[row])]
@@ -127,7 +132,7 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
         if policy in LOOSE and tighter:
             if any(_has(one[1:], (low, high)) for one in tighter):
                 continue
-            what = "is a copy that may differ of what others have a part of"
+            what = "is a copy that may differ, and overlaps a part of others"
             fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
         firm.append((policy, low, high))
         known = out[low][0] if low in out else None
@@ -141,9 +146,10 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
 
 
 def lying(extent: Extent, shape: Ints, offset: int, stride: Ints) -> Chunk | None:
-    """A box by what is told of the file's tensor, row-major; None where that lies in an order that no box of it has.
+    """A box by the facts about the file's tensor.
 
-    A tensor that was transposed when it was saved lies as it did: its own strides are taken, if dims of the box are its dims.
+    None if no box of it has the order of the elements. A tensor that was transposed when it was saved keeps its
+    order: its own strides are taken, if dims of the box are its dims.
     """
     if extent.is_contiguous:
         return Chunk(extent, offset, stride)
@@ -169,7 +175,10 @@ def _has(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
 
 
 def _tell(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
-    """A tensor under its name; behind its own dims, boxes have dims of 1."""
+    """Add a tensor under its name.
+
+    After its own dims, boxes have dims of 1.
+    """
     width = len(counts)
     chunks = [ChunkStorageMetadata(torch.Size(low[:width]), torch.Size(shape[:width])) for low, shape, _ in boxes]
     dtype = dtype_of(boxes[0][2].extent.dtype)
@@ -180,7 +189,10 @@ def _tell(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
 
 
 def _tell_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
-    """Tensors without elements, which no placement has: a dtype and a shape, and no boxes, so that nothing is read."""
+    """Add tensors without elements, which no placement has.
+
+    A dtype and a shape, and no boxes, so that nothing is read.
+    """
     for path, one in empty_tensors(checkpoint.envelope, checkpoint.root).items():
         properties = TensorProperties(dtype=dtype_of(one.dtype))
         known = TensorStorageMetadata(properties, torch.Size(one.shape), [])
@@ -210,7 +222,10 @@ def _tell_values(found: Index, checkpoint: Checkpoint, states: str, groups: str)
 
 
 def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
-    """With the tensors that hyper-parameters are (a rate, say), which stand there by name. Raises: UcplError E610, E611."""
+    """Read hyper-parameters that are tensors, such as a rate.
+
+    They are stored by name. Raises: UcplError E610, E611.
+    """
     beside = Beside.of(checkpoint)
 
     def held(value: object) -> object:

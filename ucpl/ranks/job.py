@@ -1,8 +1,8 @@
-"""The ranks of a job that torchrun (or whoever sets the same variables) has started, over the store that torch gives them.
+"""The ranks of a job that torchrun started, over torch's store.
 
-A rank that fails says so; one that is gone is missed: each lets its heart beat in the store, the first rank listens to all
-others, and they listen to it. One that never comes is waited for as long as was said. Nothing but small texts goes this way.
-Not here: what is moved.
+Other launchers may set the same variables. A rank that fails writes it to the store; a dead rank is detected by its
+missing heartbeat: the first rank listens to all others, and they listen to it. A rank that does not start is waited
+for as long as the caller asked. The store has small texts only. Not here: data.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["WAIT", "Job", "Patience", "is_asked", "member"]
 
 BEAT = 0.5  # seconds between two beats
 GONE = 6.0  # seconds without a beat after which a rank counts as gone
-POLL = 0.05  # seconds between two looks for what others say, at most
+POLL = 0.05  # seconds between two reads of the others' messages, at most
 WAIT = 300  # seconds for which ranks that are there wait for those that have not started
-SAID = 10.0  # seconds after which it is said who is waited for
+SAID = 10.0  # seconds after which the missing ranks are printed
 _LATE = "E626"
 T = TypeVar("T")
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_asked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is one of several that were started as ranks of a job."""
+    """True if this process is one of several ranks of a job."""
     return all(environment.get(name) for name in _NEEDED) and environment["WORLD_SIZE"] != "1"
 
 
 class Store(Protocol):
-    """What is asked of a store of torch.distributed."""
+    """The functions of a store of torch.distributed that are used."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -51,7 +51,10 @@ class Store(Protocol):
 
 @frozen
 class Patience:
-    """With ranks that have not started: seconds, and who is told whom the first rank waits for."""
+    """Patience with ranks that have not started.
+
+    Seconds, and a function that gets the ranks for which the first rank waits.
+    """
 
     seconds: float = WAIT
     say: Callable[[str], None] = lambda _: None
@@ -59,7 +62,9 @@ class Patience:
 
 @contextmanager
 def member(patience: Patience | None = None) -> Iterator[Team]:
-    """This process's place in its job; alone, where there is no job. A failure within is told to all.
+    """This process's place in its job; alone without a job.
+
+    A failure within is sent to all ranks.
 
     Raises: UcplError E621, E626, E627.
     """
@@ -87,7 +92,10 @@ def member(patience: Patience | None = None) -> Iterator[Team]:
 
 
 def _demand_none() -> None:
-    """Each of several processes would do all of the work by itself. Raises: UcplError E627."""
+    """Refuse several processes that would each do all of the work.
+
+    Raises: UcplError E627.
+    """
     told = {name: os.environ.get(name, "") for name in _NEEDED}
     if told["RANK"] and told["WORLD_SIZE"] not in ("", "1"):
         lacking = ", ".join(name for name, text in told.items() if not text)
@@ -111,7 +119,7 @@ def _place() -> tuple[int, int]:
 
 
 def _store(rank: int, size: int, seconds: float) -> Store:
-    """torch's own store of this job, apart for each time that torchrun starts its processes anew.
+    """torch's own store of this job, one per start by torchrun.
 
     torchrun hosts it; else the first rank does. Raises: UcplError E626.
     """
@@ -132,7 +140,10 @@ def _store(rank: int, size: int, seconds: float) -> Store:
 
 
 class _Line:
-    """Questions to a store, one after the other, by a thread of their own: a host that stands still answers none of them."""
+    """Questions to a store, in order, in a thread.
+
+    A host that hangs answers none of them.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -145,7 +156,10 @@ class _Line:
             question(self._store)
 
     def ask(self, question: Callable[[Store], T], seconds: float) -> T:
-        """Raises: TimeoutError, and what the store raises."""
+        """Ask in the thread.
+
+        Raises: TimeoutError, and the errors of the store.
+        """
         told: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
 
         def answered(store: Store) -> None:
@@ -181,7 +195,7 @@ class Job:
         self._patience = patience or Patience()
         self._begun = time.monotonic()
         self._said = 0
-        self._trouble: tuple[int, str, str] | None = None  # (rank, code, what it said)
+        self._trouble: tuple[int, str, str] | None = None  # (rank, code, its message)
         self._beats: dict[
             int, tuple[int, float]
         ] = {}  # of those that are listened to: the last count, and when it came
@@ -201,7 +215,10 @@ class Job:
             raise
 
     def all(self, mine: object) -> list[object]:
-        """What each rank says, by rank. Raises: UcplError E621."""
+        """The text of each rank, by rank.
+
+        Raises: UcplError E621.
+        """
         n, self._said = self._said, self._said + 1
         mine_said = json.dumps(mine)
         self._ask(lambda store: store.set(f"{n}/{self.rank}", mine_said))
@@ -214,7 +231,10 @@ class Job:
         return [json.loads(told) for told in self._ask(lambda store: [store.get(key) for key in keys])]
 
     def look(self) -> None:
-        """Raises: UcplError E621, once another rank failed or is gone; E626 where one did not start."""
+        """Check the other ranks.
+
+        Raises: UcplError E621, if another rank failed or is dead; E626 if one did not start.
+        """
         if self._trouble is None:
             return
         rank, code, said = self._trouble
@@ -231,19 +251,25 @@ class Job:
         )
 
     def failed(self, code: str, said: str) -> None:
-        """Tell all others that this rank ends, and why; where it ends since another one failed, that was told already."""
+        """Report to all others that this rank ends, and the reason.
+
+        If it ends because another one failed, that is known already.
+        """
         if code in ("E621", _LATE):
             return
-        with suppress(Exception):  # the store may be what failed
+        with suppress(Exception):  # the store may have failed
             self._tell(self.rank, code, f"failed: {said}")
 
     def _tell(self, rank: int, code: str, said: str) -> None:
-        """The first trouble of a job is what all are told."""
+        """Record the first trouble of a job, which all ranks get."""
         text = json.dumps([rank, code, said])
         self._ask(lambda store: store.compare_set("failed", "", text))
 
     def close(self, patience: float) -> None:
-        """Who may host the store waits so many seconds for the others: they have yet to read what was said last."""
+        """Wait for the others, if this rank hosts the store.
+
+        They have yet to read the last messages.
+        """
         self._end.set()
         self._heart.join()
         with suppress(Exception):
@@ -266,7 +292,7 @@ class Job:
                 self._beat()
                 if self._ask(lambda store: store.check(["failed"])):
                     rank, code, what = json.loads(self._ask(lambda store: store.get("failed")))
-                    here = "stood still: the others took it for gone, and ended"
+                    here = "hung: the others took it for dead, and ended"
                     self._trouble = rank, code, what if rank != self.rank else here
                     return
                 self._listen(others)
@@ -288,7 +314,7 @@ class Job:
         return [rank for rank, (count, _) in self._beats.items() if count == 0]
 
     def _heard(self, rank: int) -> int | None:
-        """How often a rank's heart beat; None, where it is done, and beats no more."""
+        """The heartbeat count of a rank; None after its end."""
         is_done = self._ask(lambda store: store.check([f"bye/{rank}"]))
         return None if is_done else self._ask(lambda store: store.add(f"beat/{rank}", 0))
 
@@ -317,12 +343,12 @@ class Job:
         try:
             return self._line.ask(question, GONE)
         except Exception as error:
-            self._trouble = self._trouble or (0, "", f"is gone, or whoever holds the job's store: {_line(error)}")
+            self._trouble = self._trouble or (0, "", f"is dead, or the host of the job's store: {_line(error)}")
         self._gone()
 
     def _gone(self) -> NoReturn:
         self.look()
-        raise AssertionError  # look raises what was noted
+        raise AssertionError  # look raises the noted error
 
 
 def _line(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""What the graph of a rank does: Sends and Receives in rounds, each within staging buffers of a bounded size.
+"""Run the graph of a rank: Sends and Receives in rounds.
 
-Both ends cut a message into the same windows. Bytes are packed by the sender and put in their places by the receiver; types
-change there, as the plan says.
+Each round fits into staging buffers of a bounded size. Both ends cut a message into the same windows. The sender
+packs bytes, and the receiver puts them in their places; types change there, as the plan demands.
 """
 
 from __future__ import annotations
@@ -30,12 +30,18 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def seen(flat: torch.Tensor, box: Box) -> torch.Tensor:
-    """A box of a stored tensor, where it lies. The tensor may be a part of a larger one."""
+    """A view of a box of a stored tensor.
+
+    The tensor may be a part of a larger one.
+    """
     return boxed(flat, box.shape, box.stride, box.offset)
 
 
 def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool) -> None:
-    """Values into the place of a box, cast as the plan says. Raises: UcplError E605, E607."""
+    """Put values into the place of a box, cast as planned.
+
+    Raises: UcplError E605, E607.
+    """
     if values.dtype == there.dtype:
         there.copy_(values)
         return
@@ -43,7 +49,7 @@ def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool)
     key = key_text(target.name[1])
     place = Label(target.name[0], where=key)
     if not may_round and not survives(values, made):
-        fail("E605", f"{key} is {target.dtype}, which cannot hold what is sent", place)
+        fail("E605", f"{key} is {target.dtype}, which cannot hold the received value", place)
     if overflows(values, made):
         fail("E607", f"a finite value for {key} is infinite as {target.dtype}", place)
     there.copy_(made)
@@ -51,7 +57,7 @@ def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool)
 
 @frozen
 class Window:
-    """What of a message goes at once: its elements from `begin` on, and the parts that they are."""
+    """The part of a message in one round."""
 
     of: Message
     begin: int
@@ -65,7 +71,10 @@ class Window:
 
 
 def windows_of(parts: Iterable[Part], most: int) -> list[Window]:
-    """Parts of messages of one rank, in order, in windows of at most `most` bytes: the same on both sides."""
+    """Parts of messages of one rank, in windows of limited bytes.
+
+    In order, at most `most` bytes each: the same on both sides.
+    """
     found: list[Window] = []
     at: list[Part] = []
     filled = 0
@@ -90,7 +99,7 @@ def windows_of(parts: Iterable[Part], most: int) -> list[Window]:
 
 @define(eq=False)
 class Exchange:
-    """What one rank does of a job's graph."""
+    """The work of one rank in a job's graph."""
 
     group: dist.ProcessGroup | None
     sources: Tensors
@@ -104,14 +113,20 @@ class Exchange:
     _error: Exception | None = None
 
     def keep(self, graph: Dealt) -> None:
-        """What stays on this rank goes to its place. Raises: UcplError E605, E607."""
+        """Copy data that stays on this rank.
+
+        Raises: UcplError E605, E607.
+        """
         for source, target, may_round in graph.kept():
             there = seen(self.targets[target.name], target)
             put(seen(self.sources[source.name], source), there, target, may_round)
             self.kept += target.elements * there.element_size()
 
     def run(self, graph: Dealt) -> None:
-        """Messages sent and received, in rounds. No round is left out, because others wait. Raises: UcplError E605, E607."""
+        """Send and receive messages, in rounds.
+
+        No round is skipped, because others wait. Raises: UcplError E605, E607.
+        """
         gives = {peer: windows_of(parts, self.most) for peer, parts in graph.given().items()}
         takes = {peer: windows_of(parts, self.most) for peer, parts in graph.taken().items()}
         for i in range(max((len(windows) for windows in (*takes.values(), *gives.values())), default=0)):
@@ -159,5 +174,5 @@ class Exchange:
 
 
 def global_rank(peer: int, group: dist.ProcessGroup | None) -> int:
-    """A rank of a group as torch's calls between two ranks take it."""
+    """A rank of a group in the numbering of torch's point-to-point calls."""
     return peer if group is None else dist.get_global_rank(group, peer)

@@ -1,7 +1,7 @@
-"""What one rank needs of the others for its share of a plan: boxes of stored tensors, each from one that holds it.
+"""Boxes that one rank needs from others for its share.
 
-A box that the rank holds itself, in whatever copy, is not sent. Of what it lacks, each holder of a copy is asked in turn, so
-that no one rank sends everything.
+Each comes from one rank that holds it. A box that the rank holds itself, in any copy, is not sent. Missing boxes are
+requested from the holders of copies in turn, so that no one rank sends everything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Ints = tuple[int, ...]
 
 @frozen
 class Box:
-    """Elements of one stored tensor, by row-major positions: the first one, and how far each dim steps. No dim has size 1."""
+    """Elements of one stored tensor, by row-major positions.
+
+    The first one, and the step of each dim. No dim has size 1.
+    """
 
     name: Name
     dtype: str
@@ -45,7 +48,7 @@ class Box:
 
     @property
     def is_run(self) -> bool:
-        """Whether its elements lie one behind the other."""
+        """True if its elements are one after the other."""
         return self.stride in ((), (1,))
 
     def run(self, low: int, high: int) -> Box:
@@ -64,13 +67,16 @@ class Box:
 
 @frozen
 class Way:
-    """What a piece is of, and what becomes of it on its way: the plan's node, of one state."""
+    """The subject of a piece, and its treatment on the way.
+
+    The plan's node, of one state.
+    """
 
     label: str
     state: str
     origin: str  # the state that it is made of
     derives: bool = False
-    exact: bool = False  # of what is derived: nothing is rounded
+    exact: bool = False  # of a derived tensor: nothing is rounded
     lossy: bool = False  # a cast that rounds was asked for
 
     @property
@@ -80,7 +86,10 @@ class Way:
 
 @frozen
 class Piece:
-    """A box of the source, from the rank that gives it, and where it goes. Both have one shape."""
+    """A box of the source, its rank, and its target box.
+
+    Both have one shape.
+    """
 
     peer: int
     source: Box
@@ -89,13 +98,13 @@ class Piece:
 
 
 Held = Mapping[Name, Sequence[int]]  # stored tensors of the source, and the ranks that hold each, in order
-Copies = Mapping[Box, Sequence[Box]]  # boxes of the source that are copies of what goes to a place of the target
+Copies = Mapping[Box, Sequence[Box]]  # boxes of the source that are copies of a target place's value
 
 
 def pieces_of(plan: Plan, held: Held, rank: int) -> list[Piece]:
     """Every piece of a rank's share, in the order of the plan.
 
-    Raises: UcplError E642 for what is made of several values, E643 for what nobody holds.
+    Raises: UcplError E642 for a value computed from several values, E643 if no rank holds a box.
     """
     found: list[Piece] = []
     for runs in plan.moves:
@@ -136,7 +145,7 @@ def _demand_moved(plan: Plan, runs: Runs) -> None:
 
 
 def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]) -> tuple[int, Box, Box]:
-    """Who gives a row of the plan, the box there, and the one that it fills here."""
+    """The giver of a row, its box, and the filled box."""
     held, rank = holders
     target, first = box_of(plan, runs, row, "target"), box_of(plan, runs, row, "source")
     givers = [(peer, box) for box in (first, *copies.get(target, ())) for peer in held.get(box.name, ())]
@@ -149,7 +158,7 @@ def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held
 
 
 def _copies(plan: Plan, state: str) -> Copies:
-    """Boxes of copies by the place of the target that they are held against."""
+    """Boxes of copies by the place of the target to compare with."""
     out: dict[Box, list[Box]] = {}
     for runs in plan.moves:
         if runs.kind == "check" and runs.state == state and runs.source_value == runs.target_value:
@@ -159,7 +168,10 @@ def _copies(plan: Plan, state: str) -> Copies:
 
 
 def _near(copies: Copies, held: Held, rank: int) -> dict[Name, list[tuple[Box, Box]]]:
-    """Runs of the target that this rank has copies of, by tensor and in order, each with the copy."""
+    """Runs of the target with copies on this rank.
+
+    By tensor and in order, each with the copy.
+    """
     out: dict[Name, list[tuple[Box, Box]]] = {}
     for target, among in copies.items():
         mine = next((box for box in among if rank in held.get(box.name, ()) and box.is_run), None)
@@ -171,7 +183,10 @@ def _near(copies: Copies, held: Held, rank: int) -> dict[Name, list[tuple[Box, B
 
 
 def _apart(piece: Piece, near: Mapping[Name, Sequence[tuple[Box, Box]]], rank: int) -> Iterator[Piece]:
-    """A piece that another rank gives, without what this one has copies of: these it takes from itself."""
+    """A piece of another rank, without this rank's copies.
+
+    It takes these from itself.
+    """
     some = near.get(piece.target.name, ())
     if piece.peer == rank or not some or not (piece.source.is_run and piece.target.is_run):
         yield piece

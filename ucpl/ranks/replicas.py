@@ -1,4 +1,6 @@
-"""Copies of one value on several ranks: compared by digests once data have moved.
+"""Copies of one value on several ranks, compared by digests.
+
+After data have moved.
 
 A rank compares the elements that it received with every other copy of them. The ranks that hold the copies send digests, so no
 element is sent twice. Not here: elements that no target has.
@@ -30,7 +32,10 @@ REMEDY = (
 
 
 def copies_of(plan: Plan, held: Held, pieces: Sequence[Piece]) -> list[Piece]:
-    """Every copy of a rank's share that `pieces` do not read, as pieces. `source` has the dtype of the target."""
+    """Copies of a rank's share that `pieces` do not read, as pieces.
+
+    `source` has the dtype of the target.
+    """
     read = {(piece.peer, piece.source, piece.target) for piece in pieces}
     found = []
     for runs in plan.moves:
@@ -53,14 +58,17 @@ def _rows(runs: Runs, plan: Plan, held: Held) -> Iterator[int]:
 
 @define(eq=False)
 class Digests:
-    """Digests of boxes of some tensors, each made once. `most`: bytes that are copied at a time."""
+    """Digests of boxes of some tensors, each made once.
+
+    `most`: bytes that are copied at a time.
+    """
 
     tensors: Tensors
     most: int
     _known: dict[Box, bytes] = field(factory=dict)
 
     def of(self, box: Box) -> bytes:
-        """The digest of a box's elements in row-major order, cast to its dtype."""
+        """The digest of a box's elements in row-major order, after a cast."""
         if box not in self._known:
             found = xxhash.xxh3_128()
             room = max(1, self.most // DTYPES[box.dtype].itemsize)
@@ -72,9 +80,9 @@ class Digests:
 
 
 def demand_equal(copies: Sequence[Piece], told: Mapping[int, bytes], pieces: Sequence[Piece], targets: Digests) -> None:
-    """Raises: UcplError E613 if a copy differs from the elements that this rank has now.
+    """Compare the copies with this rank's elements.
 
-    told: the digests of each rank, in the order of `copies`.
+    `told`: the digests of each rank, in the order of `copies`. Raises: UcplError E613 if a copy differs.
     """
     at: dict[int, int] = {}
     other = []

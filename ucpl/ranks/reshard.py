@@ -1,7 +1,7 @@
-"""Tensors of a running job from one layout to another, without a disk: each rank gets what it lacks from who holds it.
+"""Move tensors of a running job to another layout, without a disk.
 
-Each rank plans its own share, proved as any plan is, and asks the others for what it does not hold. Nothing is sent that is
-in place already, in whatever copy, and each element that a rank lacks is sent to it once.
+Each rank plans its own share, proved as any plan is, and requests the missing elements from other ranks. Local data,
+in any copy, is not sent, and each element that a rank lacks is sent to it once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEMORY = 256 << 20
 
 
 class ToReshard(TypedDict, total=False):
-    """What is said beside the two layouts."""
+    """The options next to the two layouts."""
 
     out: Mapping[str, torch.Tensor]  # tensors of the target that are there already, plain or DTensors: they are filled
     memory: int  # bytes of staging buffers of each rank (default 256 MiB)
@@ -50,13 +50,16 @@ class ToReshard(TypedDict, total=False):
 
 
 class Resharded(dict[str, torch.Tensor]):
-    """What a rank holds in the target's layout, by key. Empty for a rank that has no part in it."""
+    """The tensors of a rank in the target's layout, by key.
+
+    Empty for a rank that has no part in it.
+    """
 
     sent: int = 0  # bytes of elements, to other ranks
     received: int = 0
     kept: int = 0  # that were on this rank already
     staging: int = 0  # the most bytes of messages at once
-    graph: str = ""  # what this rank did, a node a line: what it read here, sent to whom, received from whom
+    graph: str = ""  # the nodes of this rank, a line each: reads, sends, receives
 
 
 def reshard(
@@ -66,15 +69,18 @@ def reshard(
     group: dist.ProcessGroup | None = None,
     **beside: Unpack[ToReshard],
 ) -> Resharded:
-    """The tensors of a job in another layout. Every rank of the group calls it, with the same layouts.
+    """The tensors of a job in another layout.
 
-    state:  what this rank holds, by the keys of the source's layout; a DTensor counts as its local tensor. Nothing, where
-            the rank has no part in the source.
-    source, target: calls of layouts, as in FILE.ucpl:NAME(tp=2), which say the same on all ranks. Their ranks are the first
-            of the group.
+    Every rank of the group calls it, with the same layouts.
 
-    Returns this rank's tensors of the target, by key. Raises: UcplError E613 and E640-E644 on all ranks, E622 where they were
-    given different things, E30x where the layouts do not fit. Whatever else is raised on one rank is E644 on the others.
+    state: the tensors of this rank, by the keys of the source's layout; a DTensor counts as its local tensor.
+    Nothing, if the rank has no part in the source.
+
+    source, target: calls of layouts, as in FILE.ucpl:NAME(tp=2), which are equal on all ranks. Their ranks are the
+    first of the group.
+
+    Returns this rank's tensors of the target, by key. Raises: UcplError E613 and E640-E644 on all ranks, E622 if they
+    got different arguments, E30x if the layouts do not fit. Any other error of one rank is E644 on the others.
     """
     memory = beside.get("memory", MEMORY)
     ranks = Ranks.of(group)
@@ -111,10 +117,10 @@ def reshard(
 
 
 class _Work:
-    """What one rank has, and what it is to have."""
+    """The tensors of one rank, and its targets."""
 
     def __init__(self, plan: Plan | None, sources: dict[Name, torch.Tensor], marks: dict[str, object]) -> None:
-        self.plan, self.sources, self.marks = plan, sources, marks  # marks: what must be the same on all ranks
+        self.plan, self.sources, self.marks = plan, sources, marks  # marks: values that must be the same on all ranks
         self.targets: dict[Name, torch.Tensor] = {}
         self._goals: list[Goal] = []
         self.result: dict[str, torch.Tensor] = {}
@@ -123,7 +129,10 @@ class _Work:
     def of(
         cls, state: Mapping[str, torch.Tensor], calls: tuple[str, str], beside: ToReshard, place: tuple[int, int]
     ) -> _Work:
-        """Raises: UcplError E640, E641, and what planning raises."""
+        """Plan the share of this rank.
+
+        Raises: UcplError E640, E641, and the errors of planning.
+        """
         from ucpl.regions import locate
 
         rank, size = place
@@ -155,7 +164,7 @@ class _Work:
         plan = share_of(asked, given, rank).plan
         work = cls(plan, sources, marks)
         device = next((t.device for t in sources.values()), torch.device("cpu"))
-        # What has no elements on this rank is moved by nothing, which tells its type elsewhere.
+        # No move shows the type of a tensor without elements on this rank.
         dtypes = {
             (t.file, t.key): t.dtype or (known.dtype if (known := there.layout.tensors.get(t.label)) else None) or "f32"
             for t in plan.targets
@@ -171,7 +180,10 @@ class _Work:
     def _take(
         self, out: Mapping[str, torch.Tensor], dtypes: Mapping[Name, str], state: Mapping[str, torch.Tensor]
     ) -> None:
-        """Tensors that are there, and nowhere where the source lies: it would be written over before it is read."""
+        """Take existing tensors that share no memory with the source.
+
+        Otherwise the source would be overwritten before it is read.
+        """
         assert self.plan is not None
         names = _names((t.file, t.key, t.shape) for t in self.plan.targets)
         _demand_given(out, names, f"out, of {self.plan.target_call}")
@@ -195,7 +207,7 @@ class _Work:
             self.targets[name], self.result[text] = goal.flat, out[text]
 
     def put(self) -> None:
-        """What could not be received where it goes goes there."""
+        """Copy elements that could not be received in place."""
         for goal in self._goals:
             goal.put()
 
@@ -207,7 +219,7 @@ class _Work:
             self.targets[name] = flat_of(self.result[text])
 
     def _fill(self) -> None:
-        """What is filled with another number than zero, and padding of tensors that were there before."""
+        """Fill elements with numbers other than zero, and padding of existing tensors."""
         assert self.plan is not None
         for tensor in self.plan.targets:
             if tensor.padding and tensor.padding_kind == "zero":
@@ -223,7 +235,10 @@ class _Work:
                 )
 
     def demand_types(self, graph: Dealt) -> None:
-        """Raises: UcplError E640 where a tensor has another type than its layout says."""
+        """Check the types of tensors.
+
+        Raises: UcplError E640 if a tensor has another type than in its layout.
+        """
         for one in graph.sources:
             if isinstance(one, Message):
                 continue
@@ -235,7 +250,10 @@ class _Work:
 
 
 def _names(homes: Iterable[tuple[str, Key, tuple[int, ...]]]) -> dict[str, tuple[Name, tuple[int, ...]]]:
-    """Keys as people write them. Raises: UcplError E640 where two stored tensors of a rank have one key."""
+    """Keys as people write them.
+
+    Raises: UcplError E640 if two stored tensors of a rank have one key.
+    """
     found: dict[str, tuple[Name, tuple[int, ...]]] = {}
     for file, key, shape in homes:
         text = key_text(key)
@@ -252,7 +270,10 @@ def _names(homes: Iterable[tuple[str, Key, tuple[int, ...]]]) -> dict[str, tuple
 def _demand_given(
     tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[Name, tuple[int, ...]]], call: str
 ) -> None:
-    """Tensors are those of the layout, with elements, in its shapes. Raises: UcplError E640."""
+    """Check tensors against the layout: names, elements, shapes.
+
+    Raises: UcplError E640.
+    """
     if not isinstance(tensors, Mapping):
         fail(
             "E640", f"{call} is given a {type(tensors).__name__}, where a dict of tensors by key is meant", Label(call)
@@ -277,7 +298,10 @@ def _given(
 
 
 def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """The device of messages: the host if the group has a backend for it (gloo), else the current GPU (nccl)."""
+    """The device of messages.
+
+    The host if the group has a backend for it (gloo), else the current GPU (nccl).
+    """
     backends = dist.get_backend_config(group).split(",")  # as in cpu:gloo,cuda:nccl
     if any(one.startswith("cpu:") for one in backends):
         return torch.device("cpu")
@@ -287,7 +311,10 @@ def _device(group: dist.ProcessGroup | None) -> torch.device:
 def _compare(
     ranks: Ranks, work: _Work, pieces: Sequence[Piece], copies: Sequence[Piece], memory: int, device: torch.device
 ) -> None:
-    """Compare what each rank has now with all other copies. Raises: UcplError E613."""
+    """Compare this rank's elements with all other copies.
+
+    Raises: UcplError E613.
+    """
     if ranks.all_agree(not copies):
         return
     with ranks.together():
@@ -303,7 +330,10 @@ def _compare(
 
 
 def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, list[Piece]]:
-    """What each other rank wants of this one: each says it to those whom it concerns."""
+    """Requests of each other rank to this one.
+
+    Each sends its requests to the ranks that hold the data.
+    """
     wanted: dict[int, list[Piece]] = {}
     for piece in pieces:
         if piece.peer != dist.get_rank(group):
@@ -313,7 +343,10 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
 
 
 def _swapped(given: Mapping[int, bytes], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, bytes]:
-    """The bytes that each other rank has for this one, for those that it has for others."""
+    """Swap bytes with each other rank.
+
+    Returns theirs for this rank.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = {peer: tensor_of(bytearray(raw), torch.uint8, (len(raw),)).to(device) for peer, raw in given.items() if raw}
     sizes = torch.tensor([len(mine.get(peer, ())) for peer in range(size)], device=device)

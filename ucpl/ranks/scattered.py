@@ -1,8 +1,8 @@
-"""A source whose files lie on several hosts' own disks, each host with some of them, seen as one folder by every rank.
+"""A source on several hosts' disks, as one folder for all.
 
-All ranks say what they see. Where that is the same, nothing is done. Else files that a rank does not have are shadows, whose
-bytes come from a rank that has them; what a rank has it reads itself, and `near` says which ranks those are, so that
-what is made of a file is made beside it.
+Each host has some of the files. All ranks list their files. If the lists are equal, nothing is done. Otherwise files
+that a rank does not have are shadows, whose bytes come from a rank that has them; a rank reads its own files itself,
+and `near` lists those ranks, so that the results of a file are computed near it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ucpl.runtime.team import Team
 
 __all__ = ["Ends", "Place", "Says", "copies_differ", "demand_copies", "ends_of", "one_folder"]
 
-END = 1 << 16  # bytes of the beginning and of the end of a file that tell copies of it apart
+END = 1 << 16  # bytes of the beginning and of the end of a file that distinguish copies of it
 Listing = dict[str, Stamp]
 
 
 class Place(Protocol):
-    """The team, where it is told what lies where."""
+    """The team, and the owner of each file."""
 
     near: Mapping[str, Sequence[int]]
     received: int
 
 
 class Says(Protocol):
-    """The part of a team that looks whether its members have the same files."""
+    """The part of a team that compares the files of its members."""
 
     @property
     def rank(self) -> int: ...
@@ -54,7 +54,10 @@ Ends = dict[str, tuple[int, str]]  # of files by name: the size, and a digest of
 
 
 def listed(source: Path) -> Listing:
-    """Files of a folder by their names below it; of a file, itself under no name. Raises: OSError."""
+    """Files of a folder by their names below it.
+
+    Of a file, itself under no name. Raises: OSError.
+    """
     if source.is_file():
         return {"": stamp_of(source)}
     found: Listing = {}
@@ -68,10 +71,10 @@ def listed(source: Path) -> Listing:
 
 @contextmanager
 def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None) -> Iterator[Path]:
-    """The source as every rank can read it: itself, where all have it, else a folder that stands for it.
+    """The source as every rank can read it.
 
-    Every rank reads files of a store from there. keys: of this host, for files on several hosts.
-    Raises: UcplError E621, E625, E628, E687.
+    The source itself, if all have it, else a folder that represents it. Every rank reads files of a store from there.
+    keys: of this host, for files on several hosts. Raises: UcplError E621, E625, E628, E687.
     """
     mine = listed(source)
     objects = {name: identity_of(os.stat(source / name if name else source)) for name in mine}
@@ -81,7 +84,7 @@ def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None)
         return
     if any(objects.values()):
         what = f"{source} is not the same to all ranks: it is written at this moment"
-        fail("E625", what, Label(str(source)), remedy="Wait until the checkpoint is whole, then run again.")
+        fail("E625", what, Label(str(source)), remedy="Wait until the checkpoint is complete, then run again.")
     every = [_listing(told) for told in team.all(mine)]
     holders: dict[str, list[int]] = {}
     for rank, one in enumerate(every):
@@ -115,7 +118,10 @@ def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None)
 
 @frozen(eq=False)
 class _Meeting:
-    """How ranks reach each other. The job's store has their addresses, and anybody may read it; it has no secret."""
+    """Connections between ranks.
+
+    The job's store has their addresses, and anybody may read it; it has no secret.
+    """
 
     door: Door
     keys: Keys | None  # None: all are processes of one user on one host
@@ -156,9 +162,10 @@ def _listing(told: object) -> Listing:
 
 
 def demand_copies(team: Says, mine: Mapping[str, Path], source: str, every: Sequence[Listing] | None = None) -> None:
-    """Files that several ranks have under one name are one file: of one size, and, if their times differ, alike at both ends.
+    """Check that files of one name on several ranks are copies.
 
-    mine: this rank's, by name. every: what each has, where that is known. All ranks call it together. Raises: UcplError E625.
+    Of one size, and, if their times differ, alike at both ends. mine: this rank's, by name. every: those of each
+    rank, if known. All ranks call it together. Raises: UcplError E625.
     """
     if every is None:
         every = [_listing(told) for told in team.all({name: stamp_of(path) for name, path in mine.items()})]
@@ -179,7 +186,10 @@ def ends_of(files: Mapping[str, Path]) -> Ends:
 
 
 def copies_differ(every: Sequence[Ends], source: str) -> None:
-    """Raises: UcplError E625 for the first file that is another one on another rank."""
+    """Refuse different files.
+
+    Raises: UcplError E625 for the first file that differs on another rank.
+    """
     first: dict[str, tuple[int, tuple[int, str]]] = {}
     for rank, one in enumerate(every):
         for name, mark in one.items():
@@ -198,7 +208,10 @@ def _ends_told(told: object) -> Ends:
 
 
 def _ends(path: Path) -> str:
-    """A digest of a file's first and last bytes: archives have the CRCs of all that they hold at their end."""
+    """A digest of a file's first and last bytes.
+
+    Archives have the CRCs of all their content at the end.
+    """
     with open(path, "rb") as file:
         state = xxhash.xxh3_128(file.read(END))
         file.seek(max(0, os.fstat(file.fileno()).st_size - END))
@@ -218,7 +231,10 @@ class _View:
     now: dict[str, Stamp | None] = field(factory=dict)
 
     def laid(self, source: Path) -> Path:
-        """The folder that stands for the source. Raises: OSError."""
+        """The folder that represents the source.
+
+        Raises: OSError.
+        """
         root = folders.fresh() / (source.name or "source")
         ends().enter_context(calling(str(root), str(source)))
         register = registry()
@@ -235,11 +251,14 @@ class _View:
         return root
 
     def first(self, name: str) -> Stamp:
-        """As whoever has it first said that it was."""
+        """The facts of a file from the first rank that has it."""
         return self.every[self.holders[name][0]][name]
 
     def look_again(self) -> None:
-        """Whether all files are what they were. Raises: OSError."""
+        """True if all files are unchanged.
+
+        Raises: OSError.
+        """
         by_rank: dict[int, list[str]] = {}
         for name, ranks in self.holders.items():
             by_rank.setdefault(self.rank if self.rank in ranks else ranks[0], []).append(name)
@@ -267,7 +286,7 @@ class _File:
             os.close(here)
 
     def hint(self, ranges: Iterable[Range], *, payload: bool) -> None:
-        """What is read is asked for when it is read."""
+        """No hint is used: bytes are requested when they are read."""
 
     def want(self, ranges: Iterable[Range]) -> None:
         """Nothing is fetched that is not read."""

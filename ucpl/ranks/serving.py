@@ -1,7 +1,7 @@
-"""Bytes of files that another rank has on a disk of its own: each rank serves its files by range to the ranks of its job.
+"""Serve files of a rank's own disk by range to other ranks.
 
-Only files that were listed are served, and nothing but their bytes and their sizes and times. Ranks of one user on one host
-speak over Unix sockets, where the kernel names the other process's user; ranks on several hosts over TLS, with keys.
+Only files that were listed are served, and nothing but their bytes and their sizes and times. Ranks of one user on
+one host use Unix sockets, where the kernel names the other process's user; ranks on several hosts use TLS, with keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def own_host(other: str) -> str:
 
 
 def host_mark() -> str:
-    """The same text for processes of one user that can meet at a Unix socket; other processes have another one."""
+    """The same text for processes that can meet at a Unix socket.
+
+    Of one user; other processes have another one.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return token_hex(16)
     try:
@@ -50,7 +53,10 @@ def host_mark() -> str:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Of what stands for an object in a store: the object's. Raises: OSError."""
+    """The stamp of a file; of a shadow, its object's.
+
+    Raises: OSError.
+    """
     status = os.stat(path)
     known = identity_of(status)
     return (status.st_size, status.st_mtime_ns) if known is None else known[:2]
@@ -66,7 +72,10 @@ class Server:
         self.address = self._answers.address
 
     def _answer(self, asked: Question, _: Session) -> bytes:
-        """Raises: OSError; LookupError, TypeError of what is no question."""
+        """Answer one question.
+
+        Raises: OSError; LookupError, TypeError for another form.
+        """
         if isinstance(names := asked.get("stamps"), list):
             return json.dumps([stamp_of(self._files[name]) for name in names]).encode()
         name, low, high = asked["name"], asked["low"], asked["high"]
@@ -91,8 +100,8 @@ class Peer:
 
     rank: int
     way: Way
-    count: Callable[[int], None]  # told how many bytes came
-    look: Callable[[], None] = lambda: None  # called while an answer does not come; what it raises ends the question
+    count: Callable[[int], None]  # gets the number of received bytes
+    look: Callable[[], None] = lambda: None  # called while an answer does not come; its error ends the question
     _line: Line = field(init=False)
 
     def __attrs_post_init__(self) -> None:

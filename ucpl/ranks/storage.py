@@ -1,7 +1,7 @@
-"""Any checkpoint that is read here, as torch.distributed.checkpoint sees one: `dcp.load` into the tensors of a running job.
+"""Any readable checkpoint for torch.distributed.checkpoint.
 
-Each tensor of the model is told as boxes that lie somewhere in files; DCP's own planner works out which of them a rank
-needs, and only those bytes are read.
+`dcp.load` into the tensors of a running job. Each tensor of the model is a list of boxes in files; DCP's own planner
+selects those that a rank needs, and only those bytes are read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Ints = tuple[int, ...]
 
 
 class _Room:
-    """Bytes that are used over and over: the kernel clears what is got anew."""
+    """Bytes that are reused: the kernel clears new ones."""
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
@@ -79,20 +79,23 @@ class _Room:
 
 @frozen
 class _Read:
-    """Said of a plan: the vault's generation that it is of, and the files that a rank reads."""
+    """Data in a plan: the vault's generation, a rank's files."""
 
     generation: int | None
     files: Ends = field(factory=dict)
 
 
 class StorageReader(Base):
-    """`dcp.load(state_dict, storage_reader=ucpl.StorageReader(PATH))`: from any checkpoint that `ucpl inspect` knows.
+    """`dcp.load(state_dict, storage_reader=ucpl.StorageReader(PATH))` from any checkpoint.
 
-    path:   the checkpoint; `layout`, the call of a layout, where it does not say itself what it is.
-    model, states, groups: how the job calls what it asks for, with the parameter's {name}, the {state}, and the {group}'s
-            number and {key}: by default {"model": ..., "optim": ...} of torch.distributed.checkpoint.state_dict.
+    path: a checkpoint that `ucpl inspect` knows; `layout`, the call of a layout, if the checkpoint does not define
+    it.
 
-    Raises: UcplError, exit 3, where the checkpoint is damaged; CRCs are not looked at, since a rank reads its own part alone.
+    model, states, groups: the job's names of its requests, with the parameter's {name}, the {state}, and the
+    {group}'s number and {key}: by default {"model": ..., "optim": ...} of torch.distributed.checkpoint.state_dict.
+
+    Raises: UcplError, exit 3, if the checkpoint is damaged; CRCs are not compared, since a rank reads its own part
+    alone.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class StorageReader(Base):
         self._names = model, states, groups
         self._layout = layout
         self._values, self._staging = _Room(), _Room()
-        self._is_agreed = False  # whether all ranks were asked whether they read the same files
+        self._is_agreed = False  # true after all ranks compared their files
         self.bytes_read = 0
         self.generation: int | None = None  # of a vault
         self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
@@ -111,7 +114,10 @@ class StorageReader(Base):
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Open a checkpoint. With other ranks it fails as torch's own reader does: within dcp.load, where all ranks hear it."""
+        """Open a checkpoint.
+
+        With other ranks it fails as torch's own reader does: within dcp.load, where all ranks get the error.
+        """
         if checkpoint_id is None:
             return
         self.error = None
@@ -133,7 +139,7 @@ class StorageReader(Base):
         placement = source_side(opened, asked, Given()).placement
         opened = with_tensors(opened)
         self._told = told(opened, placement, self._names)
-        # What was read before ends here, and goes on where this one could not be opened.
+        # The former checkpoint ends here, and stays if this one could not be opened.
         self._checkpoint: Checkpoint = opened
         self._placement = placement
         self.generation = int(source.rpartition("@")[2]) if is_vault else None  # of a vault
@@ -142,7 +148,9 @@ class StorageReader(Base):
             self._newest, self._generation = given, self.generation
 
     def take_masters(self, wanted: Mapping[str, object]) -> None:
-        """Let weights that a job holds in a wider type than they are stored in be their masters, where there are such.
+        """Use masters for weights that a job holds in a wider type.
+
+        If the checkpoint has masters.
 
         wanted: the job's tensors, by the names that it asks for.
         """
@@ -164,7 +172,10 @@ class StorageReader(Base):
         return Metadata(dict(self._told.metadata))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: object, **__: object) -> None:
-        """Files are opened when they are read. Raises: what a reader raised that could not be opened."""
+        """Files are opened when they are read.
+
+        Raises: the error of a checkpoint that could not be opened.
+        """
         if self.error is not None:
             raise self.error
 
@@ -173,7 +184,9 @@ class StorageReader(Base):
         return replace(plan, storage_data=_Read(self._generation, ends_of(self.files()) if is_asked else {}))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Of a vault, all ranks read one generation: the oldest that any of them took for the newest.
+        """Agree on one generation of a vault for all ranks.
+
+        The oldest of the ranks' newest ones.
 
         Raises: UcplError E625 if ranks have different files under one name.
         """
@@ -183,12 +196,15 @@ class StorageReader(Base):
         return [replace(plan, storage_data=_Read(min(seen, default=None))) for plan in plans]
 
     def files(self) -> dict[str, Path]:
-        """Files whose headers were read, by their names in the folder that was read."""
+        """Files whose headers were read, by names in their folder."""
         root = self._checkpoint.root
         return {os.path.relpath(path, root): Path(path) for path in self._checkpoint.opened}
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill what the planner asks for, a block at a time. Raises: UcplError E610, E611, E691, E692."""
+        """Fill the tensors of the planner, a block at a time.
+
+        Raises: UcplError E610, E611, E691, E692.
+        """
         made = plan.storage_data  # none, of a plan that was not made by this reader
         told = made.generation if isinstance(made, _Read) else self._generation
         if told != self._generation and self._generation is not None:
@@ -213,7 +229,10 @@ class StorageReader(Base):
         return done
 
     def _demand_all(self, plan: LoadPlan, generation: int | None) -> None:
-        """Of a generation that was not asked when the plan was made. Raises: UcplError E692."""
+        """Check a generation that was not read when the plan was made.
+
+        Raises: UcplError E692.
+        """
         for item in plan.items:
             if item.storage_index not in self._told.chunks and item.storage_index.fqn not in self._told.values:
                 where = item.storage_index.fqn
@@ -230,7 +249,7 @@ class StorageReader(Base):
         return chunk.extent.file, chunk.extent.storage_start + chunk.offset
 
     def _fetched(self, items: list[ReadItem], sources: SourceFiles) -> Iterator[list[ReadItem]]:
-        """Items in their order, of files that lie elsewhere so many at a time as are fetched together."""
+        """Items in order; those of remote files in groups per fetch."""
         if not sources.is_remote:
             yield items
             return
@@ -247,7 +266,10 @@ class StorageReader(Base):
                 batch, size = [], 0
 
     def _span(self, item: ReadItem) -> tuple[str, int, int]:
-        """(file, first byte, the one behind the last) of what is asked for; no bytes, where it is no run of the file."""
+        """(file, first byte, byte after the last) of an item.
+
+        No bytes, if it is no run of the file.
+        """
         chunk = self._told.chunks[item.storage_index]
         size = DTYPES[chunk.extent.dtype].itemsize
         shape = tuple(item.lengths)
@@ -296,7 +318,10 @@ class StorageReader(Base):
         planner.commit_tensor(item, goal)
 
     def _goal(self, item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
-        """The tensor to fill. Raises: UcplError E646 of one that cannot be filled."""
+        """The tensor to fill.
+
+        Raises: UcplError E646 of one that cannot be filled.
+        """
         goal, name = planner.resolve_tensor(item), item.dest_index.fqn
         if why := unwritable(goal):
             fail("E646", f"{name} of the job is {why}", Label(str(self._checkpoint.root), where=name))
@@ -304,7 +329,10 @@ class StorageReader(Base):
 
 
 def _put(values: torch.Tensor, into: torch.Tensor, name: str) -> None:
-    """Numbers into a tensor of a job: those of a floating type are rounded, all others stay. Raises: UcplError E646."""
+    """Put numbers into a tensor of a job.
+
+    Those of a floating type are rounded, all others stay. Raises: UcplError E646.
+    """
     if values.dtype == into.dtype:
         into.copy_(values)
         return
@@ -334,17 +362,23 @@ def load_into(
     group: dist.ProcessGroup | None = None,
     strict: bool = True,
 ) -> StorageReader:
-    """Fill a model and its optimizer from any checkpoint, each rank its own part: plain, FSDP2, TP, any DTensors.
+    """Fill a model and its optimizer from any checkpoint.
 
-    model:  or an engine of DeepSpeed, ZeRO 1 to 3, and as `optimizer` engine.optimizer; None fills weights and masters alone.
-    src:    the checkpoint; `layout`, the call of its layout, where it does not say itself what it is. Of a vault all ranks read
-            the generation that is newest to the first of them.
+    Each rank fills its own part: plain, FSDP2, TP, any DTensors.
+
+    model: or an engine of DeepSpeed, ZeRO 1 to 3, and as `optimizer` engine.optimizer; None fills weights and masters
+    alone.
+
+    src: the checkpoint; `layout`, the call of its layout, if the checkpoint does not define it. Of a vault all ranks
+    read the generation that is newest to the first of them.
+
     rename: the checkpoint's name of a parameter of the model; by default the same.
-    strict: the job has what the checkpoint has, no more and no less; False leaves the rest of both as it is. Of the optimizer
-            of an engine all that it has is filled, in any case.
 
-    Returns the reader, whose `bytes_read` are this rank's; of a vault, `generation` is what was read.
-    Raises: UcplError, E646 where that does not fit.
+    strict: the job has exactly the tensors of the checkpoint; False leaves the rest of both as it is. Of the
+    optimizer of an engine everything is filled, in any case.
+
+    Returns the reader, whose `bytes_read` are this rank's; of a vault, `generation` is the one that was read. Raises:
+    UcplError, E646 if that does not fit.
     """
     ranks = Ranks.of(group)
     with ranks.agreeing():
@@ -412,9 +446,10 @@ def _demand_own(model: torch.nn.Module, optimizer: torch.optim.Optimizer, src: s
 def _apart(
     tied_names: Mapping[str, str], names: Mapping[str, str], asked: dict[str, object], index: frozenset[str]
 ) -> dict[str, str]:
-    """Names of one tensor of the job that the checkpoint has more than once: each further one, and the first.
+    """Second names of one tensor of the job in the checkpoint.
 
-    Names that the checkpoint lacks are asked for no longer where it has the tensor by another one.
+    Each further one, and the first. If the checkpoint lacks a name and has the tensor by another one, the name is no
+    longer requested.
     """
     groups: dict[str, list[str]] = {}
     for name, owner in tied_names.items():
@@ -431,7 +466,7 @@ def _apart(
 
 
 def _one_of_all(src: str, ranks: Ranks) -> str:
-    """What all ranks read: a server may commit while they begin."""
+    """The first rank's result, for all: a server may commit meanwhile."""
     if ranks.size == 1 or not any(str(one).startswith(f"{SCHEME}:") for one in ranks.all(src)):
         return src
     ranks.demand_same({"source": src}, "load_into")
@@ -450,7 +485,10 @@ def _warn(src: str) -> None:
 
 @define(eq=False)
 class _Optimizer:
-    """An optimizer's state as torch's own state dict has it: made here, where the optimizer has done no step."""
+    """An optimizer's state in the form of torch's own state dict.
+
+    Made here, if the optimizer has done no step.
+    """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -488,7 +526,9 @@ class _Optimizer:
 def _take_groups(
     groups: Sequence[dict[str, object]], names: Mapping[str, str], empty: frozenset[str], reader: StorageReader
 ) -> None:
-    """Hyper-parameters that the parameters of each group have in the source; those without elements are in none.
+    """Hyper-parameters of each group's parameters in the source.
+
+    Parameters without elements are in none.
 
     Raises: UcplError E482 where parameters of a group disagree.
     """

@@ -1,4 +1,7 @@
-"""The schedule: a graph as an ordered, saved plan. `order` is the verb of this room."""
+"""Schedule: a graph as an ordered, saved plan.
+
+`order` is the verb of this room.
+"""
 
 from ucpl.schedule.binding import Bound, Files, bound
 from ucpl.schedule.files import load_plan, plan_bytes, save_plan

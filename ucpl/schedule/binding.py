@@ -1,10 +1,13 @@
-"""A plan's nodes and moves for the very files at hand: rewritten by what only these tell, which plans nothing anew.
+"""Bind a plan's nodes and moves to the files at hand.
 
-What is added to the plan stands behind its own nodes, in the order in which all of them run.
+The files change only the following; nothing is planned anew. New nodes come after the plan's own, in the order in
+which all of them run.
 
-by_owner       a copy to a second name of a stored tensor is a check of what its first name gets
-without_echoes a check that would read the copy's own bytes again says nothing
-with_carried   tensors that no layout describes go over as they are
+by_owner: a copy to a second name of a stored tensor becomes a check of the copy to its first name.
+
+without_echoes: a check that would read the copy's own bytes again is removed.
+
+with_carried: tensors that no layout describes are copied as they are.
 """
 
 from __future__ import annotations
@@ -28,20 +31,20 @@ __all__ = ["BINDING", "Bound", "Files", "bound"]
 
 @frozen(eq=False)
 class Files:
-    """What the files of both sides say of the plan's stored tensors."""
+    """Facts about the plan's stored tensors in the files of both sides."""
 
     owner: I64  # of each target: itself, or the one whose storage it has, too
     view: I64  # of each source: itself, or the first one that views the same bytes in the same way
     carried: tuple[tuple[int, int, int], ...] = field(
         default=()
-    )  # source, target and elements of what is beside the plan
+    )  # source, target and elements of the tensors outside the plan
 
 
 @frozen(eq=False)
 class Bound:
-    """What runs between two checkpoints: nodes in the order in which they run, and their boxes told tensor by tensor.
+    """Nodes between two checkpoints in their order, with boxes by tensor.
 
-    Positions count what is read at once: elements, or bytes where two elements lie in one.
+    Positions count units of a read: elements, or bytes if a byte has two elements.
     """
 
     nodes: tuple[Node, ...]
@@ -58,7 +61,7 @@ Step = Callable[[Bound, Files], Bound]
 
 
 def bound(plan: Plan, files: Files) -> Bound:
-    """The plan's nodes and moves as they are carried out between these files."""
+    """The plan's nodes and moves between these files."""
     found = Bound.of(plan)
     for step in BINDING:
         found = step(found, files)
@@ -66,7 +69,7 @@ def bound(plan: Plan, files: Files) -> Bound:
 
 
 def by_owner(bound: Bound, files: Files) -> Bound:
-    """A copy to a second name is a check of what its first name gets; so is a check there.
+    """Replace a copy to a second name by a check.
 
     before: copy a -> t, copy a -> u, which has the storage of t     after: copy a -> t, check a -> t
     """
@@ -91,7 +94,7 @@ def by_owner(bound: Bound, files: Files) -> Bound:
 
 
 def without_echoes(bound: Bound, files: Files) -> Bound:
-    """Without checks of a source against itself under a second name, box by box at the same target place.
+    """Remove checks of a source against itself under a second name.
 
     before: copy a -> t, check b -> t, where b views the bytes of a     after: copy a -> t
     """
@@ -122,7 +125,7 @@ def without_echoes(bound: Bound, files: Files) -> Bound:
 
 
 def with_carried(bound: Bound, files: Files) -> Bound:
-    """And one copy of the whole of each tensor that is carried."""
+    """Add one copy of each carried tensor."""
     if not files.carried:
         return bound
     source, target, numel = (np.array(column, np.int64) for column in zip(*files.carried, strict=True))
@@ -132,7 +135,7 @@ def with_carried(bound: Bound, files: Files) -> Bound:
         "copy", "carried", none, source.astype(np.int32), target.astype(np.int32), numel[:, None], zero, one, zero, one,
         node=np.full(n, len(bound.nodes), np.int32),
     )  # fmt: skip
-    merge = Merge("what is carried", (Lane("carried", "carried"),))
+    merge = Merge("carried tensors", (Lane("carried", "carried"),))
     return evolve(bound, nodes=(*bound.nodes, merge), moves=(*bound.moves, whole))
 
 

@@ -1,7 +1,8 @@
-"""What a plan costs, before it is run: bytes read, written and sent, seeks and files, by rank and in all, from the plan alone.
+"""The cost of a plan: bytes read, written and sent, seeks, files.
 
-A rank reads what its stored tensors of the target are made of. What of that lies in stored tensors of another rank of the
-source is sent to it, where ranks run the plan together. A stored tensor that several ranks hold counts for the first of them.
+By rank and in all, from the plan alone. A rank reads the sources of its stored tensors of the target. If ranks run
+the plan together, bytes of another rank's stored tensors are sent to it. A stored tensor that several ranks hold
+counts for the first of them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ FILES_TOLD = 200_000  # stored tensors of a plan whose files are counted one by 
 
 @frozen(eq=False)
 class Cost:
-    """Bytes by rank, and what is told of all of them together. Ranks of both sides are numbered alike."""
+    """Bytes by rank, and totals.
 
-    read: I64  # (R,) bytes that the stored tensors of a rank of the target are made of; what is checked, too
-    sent: I64  # (R,) of these, bytes that lie in stored tensors of another rank of the source; what is checked is not sent
+    Ranks of both sides are numbered alike.
+    """
+
+    read: I64  # (R,) bytes from which the stored tensors of a rank of the target are made, and bytes that are compared
+    sent: I64  # (R,) of these, bytes in stored tensors of another rank of the source; compared bytes are not sent
     given: I64  # (R,) bytes of a rank of the source that others are sent
     written: I64  # (R,) bytes of a rank's stored tensors of the target, with their padding
     seeks: I64  # (R,) runs of the source that are read
@@ -62,12 +66,12 @@ class Cost:
 
 @frozen(eq=False)
 class _Side:
-    """Of the stored tensors of a side, by number: whose they are, and how wide their elements."""
+    """Owners and element widths of the stored tensors of a side."""
 
     shelves: Shelves
 
     def of(self, homes: I64) -> tuple[I64, F64]:
-        """The first rank that holds each of them, and bytes of an element."""
+        """The first rank that holds each of them, and bytes per element."""
         shelf = np.searchsorted(self.shelves.starts, homes, side="right") - 1
         rank = np.zeros(len(homes), dtype=np.int64)
         width = np.zeros(len(homes))
@@ -88,7 +92,7 @@ def width_of(dtype: str) -> float:
 
 
 def cost_of(plan: Plan) -> Cost:
-    """Worked out of the plan's tables, without telling it tensor by tensor."""
+    """The cost, computed from the plan's tables without expanding them by tensor."""
     sides = _Side(plan.source_shelves), _Side(plan.target_shelves)
     ranks = 1 + max((int(s.block.rank.max(initial=0)) for side in sides for s in side.shelves.shelves), default=0)
     read, sent, given, written, seeks = (np.zeros(ranks) for _ in range(5))
@@ -118,7 +122,7 @@ def _whole(column: F64) -> I64:
 
 
 def _read_of(moves: Moves) -> tuple[I64, I64]:
-    """Of each move: the elements of the source, and the runs that they lie in."""
+    """Elements of the source of each move, and its runs."""
     steps = np.where(moves.shape > 1, moves.source_stride, 0)
     counted = np.where(steps != 0, moves.shape, 1)
     elements: I64 = counted.prod(axis=1)
@@ -129,7 +133,7 @@ def _read_of(moves: Moves) -> tuple[I64, I64]:
 
 
 def _sizes(shelf: Shelf) -> F64:
-    """Of each coordinate, the bytes that are stored there; second names store nothing."""
+    """Bytes stored at each coordinate; second names store nothing."""
     block = shelf.block
     numel = block.shape.prod(axis=1).astype(np.float64)
     if len(shelf.dtypes) == 1 and shelf.shares is None:
@@ -142,7 +146,7 @@ def _sizes(shelf: Shelf) -> F64:
 
 
 def _files_read(plan: Plan, touched: list[I64]) -> int:
-    """Files of what is read; of very large plans, of all that the source stores."""
+    """Files to read; for very large plans, all files of the source."""
     shelves = plan.source_shelves
     if len(shelves) > FILES_TOLD:
         return files_of(shelves)

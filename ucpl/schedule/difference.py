@@ -1,4 +1,4 @@
-"""What two plans do differently: stored tensors of both sides, what these are made of, and what is said beside the moves."""
+"""Compare two plans: stored tensors, their sources, and other statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAID = ("derived", "dropped", "changed", "filled")
 
 @frozen
 class Stores:
-    """Stored tensors of one side that only one of two plans has, or that both have otherwise."""
+    """Stored tensors of one side that differ or that one plan lacks."""
 
     first: tuple[str, ...]  # only the first plan has them
     second: tuple[str, ...]
@@ -34,16 +34,19 @@ class Stores:
 
 @frozen(eq=False)
 class Difference:
-    """All in which two plans differ. False where they do the same, however they are called."""
+    """All differences of two plans, except for their names.
+
+    False if they do the same.
+    """
 
     calls: tuple[
         tuple[str, str, str], ...
-    ]  # (what, in the first plan, in the second): told, and no difference by itself
+    ]  # (subject, in the first plan, in the second): printed, and no difference alone
     reads: Stores
     writes: Stores
     made: tuple[str, ...]  # stored tensors that both write, of other elements or in another way
     tallies: tuple[tuple[str, str, tuple[int, int], tuple[int, int]], ...]  # (state, kind, runs and elements in each)
-    said: tuple[tuple[str, str, str], ...]  # (what, "first" or "second", a sentence that only that one has)
+    said: tuple[tuple[str, str, str], ...]  # (subject, "first" or "second", a sentence that only that one has)
     settings: tuple[tuple[str, str, str], ...]  # (side and name, in the first plan, in the second)
     costs: tuple[Cost, Cost] = field(repr=False)
 
@@ -103,9 +106,11 @@ def _form(tensor: StoredTensor) -> str:
 
 
 def _made(plan: Plan) -> dict[Place, bytes]:
-    """Of each stored tensor of the target a digest of what it is made of, element by element or run by run.
+    """A digest of the sources of each stored tensor of the target.
 
-    The same for plans that name their tables otherwise: sources count by their places, and rows by where they begin.
+    Element by element or run by run.
+
+    The same for plans that name their tables otherwise: sources count by their places, and rows by their offsets.
     """
     held: dict[int, list[bytes]] = {}
     places = [_text((s.file, s.key)) for s in plan.sources]
@@ -136,7 +141,7 @@ def _tallies(one: Plan, two: Plan) -> Iterator[tuple[str, str, tuple[int, int], 
     ours, theirs = (_counted(plan) for plan in (one, two))
     for state, kind in dict.fromkeys((*ours, *theirs)):
         a, b = ours.get((state, kind), (0, 0)), theirs.get((state, kind), (0, 0))
-        if a[1] != b[1]:  # runs alone may be told in other tables
+        if a[1] != b[1]:  # runs alone may come from other tables
             yield state, kind, a, b
 
 

@@ -1,4 +1,6 @@
-"""Plans in files: a head that people read, the graph and its stored tensors as JSON, and columns of moves. No pickle.
+"""Plan files: a readable head, the graph as JSON, and columns.
+
+The columns are those of moves. No pickle.
 
 ucpl-plan 10
 sha256:...                  of all that follows
@@ -33,7 +35,7 @@ from ucpl.schedule.unread import Unread
 __all__ = ["load_plan", "plan_bytes", "save_plan", "sealed", "unsealed"]
 
 MAGIC = b"ucpl-plan 10\n"
-_RATIO = 100  # columns may be so many times what they are compressed to, beside a MiB: a small file takes little memory
+_RATIO = 100  # at most so many times the compressed size, besides a MiB: a small file takes little memory
 _MASTERS = "masters_"  # before names of columns of a plan within this one
 _STEP_MAX = 1 << 56  # elements from one to the next along a dim: in bytes, they are a number of an int64
 
@@ -54,7 +56,10 @@ def plan_bytes(plan: Plan) -> bytes:
 
 
 def sealed(head: bytes, columns: bytes) -> bytes:
-    """A .plan file of its head (what stands before the columns, with the end of its line) and its columns."""
+    """A .plan file from its head and its columns.
+
+    The head is all before the columns, with the end of its line.
+    """
     packed = zlib.compress(columns, 1)
     if len(columns) > _most(packed):
         packed = zlib.compress(columns, 0)
@@ -64,7 +69,10 @@ def sealed(head: bytes, columns: bytes) -> bytes:
 
 
 def unsealed(body: bytes) -> tuple[bytes, bytes]:
-    """The head and the columns of what stands behind the digest. Raises: ValueError where columns are not compressed whole."""
+    """The head and the columns of the text after the digest.
+
+    Raises: ValueError if the compressed columns are incomplete.
+    """
     summed, rule, rest = body.partition(b"\n---\n")
     header, end, packed = rest.partition(b"\n")
     inflating = zlib.decompressobj()
@@ -82,12 +90,15 @@ def _most(packed: bytes) -> int:
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a .plan file. Raises E350 (not a plan), E351 (damaged, or of another version), exit 5."""
+    """Read a .plan file.
+
+    Raises E350 (not a plan), E351 (damaged, or of another version), exit 5.
+    """
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError: a path that no file can have
         gone = isinstance(error, FileNotFoundError | ValueError)
-        remedy = "" if gone else "the plan may be whole: see to the disk and to permissions, then run this again"
+        remedy = "" if gone else "the plan may be complete: check the disk and permissions, then run this again"
         fail(
             "E350",
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
@@ -114,7 +125,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def _moved_json(plan: Plan) -> tuple[dict[str, Json], Columns]:
-    """What moves from where to where."""
+    """Sources and targets of the moves."""
     graph, columns = net_json(plan.net, plan.nodes, plan.spaces)
     said = {
         "sources": shelves_json(plan.source_shelves),
@@ -241,7 +252,7 @@ def _unread(raw: Json) -> Unread | None:
         return None
     found = {file: tuple(items(marks)) for file, marks in table(raw).items()}
     if not all(type(mark) is int for marks in found.values() for mark in marks):
-        raise ValueError("what it does not read is told by numbers")
+        raise ValueError("its unread tensors are given by numbers")
     return found
 
 
@@ -255,7 +266,7 @@ def _gone(raw: Json) -> dict[str, tuple[str, ...]]:
         or len(found["new"]) != len(found["like"])
         or len(found["joins"]) not in (0, len(found["trained"]))
     ):
-        raise ValueError("what it leaves out is of kinds that there are not")
+        raise ValueError("its dropped names have unknown kinds")
     return found
 
 
@@ -272,7 +283,10 @@ def _value(raw: Json) -> Plain | list[object]:
 
 
 def _checked(plan: Plan) -> None:
-    """Every number points at something: a hand-made file must not make the runtime read or write elsewhere."""
+    """Check that every number points at something.
+
+    A hand-made file must not make the runtime read or write elsewhere.
+    """
     for flow in plan.flows:
         m = flow.moves
         if len(m) and (m.tensor.min() < 0 or m.tensor.max() >= len(plan.tensors)):

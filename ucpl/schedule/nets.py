@@ -1,4 +1,7 @@
-"""The graph of a plan as JSON and columns: nodes in the order in which they run, and what each needs."""
+"""The graph of a plan as JSON and columns.
+
+Nodes in the order in which they run, with the dependencies of each.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from ucpl.columns.operations import (
 )
 from ucpl.schedule.parsed import NUMBER_MAX, Json, items, text, whole, wholes
 
-if TYPE_CHECKING:  # what reads headers alone does not wait for it
+if TYPE_CHECKING:  # a reader of headers alone does not wait for it
     import networkx as nx
 
 __all__ = ["Columns", "net_from", "net_json"]
@@ -42,8 +45,11 @@ _FILL = "fill_"  # before names of columns of the second table
 
 
 def net_json(net: nx.DiGraph[Node], nodes: Sequence[Node], spaces: tuple[Space, Space]) -> tuple[Json, Columns]:
-    """Both sides of an Extract's boxes are written once, in one table for the whole graph. Fills have one of their own."""
-    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and of what it goes to, or of a Fill: rows and dims
+    """Both sides of an Extract's boxes in one table.
+
+    One table for the entire graph. Fills have one of their own.
+    """
+    rows: dict[Node, tuple[int, int, int]] = {}  # of an Extract and its consumer, or of a Fill: rows and dims
     tables: list[Moves] = []
     at = 0
     for flow in flows(net, nodes):
@@ -91,7 +97,7 @@ def _told(node: Node, rows: tuple[int, int, int] | None) -> list[Json]:
         case Reduce(label=label, lanes=lanes, how=how, over=over, exact=exact):
             return ["reduce", label, _lanes(lanes), how, over, exact]
         case Send() | Receive():
-            raise ValueError(f"what a rank of a job does is in no plan: {node}")
+            raise ValueError(f"a node of a rank of a job is in no plan: {node}")
 
 
 def _lanes(lanes: tuple[Lane, ...]) -> Json:
@@ -99,7 +105,10 @@ def _lanes(lanes: tuple[Lane, ...]) -> Json:
 
 
 def net_from(raw: Json, columns: Mapping[str, NDArray[Any]]) -> tuple[nx.DiGraph[Node], tuple[Space, Space]]:
-    """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `net_json` gives."""
+    """Read the result of `net_json`.
+
+    Raises: ValueError, KeyError, TypeError, IndexError for another form.
+    """
     import networkx as nx
 
     table = Moves.of({n: a for n, a in columns.items() if not n.startswith(_FILL)})
@@ -155,7 +164,7 @@ def _node(told: Json, table: Moves, fills: Side) -> Node:
 
 def _fill(fill: Fill) -> Fill:
     if fill.boxes.elements != fill.elements or not np.isfinite(fill.value):
-        raise ValueError(f"{fill}, and {fill.boxes.elements} of {fill.value} are told")
+        raise ValueError(f"{fill}, and {fill.boxes.elements} of {fill.value} are given")
     return fill
 
 
@@ -171,7 +180,7 @@ def _lanes_from(raw: Json) -> tuple[Lane, ...]:
         for state, origin, source, target in items(raw)
     )
     if not lanes:
-        raise ValueError("a node that stands for no state")
+        raise ValueError("a node without a state")
     return lanes
 
 
@@ -207,7 +216,7 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
             if not all(isinstance(n, before) for n in net.predecessors(node)) or not net.in_degree(node):
                 raise ValueError("something is made anew that nothing read")
             if not all(isinstance(n, after) for n in net.successors(node)):
-                raise ValueError("what is made anew is not extracted")
+                raise ValueError("a rebuilt value is not extracted")
         if isinstance(node, Split):
             way = next(iter(net.predecessors(node)), None)
             if net.in_degree(node) != 1 or not isinstance(way, Merge | Reduce | Derive | Scale):
@@ -221,7 +230,7 @@ def _are_paired(net: nx.DiGraph[Node], nodes: Sequence[Node]) -> None:
             raise ValueError("boxes that are extracted are not those that are stored")
         paired.update((flow.extract, flow.way, flow.place))
     if any(n not in paired for n in nodes if isinstance(n, Extract | Split | Check | Merge | Reduce | Derive | Scale)):
-        raise ValueError("an operation without what it needs")
+        raise ValueError("an operation without its inputs")
 
 
 def _narrow(array: NDArray[np.int64]) -> NDArray[Any]:

@@ -1,4 +1,7 @@
-"""order: a graph as a plan. Its nodes are kept, Fills are told what they fill; structures for the stores stand beside them."""
+"""order: a graph as a plan.
+
+Its nodes are kept, Fills get their boxes, and the structures for the stores are added.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of tho
 
 
 def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_text: str = "") -> Plan:
-    """The plan of a graph that went through all passes: its nodes in the order in which they run."""
+    """The plan of a graph that went through all passes.
+
+    Its nodes are in the order in which they run.
+    """
     import networkx as nx
 
     net: nx.DiGraph[Node] = nx.DiGraph()
@@ -55,7 +61,10 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
 
 
 def _target(graph: Graph) -> Structure:
-    """A target that is whole, and which any degree may load, says how its source was cut."""
+    """Add the source's cut to a target that any degree may load.
+
+    Such a target has entire tensors.
+    """
     made = structure_of(graph.target.located)
     if not format_named(made.framework).is_of_any_ranks:
         return made
@@ -65,7 +74,10 @@ def _target(graph: Graph) -> Structure:
 
 
 def structure_digest(sources: Shelves) -> str:
-    """SHA-256 over (file, key, shape, dtype) of every stored tensor that is read, in order, told as the plan tells it."""
+    """SHA-256 over (file, key, shape, dtype) of every source tensor.
+
+    In order, in the grouping of the plan; of stored tensors that are read.
+    """
     rows = shelves_json(sources)
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 

@@ -1,6 +1,7 @@
-"""Checked access to a plan's JSON: a value has the type that it must have, or is refused.
+"""Checked access to a plan's JSON.
 
-Each function gives the value as what it is, or raises ValueError, which `load_plan` makes a refusal of the file.
+A value has the type that it must have, or is refused. Each function returns the typed value, or raises ValueError,
+which `load_plan` turns into an error about the file.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from ucpl.extents.structure import Plain
 
 __all__ = ["NUMBER_MAX", "Json", "items", "plain", "read_json", "table", "text", "texts", "whole", "wholes"]
 
-Json = Any  # what read_json gives: checked as it is taken apart
+Json = Any  # the result of read_json: checked as it is parsed
 NUMBER_MAX = 1 << 62
 
 
 def read_json(raw: bytes) -> Json:
-    """JSON in UTF-8 without infinities, each of whose texts can be written to a file. Raises: ValueError, RecursionError."""
+    """JSON in UTF-8 without infinities, with writable texts.
+
+    Raises: ValueError, RecursionError.
+    """
     value = json.loads(raw.decode(), parse_constant=_no_number)
     if b"\\ud" in raw or b"\\uD" in raw:  # nothing but an escape makes half of a character
         json.dumps(value, ensure_ascii=False).encode()

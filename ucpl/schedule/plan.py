@@ -1,7 +1,8 @@
-"""A plan: the dependency graph as it runs, with the stored tensors of both sides by (file, key).
+"""A plan: the dependency graph, and the stored tensors of both sides.
 
-A plan is made from specs alone. It names (file, key, element range); stores bind byte positions when it is applied,
-which plans nothing anew. What is stored alike is told once; `sources`, `targets` and `moves` tell it tensor by tensor.
+Stored tensors are named by (file, key). A plan is made from specs alone. It names (file, key, element range); stores
+bind byte positions when it is applied, which plans nothing anew. Tensors that are stored alike are one row;
+`sources`, `targets` and `moves` expand them tensor by tensor.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from ucpl.records import frozen
 from ucpl.schedule.runs import Runs, sole
 from ucpl.schedule.unread import Unread
 
-if TYPE_CHECKING:  # what reads headers alone does not wait for it
+if TYPE_CHECKING:  # a reader of headers alone does not wait for it
     import networkx as nx
 
 __all__ = ["Kind", "Origin", "Plan", "Runs", "Tally"]
 
 I32 = NDArray[np.int32]
-RUNS_MAX = 1 << 28  # of a plan whose rows are told tensor by tensor: more is no plan but a mistake
+RUNS_MAX = 1 << 28  # of a plan whose rows are expanded by tensor: more is no plan but a mistake
 
 
 @frozen
 class Origin:
-    """A value that the plan used and where it came from: nothing is guessed."""
+    """A value that the plan used, and its origin: nothing is guessed."""
 
     name: str
     value: object
@@ -42,18 +43,21 @@ class Origin:
 
 @frozen
 class Tally:
-    """How much of one state moves in one way."""
+    """Elements of one state that move in one way."""
 
     state: str
     kind: Kind
-    runs: int  # at most: those over layers that are told once may join where they are told one by one
+    runs: int  # at most: those over layers in one row may join when they are expanded
     elements: int
     changes_values: bool
 
 
 @frozen(eq=False, slots=False)
 class Plan:
-    """All that `apply` needs. `source` and `target` carry what stores need to know of the framework on each side."""
+    """All inputs of `apply`.
+
+    `source` and `target` carry the facts about the framework on each side that stores need.
+    """
 
     name: str
     source_call: str  # "zero1(dp = 4)"
@@ -69,7 +73,7 @@ class Plan:
     derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
     dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
     changed: tuple[str, ...] = ()  # "left out by --drop head.*: 2 tensors, 24 elements"
-    gone: dict[str, tuple[str, ...]] = field(factory=dict)  # what the target's files do not tell of, by kind of name
+    gone: dict[str, tuple[str, ...]] = field(factory=dict)  # names that the target's files do not keep, by kind of name
     filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
     renamed: dict[str, tuple[str, ...]] = field(
         factory=dict
@@ -81,10 +85,10 @@ class Plan:
     spec_digest: str = ""
     structure_digest: str = ""
     account: Account | None = None  # of all that the source has; None: planned from specs alone, or a rank's share
-    unread: Unread | None = None  # what else the source has, which no move reads; None: planned from specs alone
+    unread: Unread | None = None  # other parts of the source, which no move reads; None: planned from specs alone
     layout_text: str = ""  # the target's closed .ucpl text: becomes ucpl/layout.ucpl
     rank: int | None = None  # of the target, whose share this is and no more: it is looked at, and not run
-    masters: Plan | None = None  # from the source's stored masters to its stored weights: what tells files of two steps
+    masters: Plan | None = None  # from the source's stored masters to its stored weights: shows files of two steps
 
     def __str__(self) -> str:
         return f"{self.name}: {self.source_call} -> {self.target_call}\n{net_text(self.net)}"
@@ -98,7 +102,8 @@ class Plan:
     def flows(self) -> tuple[Flow, ...]:
         return tuple(flows(self.net, self.nodes))
 
-    # ---- told tensor by tensor -----------------------------------------------------------------------------------------
+    # ---- expanded by tensor
+    # ---------------------------------------------------------------------------------------------
 
     @property
     def sources(self) -> tuple[StoredTensor, ...]:
@@ -110,7 +115,10 @@ class Plan:
 
     @cached_property
     def moves(self) -> tuple[Runs, ...]:
-        """Every flow of every state, bound to single stored tensors: what is alike in one table, in the target's order."""
+        """Every flow of every state, bound to single stored tensors.
+
+        Similar ones are in one table, in the target's order.
+        """
         if sum(_count(f.moves, self.spaces) * len(f.lanes) for f in self.flows) > RUNS_MAX:
             raise ValueError(f"more than {RUNS_MAX} runs")
         found: dict[tuple[object, ...], list[Runs]] = {}
@@ -124,18 +132,18 @@ class Plan:
 
     @cached_property
     def states(self) -> tuple[str, ...]:
-        """In the order of the target's stored tensors, those that something moves to."""
+        """States with moves, in the order of the target's stored tensors."""
         moved = {lane.state for f in self.flows for lane in f.lanes}
         return tuple(s for s in dict.fromkeys(s.state for s in self.target_shelves.shelves) if s in moved) + tuple(
             sorted(moved - {s.state for s in self.target_shelves.shelves})
         )
 
     def bound(self, flow: Flow, lane: Lane) -> Runs:
-        """One state of a flow, a row for every box of single stored tensors."""
+        """One state of a flow: a row per box of stored tensors."""
         source, target = self.spaces
         m = flow.moves
         each = expanded(m, source, target)
-        if len(each) > len(m):  # what was one row over layers may be one run in each, or of all
+        if len(each) > len(m):  # one row over layers may be one run in each, or of all
             m = join_runs(straighten(each))
         return Runs(
             flow.kind,
@@ -161,7 +169,7 @@ class Plan:
 
     @property
     def tallies(self) -> list[Tally]:
-        """What moves, by state and by kind, without telling it tensor by tensor."""
+        """Moves by state and by kind, without expanding them by tensor."""
         found: dict[tuple[str, Kind, bool], list[int]] = {}
         for state in self.states:
             for flow in self.flows:
@@ -201,7 +209,7 @@ class Plan:
 
 
 def _count(moves: Moves, spaces: tuple[Space, Space]) -> int:
-    """Rows of moves that are told tensor by tensor."""
+    """Rows of moves that are expanded by tensor."""
     source, target = spaces
     over = (moves.source_stride >= source.step) | (moves.target_stride >= target.step)
     count: I64 = np.where(over, moves.shape, 1).prod(axis=1)

@@ -1,6 +1,6 @@
-"""A plan from a vault: what is made of others, or of gradients, is a node of its own before what takes from it.
+"""A plan from a vault: nodes for rebuilt and replayed values.
 
-The moves stay as they are: what is read is what was there, whether it lies there or is made.
+Such a node comes before its consumers. The moves stay as they are: they read the same values, stored or rebuilt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Place = tuple[str, Key]  # file, key
 
 @frozen
 class Losses:
-    """What is lost of a source: of each stored tensor bytes by domain, and the domains that each is made of."""
+    """Lost bytes of a source by domain, and the sources of each.
+
+    By stored tensor.
+    """
 
     bytes_of: Mapping[Place, Mapping[int, int]]  # -> domain -> bytes
     others: Mapping[int, tuple[int, ...]]  # domain that is lost -> domains of its set that are there
@@ -36,7 +39,10 @@ class Losses:
 
 @frozen
 class Replays:
-    """What a source has gradients of alone: of each stored tensor the bytes that steps make, and those of its gradients."""
+    """Tensors that a source has as gradients alone.
+
+    By stored tensor: the bytes that steps compute, and those of the gradients.
+    """
 
     bytes_of: Mapping[Place, tuple[int, int]]
     steps: int
@@ -44,7 +50,9 @@ class Replays:
 
 
 def with_rebuilt(plan: Plan, losses: Losses) -> Plan:
-    """Each Read of stored tensors that lost bytes is followed by a Reconstruct, which its Extracts need.
+    """Add a Reconstruct after each Read of tensors with lost bytes.
+
+    The Extracts of the Read depend on it.
 
     before: Read ─► Extract     after: Read ─► Reconstruct ─► Extract
     """
@@ -65,7 +73,9 @@ def with_rebuilt(plan: Plan, losses: Losses) -> Plan:
 
 
 def with_replayed(plan: Plan, replays: Replays) -> Plan:
-    """Each Read of stored tensors that steps make is followed by a Recompute, as those that lost bytes by a Reconstruct.
+    """Add a Recompute after each Read of tensors that steps compute.
+
+    As `with_rebuilt` adds a Reconstruct.
 
     before: Read ─► Reconstruct ─► Extract     after: Read ─► Reconstruct ─► Recompute ─► Extract
     """
@@ -81,11 +91,14 @@ def with_replayed(plan: Plan, replays: Replays) -> Plan:
 
 
 def _with(plan: Plan, make: Callable[[Read, set[Place]], Node | None]) -> Plan:
-    """What is made of a Read, and of the places of its stored tensors, stands before what is extracted of it."""
+    """Add a node between a Read and its Extracts.
+
+    make: the node, from the Read and the places of its stored tensors.
+    """
     import networkx as nx
 
     sources = plan.sources
-    made: dict[Node, Node] = {}  # by what stands before it
+    made: dict[Node, Node] = {}  # by the node before it
     for node in plan.nodes:
         if isinstance(node, Read):
             one = make(node, {(t.file, t.key) for t in sources[node.first : node.last]})

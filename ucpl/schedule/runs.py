@@ -1,4 +1,4 @@
-"""Runs: moves between single stored tensors, as the runtime binds them to bytes."""
+"""Moves between single stored tensors, as the runtime binds them to bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ucpl.columns.operations import Check, Digits, Extract, Kind, Lane, Merge, N
 from ucpl.extents import Shelves
 from ucpl.records import frozen
 
-if TYPE_CHECKING:  # what reads headers alone does not wait for it
+if TYPE_CHECKING:  # a reader of headers alone does not wait for it
     import networkx as nx
 
 __all__ = ["Runs", "sole"]
@@ -26,18 +26,19 @@ _WIDE = {"shape": 1, "source_stride": 1, "target_stride": 1}
 
 @frozen(eq=False)
 class Runs:
-    """Strided moves of one kind. Row i moves a box of `shape[i]` elements.
+    """Strided moves of one kind; row i moves `shape[i]` elements.
 
-    Element (j0, j1, ...) of the box lies at `source_offset[i] + sum(j * source_stride[i])` of the source tensor and at
-    `target_offset[i] + sum(j * target_stride[i])` of the target tensor; positions count elements of a stored tensor in row-
-    major order of its own shape. Dims are ordered by falling target stride and are merged as far as both sides allow, so
-    that most rows are one contiguous run (D = 1, strides 1). Unused trailing dims have size 1.
+    Element (j0, j1, ...) of the box is at `source_offset[i] + sum(j * source_stride[i])` of the source tensor and at
+    `target_offset[i] + sum(j * target_stride[i])` of the target tensor; positions count elements of a stored tensor
+    in row-major order of its own shape. Dims are ordered by falling target stride and are merged as far as both sides
+    allow, so that most rows are one contiguous run (D = 1, strides 1). Unused trailing dims have size 1.
 
-    kind `copy`: the value goes there. `check`: a declared copy of what a `copy` row puts at the same target place:
-    it must be equal and is not written. `mean`, `sum`: all rows of a target place are accumulated in fp64 (fp32 for 16-bit
-    sources is widened, too), in order of `source` index, and rounded once; of rows whose ranks have the same coordinates
-    along the axes of `over` the first is taken, and the others must equal it. `scale`: a factor of what is there already, in
-    fp32, rounded once; dims along which one factor holds have source stride 0.
+    kind `copy`: the value is written there. `check`: a declared copy of the value that a `copy` row writes to the
+    same target place: it must be equal and is not written. `mean`, `sum`: all rows of a target place are accumulated
+    in fp64 (fp32 for 16-bit sources is widened, too), in order of `source` index, and rounded once; of rows whose
+    ranks have the same coordinates along the axes of `over` the first is taken, and the others must equal it.
+    `scale`: a factor of the value that is there already, in fp32, rounded once; dims along which one factor holds
+    have source stride 0.
     """
 
     kind: Kind
@@ -56,9 +57,7 @@ class Runs:
     over: Digits = ()
     # (N,) index into Plan.nodes: the Merge, Derive, Reduce or Check that each move is of; -1: of none yet
     node: I32 = field()
-    half: Literal["", "low", "high"] = (
-        ""  # of the source's bytes, where two elements lie in each and offsets count bytes
-    )
+    half: Literal["", "low", "high"] = ""  # of the source's bytes, if each has two elements and offsets count bytes
 
     @node.default
     def _of_none(self) -> I32:
@@ -96,7 +95,7 @@ class Runs:
         return evolve(self, **columns)  # type: ignore[arg-type]
 
     def table(self, spaces: tuple[Space, Space]) -> Moves:
-        """The same boxes as a node owns them: positions of both sides are of a space."""
+        """The same boxes as a node owns them, in a space."""
         return Moves(
             self.tensor.astype(np.int64),
             spaces[0].address(self.source.astype(np.int64), self.source_offset),
@@ -108,7 +107,7 @@ class Runs:
 
 
 def sole(moves: Sequence[Runs], sources: Shelves, targets: Shelves, spaces: tuple[Space, Space]) -> nx.DiGraph[Node]:
-    """A graph of moves that are told tensor by tensor: one node of each operation for each of them."""
+    """A graph of moves by tensor: one node per operation and move."""
     import networkx as nx
 
     net: nx.DiGraph[Node] = nx.DiGraph()

@@ -1,4 +1,7 @@
-"""Stored tensors of a plan as JSON: shelf by shelf, columns of whole numbers run-length coded where that is shorter."""
+"""Stored tensors of a plan as JSON, shelf by shelf.
+
+Columns of integers are run-length coded if that is shorter.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ def shelves_json(shelves: Shelves) -> Json:
 
 
 def shelves_from(raw: Json) -> Shelves:
-    """Raises: ValueError, KeyError, TypeError, IndexError where it is not what `shelves_json` gives."""
+    """Read the result of `shelves_json`.
+
+    Raises: ValueError, KeyError, TypeError, IndexError for another form.
+    """
     columns = [_unpacked(c) for c in items(raw["columns"])]
 
     def column(number: Json) -> I64:
@@ -149,7 +155,7 @@ def _check(shelf: Shelf) -> None:
     if any(len(s.values) != (b.choices if s.axis else count) for s in slots):
         raise ValueError("a slot of another length than its shelf")
     if b.choices > 1 and not any(s.axis for s in slots):
-        raise ValueError("choices that no name tells apart")
+        raise ValueError("choices that no name distinguishes")
     if not {*shelf.dtypes} <= {*STORED, ""}:
         raise ValueError("a dtype of no name")
     if len(shelf.dtypes) not in (1, len(shelf)) or (shelf.shares is not None and len(shelf.shares) != len(shelf)):
@@ -157,7 +163,10 @@ def _check(shelf: Shelf) -> None:
 
 
 def _packed(values: I64) -> Json:
-    """[n, first, step] for an even count; runs [value, times, ...] where most values repeat; else the values."""
+    """[n, first, step] for an even count; runs; else the values.
+
+    Runs are [value, times, ...], if most values repeat.
+    """
     table = values.reshape(-1)
     n = len(table)
     if n > 2:

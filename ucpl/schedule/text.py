@@ -1,4 +1,7 @@
-"""A plan as people read it: what moves where, what was decided and by whom. The head of a .plan file."""
+"""A plan as readable text: moves, decisions and their origins.
+
+The head of a .plan file.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def writes_of(plan: Plan) -> str:
 
 
 def dropped_of(plan: Plan) -> list[str]:
-    """One line a reason, with the states and how many tensors: names only where there are few."""
+    """One line per reason, with the states and the number of tensors.
+
+    Names only if there are few.
+    """
     reasons: dict[tuple[str, str], list[str]] = {}
     for text in plan.dropped:
         what, _, reason = text.partition(": ")
@@ -71,7 +77,7 @@ def dropped_of(plan: Plan) -> list[str]:
 
 
 def left_lines(plan: Plan, width: int) -> list[str]:
-    """What else of the source is left behind, and the account of all of it."""
+    """The dropped parts of the source, and the account of it."""
     if plan.account is None:
         return []
     said = {text.partition(": ")[0] for text in plan.dropped}
@@ -95,7 +101,7 @@ def rebuilt_of(plan: Plan) -> list[str]:
             what = node.lost, node.others, node.scheme, node.times
             found[what] = found.get(what, 0) + node.size
     return [
-        f"{size:,} bytes that {_domains(lost)} lost, of what {_domains(others)} hold, by {scheme}: {times} are read for each"
+        f"{size:,} bytes that {_domains(lost)} lost, from {_domains(others)}, by {scheme}: {times} are read for each"
         for (lost, others, scheme, times), size in sorted(found.items())
     ]
 
@@ -118,22 +124,22 @@ def _domains(some: tuple[int, ...]) -> str:
 
 
 def moves_of(plan: Plan) -> list[str]:
-    """What moves, a line for each state and each way."""
+    """Moves, a line per state and kind."""
     return [_line(t) for t in plan.tallies]
 
 
 def graph_text(plan: Plan) -> str:
-    """The graph that runs: a node a line, in the order in which it runs, with what each needs."""
+    """The running graph: a node per line, in order, with its inputs."""
     return net_text(plan.net) + "\n"
 
 
 def files_of(shelves: Shelves) -> int:
-    """How many files there are."""
+    """The number of files."""
     names: set[str] = set()
     seen: set[object] = set()
     for shelf in shelves.shelves:
         mark = tuple(p if isinstance(p, str) else (p.axis, id(p.values), p.format) for p in shelf.block.file)
-        if mark in seen:  # most tensors lie in the files of others
+        if mark in seen:  # most tensors share the files of others
             continue
         seen.add(mark)
         slots = [p for p in shelf.block.file if isinstance(p, Slot)]

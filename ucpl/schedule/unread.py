@@ -1,7 +1,8 @@
-"""What a plan knows of its source and reads nothing of: weights beside masters, states that are dropped, further copies.
+"""The parts of a source that a plan does not read.
 
-A plan is made ahead of a restart, and run on the checkpoint that there is then. What it reads is held against that one
-tensor by tensor; what came into being since would be left out without a word, if the plan did not know what there was.
+Weights next to masters, dropped states, further copies. A plan is made ahead of a restart, and run on the checkpoint
+of that time. The parts that it reads are compared with that checkpoint tensor by tensor; newer parts would be dropped
+silently if the plan did not know all parts of the source.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def demand_known(extents: Extents, sources: Iterable[StoredTensor], unread: Unre
 
 
 def demand_known_files(root: Path, sources: Iterable[StoredTensor], unread: Unread) -> None:
-    """Of files that nothing but a spec describes: none is called as another rank's would be.
+    """Check that no file has the name of another rank's file.
 
-    Raises: UcplError E606.
+    For files that only a spec describes. Raises: UcplError E606.
     """
     known = {t.file for t in sources} | set(unread)
     forms = {_NUMBER.sub("0", file) for file in known}
