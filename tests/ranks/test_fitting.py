@@ -160,7 +160,7 @@ def test_a_name_that_is_nearly_right_is_offered(tmp_path):
     model.add_module("net", Lm(2))
     with pytest.raises(UcplError) as caught:
         ucpl.load_into(model, None, source)
-    assert "rename= says what it calls a parameter" in str(caught.value.diagnostics[0].remedy)
+    assert "rename= gives its name of a parameter" in str(caught.value.diagnostics[0].remedy)
 
 
 def test_one_tensor_is_not_filled_from_two(tmp_path):

@@ -162,11 +162,11 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda r: r["sources"]["columns"].__setitem__(0, {"runs": [0, 10**15]}),
     ),
     "choices without names": (
-        "choices that no name tells apart",
+        "choices that no name distinguishes",
         lambda r: r["sources"]["shelves"][0].__setitem__("choices", 10**12),
     ),
     "choices that are called alike": (
-        "choices that no name tells apart",
+        "choices that no name distinguishes",
         lambda r: called_alike(r["sources"]["shelves"][-1]),
     ),
     "a size below zero": (

@@ -132,7 +132,7 @@ def test_verbs_say_it(tmp_path, truth):
             command = [sys.executable, "-m", "ucpl", *words]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-        said = "bytes that d2 lost, of what d0, d1, d3 hold, by raim5"
+        said = "bytes that d2 lost, from d0, d1, d3, by raim5"
         kept = str(tmp_path / "kept.plan")
         assert f"{said}: 3 are read for each" in told("plan", "--from", here.url, "--to", call(GOAL), "-o", kept)
         shown = told("show", kept)

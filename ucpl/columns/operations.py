@@ -100,7 +100,7 @@ class Reconstruct:
 
     def __str__(self) -> str:
         lost, others = (", ".join(f"d{d}" for d in some) for some in (self.lost, self.others))
-        said = f"{self.size:,} bytes that {lost} lost, of what {others} hold, by {self.scheme}"
+        said = f"{self.size:,} bytes that {lost} lost, from {others}, by {self.scheme}"
         return f"reconstruct {self.state} of {self.label}: {said}"
 
 
