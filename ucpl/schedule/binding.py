@@ -142,9 +142,9 @@ def with_carried(bound: Bound, files: Files) -> Bound:
 BINDING: tuple[Step, ...] = (by_owner, with_carried, without_echoes)
 
 
-# --- Items: what is read and written at once, an element or a byte of two of them -----------------------------------
-# Positions of a plan count elements. Of types that lie two to a byte, the runtime moves bytes: where both sides are of such a
-# type, each move is of whole bytes; where the source alone is, the low and the high halves of its bytes are moves of their own.
+# --- Items: the units of a read, an element or a byte of two elements. Positions of a plan count elements. If a type
+# stores two elements per byte, the runtime moves bytes: if both sides have such a type, each move consists of full
+# bytes; if the source alone has, the low and the high halves of its bytes are separate moves.
 
 Half = Literal["low", "high"]
 
@@ -156,7 +156,10 @@ def _paired(shelves: Shelves) -> Bools:
 
 
 def _items_of(plan: Plan) -> tuple[tuple[Node, ...], tuple[Runs, ...]]:
-    """Nodes and moves of a plan, told in items. Raises: UcplError E603 where a move is of a part of a byte."""
+    """Nodes and moves of a plan in units of a read.
+
+    Raises: UcplError E603 if a move splits a byte.
+    """
     sides = plan.source_shelves, plan.target_shelves
     if not any(PAIRED.intersection(s.dtypes) for side in sides for s in side.shelves):
         return plan.nodes, plan.moves
@@ -184,7 +187,7 @@ def _told(m: Runs, here: Bools, there: Bools) -> Iterator[Runs]:
 
 
 def _halved(m: Runs) -> Runs:
-    """Moves of whole bytes."""
+    """Moves of full bytes."""
     a, b = (m.source_offset, m.source_stride), (m.target_offset, m.target_stride)
     whole = whole_pairs(m.shape, a) & whole_pairs(m.shape, b)
     whole &= (pairs(m.shape, m.source_stride) == pairs(m.shape, m.target_stride)).all(axis=1)
@@ -201,7 +204,7 @@ def _halved(m: Runs) -> Runs:
 
 
 def _half(m: Runs, half: Half) -> Runs:
-    """Moves of those elements that lie in one half of each byte."""
+    """Moves of the elements in one half of each byte."""
     inner = pairs(m.shape, m.source_stride)
     odd = (m.shape > 1) & (m.source_stride % 2 == 1) & ~inner
     _demand(not odd.any() and bool((inner.sum(axis=1) < 2).all()), "elements of bytes")
@@ -230,4 +233,4 @@ def _filled(node: Fill, there: Bools, space: Space) -> Fill:
 
 def _demand(good: bool, what: str) -> None:
     if not good:
-        fail("E603", f"a move of elements that lie two to a byte is not of {what}")
+        fail("E603", f"a move of elements that are stored two per byte is not of {what}")

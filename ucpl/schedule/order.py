@@ -134,7 +134,10 @@ def _plain_flat(flat: Flat) -> Flat:
 
 
 def _with_boxes(net: nx.DiGraph[Node], targets: Shelves, space: Space) -> nx.DiGraph[Node]:
-    """The graph whose Fills have their boxes: of each tensor that ends in padding, what no Split into it reaches."""
+    """The graph whose Fills have their boxes.
+
+    Of each tensor that ends in padding, the elements that no Split reaches.
+    """
     import networkx as nx
 
     filled: dict[Node, Node] = {}
@@ -151,7 +154,7 @@ def _with_boxes(net: nx.DiGraph[Node], targets: Shelves, space: Space) -> nx.DiG
 
 
 def _padded(targets: Shelves) -> tuple[I64, I64]:
-    """Numbers of the stored tensors that have padding, in order, and how many elements each has."""
+    """Numbers of the padded stored tensors, in order, with element counts."""
     homes, numel = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for shelf, start in zip(targets.shelves, targets.starts.tolist(), strict=False):
         block = shelf.block
@@ -162,7 +165,10 @@ def _padded(targets: Shelves) -> tuple[I64, I64]:
 
 
 def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> Side:
-    """The boxes of all Splits into what is written there, and of the states that are stored like it; what is lacking."""
+    """Boxes of all Splits into a Write, and the missing ones.
+
+    Also those of the states that are stored like it.
+    """
     lacking = [fill.boxes for fill in net.predecessors(write) if isinstance(fill, Fill) and fill.lacking]
     return Side.concat(
         lacking
