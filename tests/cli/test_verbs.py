@@ -586,7 +586,7 @@ def test_a_carried_object_needs_leave(tmp_path: Path) -> None:
 def test_formats_says_of_each_form_what_its_file_says() -> None:
     import tomllib
 
-    files = {path.stem: tomllib.loads(path.read_text()) for path in (ROOT / "ucpl/conversion/formats").glob("*.toml")}
+    files = {path.stem: tomllib.loads(path.read_text()) for path in (ROOT / "ucpl/formats").glob("*/*.toml")}
     found = json.loads(good("formats", "--json").out)
     assert {one["name"] for one in found["formats"]} == files.keys()
     assert set(found["meanings"]) == {"proved", "compared", "reader", "refused", "later", "no"}

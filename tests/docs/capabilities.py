@@ -14,8 +14,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ucpl.conversion.formats import MEANINGS, Claim, Format, formats
 from ucpl.errors.document import table
+from ucpl.registry.support import MEANINGS, Claim, Support, support
 
 ROOT = Path(__file__).parents[2]
 LIST, PAGE = ROOT / "docs" / "capabilities.toml", ROOT / "docs" / "FORMATS.md"
@@ -26,7 +26,7 @@ This page lists the formats of checkpoints that `ucpl` reads and writes, with th
 `ucpl formats` prints the same list, `ucpl formats --json` for scripts. Releases that the last column of the
 first table does not name were not tried.
 
-`make docs` generates this page from `ucpl/conversion/formats/`: change an entry there.
+`make docs` generates this page from the tables in `ucpl/formats/`: change an entry there.
 """
 
 
@@ -51,7 +51,7 @@ class Capabilities:
     def claims(self) -> list[tuple[str, Claim, tuple[str, ...]]]:
         """Each claim of each row: its name, its text, and its tests."""
         out = []
-        for row in (row for one in formats() for row in one.rows):
+        for row in (row for one in support() for row in one.rows):
             tests = self.rows.get(row.id, Tests())
             out += [(f"{row.id} read", row.read, tests.read), (f"{row.id} written", row.written, tests.written)]
         return out
@@ -83,7 +83,7 @@ def _matched(pattern: str) -> re.Pattern[str]:
     return re.compile(text if pattern.endswith("]") else rf"{text}(\[.*\])?", re.DOTALL)
 
 
-def markdown(found: Sequence[Format]) -> str:
+def markdown(found: Sequence[Support]) -> str:
     """The page: words, formats, and the rows of each format."""
     words = [(standing.value, meaning) for standing, meaning in MEANINGS.items()]
     heads: list[tuple[str, ...]] = [
@@ -109,4 +109,4 @@ def markdown(found: Sequence[Format]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(markdown(formats()), encoding="utf-8")
+    PAGE.write_text(markdown(support()), encoding="utf-8")

@@ -18,13 +18,13 @@ from tests.collecting import collected as collected_of
 from tests.docs.capabilities import PAGE, ROOT, markdown, names, read_capabilities
 from tests.interop.conftest import unproved
 from ucpl import registry
-from ucpl.conversion.formats import Claim, Entry, Format, Row, Standing, format_of, formats
 from ucpl.errors import catalogue
+from ucpl.registry.support import Claim, Entry, Row, Standing, Support, support, support_of
 from ucpl.resources import spec_files
 from ucpl.syntax import nodes, parse
 
 FOUND = read_capabilities()
-ROWS = [row for one in formats() for row in one.rows]
+ROWS = [row for one in support() for row in one.rows]
 CLAIMS = [pytest.param(claim, by, id=name) for name, claim, by in FOUND.claims()]
 BY_FILE = ("megatron_deepspeed.ucpl",)  # its layouts are called with it, and are DeepSpeed's
 INTEROP = "tests/interop/"
@@ -49,7 +49,7 @@ def collected() -> list[str]:
 
 
 def test_the_page_of_formats_is_generated_from_the_list() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown(formats()), "make docs"
+    assert PAGE.read_text(encoding="utf-8") == markdown(support()), "make docs"
 
 
 def test_a_row_is_there_once() -> None:
@@ -63,13 +63,13 @@ def test_each_form_says_what_there_is() -> None:
     texts = [parse(path.read_text(encoding="utf-8"), name) for name, path in spec_files() if name not in BY_FILE]
     layouts = [item for text in texts for item in text.statements if isinstance(item, nodes.Layout)]
     any_model = [item.name for item in layouts if item.of == "any"]
-    said = [name for one in formats() for name in one.layouts]
+    said = [name for one in support() for name in one.layouts]
     assert sorted(said) == sorted(any_model)
     readers = {name for name, one in registry.formats().items() if not one.is_of_a_spec}
-    assert {one.framework for one in formats()} - {None} == readers
-    assert len({one.place for one in formats()}) == len(formats())
+    assert {one.framework for one in support()} - {None} == readers
+    assert len({one.place for one in support()}) == len(support())
     asked = {Requirement(line).name: Requirement(line) for line in PROJECT["optional-dependencies"]["interop"]}
-    for name, _, release in (said.partition(" ") for one in formats() for said in one.releases):
+    for name, _, release in (said.partition(" ") for one in support() for said in one.releases):
         assert release and (name == "torch" or asked[name].specifier.contains(release)), name
 
 
@@ -94,9 +94,9 @@ def test_a_form_of_another_form_is_refused(change: dict[str, Any], wrong: str) -
         "releases": [],
     }
     good: dict[str, Any] = {**entry, "row": [{"id": "a", "checkpoint": "b", "both": {"is": "no"}}]}
-    assert format_of("x", cast(Entry, good)).read is Standing.NO
+    assert support_of("x", cast(Entry, good)).read is Standing.NO
     with pytest.raises((KeyError, TypeError, ValueError), match=wrong):
-        format_of("x", cast(Entry, {**good, **change}))
+        support_of("x", cast(Entry, {**good, **change}))
 
 
 @pytest.mark.parametrize(("claim", "by"), CLAIMS)
@@ -170,6 +170,6 @@ def test_a_run_is_held_against_the_list() -> None:
 
 def test_a_row_of_the_page_says_what_its_entry_says() -> None:
     row = Row("a", "`a|b`", Claim(Standing.REFUSED, codes=("E457", "E473")), Claim(Standing.PROVED, note=", once"))
-    text = markdown((Format("x", 1, "an x", "f", ("y", "z"), ("weights",), (), ("x 1.0",), (row,)),))
+    text = markdown((Support("x", 1, "an x", "f", ("y", "z"), ("weights",), (), ("x 1.0",), (row,)),))
     assert "| `x`: an x | `y`, `z` | weights |  | x 1.0 |" in text and "\n## An x\n" in text
     assert r"| `a\|b` | refused (E457, E473) | proved, once |" in text and "ZeRO-1" not in text

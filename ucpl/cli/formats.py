@@ -11,7 +11,7 @@ from ucpl.errors import Exit, Label, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.formats import Claim, Format
+    from ucpl.registry.support import Claim, Support
 
 EXAMPLE = "ucpl formats\nucpl formats dcp\nucpl formats --json"
 
@@ -24,9 +24,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.conversion.formats import MEANINGS, formats
+    from ucpl.registry.support import MEANINGS, support
 
-    every = formats()
+    every = support()
     chosen = [one for one in every if options.name in (None, one.name)]
     if not chosen:
         _refuse(options.name, [one.name for one in every])
@@ -45,7 +45,7 @@ def run(options: Namespace, console: Console) -> int:
     return Exit.DONE
 
 
-def _lines(one: Format) -> list[str]:
+def _lines(one: Support) -> list[str]:
     said = {
         "files": one.files,
         "--to": ", ".join(one.layouts),
@@ -58,7 +58,7 @@ def _lines(one: Format) -> list[str]:
     return [f"{one.name}: {one.title}", *(f"  {word.ljust(_WIDTH - 2)}{text}" for word, text in said.items() if text)]
 
 
-def _object(one: Format) -> dict[str, object]:
+def _object(one: Support) -> dict[str, object]:
     """A form as `--json` has it."""
     return {
         "name": one.name,

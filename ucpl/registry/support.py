@@ -1,6 +1,6 @@
 """Formats that are read and written, as data: `ucpl formats` prints them, `make docs` generates docs/FORMATS.md from them.
 
-A form is a file beside this one, `dcp.toml` of the form `dcp`:
+A form is a file in the folder of its format, `dcp/dcp.toml` of the form `dcp`:
 
     place       = 30                     where it stands among the others
     title       = "..."                  for people
@@ -23,14 +23,16 @@ A form is a file beside this one, `dcp.toml` of the form `dcp`:
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import TypedDict, cast
 
 from ucpl.records import frozen
+from ucpl.registry.entries import formats
 
-__all__ = ["Claim", "Format", "Row", "Standing", "format_of", "formats"]
+__all__ = ["Claim", "Row", "Standing", "Support", "support", "support_of"]
 
 
 _ClaimEntry = TypedDict("_ClaimEntry", {"is": str, "codes": list[str], "note": str}, total=False)
@@ -103,8 +105,8 @@ class Row:
 
 
 @frozen
-class Format:
-    """A form of checkpoints."""
+class Support:
+    """What is read and written of a form of checkpoints."""
 
     name: str
     place: int
@@ -132,18 +134,26 @@ def _furthest(claims: list[Claim]) -> Standing:
 
 
 @cache
-def formats() -> tuple[Format, ...]:
+def support() -> tuple[Support, ...]:
     """All forms, in their order. Raises: KeyError, TypeError, ValueError of a file that has not the form said above."""
     import tomllib
 
     found = [
-        format_of(path.stem, cast(Entry, tomllib.loads(path.read_text(encoding="utf-8"))))
-        for path in Path(__file__).parent.glob("*.toml")
+        support_of(path.stem, cast(Entry, tomllib.loads(path.read_text(encoding="utf-8"))))
+        for folder in _folders()
+        for path in folder.glob("*.toml")
     ]
     return tuple(sorted(found, key=lambda one: (one.place, one.name)))
 
 
-def format_of(name: str, entry: Entry) -> Format:
+def _folders() -> list[Path]:
+    """Folders of all formats, those of other packages included, and of the folders that training frameworks keep."""
+    files = [sys.modules[type(one).__module__].__file__ or "" for one in formats().values()]
+    own = Path(__file__).parents[1] / "formats" / "folders"
+    return [*dict.fromkeys([*(Path(file).parent for file in files), own])]
+
+
+def support_of(name: str, entry: Entry) -> Support:
     """A form as its file says it. Raises: KeyError, TypeError, ValueError."""
     keys = {"place", "title", "files", "layouts", "states", "parallelism", "releases", "row"}
     if wrong := (entry.keys() ^ keys) - {"framework"}:
@@ -151,7 +161,7 @@ def format_of(name: str, entry: Entry) -> Format:
     rows = tuple(map(_row, entry["row"]))
     if not rows:
         raise ValueError(f"{name} has no row")
-    return Format(
+    return Support(
         name=name,
         place=entry["place"],
         title=entry["title"],
