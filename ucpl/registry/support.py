@@ -1,22 +1,23 @@
-"""Formats that are read and written, as data: `ucpl formats` prints them, `make docs` generates docs/FORMATS.md from them.
+"""Support of each form of checkpoints, as data.
 
-A form is a file in the folder of its format, `dcp/dcp.toml` of the form `dcp`:
+`ucpl formats` prints it, and `make docs` makes docs/FORMATS.md of it. A form has a file in the folder of its format; the form
+`dcp` has `dcp/dcp.toml`:
 
-    place       = 30                     where it stands among the others
+    place       = 30                     its position in the list
     title       = "..."                  for people
-    files       = "..."                  what lies there
-    framework   = "dcp"                  as `framework NAME(...)` of a layout calls what reads it; left out where nothing does
-    layouts     = ["dcp"]                what `--to` calls; [] where a layout of one architecture writes it, or nothing
-    states      = ["weights", ...]       what is read and written of a parameter, and beside parameters
+    files       = "..."                  names of its files
+    framework   = "dcp"                  the name in `framework NAME(...)`; absent if no layout names it
+    layouts     = ["dcp"]                layouts for `--to`; [] if no generic layout writes it
+    states      = ["weights", ...]       values of a parameter that are read and written, and other values
     parallelism = ["data", ...]
-    releases    = ["torch 2.13.0", ...]  those that were tried
+    releases    = ["torch 2.13.0", ...]  releases that were tried
 
-    [[row]]                              as many as there are things to be said of it
+    [[row]]                              one for each statement
     id         = "dcp-flat"              docs/capabilities.toml has its tests under this name
-    checkpoint = "what lies in the files, in Markdown"
+    checkpoint = "contents of the files, in Markdown"
     read       = { is = "proved" }
-    written    = { is = "refused", codes = ["E471"], note = ": what is to be said beside it" }
-    both       = { ... }                 instead of the two, where they are one
+    written    = { is = "refused", codes = ["E471"], note = ": text that follows it" }
+    both       = { ... }                 instead of the two, if they are the same
 
 `is` is a name of Standing, in small letters.
 """
@@ -61,7 +62,7 @@ class Entry(TypedDict, total=False):
 
 
 class Standing(Enum):
-    """How far a form is read or written, the furthest first; the value is what tables say."""
+    """A degree of support, the highest first. The value is the word in tables."""
 
     PROVED = "proved"
     COMPARED = "compared here"
@@ -83,7 +84,7 @@ MEANINGS = {
 
 @frozen
 class Claim:
-    """How far a form is read, or written. `note` is said behind it, with what parts it from that: ", with peft 0.21"."""
+    """Support for reading or for writing. `note` follows the word: ", with peft 0.21"."""
 
     standing: Standing
     codes: tuple[str, ...] = ()
@@ -96,7 +97,7 @@ class Claim:
 
 @frozen
 class Row:
-    """One thing that lies in files of a form."""
+    """One statement about files of a form."""
 
     id: str
     checkpoint: str  # Markdown
@@ -106,7 +107,7 @@ class Row:
 
 @frozen
 class Support:
-    """What is read and written of a form of checkpoints."""
+    """A form of checkpoints, with all statements about it."""
 
     name: str
     place: int
@@ -121,7 +122,7 @@ class Support:
 
     @property
     def read(self) -> Standing:
-        """Of its rows, the one that goes furthest."""
+        """The highest degree of its rows."""
         return _furthest([row.read for row in self.rows])
 
     @property
@@ -135,7 +136,7 @@ def _furthest(claims: list[Claim]) -> Standing:
 
 @cache
 def support() -> tuple[Support, ...]:
-    """All forms, in their order. Raises: KeyError, TypeError, ValueError of a file that has not the form said above."""
+    """All forms, in order of `place`. Raises: KeyError, TypeError, ValueError for a file of another structure."""
     import tomllib
 
     found = [
@@ -147,14 +148,14 @@ def support() -> tuple[Support, ...]:
 
 
 def _folders() -> list[Path]:
-    """Folders of all formats, those of other packages included, and of the folders that training frameworks keep."""
+    """Folders of all formats and of containers."""
     files = [sys.modules[type(one).__module__].__file__ or "" for one in formats().values()]
     own = Path(__file__).parents[1] / "formats" / "folders"
     return [*dict.fromkeys([*(Path(file).parent for file in files), own])]
 
 
 def support_of(name: str, entry: Entry) -> Support:
-    """A form as its file says it. Raises: KeyError, TypeError, ValueError."""
+    """A form from its file's table. Raises: KeyError, TypeError, ValueError."""
     keys = {"place", "title", "files", "layouts", "states", "parallelism", "releases", "row"}
     if wrong := (entry.keys() ^ keys) - {"framework"}:
         raise ValueError(f"{name} has too many keys or too few: {', '.join(sorted(wrong))}")
