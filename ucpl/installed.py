@@ -18,6 +18,10 @@ _INFO = (".dist-info", ".egg-info")
 def entry_points(group: str) -> Iterator[tuple[str, str]]:
     """(name, value) of all entry points of a group, those of packages that come first on the path first."""
     seen: set[str] = set()
+    own = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pyproject.toml")
+    if (text := _text(own)) is not None:  # a checkout, installed or not
+        seen.add("ucpl")
+        yield from _section(text, f'project.entry-points."{group}"')
     for folder in dict.fromkeys(sys.path):
         try:
             names = sorted(name for name in os.listdir(folder or ".") if name.endswith(_INFO))
@@ -28,13 +32,17 @@ def entry_points(group: str) -> Iterator[tuple[str, str]]:
             if package in seen:
                 continue
             seen.add(package)
-            try:
-                with open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as opened:
-                    text = opened.read()
-            except (OSError, UnicodeDecodeError):
-                continue
-            if f"[{group}]" in text:
+            text = _text(os.path.join(folder, name, "entry_points.txt"))
+            if text is not None and f"[{group}]" in text:
                 yield from _section(text, group)
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
@@ -44,4 +52,4 @@ def _section(text: str, group: str) -> Iterator[tuple[str, str]]:
             inside = line == f"[{group}]"
         elif inside and "=" in line and not line.startswith(("#", ";")):
             name, _, value = line.partition("=")
-            yield name.strip(), value.strip()
+            yield name.strip(), value.strip().strip('"')

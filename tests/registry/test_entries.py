@@ -97,8 +97,13 @@ def test_no_other_code_has_a_formats_name() -> None:
     assert found == OTHERS
 
 
-@pytest.mark.parametrize("group", ["ucpl.formats", "console_scripts", "pytest11", "nobody.s"])
+@pytest.mark.parametrize("group", ["ucpl.specs", "pytest11", "nobody.s"])
 def test_entry_points_are_those_of_importlib(group: str) -> None:
     ours = sorted(set(installed_points(group)))
     theirs = sorted({(point.name, point.value) for point in metadata.entry_points(group=group)})
     assert ours == theirs
+
+
+def test_a_checkout_has_its_formats_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    assert {name for name, _ in installed_points("ucpl.formats")} == {*formats()}
