@@ -356,7 +356,6 @@ FRAGMENTS = {
     "proofs/plannable.py",
     "proofs/repeated.py",
     "regions/blobs.py",
-    "registry/entries.py",
     "vault/unsearched.py",
 }
 
