@@ -18,6 +18,7 @@ from ucpl.errors import UcplError
 from ucpl.formats.dcp.metadata import Metadata, Stored
 from ucpl.formats.megatron.roles import unchained
 from ucpl.formats.opening import open_checkpoint
+from ucpl.registry import format_named
 
 EMBEDDING, HEAD, NORM = "embedding.word_embeddings.weight", "output_layer.weight", "decoder.final_layernorm.weight"
 SHAPES = {EMBEDDING: (12, 4), "decoder.layers.0.mlp.linear_fc2.weight": (4, 6), NORM: (4,), HEAD: (12, 4)}
@@ -140,3 +141,24 @@ def test_a_state_of_two_optimizers_is_refused() -> None:
     with pytest.raises(UcplError, match="is of two optimizers") as refused:
         unchained(Metadata(both))
     assert refused.value.diagnostics[0].code == "E530"
+
+
+ALL = ("megatron_core()", 'megatron_core(optimizer="dp_reshardable")', "megatron_legacy()", "megatron_fsdp()")
+
+
+def advised(source: Path, target: str) -> list[str]:
+    held, plan = open_checkpoint(source), ucpl.plan(str(source), target)
+    return [text for text in format_named(plan.target.framework).advice(held, plan.target) if "decay" in text]
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_weight_decays_that_the_schedule_changes_are_named(target: str, tmp_path: Path) -> None:
+    rest = [name for name in SHAPES if name != NORM]
+    mine = {"lr": 0.1, "betas": [0.9, 0.95]}
+    one = written(tmp_path, ADAM, [{"params": list(SHAPES), **mine, "weight_decay": 0.3}])
+    job, lost = advised(one, target)
+    assert job.startswith("--weight-decay 0.3:") and f"{NORM} has 0.3 in the source, and loses it" in lost
+    two = [{"params": rest, **mine, "weight_decay": 0.3}, {"params": [NORM], **mine, "weight_decay": 0.0}]
+    assert advised(written(tmp_path, ADAM, two), target) == [job]
+    two[0]["wd_mult"], two[1]["wd_mult"] = 1.0, 0.0
+    assert advised(written(tmp_path, ADAM, two), target) == []

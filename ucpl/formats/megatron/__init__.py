@@ -29,6 +29,11 @@ class Megatron(Format):
 
         return registered(names, fused=any("linear_qkv.layer_norm_" in name for name in names))
 
+    def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+        from ucpl.formats.megatron.groups import decay_advice
+
+        return decay_advice(source, structure)
+
 
 class MegatronCoreFormat(Megatron):
     name = "megatron_core"
@@ -71,7 +76,8 @@ class MegatronCoreFormat(Megatron):
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.megatron.legacy_arguments import heads_advice
 
-        return heads_advice(source, "common.pt") if self.needs_modules(structure.settings) else ()
+        heads = heads_advice(source, "common.pt") if self.needs_modules(structure.settings) else ()
+        return (*heads, *super().advice(source, structure))
 
 
 CORE = MegatronCoreFormat()
@@ -145,7 +151,7 @@ class MegatronLegacyFormat(Megatron):
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.megatron.legacy import legacy_advice
 
-        return legacy_advice(source, structure)
+        return (*legacy_advice(source, structure), *super().advice(source, structure))
 
 
 LEGACY = MegatronLegacyFormat()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import field
 
@@ -17,7 +18,11 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
 from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
 from ucpl.records import frozen
-from ucpl.stores.groups import differences, refuse_without
+from ucpl.stores.groups import differences, each_of, refuse_without
+
+if TYPE_CHECKING:
+    from ucpl.extents import Structure
+    from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = [
     "STEP",
@@ -25,6 +30,7 @@ __all__ = [
     "Said",
     "by_rule",
     "dealt",
+    "decay_advice",
     "demand_found_again",
     "has_no_decay",
     "has_own_rate",
@@ -39,6 +45,8 @@ _OF_EXPERTS, _DECAY = "is_expert_parallel", "wd_mult"
 _DECOUPLED, _OF_ALL = "is_decoupled_lr", "default_config"
 # What Megatron-Core tells groups apart by, beside experts and decay; of a source's group where it has them.
 _MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, _OF_ALL: True}
+_MARKED = frozenset({_DECAY, "pre_wd_mult"})  # a group of Megatron's has one of these
+_WEIGHT_DECAY = "weight_decay"
 _ADAM, _MOMENTUM = frozenset({"exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
 _KNOWN = _ADAM | _MOMENTUM
 _STACKED = re.compile(r"(?<![^.])layers\.(?!\d+\.)", re.DOTALL)  # of all layers: the first dim counts them
@@ -125,6 +133,34 @@ def by_rule(
         said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
         out.append(ParameterGroup("", tuple(members), said))
     return out
+
+
+def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
+    """Weight decays of a source of no Megatron run that Megatron's schedule changes.
+
+    At its first step it sets the weight decay of each group to its own times `wd_mult`, whatever the folder has.
+    """
+    held = each_of(source.envelope)
+    if any(hyper.keys() & _MARKED for hyper in held.values()):
+        return ()
+    shapes = {tensor.name: tensor.shape for tensor in structure.tensors}
+    trained = [name for _, members in structure.groups for name in members if name in shapes and held.get(name)]
+    found: dict[bool, dict[object, list[str]]] = {True: {}, False: {}}
+    for name in trained:
+        if (decay := held[name].get(_WEIGHT_DECAY)) is not None:
+            found[has_no_decay(name, shapes[name])].setdefault(decay, []).append(name)
+    lost = [name for decay, names in found[True].items() if decay != 0 for name in names]
+    out = [
+        f"--weight-decay {decay}: Megatron's schedule sets the job's own, and the source has this"
+        for decay in found[False]
+    ]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        out.append(
+            f"Megatron's schedule gives biases and parameters of one dim no weight decay: {lost[0]}{more} has"
+            f" {held[lost[0]][_WEIGHT_DECAY]} in the source, and loses it at the first step"
+        )
+    return tuple(out)
 
 
 def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
