@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -162,3 +163,34 @@ def test_weight_decays_that_the_schedule_changes_are_named(target: str, tmp_path
     assert advised(written(tmp_path, ADAM, two), target) == [job]
     two[0]["wd_mult"], two[1]["wd_mult"] = 1.0, 0.0
     assert advised(written(tmp_path, ADAM, two), target) == []
+
+
+QK = "decoder.layers.0.self_attention.q_layernorm.weight"
+
+
+def decays_of(folder: Path) -> dict[str, float]:
+    found = plain_of(folder)["groups"]
+    members = [(re.sub(r"layers\.(?=[a-z])", "layers.0.", n), g) for g in found for n in g["params"]]
+    return {name.removeprefix("module."): group["weight_decay"] for name, group in members}
+
+
+@pytest.mark.parametrize("target", ALL)
+@pytest.mark.parametrize(
+    "said", [{"apply_wd_to_qk_layernorm": True}, {"no_weight_decay_cond_type": "apply_wd_to_qk_layernorm"}, {}]
+)
+def test_norms_of_queries_decay_where_the_arguments_say_so(
+    target: str, said: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHAPES, QK, (4,))
+    rest = [name for name in SHAPES if name not in (NORM, QK)]
+    mine = {"lr": 0.1, "betas": [0.9, 0.95]}
+    groups = [{"params": rest, **mine, "weight_decay": 0.3}, {"params": [NORM, QK], **mine, "weight_decay": 0.0}]
+    ucpl.convert(written(tmp_path, ADAM, groups), tmp_path / "run", to="megatron_legacy()")
+    (file,) = (tmp_path / "run").glob("iter_*/mp_rank_00/model_optim_rng.pt")
+    value = torch.load(file, weights_only=False)
+    vars(value["args"]).update(said)
+    torch.save(value, file)
+    wanted = {name: 0.0 if name == NORM or (name == QK and not said) else 0.3 for name in SHAPES}
+    assert decays_of(tmp_path / "run") == wanted
+    ucpl.convert(tmp_path / "run", tmp_path / "made", to=target)
+    assert decays_of(tmp_path / "made") == wanted

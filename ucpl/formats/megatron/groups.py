@@ -1,8 +1,8 @@
 """The parameter groups of Megatron-Core's optimizers, whose files name no member of a group.
 
 Which parameter is in which group is Megatron's own rule: experts by themselves (`is_expert_parallel`), biases and what has one
-dim without weight decay (`wd_mult` 0), and embeddings and the output layer by themselves where their learning rate is another
-(--decoupled-lr).
+dim without weight decay (`wd_mult` 0; with --apply-wd-to-qk-layernorm, norms of queries and keys have some), and embeddings and
+the output layer by themselves where their learning rate is another (--decoupled-lr).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
+from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
 from ucpl.records import frozen
 from ucpl.stores.groups import differences, each_of, refuse_without
@@ -31,6 +32,7 @@ __all__ = [
     "by_rule",
     "dealt",
     "decay_advice",
+    "decays_norms",
     "demand_found_again",
     "has_no_decay",
     "has_own_rate",
@@ -47,6 +49,8 @@ _DECOUPLED, _OF_ALL = "is_decoupled_lr", "default_config"
 _MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, _OF_ALL: True}
 _MARKED = frozenset({_DECAY, "pre_wd_mult"})  # a group of Megatron's has one of these
 _WEIGHT_DECAY = "weight_decay"
+_QK_NORMS = ("q_layernorm.", "k_layernorm.")
+_CONDITIONS = ("apply_wd_to_qk_layernorm", "qwen3_next")
 _ADAM, _MOMENTUM = frozenset({"exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
 _KNOWN = _ADAM | _MOMENTUM
 _STACKED = re.compile(r"(?<![^.])layers\.(?!\d+\.)", re.DOTALL)  # of all layers: the first dim counts them
@@ -79,8 +83,20 @@ def is_expert(name: str) -> bool:
     return EXPERTS.search(name) is not None
 
 
-def has_no_decay(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Megatron gives a parameter no weight decay."""
+def decays_norms(arguments: Mapping[object, object]) -> bool:
+    """Whether a run gives norms of queries and keys weight decay, as those of Qwen3-Next do.
+
+    Releases before 0.16 call the argument `no_weight_decay_cond_type`.
+    """
+    return (
+        arguments.get("apply_wd_to_qk_layernorm") is True or arguments.get("no_weight_decay_cond_type") in _CONDITIONS
+    )
+
+
+def has_no_decay(name: str, shape: tuple[int, ...], *, norms_decay: bool) -> bool:
+    """Whether Megatron gives a parameter no weight decay. norms_decay: whether it gives some to norms of queries and keys."""
+    if norms_decay and any(norm in name for norm in _QK_NORMS):
+        return False
     return name.endswith(".bias") or own_dims(name, shape) == 1
 
 
@@ -97,7 +113,11 @@ def is_decoupled(hyper: Mapping[str, object]) -> bool:
 
 
 def by_rule(
-    hypers: Iterable[tuple[str, Mapping[str, object]]], shapes: Mapping[str, tuple[int, ...]], *, experts_apart: bool
+    hypers: Iterable[tuple[str, Mapping[str, object]]],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    experts_apart: bool,
+    norms_decay: bool,
 ) -> list[ParameterGroup]:
     """Parameters in groups as Megatron makes them.
 
@@ -107,7 +127,7 @@ def by_rule(
     """
     found: dict[tuple[bool, bool, bool], tuple[dict[str, object], list[str]]] = {}
     for name, hyper in hypers:
-        without = has_no_decay(name, shapes[name])
+        without = has_no_decay(name, shapes[name], norms_decay=norms_decay)
         mark = (without, experts_apart and is_expert(name), is_decoupled(hyper))
         other, members = found.setdefault(mark, (dict(hyper), []))
         members.append(name)
@@ -145,10 +165,12 @@ def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         return ()
     shapes = {tensor.name: tensor.shape for tensor in structure.tensors}
     trained = [name for _, members in structure.groups for name in members if name in shapes and held.get(name)]
+    norms_decay = decays_norms(arguments_in(source))
     found: dict[bool, dict[object, list[str]]] = {True: {}, False: {}}
     for name in trained:
         if (decay := held[name].get(_WEIGHT_DECAY)) is not None:
-            found[has_no_decay(name, shapes[name])].setdefault(decay, []).append(name)
+            without = has_no_decay(name, shapes[name], norms_decay=norms_decay)
+            found[without].setdefault(decay, []).append(name)
     lost = [name for decay, names in found[True].items() if decay != 0 for name in names]
     out = [
         f"--weight-decay {decay}: Megatron's schedule sets the job's own, and the source has this"
@@ -169,7 +191,12 @@ def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str |
 
 
 def dealt(
-    said: Sequence[Said], shapes: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]], path: Path
+    said: Sequence[Said],
+    shapes: Mapping[str, tuple[int, ...]],
+    states: Mapping[str, tuple[str, ...]],
+    path: Path,
+    *,
+    norms_decay: bool,
 ) -> Dealt:
     """Parameters to the groups that the files tell of; a group that gets none is left out, and listed as such.
 
@@ -180,7 +207,7 @@ def dealt(
     groups: list[ParameterGroup] = []
     steps: dict[str, Counted] = {}
     for number, one in enumerate(said):
-        members = tuple(_members(one, said, left, states))
+        members = tuple(_members(one, said, left, states, norms_decay))
         for name in members:
             del left[name]
             if one.step is not None:
@@ -205,6 +232,8 @@ def demand_found_again(
     shapes: Mapping[str, tuple[int, ...]],
     states: Mapping[str, tuple[str, ...]],
     path: Path,
+    *,
+    norms_decay: bool,
 ) -> None:
     """Groups that are written are those that `dealt` makes of their hyper-parameters.
 
@@ -212,7 +241,7 @@ def demand_found_again(
     parameter would be found in another group, or in none.
     """
     try:
-        made = dealt([Said(group.hyper) for group in groups], shapes, states, path).groups
+        made = dealt([Said(group.hyper) for group in groups], shapes, states, path, norms_decay=norms_decay).groups
     except UcplError as error:
         fail(
             "E471",
@@ -236,7 +265,11 @@ def demand_found_again(
 
 
 def _members(
-    one: Said, every: Sequence[Said], left: Mapping[str, tuple[int, ...]], states: Mapping[str, tuple[str, ...]]
+    one: Said,
+    every: Sequence[Said],
+    left: Mapping[str, tuple[int, ...]],
+    states: Mapping[str, tuple[str, ...]],
+    norms_decay: bool,
 ) -> Iterator[str]:
     """Those of the parameters that are not dealt yet which a group has."""
     of_experts = bool(one.hyper.get(_OF_EXPERTS))
@@ -258,7 +291,7 @@ def _members(
         if has_decoupled and is_decoupled(one.hyper):
             yield name
             continue
-        if not is_split or (one.hyper.get(_DECAY) == 0) == has_no_decay(name, shape):
+        if not is_split or (one.hyper.get(_DECAY) == 0) == has_no_decay(name, shape, norms_decay=norms_decay):
             yield name
 
 

@@ -13,7 +13,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Counted, Extent, Key, ParameterGroup, TensorRef, TorchDType
 from ucpl.extents.megatron import Legacy, Run, Stage
 from ucpl.formats.megatron import legacy_names as names
-from ucpl.formats.megatron.groups import has_own_rate, is_decoupled
+from ucpl.formats.megatron.groups import decays_norms, has_no_decay, has_own_rate, is_decoupled
 from ucpl.formats.megatron.legacy_buffers import ALIGNED, Bucket, Parameter, buckets_of
 from ucpl.formats.megatron.legacy_grouped import views
 from ucpl.formats.megatron.legacy_modules import Local, Modules
@@ -158,6 +158,7 @@ def _groups(value: Value) -> list[_Group]:
 def _members(modules: Modules, found: list[_Group], without: set[str], ranks: Ranks) -> list[list[str]]:
     """The parameters of each group, in the model's order. Raises: UcplError E546."""
     out: list[list[str]] = [[] for _ in found]
+    norms_decay = decays_norms(ranks.arguments)
     experts_apart, decoupled = any(g.is_expert for g in found), any(g.is_decoupled for g in found)
     for name in modules.order:
         shape = modules.shardings[name].shape
@@ -168,7 +169,7 @@ def _members(modules: Modules, found: list[_Group], without: set[str], ranks: Ra
             decoupled and has_own_rate(name),
         )
         near = [g for g, one in enumerate(found) if (one.is_expert, one.is_decoupled) == mark]
-        no_decay = len(shape) == 1 or name.endswith(".bias")
+        no_decay = has_no_decay(name, shape, norms_decay=norms_decay)
         fitting = [g for g in near if found[g].no_decay == no_decay] if len(near) > 1 else near
         if len(fitting) != 1:
             fail(

@@ -14,7 +14,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH, Key, Scalar, StoredTensor, Structure, TensorRef, TorchDType, key_text
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import TRACKER
-from ucpl.formats.megatron.groups import STEP, by_rule
+from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms
 from ucpl.formats.megatron.legacy_arguments import (
     GROUPED_GEMM,
     KNOWN_GLOBALS,
@@ -242,7 +242,8 @@ class _Writer:
             hypers += [(name, {k: v for k, v in held.get(name, {}).items() if k != STEP}) for name in members]
         step = self.step()
         more = {STEP: step} if step is not None else {}
-        made = by_rule(hypers, shapes, experts_apart=self.degree("ep") > 1)
+        norms_decay = decays_norms(arguments_in(self.source))
+        made = by_rule(hypers, shapes, experts_apart=self.degree("ep") > 1, norms_decay=norms_decay)
         return [{**file.storages.value(group.hyper), **more} for group in made]
 
     def step(self) -> object:

@@ -20,7 +20,7 @@ from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.megatron.buckets import buckets_in, runs_of
 from ucpl.formats.megatron.common_state import unread_of
 from ucpl.formats.megatron.folder import Step
-from ucpl.formats.megatron.groups import STEP, Dealt, Said, dealt, is_expert
+from ucpl.formats.megatron.groups import STEP, Dealt, Said, dealt, decays_norms, is_expert
 from ucpl.formats.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
 from ucpl.formats.megatron.roles import (
     BUFFERS,
@@ -255,7 +255,8 @@ class _Dist(Opened):
             return ()
         shapes = {name: self.shape(name) for name in self.states}
         said = [one for part, value in self.optimizers() for one in self.groups_of(part, value)]
-        self.dealt = dealt(said, shapes, self.states, self.common.path)
+        norms_decay = decays_norms(self.arguments)
+        self.dealt = dealt(said, shapes, self.states, self.common.path, norms_decay=norms_decay)
         for name, step in self.dealt.steps.items():
             self.scalars.setdefault(STEP, {})[name] = step
         return self.dealt.groups

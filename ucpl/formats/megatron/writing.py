@@ -22,7 +22,7 @@ from ucpl.formats.leaving import EMPTY
 from ucpl.formats.megatron.buckets_writing import Placed, placed
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.folder import TRACKER
-from ucpl.formats.megatron.groups import STEP, by_rule, demand_found_again
+from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms, demand_found_again
 from ucpl.formats.megatron.legacy_arguments import (
     DEGREES,
     arguments_in,
@@ -359,7 +359,9 @@ class CoreWriter(Writer):
         trained = {name for group in groups for name in group.members}
         held = [tensor for tensor in self.structure.tensors if tensor.name in trained and tensor.states]
         states = {tensor.name: tensor.states for tensor in held}
-        demand_found_again(groups, {tensor.name: tensor.shape for tensor in held}, states, Path(COMMON))
+        demand_found_again(
+            groups, {tensor.name: tensor.shape for tensor in held}, states, Path(COMMON), norms_decay=self.norms_decay
+        )
 
     def step_of(self, group: ParameterGroup) -> dict[str, object]:
         """Raises: UcplError E471 where parameters of a group are at different steps."""
@@ -374,6 +376,10 @@ class CoreWriter(Writer):
             )
         return {STEP: found.pop()} if found else {}
 
+    @property
+    def norms_decay(self) -> bool:
+        return decays_norms(arguments_in(self.source))
+
     def grouped(self) -> Iterator[ParameterGroup]:
         """Groups as Megatron makes them: the source's own, where it made them; else experts and what has no decay apart."""
         said = self.source.envelope
@@ -382,4 +388,5 @@ class CoreWriter(Writer):
             return
         held = each_of(said)
         hypers = [(member, held.get(member, {})) for _, members in self.structure.groups for member in members]
-        yield from by_rule(hypers, {t.name: t.shape for t in self.structure.tensors}, experts_apart=True)
+        shapes = {t.name: t.shape for t in self.structure.tensors}
+        yield from by_rule(hypers, shapes, experts_apart=True, norms_decay=self.norms_decay)
