@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ucpl.proofs.truths import constant_truth
+from ucpl.proofs.void import constant_truth
 from ucpl.syntax import parse_expr
 
 
