@@ -354,7 +354,7 @@ FRAGMENTS = {
     "megatron/legacy.py",
     "proofs/member_copies.py",
     "proofs/plannable.py",
-    "proofs/repeated.py",
+    "proofs/twice.py",
     "regions/blobs.py",
     "vault/unsearched.py",
 }

@@ -62,9 +62,8 @@ from ucpl.proofs.idle import (
 )
 from ucpl.proofs.kinds import kinds_astray
 from ucpl.proofs.plannable import demand_plannable
-from ucpl.proofs.repeated import repeated_lines
 from ucpl.proofs.side_by_side import side_by_side, twins_text
-from ucpl.proofs.twice import parts_twice, stored_twice
+from ucpl.proofs.twice import parts_twice, repeated_lines, stored_twice
 from ucpl.proofs.unheld import demand_held_fills, odd_fills, odd_scales
 from ucpl.proofs.unstored import (
     holes,
