@@ -353,7 +353,7 @@ FRAGMENTS = {
     "megatron/core_layouts.py",
     "megatron/legacy.py",
     "proofs/member_copies.py",
-    "proofs/plannable.py",
+    "proofs/unheld.py",
     "proofs/twice.py",
     "regions/blobs.py",
     "vault/unsearched.py",

@@ -61,10 +61,9 @@ from ucpl.proofs.idle import (
     unread_dims,
 )
 from ucpl.proofs.kinds import kinds_astray
-from ucpl.proofs.plannable import demand_plannable
 from ucpl.proofs.side_by_side import side_by_side, twins_text
 from ucpl.proofs.twice import parts_twice, repeated_lines, stored_twice
-from ucpl.proofs.unheld import demand_held_fills, odd_fills, odd_scales
+from ucpl.proofs.unheld import demand_held_fills, demand_plannable, odd_fills, odd_scales
 from ucpl.proofs.unstored import (
     holes,
     states_of_some,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ucpl.errors import fail
+import numpy as np
+
+from ucpl.columns import numbered
+from ucpl.errors import UcplError, fail
 from ucpl.extents import AS_U8, EXACT, bits_of, holds
 from ucpl.layout import Layout
-from ucpl.layout.layout import Entry, Filling
+from ucpl.layout.layout import Entry, Filling, Policy
 from ucpl.layout.scope import at
+from ucpl.regions import Pieces, Placement
+from ucpl.regions.boxes import overlaps
 
-__all__ = ["demand_held_fills", "odd_fills", "odd_scales"]
+__all__ = ["demand_held_fills", "demand_plannable", "odd_fills", "odd_scales"]
 
 _SCALES = ("f32", "bf16", "f16", "f64", "f8_e8m0fnu")
 _PRODUCTS = ("f32", "bf16", "f16", "f64")
@@ -111,3 +116,39 @@ def _of_product(layout: Layout, entry: Entry, path: str) -> Iterator[str]:
         f" not hold every {dtype}. Elements in blocks are of 8 bits or 4: write `dtype f8_e4m3fn` in the model, or"
         " `dtype f32` here"
     )
+
+
+# --- Layouts that are no side of any plan ---------------------------------------------------------------------------
+
+# Faults of one side alone, whatever the other side is.
+_OF_ONE_SIDE = ("E304", "E314")
+_JOINED = (Policy.MEAN, Policy.SUM, Policy.MAX)
+
+
+def demand_plannable(placement: Placement) -> None:
+    """Refuse a layout that is no side of any plan. Raises: UcplError E304, E314.
+
+    Only a layout whose boxes may have such a fault is drawn, as a graph to itself.
+    """
+    if not _may_clash(placement):
+        return
+    from ucpl.graph import drawn  # most layouts need none
+
+    try:
+        drawn(placement, placement)
+    except UcplError as error:
+        if error.diagnostics[0].code in _OF_ONE_SIDE:
+            raise
+
+
+def _may_clash(placement: Placement) -> bool:
+    """Whether values are put together, or boxes of one part that are no declared copies share an element."""
+    parts = [part for part in placement.parts if len(part.folded)]
+    boxes = Pieces.concat(part.folded for part in parts)
+    if np.isin(boxes.policy, _JOINED).any():
+        return True
+    part = np.repeat(np.arange(len(parts)), [len(part.folded) for part in parts])
+    replica = np.concatenate([np.zeros(0, np.int64), *(part.homes.replica(part.folded.home) for part in parts)])
+    group = np.unique(numbered([part, boxes.tensor, replica]), return_inverse=True)[1]
+    one, other = overlaps(group, boxes.low, boxes.high, group, boxes.low, boxes.high)
+    return bool((one != other).any())
