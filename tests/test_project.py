@@ -352,9 +352,6 @@ FRAGMENTS = {
     "megatron/core.py",
     "megatron/core_layouts.py",
     "megatron/legacy.py",
-    "proofs/member_copies.py",
-    "proofs/unheld.py",
-    "proofs/twice.py",
     "regions/blobs.py",
     "vault/unsearched.py",
 }

@@ -36,10 +36,9 @@ from ucpl.proofs.joins import (
     positions_of,
 )
 from ucpl.proofs.live import demand_live_rows
-from ucpl.proofs.members import demand_members
 from ucpl.proofs.moved import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
 from ucpl.proofs.scaled import prove_scales, scales_among
-from ucpl.proofs.together import brought, demand_parts, places, same_places, touching
+from ucpl.proofs.together import brought, demand_members, demand_parts, places, same_places, touching
 from ucpl.proofs.told import Told
 from ucpl.regions import element_name
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ucpl.columns import each
 from ucpl.errors import Label, fail
+from ucpl.extents import Key
 from ucpl.layout.layout import Policy
 from ucpl.proofs.joins import (
     I64,
@@ -31,8 +32,10 @@ from ucpl.proofs.joins import (
 from ucpl.proofs.moved import AT_ONCE
 from ucpl.proofs.told import Told
 from ucpl.records import frozen
+from ucpl.regions import Placement
+from ucpl.schedule import Plan, Runs
 
-__all__ = ["APART", "Brought", "brought", "demand_parts", "places"]
+__all__ = ["APART", "Brought", "brought", "copies_of_members", "demand_members", "demand_parts", "places"]
 
 APART = [p for p in Policy if p not in (Policy.SAME, Policy.ANY, Policy.LEAD)]
 
@@ -178,3 +181,92 @@ def _blame(told: Told, piece: int | I64, index: I64, part: int | I64, what: str)
         Label(file, "target", where=key),
         Label(from_file, "source", where=from_key),
     )
+
+
+# --- Members of means and sums --------------------------------------------------------------------------------------
+
+
+def demand_members(told: Told, source: Held) -> None:
+    """What is put together is said to be, in that way and over those axes; what is said to be is not copied. E346."""
+    pieces, kinds = told.source, told.moves.kind[source.move]
+    together = np.isin(kinds, [n.word for n in APART])
+    said = np.array([p.word for p in Policy])[pieces.policy[source.piece]]
+    wrong = np.flatnonzero(together & (said != kinds))
+    if len(wrong):
+        _blame_members(
+            told, source, int(wrong[0]), f"goes into a {kinds[wrong[0]]}, and its layout says `{said[wrong[0]]}`"
+        )
+    rows = np.flatnonzero(together)
+    flow, over = told.moves.flow[source.move[rows]], pieces.over[source.piece[rows]]
+    _, first = np.unique(np.column_stack([flow, over]), axis=0, return_index=True)
+    for row in rows[first].tolist() if len(rows) else ():
+        bits, kind = int(pieces.over[source.piece[row]]), str(kinds[row])
+        if set(told.flows[int(told.moves.flow[source.move[row]])].over) != told.over(bits):
+            _blame_members(told, source, row, f"goes into a {kind} over other axes than its layout says")
+    apart = _apart(told)
+    for row in np.flatnonzero(~together & apart[source.piece]).tolist():
+        if (index := _met(told, source, row)) is not None:
+            source.low[row] = index
+            _blame_members(told, source, row, "is copied, and its layout says that it is one part of several")
+
+
+def _apart(told: Told) -> Mask:
+    """Pieces whose layout says that they are put together with others."""
+    return np.isin(told.source.policy, APART)
+
+
+def _met(told: Told, source: Held, row: int) -> I64 | None:
+    """The first element of a box that another member of its mean or sum has, too."""
+    pieces, piece = told.source, int(source.piece[row])
+    low, high = box_of(pieces)
+    alike = np.flatnonzero(
+        _apart(told) & (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
+    )
+    other = np.zeros(len(alike), dtype=bool)
+    for divisor, degree in told.over(int(pieces.over[piece])):
+        other |= pieces.rank[alike] // divisor % degree != pieces.rank[piece] // divisor % degree
+    alike = alike[other]
+    meets = np.maximum(low[alike], source.low[row]), np.minimum(high[alike], source.high[row])
+    found = np.flatnonzero((meets[0] < meets[1]).all(axis=1))
+    return meets[0][found[0]] if len(found) else None
+
+
+def _blame_members(told: Told, source: Held, row: int, what: str) -> NoReturn:
+    piece = int(source.piece[row])
+    (file, key), _ = told.place(0, int(told.source.first[piece]))
+    fail("E346", f"{told.name(told.source, piece, source.low[row])} {what}", Label(file, "source", where=key))
+
+
+# --- Copies of one member of a mean or sum --------------------------------------------------------------------------
+
+
+def copies_of_members(placement: Placement, plan: Plan) -> list[Runs]:
+    """Moves between stored tensors of the plan's targets and sources, which are the same ones, by state."""
+    first: dict[object, tuple[tuple[str, Key], int, I64]] = {}
+    numbers = [{(t.file, t.key): n for n, t in enumerate(side)} for side in (plan.targets, plan.sources)]
+    tensors = {path: n for n, path in enumerate(plan.tensors)}
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for part in placement.parts:
+        pieces = part.pieces
+        for row in np.flatnonzero(np.isin(pieces.policy, APART)).tolist():
+            home = part.homes.home(int(pieces.home[row]))
+            place, path = (home.file, home.key), placement.tensors[int(pieces.tensor[row])]
+            member = tuple(home.rank // divisor % degree for divisor, degree in placement.digits(int(pieces.over[row])))
+            low, high = pieces.low[row], pieces.high[row]
+            box = (part.state, path, low.tobytes(), high.tobytes(), member, part.value_of(path))
+            offset, stride = int(pieces.offset[row]), pieces.stride[row]
+            other, begin, step = first.setdefault(box, (place, offset, stride))
+            if other == place or other not in numbers[0] or place not in numbers[1]:
+                continue
+            dims = np.argsort(-stride, kind="stable")
+            move = (tensors.get(path, -1), numbers[0][other], numbers[1][place], begin, offset)
+            found.setdefault(part.state, []).append((*move, *(high - low)[dims], *step[dims], *stride[dims]))
+    return [_runs(state, np.array(rows, dtype=np.int64)) for state, rows in found.items()]
+
+
+def _runs(state: str, table: I64) -> Runs:
+    table = table[np.lexsort((table[:, 4], table[:, 2]))]
+    k = (table.shape[1] - 5) // 3
+    tensor, source, target = (table[:, n].astype(np.int32) for n in range(3))
+    shape, here, there = (table[:, 5 + n * k : 5 + (n + 1) * k] for n in range(3))
+    return Runs("copy", state, tensor, source, target, shape, table[:, 3], here, table[:, 4], there)

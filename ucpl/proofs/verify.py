@@ -11,8 +11,8 @@ from ucpl.proofs.against import hold_against
 from ucpl.proofs.blobs import unlike_copies
 from ucpl.proofs.genuine import Against
 from ucpl.proofs.masters import dtype_of, weights_against_masters
-from ucpl.proofs.member_copies import copies_of_members
 from ucpl.proofs.side_by_side import Twins, side_by_side, twins_text
+from ucpl.proofs.together import copies_of_members
 from ucpl.proofs.where import counted, finding
 from ucpl.proofs.witnesses import (
     NO_MASTERS,
