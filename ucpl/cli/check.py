@@ -34,7 +34,7 @@ def run(options: Namespace, console: Console) -> int:
     from attrs import evolve
 
     from ucpl.conversion.checking import check
-    from ucpl.proofs.unused import CONFIG_UNREAD
+    from ucpl.lint.unused_names import CONFIG_UNREAD
 
     given = given_of(options)
     checked = [check(name, given) for name in options.files]

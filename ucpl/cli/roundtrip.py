@@ -120,7 +120,7 @@ def unread(name: str, given: Given) -> list[str]:
     if given.config is None:
         return []
     from ucpl.conversion.given import library_of
-    from ucpl.proofs.unused import CONFIG_UNREAD, reads_config
+    from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config
 
     models = [given.model] if given.model is not None else []
     return [] if reads_config([*models, *library_of(name).files.values()]) else [CONFIG_UNREAD]

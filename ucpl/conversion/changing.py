@@ -353,7 +353,7 @@ def demand_left_out(changes: Changes, target: Placement) -> None:
 
 def demand_states_left_out(drop: Iterable[str], voice: Voice, target: Placement, source: Placement) -> None:
     """A target stores no state that is dropped and that the source has. Raises: UcplError E327."""
-    from ucpl.proofs.unstored import stored_states
+    from ucpl.lint.missing_tensors import stored_states
 
     held = {part.state for part in source.parts}
     for name in (name for name in stored_states(drop, target) if name in held):

@@ -46,8 +46,16 @@ from ucpl.layout.library import KnownStatement, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import called_model, items_of
-from ucpl.proofs.astray import astray_lines
-from ucpl.proofs.idle import (
+from ucpl.lint.dead_statements import void_lines, void_plans, void_trained
+from ucpl.lint.duplicates import parts_twice, repeated_lines, stored_twice
+from ucpl.lint.missing_tensors import (
+    holes,
+    states_of_some,
+    tensors_without_entry,
+    tensors_without_key,
+    unkept_states,
+)
+from ucpl.lint.no_effect import (
     foreign_texts,
     idle_lines,
     idle_parts,
@@ -60,19 +68,11 @@ from ucpl.proofs.idle import (
     unknown_parameters,
     unread_dims,
 )
-from ucpl.proofs.kinds import kinds_astray
-from ucpl.proofs.side_by_side import side_by_side, twins_text
-from ucpl.proofs.twice import parts_twice, repeated_lines, stored_twice
-from ucpl.proofs.unheld import demand_held_fills, demand_plannable, odd_fills, odd_scales
-from ucpl.proofs.unstored import (
-    holes,
-    states_of_some,
-    tensors_without_entry,
-    tensors_without_key,
-    unkept_states,
-)
-from ucpl.proofs.unused import CONFIG_UNREAD, reads_config, unused
-from ucpl.proofs.void import void_lines, void_plans, void_trained
+from ucpl.lint.plan_refusals import demand_held_fills, demand_plannable, odd_fills, odd_scales
+from ucpl.lint.swappable_parts import side_by_side, twins_text
+from ucpl.lint.unknown_kinds import kinds_astray
+from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
+from ucpl.lint.wrong_scope import astray_lines
 from ucpl.records import define, frozen
 from ucpl.registry import format_named
 from ucpl.syntax import nodes, parse, parse_call, print_expr, print_file

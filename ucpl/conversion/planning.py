@@ -74,7 +74,7 @@ class Prepared:
     @property
     def odd(self) -> tuple[str, ...]:
         """The same, without what the source does not store."""
-        from ucpl.proofs.twice import stored_twice
+        from ucpl.lint.duplicates import stored_twice
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
         out += self.checkpoint.told if self.checkpoint is not None else ()
@@ -83,7 +83,7 @@ class Prepared:
         out += _names_of_the_spec(self.source, self.target)
         out += self.loader
         if self.config_unread:
-            from ucpl.proofs.unused import CONFIG_UNREAD
+            from ucpl.lint.unused_names import CONFIG_UNREAD
 
             out.append(CONFIG_UNREAD)
         if self.model_unread:
@@ -160,7 +160,7 @@ def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:
     """
     if given.config is None:
         return False
-    from ucpl.proofs.unused import reads_config
+    from ucpl.lint.unused_names import reads_config
 
     if any(one.checkpoint is not None for one in sides) and any(one.called.is_of_any for one in sides):
         return False

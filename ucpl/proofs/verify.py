@@ -7,11 +7,11 @@ import numpy as np
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import Seen, together
 from ucpl.graph import build
+from ucpl.lint.swappable_parts import Twins, side_by_side, twins_text
 from ucpl.proofs.against import hold_against
 from ucpl.proofs.blobs import unlike_copies
 from ucpl.proofs.genuine import Against
 from ucpl.proofs.masters import dtype_of, weights_against_masters
-from ucpl.proofs.side_by_side import Twins, side_by_side, twins_text
 from ucpl.proofs.together import copies_of_members
 from ucpl.proofs.where import counted, finding
 from ucpl.proofs.witnesses import (

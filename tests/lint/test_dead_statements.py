@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ucpl.proofs.void import constant_truth
+from ucpl.lint.dead_statements import constant_truth
 from ucpl.syntax import parse_expr
 
 

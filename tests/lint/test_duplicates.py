@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ucpl.layout import load
-from ucpl.proofs.twice import repeated_lines
+from ucpl.lint.duplicates import repeated_lines
 
 TEXT = """ucpl 1
 model m {

@@ -1,0 +1,1 @@
+"""Lint: remarks on the text of specs, before any checkpoint is opened."""
