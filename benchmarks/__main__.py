@@ -40,8 +40,8 @@ begin = time.perf_counter()
 from attrs import evolve
 from ucpl.graph import build
 from ucpl.layout import load, resolve
-from ucpl.proofs.coverage import prove
-from ucpl.proofs.masters import masters_of
+from ucpl.verification.proof.coverage import prove
+from ucpl.verification.masters import masters_of
 from ucpl.regions import locate
 from ucpl.schedule import order, plan_bytes
 from ucpl.syntax import parse_call

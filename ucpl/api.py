@@ -34,12 +34,12 @@ from ucpl.remotes.urls import is_url
 
 if TYPE_CHECKING:
     from ucpl.frontends.infer import Inferred
-    from ucpl.proofs.compare import Likeness
-    from ucpl.proofs.verify import Verdict
     from ucpl.runtime.counters import Report
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
     from ucpl.syntax import nodes
+    from ucpl.verification.checkpoint import Verdict
+    from ucpl.verification.compare import Likeness
 
 __all__ = [
     "Converted",
@@ -147,7 +147,7 @@ def compare(
 
     weights: compare these alone, those of two dtypes in the narrower one.
     """
-    from ucpl.proofs.compare import likeness
+    from ucpl.verification.compare import likeness
 
     def side_of(path: Here, layout: str | None) -> tuple[Checkpoint, Side]:
         described = called(layout) if layout is not None else None
@@ -171,9 +171,9 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     """
     from ucpl.extents.account import entries_of
     from ucpl.formats.overlooked import not_read_of
-    from ucpl.proofs.genuine import hold_genuine
-    from ucpl.proofs.verify import verdict
-    from ucpl.proofs.witnesses import Asked
+    from ucpl.verification.checkpoint import verdict
+    from ucpl.verification.reference import hold_genuine
+    from ucpl.verification.witnesses import Asked
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None

@@ -281,11 +281,11 @@ NEVER = frozenset(
         "ucpl.frontends.stages",
         "ucpl.syntax.slips",
     }
-    | {"ucpl.proofs.witnesses", "ucpl.proofs.compare"}
+    | {"ucpl.verification.witnesses", "ucpl.verification.compare"}
 )
 NOTHING_RUNS = frozenset({"ucpl.runtime", "xxhash", "concurrent.futures"})
 NOTHING_IS_PLANNED = frozenset(
-    {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.schedule", "ucpl.proofs.coverage"}
+    {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.schedule", "ucpl.verification.proof.coverage"}
 )
 NO_TEXT = frozenset({"ucpl.syntax", "ucpl.layout", "ucpl.regions", "ucpl.frontends"})
 NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.stores.zips"})

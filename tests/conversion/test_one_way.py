@@ -99,7 +99,7 @@ def test_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_python_is_proved_again_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ucpl.proofs import coverage
+    from ucpl.verification.proof import coverage
 
     proved: list[object] = []
     monkeypatch.setattr(coverage, "prove", proved.append)

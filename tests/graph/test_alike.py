@@ -12,10 +12,10 @@ from ucpl.columns.operations import Check, Extract, Fill, Merge, Read, Split, Wr
 from ucpl.errors import UcplError
 from ucpl.graph import build, drawn
 from ucpl.layout import load, resolve
-from ucpl.proofs.coverage import prove
 from ucpl.regions import Placement, locate
 from ucpl.schedule import order, plan_bytes
 from ucpl.syntax import parse_call
+from ucpl.verification.proof.coverage import prove
 
 LAYERS = """ucpl 1
 model m {

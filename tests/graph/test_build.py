@@ -10,10 +10,10 @@ from tests.laws import moves as mv
 from tests.laws.test_round_trip import shipped
 from ucpl.errors import UcplError
 from ucpl.graph import build
-from ucpl.proofs.coverage import prove
 from ucpl.regions import locate
 from ucpl.schedule import Plan, order
 from ucpl.testing import Example, assert_round_trip, lay_out, numbered, run
+from ucpl.verification.proof.coverage import prove
 
 MODEL = "ucpl 1\nmodel m {\n  dim a = 4, b = 6\n  dtype f32\n  w : a b\n  v : a\n}\n"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 
 from ucpl.graph import build
-from ucpl.proofs.coverage import prove
 from ucpl.regions import locate
 from ucpl.testing import Example
+from ucpl.verification.proof.coverage import prove
 
 
 def pairs(count: int) -> list[Example]:

@@ -13,10 +13,10 @@ from ucpl.errors import UcplError
 from ucpl.extents import holds
 from ucpl.graph import Graph, build
 from ucpl.layout import load, resolve
-from ucpl.proofs.coverage import prove
 from ucpl.regions import Placement, locate
 from ucpl.schedule import order
 from ucpl.syntax import parse_call
+from ucpl.verification.proof.coverage import prove
 
 TEXT = """ucpl 1
 model m(rows = 3, new = 0) {

@@ -8,11 +8,11 @@ from ucpl.columns.operations import Extract
 from ucpl.graph import build, drawn
 from ucpl.graph.graph import Taken
 from ucpl.layout import load, resolve
-from ucpl.proofs.coverage import prove
 from ucpl.regions import Placement, locate
 from ucpl.schedule import order
 from ucpl.syntax import nodes, parse_call
 from ucpl.testing import assert_round_trip, lay_out, numbered, run
+from ucpl.verification.proof.coverage import prove
 
 TEXT = """ucpl 1
 model raw {

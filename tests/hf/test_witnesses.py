@@ -22,12 +22,12 @@ from ucpl.errors import UcplError
 from ucpl.frontends.hf import import_hf
 from ucpl.frontends.infer import stated_of
 from ucpl.layout import load, resolve
-from ucpl.proofs.verify import WITNESS
-from ucpl.proofs.witnesses import masters, transformers_class, witnesses
 from ucpl.regions import locate
 from ucpl.resources import spec_text
 from ucpl.stores.model_texts import TEXTS
 from ucpl.syntax import nodes
+from ucpl.verification.checkpoint import WITNESS
+from ucpl.verification.witnesses import masters, transformers_class, witnesses
 
 ROOT = Path(__file__).parents[2]
 CONFIG = llama_config(
@@ -112,7 +112,7 @@ def of_name(found, name):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_that_every_shape_allows_are_caught_by_the_class(mistake, folder, tmp_path, monkeypatch):
     """By the verb, which names its witness."""
-    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
     spec = mistaken(tmp_path, *MISTAKES[mistake])
     layout = f"{spec}:hf()"
     ucpl.convert(folder, tmp_path / "same", layout, layout=layout)  # fits: no shape tells
@@ -179,7 +179,7 @@ def changed(kind: str, logits: np.ndarray) -> np.ndarray:
 )
 def test_logits_that_no_mistake_would_change_are_no_evidence(kind, why, folder, tmp_path, monkeypatch):
     """Gate and up are swapped, and the class gives the same logits: it has not witnessed anything."""
-    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: lambda path: changed(kind, forward(path)))
+    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: lambda path: changed(kind, forward(path)))
     found = ucpl.verify(folder, layout=f"{mistaken(tmp_path, *MISTAKES['gate and up'])}:hf()")
     said = f"not witnessed by transformers: {why}"
     assert said.replace("77", str(forward(folder).size)) in found.notes
@@ -423,7 +423,7 @@ def test_what_has_no_witness_says_so(tmp_path):
 
 
 def test_verify_calls_every_witness_and_says_what_each_has_seen(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
     wrong = mistaken(tmp_path, *MISTAKES["gate and up"])
     found = ucpl.verify(folder, layout=f"{wrong}:hf()")
     (finding,) = found.findings
@@ -443,7 +443,7 @@ def test_verify_calls_every_witness_and_says_what_each_has_seen(folder, tmp_path
 def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, tmp_path, monkeypatch):
     """Of a class that no shipped spec knows, `import hf` says the names; of a text that is as it was written, nothing new."""
     monkeypatch.setitem(sys.modules, "transformers", None)  # headers alone
-    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
     text = import_hf(folder)
     (tmp_path / "mine.ucpl").write_text(text)
     notes = ucpl.verify(folder, layout=f"{tmp_path / 'mine.ucpl'}:hf()").notes
@@ -467,7 +467,7 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
 
 
 def test_verify_holds_a_folder_of_ranks_against_a_reference(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
     ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
     layout = f"{mistaken(tmp_path, FUSED['up before gate'])}:megatron(tp=2, pp=2)"
     assert ucpl.verify(tmp_path / "m", layout=layout), "without a reference nothing can tell"
@@ -477,8 +477,8 @@ def test_verify_holds_a_folder_of_ranks_against_a_reference(folder, tmp_path, mo
 
 
 def test_a_large_folder_s_class_is_run_only_when_it_is_asked_for(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ucpl.proofs.witnesses._forward", lambda: forward)
-    monkeypatch.setattr("ucpl.proofs.witnesses.UNASKED_MAX", 1000)
+    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.witnesses.UNASKED_MAX", 1000)
     layout = f"{mistaken(tmp_path)}:hf()"
     notes = ucpl.verify(folder, layout=layout).notes
     assert any(

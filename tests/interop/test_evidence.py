@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ucpl
 from ucpl.extents import Seen
 from ucpl.frontends.hf import import_hf
-from ucpl.proofs.model_class import HuggingFaceClass
 from ucpl.resources import spec_text
+from ucpl.verification.model_class import HuggingFaceClass
 
 pytestmark = pytest.mark.interop
 

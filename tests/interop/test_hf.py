@@ -16,8 +16,8 @@ import transformers
 import ucpl
 from ucpl import api
 from ucpl.frontends.hf import import_hf
-from ucpl.proofs.witnesses import transformers_class, witnesses
 from ucpl.resources import spec_text
+from ucpl.verification.witnesses import transformers_class, witnesses
 
 pytestmark = pytest.mark.interop
 

@@ -21,11 +21,11 @@ from tests.laws.agreement import TOGETHER, both
 from tests.oracle import Meaning
 from ucpl.errors import UcplError
 from ucpl.graph import Graph, build
-from ucpl.proofs.coverage import prove
 from ucpl.regions import locate
 from ucpl.regions.placement import LOOSE
 from ucpl.schedule import Plan, order
 from ucpl.testing import Example, layout_pairs, models
+from ucpl.verification.proof.coverage import prove
 
 Pair = tuple[Example, Example]
 

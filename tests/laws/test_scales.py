@@ -17,11 +17,11 @@ from tests.oracle import Meaning, scale_of
 from ucpl.errors import UcplError
 from ucpl.graph import build
 from ucpl.layout import Layout, load, resolve
-from ucpl.proofs.coverage import prove
 from ucpl.regions import locate
 from ucpl.schedule import Plan, order
 from ucpl.syntax import parse_call
 from ucpl.testing import numbers
+from ucpl.verification.proof.coverage import prove
 
 AXES = ("tp", "dp")
 

@@ -15,7 +15,7 @@ from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.proofs.rounding import Rounded
+    from ucpl.verification.rounding import Rounded
 
 SHOWN = 8  # tensors that have a line each
 EXAMPLE = "ucpl compare runs/on-4 runs/on-8\nucpl compare runs/on-4 exported --weights"

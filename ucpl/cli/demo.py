@@ -17,10 +17,10 @@ from ucpl.errors import Exit, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.proofs.compare import Likeness
-    from ucpl.proofs.verify import Verdict
     from ucpl.runtime.counters import Report
     from ucpl.schedule.plan import Plan
+    from ucpl.verification.checkpoint import Verdict
+    from ucpl.verification.compare import Likeness
 
 EXAMPLE = "ucpl demo\nucpl demo --to 'zero1(dp=8)' --keep converted"
 

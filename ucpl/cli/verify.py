@@ -16,8 +16,8 @@ from ucpl.errors import Exit, plural
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.proofs.genuine import Against
-    from ucpl.proofs.verify import Verdict
+    from ucpl.verification.checkpoint import Verdict
+    from ucpl.verification.reference import Against
 
 UNPROVED = "as far as headers show: nothing that was read could have shown a fault"
 EXAMPLE = "ucpl verify runs/on-8\nucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs"

@@ -161,8 +161,8 @@ def _plan(made: Prepared, wish: Wish) -> Plan:
     """From the source's shards to these files alone."""
     from ucpl.conversion.planning import dtype_of
     from ucpl.graph import build
-    from ucpl.proofs.coverage import prove
     from ucpl.schedule import order
+    from ucpl.verification.proof.coverage import prove
 
     target = _side(made.target, wish)
     here = _from_masters(made.source, wish)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ucpl.conversion.planning import Prepared
     from ucpl.extents import Extent, Key
     from ucpl.extents.containers import Container
-    from ucpl.proofs.beside import Agreement
     from ucpl.regions import Placement
     from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.verification.companions import Agreement
 
 __all__ = ["Checked", "HeldWeights", "checked", "findings_of", "held_weights", "side_by_side", "told"]
 
@@ -103,7 +103,7 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     from ucpl.conversion.keywords import options_from
     from ucpl.conversion.opening import infer
     from ucpl.formats.huggingface.store import HuggingFace
-    from ucpl.proofs.beside import Agreement, agreement
+    from ucpl.verification.companions import Agreement, agreement
 
     assert checkpoint.container is not None
     there = HuggingFace().open_named(checkpoint.container.top, [name])

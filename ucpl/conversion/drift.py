@@ -24,11 +24,11 @@ def demand_no_drift(plan: Plan, source: Checkpoint, bounds: DataPlane, placement
     placement: the source's, by which an element is named; without it, its tensor is.
     """
     from ucpl.conversion.keywords import options_from
-    from ucpl.proofs.one_step import demand_one_step
+    from ucpl.verification.same_step import demand_one_step
 
     element = None
     if placement is not None:
-        from ucpl.proofs.masters import elements_of
+        from ucpl.verification.masters import elements_of
 
         element = elements_of(placement)
     bound = options_from(bounds)

@@ -84,9 +84,9 @@ def facts(c: Checkpoint) -> Facts:
     """The facts of an opened checkpoint. No tensor is read."""
     from ucpl.formats.opening import known_globals
     from ucpl.formats.overlooked import not_read_of
-    from ucpl.proofs.values import value_text
     from ucpl.stores.pickles import unsafe_globals
     from ucpl.stores.scalars import number_of
+    from ucpl.verification.values import value_text
 
     envelope = c.envelope
     elements = {t.name: prod(t.shape) for t in c.tensors}
@@ -190,6 +190,6 @@ def _group(group: ParameterGroup, elements: dict[str, int]) -> GroupFacts:
 
 
 def _plain(value: object) -> object:
-    from ucpl.proofs.values import value_text
+    from ucpl.verification.values import value_text
 
     return value if value is None or isinstance(value, (int, float, str, list, tuple)) else value_text(value)

@@ -303,10 +303,10 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
 def infer(checkpoint: Checkpoint) -> Inferred:
     """The model and layout of a checkpoint found in the wild. It describes the checkpoint. Raises: UcplError E320-E323."""
     from ucpl.frontends.infer import infer as made
-    from ucpl.proofs import fit
+    from ucpl.verification import spec_matches
 
     found = made(checkpoint)
-    fit.demand(found.placement, checkpoint)
+    spec_matches.demand(found.placement, checkpoint)
     return found
 
 

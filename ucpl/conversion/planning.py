@@ -180,10 +180,10 @@ def make_plan(
     from ucpl.conversion.running import with_groups
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
-    from ucpl.proofs.masters import masters_of
     from ucpl.schedule import order
     from ucpl.schedule.rebuilding import with_rebuilt, with_replayed
     from ucpl.schedule.unread import unread_of
+    from ucpl.verification.masters import masters_of
 
     here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
     known = source.checkpoint.envelope if source.checkpoint is not None else None
@@ -198,7 +198,7 @@ def make_plan(
     dtypes = dtype_of(source.checkpoint)
     graph = build(here, there, drop=inside, freeze=changes.frozen, dtype_of=dtypes)
     if twice:
-        from ucpl.proofs.coverage import prove
+        from ucpl.verification.proof.coverage import prove
 
         prove(graph)
     text, untold = _told(target)

@@ -81,9 +81,9 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     """
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework
-    from ucpl.proofs.blobs import demand_alike
     from ucpl.runtime.execute import execute
     from ucpl.runtime.team import ALONE
+    from ucpl.verification.blobs import demand_alike
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)

@@ -54,7 +54,7 @@ def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
     from ucpl.frontends.infer import inherited_settings, model_of, stated_of
     from ucpl.frontends.sizes import sizes_from, with_sizes
     from ucpl.frontends.whole_shapes import with_shapes
-    from ucpl.proofs import fit
+    from ucpl.verification import spec_matches
 
     sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
     one = Called(with_sizes(one.library, one.layout.of, sizes), one.call)
@@ -68,7 +68,7 @@ def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
         found = ranks.described(parallel.Base(*one, given.model, given.inherited, given.config), checkpoint)
         one, notes = Called(found.library, found.call), (*notes, *found.notes)
     made = located(one, given, stated=stated_of(checkpoint), notes=notes)
-    fit.demand(made.placement, checkpoint)
+    spec_matches.demand(made.placement, checkpoint)
     return evolve(made, checkpoint=checkpoint, found=sizes)
 
 

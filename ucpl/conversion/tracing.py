@@ -138,7 +138,7 @@ def _layout(plan: Plan, file: str, said: list[str], text: str) -> Layout:
 
 def _spots(plan: Plan, placement: Placement, name: str, index: tuple[int, ...]) -> Iterator[Spot]:
     """Where the target stores an element."""
-    from ucpl.proofs.where import spots_of
+    from ucpl.verification.elements import spots_of
 
     homes = [(p.state, h) for p in placement.parts for h in p.homes]
     first = [0, *accumulate(len(p.homes) for p in placement.parts)]

@@ -206,7 +206,7 @@ def with_masters(placement: Placement) -> set[str]:
 def without_weights(source: Placement, masters: set[str]) -> Placement:
     """The source as one that stores no weights of these, and derives them from masters."""
     from ucpl.layout.layout import Derivation
-    from ucpl.proofs.where import only, pairs_of
+    from ucpl.verification.elements import only, pairs_of
 
     if not masters:
         return source
@@ -310,7 +310,7 @@ def stored_dtypes(side: Side) -> dict[str, str]:
 
 def _of_named(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
     """The same under the names of a model of its own. What is stored in several types has none."""
-    from ucpl.proofs.compare import types_of
+    from ucpl.verification.compare import types_of
 
     found = types_of(checkpoint, placement)
     alike = {path: list(of) for (path, state), of in found.items() if state == "weight" and len(of) == 1}

@@ -20,11 +20,11 @@ from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
 from ucpl.formats.plain.store import empty_tensors
 from ucpl.layout.layout import Policy
 from ucpl.live.tensors import tensor_of
-from ucpl.proofs.values import Beside
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
 from ucpl.regions.placement import LOOSE
 from ucpl.runtime.reading import packed
+from ucpl.verification.values import Beside
 
 if TYPE_CHECKING:
     from ucpl.regions import Part, Placement

@@ -1,7 +1,7 @@
 """A plan held against a target that exists: the same tiles, put together from the source, compared and not written.
 
 Only elements that a move reaches are compared, so padding has no say. Bits are compared: a NaN equals itself.
-Not here: what is not a tensor (proofs compares envelopes), and files that one side lacks (the plan names them).
+Not here: what is not a tensor (`verification.compare` compares envelopes), and files that one side lacks (the plan names them).
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from ucpl.extents import Key, key_text
 from ucpl.graph import build
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout.scope import Config, Value
-from ucpl.proofs.coverage import prove
 from ucpl.records import frozen
 from ucpl.regions import Placement, element_name, locate
 from ucpl.schedule import Plan, order
 from ucpl.syntax import parse_call
 from ucpl.testing.numbers import F64, Place, Whole, gather, lay_out, live_numbers, numbered, run
+from ucpl.verification.proof.coverage import prove
 
 __all__ = ["Example", "Side", "assert_round_trip"]
 

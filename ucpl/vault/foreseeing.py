@@ -11,7 +11,6 @@ from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, prepare
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, StoredTensor, key_text
-from ucpl.proofs.where import element_at
 from ucpl.records import frozen
 from ucpl.regions import Placement
 from ucpl.registry import format_named
@@ -20,6 +19,7 @@ from ucpl.remotes.vaults.memory import Stretch
 from ucpl.schedule.cost import width_of
 from ucpl.vault.arenas import places_of
 from ucpl.vault.keyed import Keyed, holders_of
+from ucpl.verification.elements import element_at
 
 __all__ = ["Foreseen", "Kept", "foresee"]
 

@@ -1,0 +1,130 @@
+"""Blobs of a checkpoint: whether each is where its layout says, whether copies are alike, and whether two checkpoints agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.extents import BlobWay, Key, key_text
+from ucpl.formats.torch.store import Values
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.verification.envelopes import Difference
+from ucpl.verification.values import Beside, apart
+
+if TYPE_CHECKING:  # who applies a plan asks whether copies are alike, and needs no compiler
+    from ucpl.regions import Placement
+    from ucpl.regions.placement import Blob, BlobPlace
+
+__all__ = ["demand_alike", "held_blobs", "missing", "unlike_copies"]
+
+Place = tuple[str, Key]
+
+
+def missing(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """Blobs that are not where the layout says. E391."""
+    from ucpl.layout.scope import at
+
+    values, out = Values(checkpoint.root), []
+    for blob in placement.blobs:
+        for place in blob.places if blob.rule.fate != "drop" else ():
+            try:
+                values.at(place.file, place.key)
+            except UcplError as error:
+                said = (at(blob.rule.span, "named here"),) if blob.rule.span.line else ()
+                out += [_with_labels(d, said) for d in error.diagnostics]
+    return out
+
+
+def _with_labels(d: Diagnostic, labels: tuple[Label, ...]) -> Diagnostic:
+    return Diagnostic(d.code, d.message, (*d.labels, *labels), d.notes, d.remedy)
+
+
+def demand_alike(ways: Iterable[BlobWay], name: str, root: Path) -> None:
+    """Places of the source that a plan takes for one value hold one. Raises: UcplError E334."""
+    pairs = [((w.source_file, w.source_key), (w.file, w.key)) for w in ways]
+    found = list(_unlike(name, pairs, root))
+    if found:
+        raise UcplError(found[0])
+
+
+def unlike_copies(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """Of each blob the first copy that differs from the first place of its coordinate. E334."""
+    out = []
+    for blob in placement.blobs:
+        if blob.rule.fate in ("keep", "remap"):
+            first = _firsts(blob)
+            pairs = [(_place(first[p.at]), _place(p)) for p in blob.places if p != first[p.at]]
+            out += list(_unlike(blob.name, pairs, checkpoint.root))[:1]
+    return out
+
+
+def _firsts(blob: Blob) -> dict[tuple[int, ...], BlobPlace]:
+    out: dict[tuple[int, ...], BlobPlace] = {}
+    for place in blob.places:
+        out.setdefault(place.at, place)
+    return out
+
+
+def _place(place: BlobPlace) -> Place:
+    return place.file, place.key
+
+
+def _unlike(name: str, pairs: Iterable[tuple[Place, Place]], root: Path) -> Iterator[Diagnostic]:
+    values = Values(root)
+    for one, other in pairs:
+        a, b = values.at(*one), values.at(*other)
+        inside = Beside(root, values.extents)
+        found = next(apart(name, a, b, inside, inside), None)
+        if found is not None:
+            yield Diagnostic(
+                "E334",
+                f"two copies of blob `{name}` differ: {found.path} is {found.a} and {found.b}",
+                (
+                    Label(str(root / one[0]), found.a, where=key_text(one[1])),
+                    Label(str(root / other[0]), found.b, where=key_text(other[1])),
+                ),
+                remedy=catalogue()["E334"].remedy,
+            )
+
+
+# ---- two checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def held_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], int]:
+    """What differs, and how many values were held against each other. `drop` on either side: nothing is asked."""
+    ours, theirs = ({x.name: x for x in side.blobs if x.rule.fate != "drop" and x.places} for side in (here, there))
+    free = {x.name for side in (here, there) for x in side.blobs if x.rule.fate == "drop"}
+    out: list[Difference] = []
+    count = 0
+    left, right = Values(a.root), Values(b.root)
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name in free:
+            continue
+        if name not in ours or name not in theirs:
+            said = ["a value" if name in side else "nothing" for side in (ours, theirs)]
+            out.append(Difference("carried", f"blob {name}", a=said[0], b=said[1]))
+            continue
+        pairs = _pairs(ours[name], theirs[name])
+        if pairs is None:
+            sides = [x.axes_text or "one for all" for x in (ours[name], theirs[name])]
+            out.append(Difference("carried", f"blob {name}", a=sides[0], b=sides[1]))
+            continue
+        for one, other in pairs:
+            count += 1
+            x, y = left.at(*_place(one)), right.at(*_place(other))
+            found = apart(f"blob {name}", x, y, Beside(a.root, left.extents), Beside(b.root, right.extents))
+            out += [Difference("carried", d.path, a=d.a, b=d.b, a_place=str(one), b_place=str(other)) for d in found]
+    return out, count
+
+
+def _pairs(one: Blob, other: Blob) -> list[tuple[BlobPlace, BlobPlace]] | None:
+    """Which value stands against which, as the fates of both sides allow; None: they are of other degrees."""
+    ours, theirs = _firsts(one), _firsts(other)
+    fates = {one.rule.fate, other.rule.fate}
+    if "first" in fates:
+        return [(one.places[0], other.places[0])]
+    if one.degrees != other.degrees and ("remap" not in fates or len(one.degrees) != len(other.degrees)):
+        return None
+    return [(ours[c], theirs[c]) for c in ours if c in theirs]

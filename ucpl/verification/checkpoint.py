@@ -1,0 +1,216 @@
+"""Is a checkpoint whole and consistent? All that vouches for its bytes, and all that its values must agree on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.extents import Seen, together
+from ucpl.graph import build
+from ucpl.lint.swappable_parts import Twins, side_by_side, twins_text
+from ucpl.records import frozen
+from ucpl.regions import Placement
+from ucpl.runtime.compare import Comparison
+from ucpl.runtime.evidence import check_padding
+from ucpl.runtime.verify import Verified, verify_files
+from ucpl.schedule import Runs, order
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.scalars import number_of
+from ucpl.verification.blobs import unlike_copies
+from ucpl.verification.elements import counted, finding
+from ucpl.verification.masters import dtype_of, weights_against_masters
+from ucpl.verification.proof.reductions import copies_of_members
+from ucpl.verification.reference import Against
+from ucpl.verification.target_check import hold_against
+from ucpl.verification.witnesses import (
+    NO_MASTERS,
+    Asked,
+    Witness,
+    laid_otherwise,
+    masters_agree,
+    masters_say,
+    stated_orders,
+    transformers_class,
+)
+
+__all__ = ["Verdict", "verdict"]
+
+WITNESS = (
+    "not witnessed: which tensor is which, and the order of its parts (q, k, v; gate, up), is as the names say;"
+    " only the framework's own model shows that it trains on"
+)
+
+TWINS = "not witnessed: parts of one size, side by side:"
+SAYS = {"agrees": "witnessed by", "contradicts": "contradicted by", "absent": "not witnessed by"}
+
+
+@frozen
+class Verdict:
+    """What `verify` found. True where nothing is wrong; `notes` say what was held against what, and what was not."""
+
+    findings: tuple[Diagnostic, ...]
+    files: Verified
+    copied: int  # elements of declared copies (replicas, tied tensors) that were compared
+    rounded: int  # weights that were compared with their masters
+    notes: tuple[str, ...] = ()
+    against: Against | None = None  # a genuine checkpoint, where one was given
+    is_evidenced: bool = True  # whether a digest, a copy, a master or a witness could have shown a fault
+
+    def __bool__(self) -> bool:
+        return not self.findings and (self.against is None or bool(self.against))
+
+
+def verdict(
+    checkpoint: Checkpoint,
+    placement: Placement,
+    *,
+    asked: Asked | None = None,
+    memory: int = 512 << 20,
+    workers: int = 2,
+) -> Verdict:
+    """Verify an opened and located checkpoint. What is wrong with it is a finding, not an error.
+
+    asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
+    """
+    files = verify_files(checkpoint, memory=memory, workers=workers)
+    findings = [*checkpoint.amiss, *files.findings]
+    notes: list[str] = [*checkpoint.told]
+    copied = rounded = 0
+    copies: Comparison | None = None
+    held: Comparison | None = None
+    try:
+        copies, found = _copies(checkpoint, placement, memory, workers)
+        copied = copies.elements if copies is not None else 0
+        findings += found
+        notes.append(_copies_text(copies))
+        held, found = weights_against_masters(checkpoint, placement, memory, workers)
+        rounded = held.elements if held is not None else 0
+        findings += found
+        notes.append("" if found else _masters_text(held))
+    except UcplError as error:
+        findings += error.diagnostics
+    findings += unlike_copies(placement, checkpoint)
+    notes += _steps(checkpoint)
+    heard = [stated_orders(placement, checkpoint), _masters_seen(placement, held, findings)]
+    if asked is not None and not findings:
+        heard.append(transformers_class(asked.side, checkpoint, reference=asked.reference, forward=asked.forward))
+        findings += [_contradiction(w, checkpoint) for w in heard[2:] if w.verdict == "contradicts"]
+    for w in heard:
+        notes.append(f"{SAYS[w.verdict]} {w.name}: {w.detail}")
+        notes += [f"{SAYS['absent']} {w.name}: {text}" for text in w.unseen]
+    if heard[-1].name != "transformers" or heard[-1].verdict != "agrees" or heard[-1].unseen:
+        seen = laid_otherwise(placement) if heard[1].verdict == "agrees" else set()
+        twins = tuple(t for t in side_by_side(placement.layout) if not _is_shown(t, seen, held))
+        notes += [f"{TWINS} {twins_text(twins)}", WITNESS] if twins else [WITNESS]
+    is_evidenced = bool(
+        files.bytes_protected
+        or any(w.verdict == "agrees" for w in heard)
+        or any(c is not None and not c.doubt("values") for c in (copies, held))
+    )
+    said = tuple(n for n in notes if n)
+    return Verdict(tuple(findings), files, copied, rounded, said, is_evidenced=is_evidenced)
+
+
+def _is_shown(twins: Twins, seen: set[str], held: Comparison | None) -> bool:
+    """Whether weights and masters that are laid out otherwise would differ if these parts were swapped."""
+    if held is None or not seen.issuperset(twins.tensors):
+        return False
+    return together(held.seen.get(name, Seen()) for name in twins.tensors).varies
+
+
+def _copies_text(copies: Comparison | None) -> str:
+    if copies is None:
+        return "no copies are kept: nothing to hold against each other"
+    doubt = copies.doubt("elements of copies")
+    equal = f"{copies.elements:,} elements of copies equal each other"
+    return f"{equal}; {doubt}: that they are copies is not witnessed" if doubt else equal
+
+
+def _masters_text(held: Comparison | None) -> str:
+    if held is None:
+        return "weights and masters are not both stored: nothing to hold against each other"
+    doubt = held.doubt("weights")
+    rounded = f"{held.elements:,} weights are their fp32 masters, rounded to nearest even"
+    return f"{rounded}; {doubt}: that these are their masters is not witnessed" if doubt else rounded
+
+
+def _masters_seen(placement: Placement, held: Comparison | None, findings: list[Diagnostic]) -> Witness:
+    """Weights and masters as a witness for the spec. Both laid out in one way share its mistakes."""
+    both = laid_otherwise(placement)
+    if not both or held is None:
+        return masters_say("absent", NO_MASTERS)
+    wrong = next((d for d in findings if d.code == "E701"), None)
+    if wrong is not None:
+        return masters_say("contradicts", wrong.message)
+    return masters_agree(held, both, "weights of {count} tensors are their masters, which lie in another way, rounded")
+
+
+def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
+    return Diagnostic(
+        "E707",
+        f"{witness.name} contradicts the spec: {witness.detail}",
+        (Label(str(checkpoint.root), witness.what),),
+        remedy=catalogue()["E707"].remedy,
+    )
+
+
+def _copies(
+    checkpoint: Checkpoint, placement: Placement, memory: int, workers: int
+) -> tuple[Comparison | None, list[Diagnostic]]:
+    """Replicas and second names: the checkpoint against itself, where an element has more than one place. And padding.
+
+    Each copy is held against the place that is read. Members of a mean may differ: what is held is each against its own copies.
+    """
+    graph = build(placement, counted(placement), dtype_of=dtype_of(checkpoint))
+    plan = order(graph, name="copies")
+    padding = list(check_padding(plan, checkpoint, memory=memory))
+    checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
+    checks += tuple(copies_of_members(placement, plan))
+    if not sum(m.elements for m in checks):
+        return None, padding
+    back = plan.of(sources=plan.targets, targets=plan.sources, moves=checks)
+    compared = hold_against(back, checkpoint, checkpoint, memory=memory, workers=workers)
+    return compared, padding + [finding("E700", u, placement, "copies differ") for u in compared]
+
+
+def _turned(m: Runs) -> Runs:
+    """From the place that is read to its copy: every copy is filled once, so that each of several has its say."""
+    by_stride = np.argsort(-m.source_stride, axis=1, kind="stable")
+    shape, source, target = (
+        np.take_along_axis(columns, by_stride, 1) for columns in (m.shape, m.target_stride, m.source_stride)
+    )
+    rows = np.lexsort((m.target, m.source_offset, m.source))
+    return Runs(
+        "copy",
+        m.state,
+        m.tensor[rows],
+        m.target[rows],
+        m.source[rows],
+        shape[rows],
+        m.target_offset[rows],
+        source[rows],
+        m.source_offset[rows],
+        target[rows],
+        m.target_value,
+        m.source_value,
+        m.lossy,
+    )
+
+
+def _steps(checkpoint: Checkpoint) -> list[str]:
+    """What is one number a parameter: equal within each group, or said to differ."""
+    out = []
+    for state, values in checkpoint.envelope.scalars.items():
+        for i, group in enumerate(checkpoint.envelope.groups):
+            mine = [number_of(values[m]) for m in group.members if m in values]
+            seen: list[object] = []
+            for value in mine:
+                if value not in seen:
+                    seen.append(value)
+            if len(mine) == 1:
+                out.append(f"{state} is {seen[0]} for the one parameter of group {i}")
+            elif len(seen) == 1:
+                out.append(f"{state} is {seen[0]} for all {len(mine)} parameters of group {i}")
+            elif seen:
+                out.append(f"{state} differs within group {i}: {', '.join(map(str, seen[:8]))}")
+    return out

@@ -1,0 +1,110 @@
+"""Weights that stand beside the shards, as a model's files, held against what the shards say they are.
+
+Not here: opening those files, and under which names they have the model's tensors (conversion.beside).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from attrs import evolve, field
+
+from ucpl.extents import Seen, together
+from ucpl.graph import build
+from ucpl.graph.side import DtypeOf
+from ucpl.layout import Derivation
+from ucpl.records import define, frozen
+from ucpl.regions import Placement
+from ucpl.runtime.compare import Unequal
+from ucpl.schedule import order
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.verification.compare import reachable, stored_dtypes
+from ucpl.verification.elements import Pair, counted, element_at, only, pairs_of
+from ucpl.verification.target_check import hold_against
+
+__all__ = ["Agreement", "agreement"]
+
+
+@define
+class _Asked:
+    """The weights of a model's files, by what each is held against."""
+
+    here: Placement  # of the shards
+    ours: Mapping[Pair, str]  # dtypes that they store
+    stored: set[Pair] = field(factory=set)  # the shards' own
+    rounded: set[Pair] = field(factory=set)  # their masters, in the dtype of the file
+    differs: list[str] = field(factory=list)
+    unheld: list[str] = field(factory=list)
+
+    def add(self, pair: Pair, dtype: str, there: Placement) -> None:
+        path, here, ours = pair[0], self.here, self.ours
+        if path not in here.layout.tensors:
+            self.unheld.append(f"{path} is no tensor of the shards")
+        elif here.layout.tensors[path].counts != there.layout.tensors[path].counts:
+            mine, yours = (list(x.layout.tensors[path].counts) for x in (here, there))
+            self.differs.append(f"{path} is {mine} in the shards, {yours} beside them")
+        elif ours.get(pair, dtype) == dtype:
+            self.stored.add(pair)
+        elif (path, "fp32") in ours:
+            self.rounded.add(pair)
+        else:
+            self.unheld.append(f"{path} is {ours[pair]} in the shards, {dtype} beside them")
+
+
+@frozen
+class Agreement:
+    """How far the weights of some files are those of the shards. `differs`: the first element of each that is not."""
+
+    tensors: int = 0  # that were compared
+    elements: int = 0
+    differs: tuple[str, ...] = ()
+    unheld: tuple[str, ...] = ()  # what could not be compared, and why
+    seen: Seen = field(factory=Seen)  # the values that were compared
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            self.tensors + other.tensors,
+            self.elements + other.elements,
+            self.differs + other.differs,
+            self.unheld + other.unheld,
+            together((self.seen, other.seen)),
+        )
+
+
+def agreement(
+    shards: Checkpoint, here: Placement, model: Checkpoint, there: Placement, *, memory: int, workers: int
+) -> Agreement:
+    """Hold each weight of `model` against that of the shards: stored or derived, or, in another dtype, its master, rounded.
+
+    Raises: UcplError E610, E611.
+    """
+    asked = _Asked(here, stored_dtypes(shards, here))
+    for pair, dtype in stored_dtypes(model, there).items():
+        asked.add(pair, dtype, there)
+    reach, origins, lost = reachable(here, asked.stored)
+    asked.unheld += [f"the shards store no weight of {path}" for path, _ in sorted(lost)]
+    rounded = evolve(here, layout=evolve(here.layout, derived=(Derivation("weight", "fp32"),)))
+    masters = {(path, "fp32") for path, _ in asked.rounded}
+    elements, seen = 0, Seen()
+    for source, pairs, origin in ((here, reach, (reach & pairs_of(here)) | origins), (rounded, asked.rounded, masters)):
+        if not pairs:
+            continue
+        target = counted(only(there, pairs))
+        graph = build(only(source, origin, {path for path, _ in pairs}), target, dtype_of=_dtype_of(shards))
+        compared = hold_against(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
+        elements += compared.elements
+        seen = together((seen, *compared.seen.values()))
+        asked.differs += _told(compared, target)
+    return Agreement(len(reach) + len(asked.rounded), elements, tuple(asked.differs), tuple(asked.unheld), seen)
+
+
+def _told(compared: Iterable[Unequal], target: Placement) -> Iterator[str]:
+    homes = [h for p in target.parts for h in p.homes]
+    for u in compared:
+        _, element = element_at(target, u.target, u.position(homes[u.target].shape))
+        yield f"{element} is {u.wanted} in the shards, {u.value} in {u.file}"
+
+
+def _dtype_of(checkpoint: Checkpoint) -> DtypeOf:
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    return lambda file, key: known.get((file, tuple(map(str, key))))

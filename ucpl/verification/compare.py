@@ -1,0 +1,231 @@
+"""Do two checkpoints hold the same logical state, whatever their layouts? What differs, by tensor, state and index.
+
+A plan is made from one to the other and held against what is there: tile by tile, within a budget, padding left out. A state
+that only one side stores is compared with what the other derives it to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import evolve, field
+
+from ucpl.graph import build
+from ucpl.graph.side import DtypeOf
+from ucpl.layout import LogicalTensor
+from ucpl.records import frozen
+from ucpl.regions import Placement
+from ucpl.schedule import order
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.verification.blobs import held_blobs
+from ucpl.verification.elements import Pair, counted, only, pairs_of
+from ucpl.verification.envelopes import NO_GROUPS, Difference, Found, Unsaid, beside, counted_names
+from ucpl.verification.rounding import (
+    Rounded,
+    hold_narrower,
+    hold_rounded,
+    in_narrower,
+    in_two_dtypes,
+    named,
+)
+from ucpl.verification.target_check import hold_against
+
+__all__ = ["Difference", "Likeness", "Unsaid", "likeness", "reachable", "stored_dtypes", "types_of"]
+
+MEMORY = 512 << 20
+
+
+@frozen
+class Likeness:
+    """All that differs, and how much was compared. True if nothing differs and there was something to compare."""
+
+    differences: tuple[Difference, ...]
+    tensors: int = 0
+    elements: int = 0
+    bytes_read: int = 0
+    bytes_live_max: int = 0
+    derived: tuple[str, ...] = ()  # states that one side does not store: compared with what it derives
+    values: int = 0  # beside tensors: hyper-parameters, counters, client_state keys
+    unsaid: tuple[Unsaid, ...] = ()  # what one side alone says, where silence is no difference
+    rounded: tuple[Rounded, ...] = ()  # weights in two training dtypes, and how far they are apart
+    around: tuple[str, ...] = ()  # what the folders around them are: no part of the state
+    seconds: dict[str, float] = field(factory=dict)
+    alone: str = ""  # the side that has weights and no state of an optimizer, where the other one has some
+    narrow: str = ""  # dtypes in which weights of two types were compared
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing was compared: neither side has a tensor."""
+        return not self.differences and not self.tensors
+
+    def __bool__(self) -> bool:
+        return not self.differences and not self.is_void
+
+
+def likeness(
+    a: Checkpoint,
+    here: Placement,
+    b: Checkpoint,
+    there: Placement,
+    *,
+    memory: int = MEMORY,
+    workers: int = 2,
+    weights: bool = False,
+) -> Likeness:
+    """Compare two opened and located checkpoints.
+
+    weights: compare these alone, those of two dtypes in the narrower one.
+    Raises: UcplError E613 (declared copies within one of them differ), E610, E611 (it cannot be read).
+    """
+    found = _models(here, there)
+    same = {path for path in here.layout.tensors if path in there.layout.tensors} - {d.name for d in found}
+    bounds = {"memory": memory, "workers": workers}
+    ours, theirs = pairs_of(here), pairs_of(there)
+    alone = _alone(ours, theirs)
+    dtypes = list(_dtypes(a, here, b, there, same))
+    silent: list[Unsaid] = []
+    if weights:
+        found = [d for d in found if d.name in here.layout.tensors or d.name in there.layout.tensors]
+        ours, theirs = ({pair for pair in some if pair[1] == "weight"} for some in (ours, theirs))
+        dtypes = [d for d in dtypes if d.state == "weight"]
+        narrow = in_narrower(dtypes)
+        apart = hold_narrower((a, here), (b, there), dtypes, bounds)
+    else:
+        kinds, silent = _kinds(a, here, b, there)
+        found += kinds
+        trained = in_two_dtypes((a, here), (b, there), dtypes)
+        narrow = dict.fromkeys(trained, "")
+        apart = hold_rounded((a, here), (b, there), trained, bounds)
+    found += [d for d in dtypes if d.state != "weight" or d.name not in narrow]
+    found += apart.differences
+    wrong = {(d.name, d.state) for d in dtypes}
+    forward = {p for p in theirs if p[0] in same and p not in wrong}
+    backward = {p for p in ours - theirs if p[0] in same and p not in wrong}
+    elements, read, live = apart.elements, apart.bytes_read, 0
+    derived: list[str] = []
+    for turned, wanted in ((False, forward), (True, backward)):
+        x, left, y, right = (b, there, a, here) if turned else (a, here, b, there)
+        reach, origins, lost = reachable(left, wanted)
+        found += [
+            Difference("tensor", path, state, a="stored" if turned else "nothing", b="nothing" if turned else "stored")
+            for path, state in sorted(lost)
+        ]
+        if not reach:
+            continue
+        source = only(left, (reach & pairs_of(left)) | origins, {p for p, _ in reach})
+        whole = evolve(right, layout=evolve(right.layout, fillings=()))  # what one side lacks is lacking
+        target = counted(only(whole, reach))
+        known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}
+        plan = order(build(source, target, dtype_of=_dtype_of(known)), name="compare")
+        derived += plan.derived
+        compared = hold_against(plan, x, y, memory=memory, workers=workers)
+        elements += compared.elements
+        read += compared.report.bytes_read
+        live = max(live, compared.report.bytes_live_max)
+        found += [named(u, target, turned) for u in compared]
+    aside = beside(a, b) if not weights else Found()
+    blobs, values = held_blobs(a, here, b, there) if not weights else ([], 0)
+    found += [*aside.differences, *blobs]
+    unsaid = (*silent, *aside.unsaid)
+    return Likeness(
+        tuple(found),
+        len(same),
+        elements,
+        read,
+        live,
+        tuple(derived),
+        aside.count + values,
+        unsaid,
+        rounded=apart.rounded,
+        alone="" if weights else alone,
+        narrow=", ".join(sorted({*narrow.values()} - {""})),
+    )
+
+
+def _alone(ours: set[Pair], theirs: set[Pair]) -> str:
+    """The side without any state of an optimizer, if the other one has some."""
+    a, b = (any(state != "weight" for _, state in some) for some in (ours, theirs))
+    return "" if a == b else "A" if b else "B"
+
+
+def _dtype_of(known: dict[tuple[str, tuple[str, ...]], str]) -> DtypeOf:
+    return lambda file, key: known.get((file, tuple(map(str, key))))
+
+
+def _models(here: Placement, there: Placement) -> list[Difference]:
+    ours, theirs = here.layout.tensors, there.layout.tensors
+    out = []
+    for path in [*ours, *(p for p in theirs if p not in ours)]:
+        if path not in ours or path not in theirs:
+            out.append(Difference("tensor", path, a=_has(path, ours), b=_has(path, theirs)))
+        elif ours[path].counts != theirs[path].counts:
+            out.append(Difference("shape", path, a=str(list(ours[path].counts)), b=str(list(theirs[path].counts))))
+    mine, yours = here.layout.aliases, there.layout.aliases
+    for alias in [*mine, *(x for x in yours if x not in mine)]:
+        if mine.get(alias) != yours.get(alias):
+            said = [f"a second name of {x[alias]}" if alias in x else "no second name" for x in (mine, yours)]
+            out.append(Difference("tensor", alias, a=said[0], b=said[1]))
+    return out
+
+
+def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], list[Unsaid]]:
+    """What is trained, frozen, a buffer. Weights alone do not say it: who loads them does."""
+    ours, theirs = here.layout.tensors, there.layout.tensors
+    apart = [p for p in ours if p in theirs and ours[p].kind != theirs[p].kind]
+    if a.envelope.groups and b.envelope.groups:
+        return [Difference("tensor", p, a=ours[p].kind, b=theirs[p].kind) for p in apart], []
+    side: Literal["A", "B"] = "A" if a.envelope.groups else "B"
+    known = ours if side == "A" else theirs
+    by_kind: dict[str, list[str]] = {}
+    for path in apart:
+        by_kind.setdefault(known[path].kind, []).append(path)
+    return [], [Unsaid(counted_names(paths), kind, side, NO_GROUPS) for kind, paths in by_kind.items()]
+
+
+def _has(path: str, tensors: Mapping[str, LogicalTensor]) -> str:
+    return f"{tensors[path].kind} {list(tensors[path].counts)}" if path in tensors else "nothing"
+
+
+def _dtypes(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement, same: set[str]) -> list[Difference]:
+    """Pairs that both sides store, in other dtypes."""
+    ours, theirs = stored_dtypes(a, here), stored_dtypes(b, there)
+    return [
+        Difference("dtype", path, state, a=ours[path, state], b=dtype)
+        for (path, state), dtype in theirs.items()
+        if path in same and ours.get((path, state), dtype) != dtype
+    ]
+
+
+def stored_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, str]:
+    """The dtype of each state of each tensor, as the files have it."""
+    return {pair: next(iter(found)) for pair, found in types_of(checkpoint, placement).items()}
+
+
+def types_of(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, dict[str, None]]:
+    """The dtypes of each state of each tensor, in the order of its pieces. "" is of what no file has."""
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    out: dict[Pair, dict[str, None]] = {}
+    for part in placement.parts:
+        dtypes = [known.get((h.file, tuple(map(str, h.key))), "") for h in part.homes]
+        seen = sorted({(t, h) for t, h in zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)})
+        for tensor, home in seen:
+            out.setdefault((placement.tensors[tensor], part.state), {})[dtypes[home]] = None
+    return out
+
+
+def reachable(source: Placement, wanted: set[Pair]) -> tuple[set[Pair], set[Pair], set[Pair]]:
+    """Of the pairs wanted: those that the source stores or derives, the pairs they derive from, and those it lacks."""
+    stored = pairs_of(source)
+    origins: set[Pair] = set()
+    reach: set[Pair] = set()
+    for path, state in wanted:
+        if (path, state) in stored:
+            reach.add((path, state))
+            continue
+        for rule in source.layout.derived:
+            if rule.state == state and (path, rule.source) in stored:
+                reach.add((path, state))
+                origins.add((path, rule.source))
+                break
+    return reach, origins, wanted - reach

@@ -1,0 +1,320 @@
+"""What stands beside tensors, held against each other: groups, counters, schedules, client_state. And what silence means.
+
+Two checkpoints are alike where training goes on from both in the same way. One may say what the other leaves out: that is
+no difference where silence means the same (a counter at 0), or where the other's form has no place for it and who loads it
+brings his own (an elastic checkpoint and the optimizer's arguments). It is said all the same. Anything else is lost: a
+difference, whatever the formats are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field
+
+from ucpl.extents import Call, Envelope, ParameterGroup
+from ucpl.formats.megatron.legacy_arguments import besides_degrees
+from ucpl.records import define, frozen
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.scalars import number_of
+from ucpl.verification.values import Beside, apart, value_text
+
+__all__ = ["NO_GROUPS", "Difference", "Found", "Unsaid", "beside", "counted_names"]
+
+# What continues a run in the engine; the rest of an envelope's blobs is made anew for each target.
+COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
+LOST = ("lr_scheduler", "module_extra")  # there is no value that silence could mean
+OF_LOSSES = ("dynamic_loss_scale", "overflow")  # nothing in two dtypes of which one is fp16
+WHERE_KEPT = ("dynamic_loss_scale", "overflow", "clip_grad")  # some forms make them anew: compared where both keep them
+
+Side = Literal["A", "B"]
+
+_BEGINS = "a run begins there"
+NO_GROUPS = "the other says nothing of training"
+_OTHER_DTYPE = "the other trains in another dtype, whose losses are not scaled"
+_OF_THE_JOB = "an elastic checkpoint leaves the optimizer's arguments to the job"
+_OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
+_LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
+_NOT_SAID = "which of Adam and AdamW it is: releases of torch before 2.7 do not say it of a group"
+_DEFAULT = "what an optimizer does that is told nothing"
+
+
+@frozen
+class Difference:
+    """One thing in which A and B differ. `kind` is tensor, dtype, shape, value, group, scalar or carried."""
+
+    kind: str
+    name: str  # tensor, group or key
+    state: str = ""
+    element: str = ""  # the first that differs, in full: `wte.weight[3, 17]`
+    a: str = ""
+    b: str = ""
+    a_place: str = ""  # file: key[index]
+    b_place: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.state} of {self.element or self.name}" if self.state else self.element or self.name
+        ours = f"{self.a} in A" + (f" ({self.a_place})" if self.a_place else "")
+        theirs = f"{self.b} in B" + (f" ({self.b_place})" if self.b_place else "")
+        return f"{what}: {ours}, {theirs}"
+
+
+@frozen
+class Unsaid:
+    """What one side alone says, and why the other's silence is no difference."""
+
+    name: str
+    value: str
+    side: Side  # the one that says it
+    why: str
+
+    def __str__(self) -> str:
+        other = "B" if self.side == "A" else "A"
+        return f"{self.name}: {self.value} in {self.side}, nothing in {other} ({self.why})"
+
+
+@define
+class Found:
+    """What two envelopes differ in, what one of them leaves out, and how many values were held against each other."""
+
+    differences: list[Difference] = field(factory=list)
+    unsaid: list[Unsaid] = field(factory=list)
+    count: int = 0
+
+
+def beside(a: Checkpoint, b: Checkpoint) -> Found:
+    """Hold all that is not a tensor of the model against its counterpart."""
+    pair = _Pair(a.envelope, b.envelope, Beside.of(a), Beside.of(b), Found())
+    pair.groups()
+    pair.counters()
+    pair.schedules()
+    pair.second_names()
+    pair.loss_scale()
+    pair.client_state()
+    return pair.found
+
+
+@frozen
+class _Pair:
+    a: Envelope
+    b: Envelope
+    ours: Beside
+    theirs: Beside
+    found: Found
+
+    def hold(self, kind: str, name: str, left: object, right: object) -> None:
+        """Two values, place by place."""
+        self.found.count += 1
+        said = apart(name, left, right, self.ours, self.theirs)
+        self.found.differences += [Difference(kind, d.path, a=d.a, b=d.b) for d in said]
+
+    def alone(self, kind: str, name: str, value: object, side: Side, why: str = "") -> None:
+        """A value that one side has. `why` silence is no difference; without it, the value is lost."""
+        self.found.count += 1
+        text = value_text(number_of(value))
+        if why:
+            self.found.unsaid.append(Unsaid(name, text, side, why))
+        else:
+            a, b = (text, "nothing") if side == "A" else ("nothing", text)
+            self.found.differences.append(Difference(kind, name, a=a, b=b))
+
+    @property
+    def is_scaled_in_one(self) -> bool:
+        """Whether one side alone trains in fp16."""
+        ours, theirs = _flag(self.a, "fp16"), _flag(self.b, "fp16")
+        return ours is not None and theirs is not None and ours != theirs
+
+    # ---- groups ------------------------------------------------------------------------------------------------------
+
+    def groups(self) -> None:
+        """Groups by their members; and their order, by which schedules find them."""
+        ours, theirs = self.a.groups, self.b.groups
+        pairs = _paired(ours, theirs)
+        for i, group in enumerate(ours):
+            if i in pairs:
+                self.hyper(group, theirs[pairs[i]], f"group {i}")
+            else:
+                self.lone_group(f"group {i}", group, "A", self.a, self.b)
+        for j, group in enumerate(theirs):
+            if j not in pairs.values():
+                self.lone_group(f"group {j}", group, "B", self.b, self.a)
+        order = [*pairs.values()]
+        if order != sorted(order):
+            a, b = (", ".join(map(str, x)) for x in (pairs, order))
+            self.found.differences.append(Difference("group", "order of groups", a=a, b=b))
+
+    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: Envelope, other: Envelope) -> None:
+        """A group that the other side lacks: one of all parameters that says nothing of them is no difference to none."""
+        text = f"{len(group.members)} parameters, the first {group.members[0] if group.members else 'none'}"
+        self.found.count += 1
+        if not other.groups and len(own.groups) == 1 and not group.hyper:
+            self.found.unsaid.append(Unsaid(name, text, side, NO_GROUPS))
+        else:
+            a, b = (text, "nothing") if side == "A" else ("nothing", text)
+            self.found.differences.append(Difference("group", name, a=a, b=b))
+
+    def hyper(self, mine: ParameterGroup, yours: ParameterGroup, name: str) -> None:
+        for key in dict.fromkeys([*mine.hyper, *yours.hyper]):
+            where = f"{name}.{key}"
+            if key in mine.hyper and key in yours.hyper:
+                self.hold("group", where, mine.hyper[key], yours.hyper[key])
+            elif key in mine.hyper:
+                self.alone("group", where, mine.hyper[key], "A", _silence_of_hyper(key, mine, self.a, self.b))
+            else:
+                self.alone("group", where, yours.hyper[key], "B", _silence_of_hyper(key, yours, self.b, self.a))
+
+    # ---- what a run has counted and scheduled ------------------------------------------------------------------------
+
+    def counters(self) -> None:
+        for key in COUNTERS:
+            if key in self.a.blobs and key in self.b.blobs:
+                self.hold("carried", key, self.a.blobs[key], self.b.blobs[key])
+            else:
+                self.counted("carried", key, self.a.blobs, self.b.blobs, key)
+        for state in dict.fromkeys([*self.a.scalars, *self.b.scalars]):
+            left, right = self.a.scalars.get(state, {}), self.b.scalars.get(state, {})
+            for name in dict.fromkeys([*left, *right]):
+                if name in left and name in right:
+                    self.hold("scalar", f"{state}.{name}", left[name], right[name])
+                elif not _is_zero({**left, **right}[name]):
+                    self.counted("scalar", f"{state}.{name}", left, right, name)
+            sides: tuple[tuple[Side, Mapping[str, object]], ...] = (("A", left), ("B", right))
+            for side, some in sides:
+                zeros = [n for n in some if (n not in left or n not in right) and _is_zero(some[n])]
+                if zeros:
+                    self.alone("scalar", f"{state} of {counted_names(zeros)}", 0, side, _BEGINS)
+
+    def counted(self, kind: str, name: str, left: Mapping[str, object], right: Mapping[str, object], key: str) -> None:
+        """A number that one side has, if any: no difference where it is the one that a run begins with."""
+        side: Side = "A" if key in left else "B"
+        values = left if side == "A" else right
+        if key in values:
+            self.alone(kind, name, values[key], side, _BEGINS if _is_zero(values[key]) else "")
+
+    def schedules(self) -> None:
+        for key in (*LOST, *WHERE_KEPT):
+            if key in OF_LOSSES and self.is_scaled_in_one:
+                continue
+            if key in self.a.blobs and key in self.b.blobs:
+                self.hold("carried", key, self.a.blobs[key], self.b.blobs[key])
+            elif key in self.moved:
+                self.hold("carried", key, *(one.blobs.get(key, one.carried.get(key)) for one in (self.a, self.b)))
+            elif key in LOST and key in self.a.blobs:
+                self.alone("carried", key, self.a.blobs[key], "A")
+            elif key in LOST and key in self.b.blobs:
+                self.alone("carried", key, self.b.blobs[key], "B")
+
+    def second_names(self) -> None:
+        """Values of frozen parameters that were left out but for a second name: stage 3 has no place for them."""
+        ours, theirs = _second_names(self.a.blobs), _second_names(self.b.blobs)
+        for name in dict.fromkeys([*ours, *theirs]):
+            if name in ours and name in theirs:
+                self.hold("carried", name, ours[name], theirs[name])
+            else:
+                side: Side = "A" if name in ours else "B"
+                self.alone("carried", name, {**ours, **theirs}[name], side, _LEFT_OUT)
+
+    def loss_scale(self) -> None:
+        """An object in some forms, numbers in others; nothing where nothing is scaled, as in another dtype than fp16."""
+        if self.is_scaled_in_one:
+            side: Side = "A" if _flag(self.a, "fp16") else "B"
+            held = _scaling((self.a if side == "A" else self.b).blobs)
+            text = f"{'dynamic' if held['dynamic'] else 'fixed'}, at {held['cur_scale']}"
+            self.found.count += 1
+            self.found.unsaid.append(Unsaid("loss_scaler", text, side, _OTHER_DTYPE))
+            return
+        if "loss_scaler" in self.a.blobs and "loss_scaler" in self.b.blobs:
+            self.hold("carried", "loss_scaler", self.a.blobs["loss_scaler"], self.b.blobs["loss_scaler"])
+            return
+        left, right = _scaling(self.a.blobs), _scaling(self.b.blobs)
+        if left["dynamic"] != right["dynamic"]:
+            a, b = (f"{'dynamic' if x['dynamic'] else 'fixed'}, at {x['cur_scale']}" for x in (left, right))
+            self.found.differences.append(Difference("carried", "loss_scaler", a=a, b=b))
+            return
+        keys = [key for key in left if key in right]
+        self.hold("carried", "loss_scaler", {k: left[k] for k in keys}, {k: right[k] for k in keys})
+
+    @property
+    def moved(self) -> frozenset[str]:
+        """Values with a place of their own in one form, which the other form keeps in client_state."""
+        sides = (self.a, self.b), (self.b, self.a)
+        return frozenset(
+            key for key in LOST for x, y in sides if key in x.blobs and key in y.carried and key not in y.blobs
+        )
+
+    def client_state(self) -> None:
+        ours, theirs = besides_degrees(self.a.carried), besides_degrees(self.b.carried)
+        for key in dict.fromkeys([*ours, *theirs]):
+            if key in self.moved:
+                continue
+            held = ({key: one[key]} if key in one else {} for one in (ours, theirs))
+            self.hold("carried", "client_state", *held)
+
+
+def _paired(ours: tuple[ParameterGroup, ...], theirs: tuple[ParameterGroup, ...]) -> dict[int, int]:
+    """Groups of A, in their order, and the group of B that has the same members."""
+    left: dict[frozenset[str], list[int]] = {}
+    for j, group in enumerate(theirs):
+        left.setdefault(frozenset(group.members), []).append(j)
+    out = {}
+    for i, group in enumerate(ours):
+        same = left.get(frozenset(group.members))
+        if same:
+            out[i] = same.pop(0)
+    return out
+
+
+def counted_names(names: list[str]) -> str:
+    """One name, or the first and how many more."""
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+
+
+def _silence_of_hyper(key: str, group: ParameterGroup, own: Envelope, silent: Envelope) -> str:
+    """Why the other side's group may leave a hyper-parameter out; empty where it is lost."""
+    value = group.hyper[key]
+    if _is_elastic(silent):
+        return _OF_THE_JOB
+    if _is_elastic(own) and key == "step" and "step" not in silent.scalars:
+        return _OF_THE_FORM
+    if key == "decoupled_weight_decay":
+        return _NOT_SAID
+    return _DEFAULT if value is None or value is False or isinstance(value, str) else ""
+
+
+def _second_names(blobs: Mapping[str, object]) -> dict[str, object]:
+    noted = blobs.get("left_out")
+    found = noted.items() if isinstance(noted, dict) else ()
+    return {str(name): one["value"] for name, one in found if isinstance(one, dict) and one.get("value") is not None}
+
+
+def _flag(envelope: Envelope, name: str) -> bool | None:
+    known = envelope.settings.get(name)
+    return None if known is None else bool(known.value)
+
+
+def _is_elastic(envelope: Envelope) -> bool:
+    elastic = envelope.settings.get("elastic")
+    return elastic is not None and bool(elastic.value)
+
+
+def _is_zero(value: object) -> bool:
+    number = number_of(value)
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and number == 0
+
+
+def _scaling(blobs: dict[str, object]) -> dict[str, object]:
+    """How losses are scaled, from either form: `dynamic`, the scale, and of a dynamic one what moves it."""
+    kept = blobs.get("loss_scaler")
+    if isinstance(kept, Call):
+        state: dict[str, object] = kept.state if isinstance(kept.state, dict) else {}
+        dynamic = bool(state.get("dynamic", False))
+    else:
+        numbers = blobs.get("loss_scale_config")
+        state = numbers if isinstance(numbers, dict) else {}
+        dynamic = bool(state.get("dynamic_loss_scale", False))
+    out: dict[str, object] = {"dynamic": dynamic, "cur_scale": state.get("cur_scale", 1.0)}
+    if dynamic:
+        moves = ("cur_iter", "last_overflow_iter", "scale_factor", "scale_window")
+        out |= {key: state[key] for key in moves if key in state}
+    return out

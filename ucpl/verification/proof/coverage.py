@@ -1,0 +1,297 @@
+"""Is a finished graph right? Proved from the two placements and the moves alone, by none of the code that made the moves.
+
+A move takes positions of one stored tensor to positions of another. Each side's placement says which elements lie there: both
+sides of every move are turned back into boxes of logical tensors, and must be the same boxes at the same places of the move.
+Then what the moves fill is held against what the target keeps, and what they read against what the source has. Nothing is
+decided by a count: a swap, or a hole beside an overlap of its size, keeps every count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy as np
+
+from ucpl.columns import once
+from ucpl.errors import Label, fail
+from ucpl.extents import key_text
+from ucpl.graph import Graph
+from ucpl.layout.layout import Policy
+from ucpl.regions import element_name
+from ucpl.verification.proof.fills import fill_boxes, prove_fills
+from ucpl.verification.proof.joins import (
+    I64,
+    Boxes,
+    Held,
+    Moves,
+    are_exact,
+    box_of,
+    distinct_boxes,
+    first_left,
+    halved,
+    in_dims,
+    joined_boxes,
+    ordered,
+    pairs_in,
+    positions_of,
+)
+from ucpl.verification.proof.live_rows import demand_live_rows
+from ucpl.verification.proof.moves import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
+from ucpl.verification.proof.reductions import brought, demand_members, demand_parts, places, same_places, touching
+from ucpl.verification.proof.scales import prove_scales, scales_among
+from ucpl.verification.proof.tables import Told
+
+
+def prove(graph: Graph) -> None:
+    """Prove that every move brings every element to its own place, and that nothing is missing or filled twice.
+
+    Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
+    twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
+    E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
+    E346 for one that is put together in another way than its layout says, or without one of its parts;
+    E347 for one that is not scaled once by the scale of its block;
+    E348 for a live row that both sides have and that stays behind;
+    E349 for one that is filled although the source has it, or with a number that no line says.
+    """
+    demand_live_rows(graph)
+    _Proof(graph).run()
+
+
+class _Proof:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.told = Told(graph)
+
+    def run(self) -> None:
+        moves = self.told.moves
+        source, target = boxes_of(0, self.told.source, moves), boxes_of(1, self.told.target, moves)
+        for boxes, side in ((source, 0), (target, 1)):
+            held = np.bincount(boxes.move, weights=boxes.volume, minlength=len(moves.state)).astype(np.int64)
+            bad = np.flatnonzero(held != moves.numel)
+            if len(bad):
+                self.outside(int(bad[0]), side)
+        self.same_elements(source, target)
+        parts = brought(self.told, source, target)
+        where = places(parts, self.told.k)
+        fills = fill_boxes(self.told)
+        read, filled = source.held(), target.held()
+        del source, target  # the largest tables there are
+        self.filled(filled, where, fills.held())
+        self.whole()
+        prove_fills(self.told, fills)
+        self.used(read)
+        demand_members(self.told, read)
+        demand_parts(self.told, parts, where)
+        prove_scales(self.told)
+
+    # ---- the three proofs ------------------------------------------------------------------------------------------------
+
+    def same_elements(self, source: Boxes, target: Boxes) -> None:
+        """Both sides of each move are the same elements at the same places of the move."""
+        bad = np.flatnonzero(self.agreed(source, target, self.told.moves) != self.told.moves.numel)
+        if len(bad):
+            self.misplaced(int(bad[0]))
+
+    def agreed(self, source: Boxes, target: Boxes, moves: Moves) -> I64:
+        """How many elements of each move are the same on both sides."""
+        i, j = touching(source, target)
+        out = np.zeros(len(moves.state))
+        for first in range(0, len(i), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            s, t = source.take(i[some]), target.take(j[some])
+            out += np.bincount(s.move, weights=self.shared(s, t, moves), minlength=len(out))
+        return out.astype(np.int64)
+
+    def shared(self, s: Boxes, t: Boxes, moves: Moves) -> I64:
+        """Of each pair of boxes of one move, how many elements are the same on both sides."""
+        low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
+        same = same_places(s, t, low, high) & (self.told.source.tensor[s.piece] == self.told.target.tensor[t.piece])
+        same &= self.told.is_origin(self.told.source.state[s.piece], moves.state[s.move])
+        same &= self.told.target.state[t.piece] == moves.state[t.move]
+        volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
+        return volume
+
+    def filled(self, target: Held, together: Held, fills: Held) -> None:
+        """Every element of every stored tensor of the target once, moved or filled.
+
+        `together`: where values are put together, each place once.
+        """
+        pieces = self.told.target
+        both = target
+        if not (self.told.moves.kind == "copy").all():
+            copies = target.take((self.told.moves.kind == "copy")[target.move])
+            both = joined_boxes([copies, together])
+        if len(fills):
+            both = joined_boxes([both, fills])
+        i, j = pairs_in(both)
+        if len(i):
+            index = np.maximum(both.low[i[0]], both.low[j[0]])
+            self.blame("E341", "is filled twice", 1, int(both.piece[i[0]]), index)
+        low, high = box_of(pieces)
+        held = np.bincount(both.piece, weights=both.volume, minlength=len(pieces)).astype(np.int64)
+        bad = np.flatnonzero(held != (high - low).prod(axis=1))
+        if len(bad):
+            piece = int(bad[0])
+            mine = np.flatnonzero(both.piece == piece)
+            index = first_left(low[piece], high[piece], both.low[mine], both.high[mine])
+            assert index is not None
+            self.blame("E342", "is filled by nothing", 1, piece, index)
+
+    def whole(self) -> None:
+        """The pieces of the target together are all of each tensor that it keeps."""
+        pieces, layout, states = self.told.target, self.graph.target.layout, self.told.states
+        low, high = box_of(pieces)
+        group = pieces.tensor * len(states) + pieces.state
+        order, fresh = ordered([group, *low.T, *high.T])
+        group, low, high = (a.take(order[fresh], axis=0) for a in (group, low, high))
+        values, group = np.unique(group, return_inverse=True)
+        kept = [(self.graph.target.tensors[v // len(states)], states[v % len(states)]) for v in values.tolist()]
+        counts = np.ones((len(kept), self.told.k), dtype=np.int64)
+        for g, (path, _) in enumerate(kept):
+            counts[g, : len(layout.tensors[path].counts)] = layout.tensors[path].counts
+        for g in np.flatnonzero(~are_exact(group, counts, low, high)).tolist():
+            rows, (path, state) = group == g, kept[g]
+            index = first_left(np.zeros(self.told.k, dtype=np.int64), counts[g], low[rows], high[rows])
+            if index is not None:
+                fail(
+                    "E342",
+                    f"{state} of {element_name(layout, path, tuple(index.tolist()))} is nowhere in the target",
+                    Label(layout.call, "target", where=f"{path}/{state}"),
+                )
+
+    def used(self, source: Held) -> None:
+        """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do.
+
+        Of what leads under `any`, elements that are read where the tensor has another home are spared: not those of its equals.
+        """
+        pieces, graph = self.told.source, self.graph
+        boxes = distinct_boxes(source)
+        i, _ = pairs_in(boxes)
+        crossed = once(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
+        low, high = box_of(pieces)
+        held = np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
+        suspect = held != (high - low).prod(axis=1)
+        suspect[crossed] = True
+        suspect &= pieces.policy != Policy.ANY
+        suspect &= (pieces.tensor < 0) | ~scales_among(self.told)[pieces.tensor]  # factors: their proof is the last one
+        left_out = {text.split(": ")[0] for text in graph.dropped}
+        order = np.argsort(boxes.piece, kind="stable")
+        by_piece = boxes.piece[order]
+        for piece in np.flatnonzero(suspect).tolist():
+            tensor = graph.target.tensors[int(pieces.tensor[piece])] if pieces.tensor[piece] >= 0 else None
+            if tensor is None or f"{self.told.states[int(pieces.state[piece])]} of {tensor}" in left_out:
+                continue
+            instead = self.other_homes(piece) if pieces.policy[piece] == Policy.LEAD else ()
+            spans = [(np.searchsorted(by_piece, n), np.searchsorted(by_piece, n, "right")) for n in (piece, *instead)]
+            mine = np.concatenate([order[a:b] for a, b in spans])
+            index = first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
+            if index is not None:
+                self.blame("E343", "is neither used nor checked as a copy", 0, piece, index)
+        for part, stand in zip(graph.source.parts, self.told.stands[0], strict=True):
+            tensors = [graph.source.tensors[t] for t in part.tensors]
+            lost = [t for t in tensors if f"{part.state} of {t}" not in left_out]
+            if lost and stand is None and len(part.homes):
+                absent = part.homes.home(0)
+                origin = (0,) * len(graph.source.layout.tensors[lost[0]].dims)
+                element = element_name(graph.source.layout, lost[0], origin)
+                fail(
+                    "E343",
+                    f"{part.state} of {element} is neither used nor checked as a copy",
+                    Label(absent.file, "source", where=key_text(absent.key)),
+                )
+
+    def other_homes(self, piece: int) -> I64:
+        """Pieces of the source that are read instead of one that leads: of the same state and tensor, but not its equals.
+
+        Equals are of one part and one box: they lie on ranks that differ along other axes, and are checked.
+        """
+        pieces = self.told.source
+        same = (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
+        found = np.flatnonzero(same & (pieces.policy != Policy.ANY))
+        low, high = in_dims(pieces.dim[found], pieces.low[found], pieces.low[found] + pieces.size[found])
+        own = np.flatnonzero(found == piece)[0]
+        equal = (low == low[own]).all(axis=1) & (high == high[own]).all(axis=1)
+        others: I64 = found[~(equal & (pieces.part[found] == pieces.part[piece]))]
+        return others
+
+    # ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+    def outside(self, row: int, side: int) -> NoReturn:
+        """A move from or to positions where no element lies (padding, or past the end), or where two do."""
+        pieces = self.told.sides[side]
+
+        def is_bad(part: Moves) -> bool:
+            return int(boxes_of(side, pieces, part).volume.sum()) != int(part.numel[0])
+
+        move = self.narrowed(row, is_bad)
+        boxes = element_boxes(side, pieces, 0, move)
+        count = np.bincount(boxes.begin, minlength=int(move.numel[0]))
+        n = int(np.flatnonzero(count != 1)[0])
+        home, position = self.told.place(
+            side, int(positions_of(move.offset[side][0], move.shape[0], move.stride[side][0])[n])
+        )
+        other = element_boxes(1 - side, self.told.sides[1 - side], 0, move)
+        named = self.told.name_at(other, n, self.told.sides[1 - side])
+        way = ("comes from", "goes to")[side]
+        if count[n] > 1:
+            two = [
+                self.told.name(pieces, int(boxes.piece[b]), boxes.low[b]) for b in np.flatnonzero(boxes.begin == n)[:2]
+            ]
+            fail(
+                "E345",
+                f"{two[0]} and {two[1]} lie on one position, {position} of {home[1]}",
+                Label(home[0], ("source", "target")[side], where=home[1]),
+            )
+        fail(
+            "E344",
+            f"{named} {way} position {position} of {home[1]}, where no element lies",
+            Label(home[0], ("source", "target")[side], where=home[1]),
+        )
+
+    def misplaced(self, row: int) -> NoReturn:
+        """Name the first element of a move that goes to another's place."""
+
+        def is_bad(part: Moves) -> bool:
+            sides = boxes_of(0, self.told.source, part), boxes_of(1, self.told.target, part)
+            return int(self.agreed(*sides, part)[0]) != int(part.numel[0])
+
+        move = self.narrowed(row, is_bad)
+        a, b = element_boxes(0, self.told.source, 0, move), element_boxes(1, self.told.target, 0, move)
+        a, b = a.take(np.argsort(a.begin, kind="stable")), b.take(np.argsort(b.begin, kind="stable"))
+        same = (a.low == b.low).all(axis=1) & (self.told.source.tensor[a.piece] == self.told.target.tensor[b.piece])
+        same &= self.told.is_origin(self.told.source.state[a.piece], move.state[a.move])
+        same &= self.told.target.state[b.piece] == move.state[b.move]
+        n = int(np.flatnonzero(~same)[0])
+        (s, _), (t, _) = (self.told.place(side, int(move.offset[side][0])) for side in (0, 1))
+        fail(
+            "E340",
+            f"{self.told.name(self.told.source, int(a.piece[n]), a.low[n])} is brought to the place of"
+            f" {self.told.name(self.told.target, int(b.piece[n]), b.low[n])}",
+            Label(s[0], "from here", where=s[1]),
+            Label(t[0], "to here", where=t[1]),
+        )
+
+    def narrowed(self, row: int, is_bad: Callable[[Moves], bool]) -> Moves:
+        """A part of a move that is bad, too, of few enough elements to be looked at one by one: the first such part."""
+        m = self.told.moves
+        part = Moves(
+            m.kind[row : row + 1],
+            m.flow[row : row + 1],
+            m.state[row : row + 1],
+            (m.offset[0][row : row + 1], m.offset[1][row : row + 1]),
+            (m.stride[0][row : row + 1], m.stride[1][row : row + 1]),
+            m.shape[row : row + 1],
+        )
+        while int(part.numel[0]) > ONE_BY_ONE:
+            halves = halved(part)
+            part = next((half for half in halves if is_bad(half)), halves[-1])
+        return part
+
+    def blame(self, code: str, what: str, side: int, piece: int, index: I64) -> NoReturn:
+        pieces = self.told.sides[side]
+        low, _ = box_of(pieces)
+        stride = np.empty_like(pieces.stride[piece])
+        stride[pieces.dim[piece]] = pieces.stride[piece]
+        (file, key), _ = self.told.place(side, int(pieces.first[piece] + ((index - low[piece]) * stride).sum()))
+        fail(code, f"{self.told.name(pieces, piece, index)} {what}", Label(file, ("source", "target")[side], where=key))

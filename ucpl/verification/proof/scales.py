@@ -1,0 +1,161 @@
+"""Is everything that a graph scales scaled once, and by the scale of its own block? Told from the pieces of both sides.
+
+A row of scales and a row of what they scale are told by their corners: along each dim of a row both sides step evenly, so
+that what holds at the corners of a box holds within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from ucpl.columns import each
+from ucpl.columns.operations import Flow
+from ucpl.errors import Label, fail
+from ucpl.verification.proof.joins import I64, Boxes, Mask, Pieces, box_of, first_left, pairs_in
+from ucpl.verification.proof.moves import AT_ONCE, boxes_at
+from ucpl.verification.proof.tables import Told
+
+__all__ = ["prove_scales", "scales_among"]
+
+Ends = tuple[I64, I64, I64, I64]
+
+
+def scales_among(told: Told) -> Mask:
+    """Of each tensor: whether it is a scale that the graph reads as one."""
+    out = np.zeros(max(1, len(told.graph.target.tensors)), dtype=bool)
+    for flow in _flows(told):
+        tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
+        scales = (tensors[names[t]].scale for t in each(flow.moves.tensor))
+        out[[told.number[s] for s in scales if s is not None]] = True
+    return out
+
+
+def prove_scales(told: Told) -> None:
+    """Raises E347, naming the first element that is not scaled, scaled twice, or scaled by another block's scale."""
+    found: list[Boxes] = []
+    for ends in _batches([_ends(told, flow) for flow in _flows(told)]):
+        here, there, row, numel = (np.concatenate(column) for column in zip(*ends, strict=True))
+        source, target = boxes_at(told.source, here), boxes_at(told.target, there)
+        _same_block(told, source, target)
+        found.append(_boxes(told, target, row, numel))
+    _all_once(told, found)
+
+
+def _ends(told: Told, flow: Flow) -> Ends:
+    """Positions of the corners of both sides of a flow's rows, the row of each, and how many elements each row has."""
+    lane, m = flow.lanes[0], flow.moves
+    index = _corners(m.shape)
+    row = np.repeat(np.arange(len(m)), index.shape[1])
+    index = index.reshape(len(row), -1)
+    here = m.source[row] + (lane.source << told.bits[0]) + (index * m.source_stride[row]).sum(axis=1)
+    there = m.target[row] + (lane.target << told.bits[1]) + (index * m.target_stride[row]).sum(axis=1)
+    return here, there, row, m.shape.prod(axis=1)
+
+
+def _batches(ends: Sequence[Ends]) -> Iterator[list[Ends]]:
+    """Flows together, so that the pieces are looked through a few times in all."""
+    batch: list[Ends] = []
+    for one in ends:
+        batch.append((one[0], one[1], one[2] + (batch[-1][2][-1] + 1 if batch else 0), one[3]))
+        if batch[-1][2][-1] > AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _flows(told: Told) -> Sequence[Flow]:
+    return [flow for flow in told.flows if flow.kind == "scale" and len(flow.moves)]
+
+
+def _corners(shape: I64) -> I64:
+    """(N, 2 ** D, D): the first and the last index along each dim, all combinations."""
+    d = shape.shape[1]
+    ends = (np.arange(1 << d)[:, None] >> np.arange(d)) & 1
+    out: I64 = ends[None] * (shape[:, None, :] - 1)
+    return out
+
+
+def _same_block(told: Told, source: Boxes, target: Boxes) -> None:
+    """Each corner of a row: one scale, one element, and the scale is that of the element's block."""
+    tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
+    if len(source) != len(target) or (source.move != target.move).any():
+        fail("E347", "a scale, or what it scales, is at a place where no element lies", Label("plan"))
+    of_source, of_target = told.source.tensor[source.piece], told.target.tensor[target.piece]
+    numbers, which = np.unique(of_source, return_inverse=True)
+    owner = np.full(
+        len(numbers), -1
+    )  # of each scale: what it scales, along which dims, and how many elements a block has
+    along, size = np.zeros((len(numbers), told.k), np.int64), np.ones((len(numbers), told.k), np.int64)
+    for n, number in enumerate(numbers.tolist()):
+        scaling = tensors[names[number]].scaling
+        if scaling is not None:
+            owner[n] = told.number[scaling.of]
+            along[n, : len(scaling.along)], size[n, : len(scaling.sizes)] = scaling.along, scaling.sizes
+            size[n, len(scaling.sizes) :] = 0
+    block = np.take_along_axis(target.low, along[which], axis=1) // np.maximum(size[which], 1)
+    good = (owner[which] == of_target) & ((source.low == block) | (size[which] == 0)).all(axis=1)
+    if not good.all():
+        n = int(np.flatnonzero(~good)[0])
+        scale = told.name(told.source, int(source.piece[n]), source.low[n])
+        _blame(told, target, n, f"is scaled by {scale}, which is not of its block")
+
+
+def _boxes(told: Told, target: Boxes, row: I64, numel: I64) -> Boxes:
+    """What each row scales, as a box of one piece: from corner to corner, and no element of it less than the row has."""
+    first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
+    low = np.minimum.reduceat(target.low, first)
+    high = np.maximum.reduceat(target.high, first)
+    one = (np.maximum.reduceat(target.piece, first) == target.piece[first]) & (
+        np.minimum.reduceat(target.piece, first) == target.piece[first]
+    )
+    bad = np.flatnonzero(~one | ((high - low).prod(axis=1) != numel))
+    if len(bad):
+        _blame(told, target, int(first[bad[0]]), "is scaled in a box that is none")
+    none = np.zeros(len(first), dtype=np.int64)
+    return Boxes(none, target.piece[first], low, high, none, np.zeros_like(low))
+
+
+def _all_once(told: Told, found: list[Boxes]) -> None:
+    pieces = told.target
+    low, high = box_of(pieces)
+    must = _to_scale(told, pieces)
+    held = np.zeros(len(pieces), dtype=np.int64)
+    for boxes in found:
+        i, j = pairs_in(boxes)
+        if len(i):
+            index = np.maximum(boxes.low[i[0]], boxes.low[j[0]])
+            fail("E347", f"{told.name(pieces, int(boxes.piece[i[0]]), index)} is scaled twice", Label("plan"))
+        held += np.bincount(boxes.piece, weights=boxes.volume, minlength=len(pieces)).astype(np.int64)
+    must |= held > 0
+    bad = np.flatnonzero(must & (held != (high - low).prod(axis=1)))
+    if len(bad):
+        piece = int(bad[0])
+        mine = [(b.low[b.piece == piece], b.high[b.piece == piece]) for b in found]
+        lows, highs = (np.concatenate([m[n] for m in mine]) if mine else low[:0] for n in range(2))
+        index = first_left(low[piece], high[piece], lows, highs)
+        fail("E347", f"{told.name(pieces, piece, low[piece] if index is None else index)} is not scaled", Label("plan"))
+
+
+def _to_scale(told: Told, pieces: Pieces) -> Mask:
+    """Pieces of tensors that the target stores as products alone, and the source as factors."""
+    graph = told.graph
+    sides = []
+    for placement in (graph.source, graph.target):
+        of = {True: set[str](), False: set[str]()}
+        for part in placement.parts:
+            if part.state == "weight":
+                of[part.scaled] |= {placement.tensors[t] for t in part.tensors}
+        sides.append(of)
+    wanted = sides[1][True] - sides[1][False] - sides[0][True]
+    numbers = [told.number[path] for path in wanted]
+    weight = told.states.index("weight") if "weight" in told.states else -1
+    out: Mask = np.isin(pieces.tensor, numbers) & (pieces.state == weight)
+    return out
+
+
+def _blame(told: Told, target: Boxes, n: int, what: str) -> NoReturn:
+    fail("E347", f"{told.name(told.target, int(target.piece[n]), target.low[n])} {what}", Label("plan"))

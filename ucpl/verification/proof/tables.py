@@ -1,0 +1,296 @@
+"""What a proof is about, as tables: the pieces of both sides, and all moves of a graph. And how its elements are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ucpl.columns import each, once
+from ucpl.columns.operations import Fill, Flow, Lane
+from ucpl.extents import Shelves, key_text
+from ucpl.graph import Graph
+from ucpl.records import frozen
+from ucpl.regions import Part, Placement, element_name
+from ucpl.verification.proof.joins import I64, Boxes, Mask, Moves, Pieces, widened
+
+__all__ = ["Told"]
+
+
+def _ranks(part: Part, homes: I64) -> I64:
+    """Of each stored tensor of a part, the first rank that holds it."""
+    known = {home: part.homes.home(home).rank for home in each(homes)}
+    return np.array([known[home] for home in homes.tolist()], dtype=np.int64)
+
+
+class Told:
+    """A graph as the proof sees it. States that are stored and moved just as another one is are left out: see `followers`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.number = {path: i for i, path in enumerate(graph.target.tensors)}
+        parts = (*graph.source.parts, *graph.target.parts)
+        self.k = max([1, *(p.folded.low.shape[1] for p in parts)])
+        self.bits = tuple(space.bits for space in graph.spaces)
+        self.stands = (_placed(graph.source, graph.sources), _placed(graph.target, graph.targets))
+        # What is proved of a state holds for those that are stored and moved just as it is.
+        self.flows = graph.flows
+        self.led = _followers(graph, self.flows, self.stands)
+        self.states = list(dict.fromkeys([p.state for p in parts] + [x.state for f in self.flows for x in f.lanes]))
+        self.source = self._pieces(0, graph.source, {lane.origin for lane in self.led})
+        self.target = self._pieces(1, graph.target, {lane.state for lane in self.led})
+        self.moves = self._table()
+
+    @property
+    def sides(self) -> tuple[Pieces, Pieces]:
+        return self.source, self.target
+
+    # ---- tables ----------------------------------------------------------------------------------------------------------
+
+    def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
+        k, one = self.k, 1 << self.bits[side]
+        blank = {"low": 0, "high": 1, "stride": 0}
+        wide: dict[str, list[I64]] = {
+            n: [] for n in ("offset", "tensor", "state", "policy", "over", "rank", "part", *blank)
+        }
+        common = np.array([self.number.get(p, -1) for p in placement.tensors] or [-1], dtype=np.int64)
+        for number, (part, stand) in enumerate(zip(placement.parts, self.stands[side], strict=True)):
+            if stand is None or part.state in led:
+                continue
+            p = part.folded
+            if stand.hidden is not None:  # second names, whose storage another tensor is
+                p = part.pieces.take(~stand.hidden[part.pieces.home])
+            if not len(p):
+                continue
+            wide["offset"].append((p.home + stand.first) * one + p.offset)
+            wide["tensor"].append(common[p.tensor])
+            wide["state"].append(np.full(len(p), self.states.index(part.state)))
+            wide["policy"].append(p.policy)
+            wide["over"].append(p.over)
+            wide["part"].append(np.full(len(p), number))
+            wide["rank"].append(_ranks(part, p.home) if p.over.any() else np.zeros_like(p.home))
+            for name, array in (("low", p.low), ("high", p.high), ("stride", p.stride + p.home_stride * one)):
+                wide[name].append(array)
+        none = [np.zeros(0, dtype=np.int64)]
+        flat = {n: widened(v, k, blank[n]) if n in blank else np.concatenate(v or none) for n, v in wide.items()}
+        keep = np.flatnonzero((flat["high"] > flat["low"]).all(axis=1))
+        order = keep[np.argsort(flat["offset"][keep], kind="stable")]
+        flat = {n: v.take(order, axis=0) for n, v in flat.items()}
+        size = flat["high"] - flat["low"]
+        stride = np.where(size > 1, flat["stride"], 0)
+        dim = np.argsort(-stride, axis=1, kind="stable")
+        size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
+        last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
+        return Pieces(
+            flat["offset"],
+            last,
+            flat["tensor"],
+            flat["state"],
+            flat["policy"],
+            flat["over"],
+            flat["rank"],
+            flat["part"],
+            size,
+            stride,
+            dim,
+            low,
+        )
+
+    def _table(self) -> Moves:
+        """The moves of every state that is not led by another one."""
+        found = [
+            (
+                (flow.kind, number),
+                self.states.index(lane.state),
+                flow.moves,
+                lane.source << self.bits[0],
+                lane.target << self.bits[1],
+            )
+            for number, flow in enumerate(self.flows)
+            for lane in flow.lanes
+            if lane not in self.led and len(flow.moves) and flow.kind != "scale"  # of factors: see scaled.py
+        ]
+        d = max([1, *(m.shape.shape[1] for _, _, m, _, _ in found)])
+
+        def flat(arrays: list[I64]) -> I64:
+            out: I64 = np.concatenate(arrays or [np.zeros(0, np.int64)])
+            return out
+
+        moves = [m for _, _, m, _, _ in found]
+        counts = [len(m) for m in moves]
+        return Moves(
+            np.repeat(np.array([kind for (kind, _), *_ in found] or ["copy"]), counts or [0]),
+            np.repeat(np.array([number for (_, number), *_ in found] or [0], dtype=np.int64), counts or [0]),
+            np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
+            (flat([m.source + s for _, _, m, s, _ in found]), flat([m.target + t for _, _, m, _, t in found])),
+            (widened([m.source_stride for m in moves], d, 1), widened([m.target_stride for m in moves], d, 1)),
+            widened([m.shape for m in moves], d, 1),
+        )
+
+    def over(self, bits: int) -> set[tuple[int, int]]:
+        """Mesh axes of the source, told by their bits: how many ranks apart their coordinates are, and how many there are."""
+        seen: dict[str, tuple[int, int]] = {}
+        for mesh in self.graph.source.layout.meshes:
+            for n, axis in reversed(list(enumerate(mesh.axes))):
+                apart = int(np.prod(mesh.degrees[n + 1 :], dtype=np.int64))
+                seen.setdefault(axis, (apart, mesh.degrees[n]))
+        return {place for n, place in enumerate(seen.values()) if bits >> n & 1}
+
+    # ---- what is said of it ----------------------------------------------------------------------------------------------
+
+    def is_origin(self, have: I64, want: I64) -> Mask:
+        """Whether a state of the source may fill a state of the target: its own, or one that is derived from it."""
+        allowed = np.eye(len(self.states), dtype=bool)
+        for d in self.graph.source.layout.derived:
+            if d.state in self.states and d.source in self.states:
+                allowed[self.states.index(d.source), self.states.index(d.state)] = True
+        for line in self.graph.target.layout.fillings:  # masters of parameters that the source has no masters of
+            for state in (line.states or ()) if line.value is None else ():
+                if state in self.states and "weight" in self.states:
+                    allowed[self.states.index("weight"), self.states.index(state)] = True
+        out: Mask = allowed[have, want]
+        return out
+
+    def place(self, side: int, position: int) -> tuple[tuple[str, str], int]:
+        """File and key of the stored tensor that a position is of, and where in that it is."""
+        stored: Shelves = (self.graph.sources, self.graph.targets)[side]
+        home, at = divmod(position, 1 << self.bits[side])
+        tensor = stored[min(max(home, 0), len(stored) - 1)]
+        return (tensor.file, key_text(tensor.key)), at
+
+    def name_at(self, boxes: Boxes, n: int, pieces: Pieces) -> str:
+        found = np.flatnonzero(boxes.begin == n)
+        return self.name(pieces, int(boxes.piece[found[0]]), boxes.low[found[0]]) if len(found) else "an element"
+
+    def name(self, pieces: Pieces, piece: int, index: I64) -> str:
+        path = self.graph.target.tensors[int(pieces.tensor[piece])]
+        element = element_name(self.graph.target.layout, path, tuple(index.tolist()))
+        return f"{self.states[int(pieces.state[piece])]} of {element}"
+
+
+# --- Numbers of a part's stored tensors in a graph ------------------------------------------------------------------
+# Numbers of stored tensors are not taken from who made the graph: a part stands where its own names stand.
+
+
+@frozen(eq=False)
+class _Stand:
+    """A part's stored tensors: numbers `first`..`last` of its side. `hidden`: which of them have another one's storage."""
+
+    first: int
+    last: int
+    hidden: NDArray[np.bool_] | None
+
+
+Stands = tuple["_Stand | None", ...]
+
+
+def _placed(placement: Placement, stored: Shelves) -> Stands:
+    """Of each part: where it stands, or None where it takes no part."""
+    shelf_of = {(id(s.block), s.state): i for i, s in enumerate(stored.shelves)}
+    out: list[_Stand | None] = []
+    for part in placement.parts:
+        found = [shelf_of.get((id(block), part.state)) for block in part.homes.blocks]
+        if not found or None in found:
+            out.append(None)
+            continue
+        numbers = [i for i in found if i is not None]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "a part's shelves follow each other"
+        hidden = None
+        if any(stored.shelves[i].shares is not None for i in numbers):
+            each = [
+                np.zeros(len(s), dtype=np.bool_) if s.shares is None else s.shares >= 0
+                for s in (stored.shelves[i] for i in numbers)
+            ]
+            hidden = np.concatenate(each)
+        out.append(_Stand(int(stored.starts[numbers[0]]), int(stored.starts[numbers[-1] + 1]), hidden))
+    return tuple(out)
+
+
+def _followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands]) -> set[Lane]:
+    """Lanes whose state is stored as the first lane's on both sides, part by part, and moves at a constant distance from it.
+
+    What is proved of the first lane is then proved of them.
+    """
+    filled = {n.state for n in graph.net if isinstance(n, Fill) and n.lacking}  # each by a line of its own
+    leader: dict[str, str] = {}
+    told: dict[str, list[tuple[Lane, ...]]] = {}
+    for flow in flows:
+        for lane in flow.lanes:
+            told.setdefault(lane.state, []).append(flow.lanes)
+            if leader.setdefault(lane.state, flow.lanes[0].state) != flow.lanes[0].state:
+                leader[lane.state] = lane.state  # not always the same one
+    found: set[Lane] = set()
+    for state, first in leader.items():
+        if state == first or leader[first] != first or {state, first} & filled or len(told[state]) != len(told[first]):
+            continue
+        lanes = [(lane, x[0]) for x in told[state] for lane in x if lane.state == state]
+        origins = {(lane.origin, lead.origin) for lane, lead in lanes}
+        if len(origins) != 1 or not _same_parts(graph.target, state, first, stands[1]):
+            continue
+        origin, led_by = next(iter(origins))
+        if (origin == state) != (led_by == first) or not _same_parts(graph.source, origin, led_by, stands[0]):
+            continue
+        if origin != state and not any(d.state == state and d.source == origin for d in graph.source.layout.derived):
+            continue
+        if _at_their_distance(graph, flows, ((origin, led_by), (state, first)), stands):
+            found |= {lane for lane, _ in lanes}
+    # What follows must not be made of what something else is made of, too, and as much of both must be left out.
+    origins_of = {lane.state: lane.origin for lane in found}
+    others = {lane.origin for lanes in told.values() for of in lanes for lane in of if lane not in found}
+    left_out = {tuple(text.split(": ")[0].split(" of ", 1)) for text in graph.dropped}
+    for state, origin in origins_of.items():
+        of_leader = next(of[0].origin for of in told[state])
+        if (
+            origin in others
+            or len(set(origins_of.values())) != len(origins_of)
+            or {t[1:] for t in left_out if t[0] == origin} != {t[1:] for t in left_out if t[0] == of_leader}
+        ):
+            return set()
+    return found
+
+
+def _parts(placement: Placement, state: str) -> list[tuple[int, Part]]:
+    return [(n, p) for n, p in enumerate(placement.parts) if p.state == state]
+
+
+def _same_parts(placement: Placement, state: str, first: str, stands: Stands) -> bool:
+    """Whether two states are stored alike: the same boxes part by part."""
+    a, b = _parts(placement, state), _parts(placement, first)
+    return len(a) == len(b) and all(
+        x.folded is y.folded
+        and x.is_alias == y.is_alias
+        and (stands[n] is None) == (stands[m] is None)
+        and _hidden(stands[n]) == _hidden(stands[m])
+        and len(x.homes) == len(y.homes)
+        for (n, x), (m, y) in zip(a, b, strict=True)
+    )
+
+
+def _hidden(stand: _Stand | None) -> list[bool] | None:
+    """Which tensors of a part have another one's storage: nothing fills those by themselves."""
+    return None if stand is None or stand.hidden is None else [bool(h) for h in stand.hidden]
+
+
+def _at_their_distance(
+    graph: Graph, flows: Sequence[Flow], pairs: tuple[tuple[str, str], tuple[str, str]], stands: tuple[Stands, Stands]
+) -> bool:
+    """Whether every flow's lane lies as far from the first as its stored tensors do. pairs: ours and theirs, by side."""
+    state = pairs[1][0]
+    for side, placement in enumerate((graph.source, graph.target)):
+        ours, theirs = (_parts(placement, name) for name in pairs[side])
+        known = [(stands[side][m], stands[side][n]) for (n, _), (m, _) in zip(ours, theirs, strict=True)]
+        rows = sorted((b.first, b.last, a.first - b.first) for b, a in known if a is not None and b is not None)
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+        for flow in flows:
+            lane = next((x for x in flow.lanes if x.state == state), None)
+            if lane is None or not len(flow.extract.boxes):
+                continue
+            position = (flow.place if side else flow.extract).boxes.offset
+            home = once(position >> graph.spaces[side].bits)
+            at = np.searchsorted(table[:, 0], home, side="right") - 1
+            if (at < 0).any() or (home >= table[at, 1]).any():
+                return False
+            if (table[at, 2] != (lane.target if side else lane.source)).any():
+                return False
+    return True

@@ -1,0 +1,265 @@
+"""Does a layout describe this checkpoint? Every tensor listed, every entry matched, shapes and orders as stated."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from attrs import evolve
+
+from ucpl.errors import Diagnostic, Label, UcplError
+from ucpl.extents import PAIRED, Flat, in_file, key_text
+from ucpl.layout import FileRule
+from ucpl.layout.scope import at
+from ucpl.layout.templates import Hole, Template, render, varies
+from ucpl.records import frozen
+from ucpl.regions import Part, Placement
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.watching import walked
+from ucpl.verification.blobs import missing
+
+SHOWN = 8  # findings of one kind that are listed
+
+
+def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """All disagreements between a located layout and an opened checkpoint.
+
+    E320: a stored tensor with elements that no entry covers. E321: an entry whose place is not in the checkpoint.
+    E322: another shape. E323: a flat buffer in another order than the checkpoint states. E391: a blob that is not there.
+    E398: files of more ranks.
+    """
+    out: list[Diagnostic] = []
+    stored = {(f, tuple(map(str, k))): e for (f, k), e in checkpoint.extents.items()}
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    spec = placement.layout.call
+    for part in placement.parts:
+        for home in part.homes:
+            place = (home.file, tuple(map(str, home.key)))
+            seen.add(place)
+            here = at(part.span, "stored by this line") if part.span.line else Label(spec, where=part.label)
+            extent = stored.get(place)
+            if extent is None:
+                out.append(
+                    Diagnostic(
+                        "E321",
+                        f"{part.state} of `{part.label}` should be at {key_text(home.key)},"
+                        " and the checkpoint has nothing there",
+                        (
+                            Label(str(checkpoint.root / home.file), "no tensor in this file", where=key_text(home.key)),
+                            here,
+                        ),
+                        remedy="correct the entry's name, or take the entry out",
+                    )
+                )
+            elif extent.shape != (shape := _stated(part, home.shape, extent.dtype)):
+                out.append(
+                    Diagnostic(
+                        "E322",
+                        f"{key_text(home.key)} is {list(extent.shape)} in the checkpoint and {list(shape)} in the layout",
+                        (
+                            Label(str(checkpoint.root / home.file), f"{list(extent.shape)}", where=key_text(home.key)),
+                            here,
+                        ),
+                        remedy="correct the sizes or the cut in the layout",
+                    )
+                )
+    for (file, key), extent in stored.items():
+        if (file, key) not in seen and extent.numel:
+            out.append(
+                Diagnostic(
+                    "E320",
+                    f"no entry covers {'/'.join(key)}, {list(extent.shape)} {extent.dtype}",
+                    (
+                        Label(str(checkpoint.root / file), "is in the checkpoint", where="/".join(key)),
+                        Label(spec, "covers all but this"),
+                    ),
+                    remedy="add an entry for it to the layout",
+                )
+            )
+    found = missing(placement, checkpoint) + out
+    return found + _left_over(placement, checkpoint) + orders(placement, checkpoint)
+
+
+def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """The shape that a file of this dtype states: of elements that lie two to a byte, the bytes."""
+    return in_file(dtype if dtype in PAIRED or part.dtype is None else part.dtype, shape)[1]
+
+
+def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """Flat buffers whose members or order differ from what the checkpoint states."""
+    out = []
+    for flat, theirs in stated_flats(placement, checkpoint):
+        ours_names = [n for n, _ in flat.members]
+        their_names = [n for n, _ in theirs.members]
+        if ours_names == their_names:
+            continue
+        n = next(
+            (i for i, (a, b) in enumerate(zip(ours_names, their_names, strict=False)) if a != b),
+            min(len(ours_names), len(their_names)),
+        )
+        out.append(
+            Diagnostic(
+                "E323",
+                f"flat buffer {flat.bucket} is in another order than the checkpoint states, from tensor {n} on",
+                (
+                    Label(str(checkpoint.root), "states: " + _excerpt(their_names, n), where=f"bucket {flat.bucket}"),
+                    Label(placement.layout.call, "has: " + _excerpt(ours_names, n), where=f"group {flat.group}"),
+                ),
+                remedy="correct the group's members or its `order`;"
+                " `ucpl infer` writes the order that the checkpoint states",
+            )
+        )
+    return out
+
+
+def stated_flats(placement: Placement, checkpoint: Checkpoint) -> Iterator[tuple[Flat, Flat]]:
+    """Flat buffers of a layout, each with the one that the checkpoint states."""
+    stated = {_mark(f, f.coordinates): f for f in checkpoint.stated}
+    for flat in placement.flats:
+        yield from ((flat, theirs) for (b, _), theirs in stated.items() if b == flat.bucket and _agree(theirs, flat))
+
+
+def _mark(flat: Flat, coordinates: dict[str, int]) -> tuple[int, tuple[tuple[str, int], ...]]:
+    return flat.bucket, tuple(sorted(coordinates.items()))
+
+
+def _agree(a: Flat, b: Flat) -> bool:
+    return all(b.coordinates.get(k, v) == v for k, v in a.coordinates.items())
+
+
+def _excerpt(names: list[str], n: int) -> str:
+    shown = names[n : n + 4]
+    return (", ".join(shown) if shown else "nothing more") + (", ..." if len(names) > n + 4 else "")
+
+
+def demand(placement: Placement, checkpoint: Checkpoint) -> None:
+    """Raise what `findings` finds, the first few of it."""
+    found = findings(placement, checkpoint)
+    if found:
+        raise UcplError(*found[:SHOWN])
+
+
+# --- Files of more ranks than the layout has ------------------------------------------------------------------------
+
+SPEC_ALONE = "torch"  # the framework of files that only a spec describes; the others count their ranks themselves
+RANKS_MAX = 1 << 16  # names that are made; of more, nothing is said
+
+
+def _left_over(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+    """E398: a file in the folder that is named as those of a line are, but for a coordinate that no rank has."""
+    if checkpoint.framework != SPEC_ALONE or not checkpoint.root.is_dir():
+        return []
+    layout = placement.layout
+    degrees = {axis: n for mesh in layout.meshes for axis, n in zip(mesh.axes, mesh.degrees, strict=True)}
+    degrees.setdefault("rank", layout.ranks)
+    named = {rule.name: form for rule in layout.files.values() if (form := _form(rule, degrees)) is not None}
+    if not named:
+        return []
+    stored = {home.file for part in placement.parts for home in part.homes}
+    stored |= {place.file for blob in placement.blobs for place in blob.places}
+    expected = {name: form.files(stored) for name, form in named.items()}
+    known = stored.union(*expected.values())
+    out = []
+    for name, form in named.items():
+        others = sorted(f for f in form.alike(checkpoint.root, expected[name]) if f not in known)
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            out.append(
+                Diagnostic(
+                    "E398",
+                    f"{others[0]}{more} would be of a rank that {layout.call} does not have",
+                    (
+                        Label(str(checkpoint.root / others[0]), "is in the folder"),
+                        at(layout.files[name].span, f"{len(expected[name])} files are named so"),
+                    ),
+                    remedy="give the degrees that the checkpoint was written with;"
+                    " a file that is no part of it belongs into another folder",
+                )
+            )
+    return out
+
+
+@frozen
+class _Form:
+    """The names of a line's files. `ranked`: numbers of the parts that a rank's coordinates change, and nothing else does."""
+
+    path: Template
+    ranked: frozenset[int]
+    degrees: Mapping[str, int]  # of the coordinates in these parts
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """A group for each part that is not the same everywhere."""
+        return re.compile("".join(self._part(n, part) for n, part in enumerate(self.path.parts)))
+
+    def _part(self, n: int, part: str | Hole) -> str:
+        if isinstance(part, str):
+            return re.escape(part)
+        if n in self.ranked:
+            return f"(?P<rank{n}>[0-9]+)"
+        return re.escape(self._text(part, self._first)) if self._is_one(part) else f"(?P<other{n}>.*)"
+
+    def _is_one(self, part: Hole) -> bool:
+        """Whether it has one text for every coordinate and every tensor."""
+        return part.names <= self.degrees.keys()
+
+    def files(self, stored: set[str]) -> set[str]:
+        """The names at all coordinates, where the rest of each is as in one of the stored files."""
+        places = [dict(zip(self.degrees, c, strict=True)) for c in product(*map(range, self.degrees.values()))]
+        ranked = [texts for place in places if (texts := self._numbers(place)) is not None]
+        found = {_rest(m) for f in stored if (m := self.pattern.fullmatch(f)) is not None}
+        if len(found) * len(places) > RANKS_MAX:
+            return {f for f in stored if self.pattern.fullmatch(f) is not None}
+        return {self._name({**dict(rest), **numbers}) for rest in found for numbers in ranked}
+
+    def _numbers(self, place: Mapping[str, int]) -> dict[int, str] | None:
+        """The parts of ranks at one place. None where an expression has no value there."""
+        try:
+            return {n: self._text(self.path.parts[n], place) for n in self.ranked}
+        except UcplError:
+            return None
+
+    def _name(self, texts: Mapping[int, str]) -> str:
+        parts = enumerate(self.path.parts)
+        return "".join(texts[n] if n in texts else self._text(part, self._first) for n, part in parts)
+
+    @property
+    def _first(self) -> dict[str, int]:
+        return dict.fromkeys(self.degrees, 0)
+
+    def _text(self, part: str | Hole, place: Mapping[str, int]) -> str:
+        return part if isinstance(part, str) else render(evolve(self.path, parts=(part,)), dict(place))
+
+    def alike(self, root: Path, expected: set[str]) -> Iterator[str]:
+        """Files of the folder that differ from an expected one in the numbers of ranks alone."""
+        rest = {_rest(m) for f in expected if (m := self.pattern.fullmatch(f)) is not None}
+        deep = max((f.count("/") for f in expected), default=0)
+        for folder, folders, names in walked(root):
+            here = os.path.relpath(folder, root).replace(os.sep, "/")
+            head = "" if here == "." else f"{here}/"
+            if head.count("/") >= deep:
+                folders.clear()
+            matches = ((head + name, self.pattern.fullmatch(head + name)) for name in names)
+            yield from (name for name, m in matches if m is not None and _rest(m) in rest)
+
+
+def _form(rule: FileRule, degrees: Mapping[str, int]) -> _Form | None:
+    """None where no coordinate changes the names, a part needs a coordinate and an index at once, or ranks are too many."""
+    if rule.form is None or rule.path is None:
+        return None
+    ranked = {n for n, part in enumerate(rule.path.parts) if isinstance(part, Hole) and varies(part, degrees)}
+    names = {
+        name for n, part in enumerate(rule.path.parts) if isinstance(part, Hole) and n in ranked for name in part.names
+    }
+    if not ranked or not names <= degrees.keys() or prod(degrees[a] for a in names) > RANKS_MAX:
+        return None
+    return _Form(rule.path, frozenset(ranked), {a: degrees[a] for a in sorted(names)})
+
+
+def _rest(match: re.Match[str]) -> tuple[tuple[int, str], ...]:
+    """The groups that are not of ranks, by the numbers of their parts."""
+    return tuple((int(k.removeprefix("other")), v) for k, v in match.groupdict().items() if k.startswith("other"))

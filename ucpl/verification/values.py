@@ -1,0 +1,155 @@
+"""Values that stand beside tensors, held against each other: hyper-parameters, counters, client_state with its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from attrs import field
+
+from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
+from ucpl.records import frozen
+from ucpl.stores.carrying import Place, by_place, origin_of
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.scalars import number_of
+
+__all__ = ["Apart", "Beside", "apart", "value_text"]
+
+_CONTAINERS = (dict, list, tuple, Call)
+_NUMBERS = (bool, int, float)
+
+
+@frozen
+class Apart:
+    """One place where two values differ, as texts."""
+
+    path: str
+    a: str
+    b: str
+
+
+class Beside:
+    """The tensors inside values of one checkpoint: where its files lie, and its tensors by place."""
+
+    def __init__(self, root: Path, known: dict[Place, Extent]) -> None:
+        self.root = root
+        self._known = known
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Beside:
+        """Of what it carries."""
+        return cls(checkpoint.root, by_place(checkpoint.carried_extents.values()))
+
+    def extent(self, t: TensorRef) -> Extent | None:
+        file, name = origin_of(t.storage.name)
+        return self._known.get((file, name, t.offset, t.shape, t.stride, t.storage.dtype))
+
+    def chunks(self, extent: Extent) -> Iterator[bytes]:
+        """The tensor's bytes, row-major, about a MiB at a time. Raises: UcplError E610, E611."""
+        from ucpl.verification.tiles import Tiles, tiles_of  # who only prints values reads none
+
+        with Tiles.of(self.root, extent) as tiles:
+            for tile in tiles_of(extent.shape, DTYPES[extent.dtype].itemsize, is_row_major=True):
+                yield tiles.read(tile).tobytes()
+
+
+def apart(path: str, a: object, b: object, ours: Beside, theirs: Beside) -> Iterator[Apart]:
+    """Every place where two value trees differ. Numbers are equal by value; a NaN equals itself."""
+    yield from _Trees(ours, theirs).apart(path, a, b)
+
+
+@frozen
+class _Trees:
+    ours: Beside
+    theirs: Beside
+    # Containers that were held against each other: what is shared is compared once, and a cycle ends.
+    met: set[tuple[int, int]] = field(factory=set)
+
+    def apart(self, path: str, a: object, b: object) -> Iterator[Apart]:
+        a, b = number_of(a), number_of(b)
+        if isinstance(a, TensorRef) and isinstance(b, TensorRef):
+            yield from _tensors(path, a, b, self.ours, self.theirs)
+        elif isinstance(a, _CONTAINERS) and isinstance(b, _CONTAINERS):
+            if (id(a), id(b)) not in self.met:
+                self.met.add((id(a), id(b)))
+                yield from self.inside(path, a, b)
+        elif isinstance(a, float) and isinstance(b, float) and a != a and b != b:
+            return
+        elif isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
+            if a != b:
+                yield Apart(path, value_text(a), value_text(b))
+        elif type(a) is not type(b) or a != b:
+            yield Apart(path, value_text(a), value_text(b))
+
+    def inside(self, path: str, a: object, b: object) -> Iterator[Apart]:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in [*a, *(k for k in b if k not in a)]:
+                name = f"{path}.{key}" if path else str(key)
+                if key not in a or key not in b:
+                    yield Apart(name, _said(a, key), _said(b, key))
+                else:
+                    yield from self.apart(name, a[key], b[key])
+        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            if len(a) != len(b):
+                yield Apart(path, f"{len(a)} values", f"{len(b)} values")
+            for i, (x, y) in enumerate(zip(a, b, strict=False)):
+                yield from self.apart(f"{path}[{i}]", x, y)
+        elif isinstance(a, Call) and isinstance(b, Call):
+            for name in ("function", "args", "kwargs", "state", "list_items", "dict_items"):
+                yield from self.apart(f"{path}.{name}", getattr(a, name), getattr(b, name))
+        else:
+            yield Apart(path, value_text(a), value_text(b))
+
+
+def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside) -> Iterator[Apart]:
+    if (a.storage.dtype, tuple(a.shape)) != (b.storage.dtype, tuple(b.shape)):
+        yield Apart(path, value_text(a), value_text(b))
+        return
+    mine, yours = ours.extent(a), theirs.extent(b)
+    if 0 in a.shape:
+        return
+    if mine is None or yours is None:
+        reach = ("a tensor" if x is not None else "a tensor out of reach" for x in (mine, yours))
+        yield Apart(path, *reach)
+        return
+    at = 0
+    size = DTYPES[mine.dtype].itemsize
+    for x, y in zip(ours.chunks(mine), theirs.chunks(yours), strict=False):
+        if x != y:
+            first = (
+                int(np.flatnonzero(np.frombuffer(x, np.uint8) != np.frombuffer(y, np.uint8))[0])
+                if len(x) == len(y)
+                else 0
+            )
+            n = (at + first) // size
+            low = n * size - at
+            index = [int(i) for i in np.unravel_index(n, mine.shape)] if mine.shape else []
+            values = (x[low : low + size], y[low : low + size])
+            yield Apart(f"{path}{index}", *(value_text(number_of(Scalar(mine.dtype, (), v))) for v in values))
+            return
+        at += len(x)
+
+
+def _said(value: dict[object, object], key: object) -> str:
+    return value_text(value[key]) if key in value else "nothing"
+
+
+def value_text(value: object) -> str:
+    """A value in few words."""
+    match value:
+        case TensorRef():
+            return f"a tensor {value.storage.dtype} {list(value.shape)}"
+        case Call():
+            return f"an object of {value_text(value.function)}"
+        case Global():
+            return f"{value.module}.{value.name}"
+        case TorchDType():
+            return value.name
+        case Scalar():
+            return f"{value.data.hex()} ({value.dtype})"
+        case dict():
+            return f"a dict of {len(value)}"
+        case _:
+            text = repr(value)
+            return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,321 @@
+"""Witnesses: what speaks for a spec beside the spec itself. Each has a name, and says yes, no, or that it is not there.
+
+A wrong order, swapped gate and up, a transposed square matrix pass every check of shapes, and a round trip through one wrong
+layout is still the identity. Only something that knows the numbers otherwise can tell.
+
+Not here: copies that must equal each other (checkpoint): they are written by one layout, so they share its mistakes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from attrs import evolve
+
+from ucpl.errors import UcplError
+from ucpl.extents import Seen, doubt, together
+from ucpl.formats.huggingface.store import HuggingFace, config_of
+from ucpl.graph import build
+from ucpl.layout import Derivation, Library, resolve
+from ucpl.layout import load as library_of
+from ucpl.layout.scope import Config
+from ucpl.records import frozen
+from ucpl.regions import Placement, locate
+from ucpl.registry import format_named
+from ucpl.runtime.compare import Comparison
+from ucpl.runtime.execute import execute
+from ucpl.schedule import order
+from ucpl.stores.checkpoint import Checkpoint
+from ucpl.stores.model_texts import config_at
+from ucpl.stores.watching import reading
+from ucpl.syntax import nodes
+from ucpl.verification import spec_matches
+from ucpl.verification.elements import counted, only
+from ucpl.verification.envelopes import counted_names
+from ucpl.verification.model_class import Forward, HuggingFaceClass
+from ucpl.verification.target_check import hold_against
+
+__all__ = [
+    "NO_MASTERS",
+    "Asked",
+    "Witness",
+    "laid_otherwise",
+    "masters",
+    "masters_agree",
+    "masters_say",
+    "stated_orders",
+    "transformers_class",
+    "witnesses",
+]
+
+NO_MASTERS = "no tensor has a weight and a master that lie in different ways"
+UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
+WRITTEN = "import hf"  # what stands for a file's name of a text that nobody has written yet
+Says = Literal["agrees", "contradicts", "absent"]
+
+
+class Described(Protocol):
+    """A side of a conversion: a located layout and where its names come from."""
+
+    @property
+    def library(self) -> Library: ...
+    @property
+    def placement(self) -> Placement: ...
+
+
+@frozen
+class Asked:
+    """What a witness for a spec is called with.
+
+    reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
+    forward:   logits of a Hugging Face folder, in place of transformers' own class.
+    """
+
+    side: Described
+    reference: Path | None = None
+    forward: Forward | None = None
+
+
+@frozen
+class Witness:
+    """`what` is held against what. `detail` says what was seen, or why the witness is absent."""
+
+    name: str  # "masters", "stated order", "transformers"
+    what: str
+    verdict: Says
+    detail: str
+    unseen: tuple[str, ...] = ()  # mistakes that the witness would not show, and why
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.verdict}, {self.detail}"
+
+
+def witnesses(
+    source_side: Described,
+    checkpoint: Checkpoint,
+    *,
+    reference: Path | None = None,
+    forward: Forward | None = None,
+    memory: int = 512 << 20,
+    workers: int = 2,
+) -> list[Witness]:
+    """All witnesses for a spec against a checkpoint, each with its verdict.
+
+    reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
+    forward:   logits of a Hugging Face folder, in place of transformers' own class.
+    """
+    placement = source_side.placement
+    return [
+        stated_orders(placement, checkpoint),
+        masters(placement, checkpoint, memory=memory, workers=workers),
+        transformers_class(source_side, checkpoint, reference=reference, forward=forward),
+    ]
+
+
+# ---- what the checkpoint says of itself --------------------------------------------------------------------------------
+
+
+def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
+    """The order of flat buffers, as the checkpoint's own metadata has it (DeepSpeed: param_shapes)."""
+
+    def says(verdict: Says, detail: str) -> Witness:
+        return Witness(
+            "stated order", "the members of flat buffers, against the checkpoint's metadata", verdict, detail
+        )
+
+    if not checkpoint.stated or not placement.flats:
+        return says("absent", "the checkpoint states no order" if placement.flats else "the layout has no flat buffers")
+    found = spec_matches.orders(placement, checkpoint)
+    if found:
+        return says("contradicts", found[0].message)
+    held = {id(flat): len(flat.members) for flat, _ in spec_matches.stated_flats(placement, checkpoint)}
+    if max(held.values(), default=0) < 2:
+        why = (
+            "no flat buffer has two tensors, so there is no other order" if held else "it states none of these buffers"
+        )
+        return says("absent", why)
+    return says("agrees", f"{len(held)} flat buffers are in the order that the checkpoint states")
+
+
+def masters_say(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Witness:
+    return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail, unseen)
+
+
+def masters_agree(held: Comparison, both: set[str], detail: str) -> Witness:
+    """Equal weights and masters as a witness, if a swap would make them differ. detail: a text with a {count} of tensors."""
+    seen = {name: one for name, one in held.seen.items() if name in both}
+    if why := doubt(together(seen.values()), "weights with masters that are laid out otherwise"):
+        return masters_say("absent", why)
+    constant = sorted(name for name, one in seen.items() if not one.varies)
+    unseen = (f"all elements are equal in {counted_names(constant)}, so that no order shows",) if constant else ()
+    return masters_say("agrees", detail.format(count=len(seen) - len(constant)), unseen)
+
+
+def laid_otherwise(placement: Placement) -> set[str]:
+    """Tensors whose weight and master are stored in different ways: a mistake in one of the lines shows in the other."""
+    lying = {state: _lying(placement, state) for state in ("weight", "fp32")}
+    both = lying["weight"].keys() & lying["fp32"].keys()
+    return {placement.tensors[n] for n in both if lying["weight"][n] != lying["fp32"][n]}
+
+
+def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
+    """Weights against fp32 masters that lie elsewhere in another way: a name or an order that is wrong in one of them shows."""
+    says, both = masters_say, laid_otherwise(placement)
+    if not both:
+        return says("absent", NO_MASTERS)
+    left = only(placement, {(path, "fp32") for path in both})
+    left = evolve(left, layout=evolve(left.layout, derived=(Derivation("weight", "fp32"),)))
+    right = counted(only(placement, {(path, "weight") for path in both}))
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    plan = order(build(left, right, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))), name="masters")
+    differing = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    for u in differing:
+        at = f"{u.key}{list(u.element)} of {u.file} is {u.value}, its master rounds to {u.wanted}"
+        return says("contradicts", at)
+    return masters_agree(
+        differing, both, f"{differing.elements:,} weights of {{count}} tensors are their masters, rounded"
+    )
+
+
+def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple[int, ...]]]]:
+    """How a state of each tensor, by its number, is stored: whether by itself or in a group's flat, and in which shapes."""
+    names = frozenset(placement.tensors)
+    found: dict[int, list[tuple[bool, tuple[int, ...]]]] = {}
+    for part in placement.parts:
+        if part.state == state:
+            by_itself = part.label in names
+            for number, home in sorted({*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)}):
+                found.setdefault(number, []).append((by_itself, part.homes[home].shape))
+    return {number: sorted(some) for number, some in found.items()}
+
+
+# ---- a framework's class -----------------------------------------------------------------------------------------------
+
+
+def transformers_class(
+    side: Described, checkpoint: Checkpoint, *, reference: Path | None = None, forward: Forward | None = None
+) -> Witness:
+    """Logits of the class that config.json names: loaded from the folder itself, and once more through the spec.
+
+    Through the spec means: read by the side's layout, written as a Hugging Face folder by the shipped spec of the same model,
+    else by what `import hf` writes of the folder, where that has the same tensors.
+    """
+
+    def says(verdict: Says, detail: str) -> Witness:
+        return Witness("transformers", "logits of the class, loaded as it is and through the spec", verdict, detail)
+
+    folder = reference or (checkpoint.top if format_named(checkpoint.framework).has_model_files else None)
+    if folder is None:
+        return says("absent", "there is no Hugging Face folder of the same weights")
+    size = sum(extent.storage_bytes for extent in checkpoint.extents.values())
+    if reference is None and size > UNASKED_MAX:
+        return says("absent", f"the class would load {size >> 20:,} MiB twice: --reference {folder} asks for it")
+    config = config_of(checkpoint) or _config_at(folder)
+    if config is None:
+        return says("absent", "there is no config.json, so no class is named")
+    known_as = _shipped_layout(side.placement) or _written_layout(side, folder, config, asked=reference is not None)
+    if known_as is None:
+        name = side.placement.layout.model_name
+        return says(
+            "absent", f"no shipped spec has model `{name}` and its tensors, nor what `import hf` writes of {folder}"
+        )
+    library, call = known_as
+    own = side.library.known.get(side.placement.layout.name)
+    if own is not None and own.file.name.startswith("specs/") and reference is None:
+        return says("absent", "the layout is itself the shipped one: a reference folder in another dialect would tell")
+    theirs = library.layout(call.name)
+    if own is not None and reference is None and theirs.file.name == WRITTEN and own.node == theirs.node:
+        return says("absent", "the layout is what `import hf` writes: a reference folder in another dialect would tell")
+    if forward is None:
+        forward = _forward()
+        if forward is None:
+            return says("absent", "transformers is not installed")
+    target = locate(resolve(library, call, config=config))
+    known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
+    try:
+        plan = order(build(side.placement, target, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))))
+    except UcplError as error:
+        return says("contradicts", f"the shipped spec's tensors cannot be made of it: {error.diagnostics[0].message}")
+    with tempfile.TemporaryDirectory(prefix="ucpl-witness-") as place:
+        made = Path(place) / "through-the-spec"
+        execute(plan, checkpoint, HuggingFace(), made)
+        if not (made / "config.json").exists():
+            (made / "config.json").write_text(json.dumps(config))
+        try:
+            wanted, found = forward(folder), forward(made)
+        except Exception as error:  # a class of transformers, or the caller's function: it raises whatever it likes
+            return says("absent", f"the class does not run: {type(error).__name__}: {str(error)[:200]}")
+    if wanted.shape == found.shape and np.array_equal(wanted, found, equal_nan=True):
+        seen = Seen.of(wanted)
+        if why := doubt(seen, "logits"):
+            return says("absent", why)
+        return evolve(
+            says("agrees", f"{wanted.size:,} logits are equal, bit for bit"),
+            unseen=(
+                *((f"{seen.odd:,} of {wanted.size:,} logits are NaN or infinite",) if seen.odd else ()),
+                *(forward.silent(folder) if isinstance(forward, HuggingFaceClass) else ()),
+            ),
+        )
+    worst = float(np.nanmax(np.abs(wanted - found))) if wanted.shape == found.shape else float("nan")
+    return says("contradicts", f"the logits differ, by up to {worst:.3g}")
+
+
+def _config_at(folder: Path) -> Config | None:
+    """Of a folder whose weights may be of a form that the class reads, and nobody here."""
+    with reading(folder):
+        folder.stat()
+    return config_at(folder)
+
+
+def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:
+    """The `hf` layout of the shipped spec that has the side's model: the same name, tensors and dims."""
+    from ucpl.resources import spec_files, spec_text
+
+    mine = placement.layout
+    for name, _ in spec_files():
+        library = library_of((f"specs/{name}", spec_text(name)))
+        known = library.known.get(mine.model_name)
+        if known is None or not isinstance(known.node, nodes.Model) or known.file.name != f"specs/{name}":
+            continue
+        for call in (nodes.Call("hf"), nodes.Call("mixtral")):
+            if _has_all(library, call, placement, mine.config):
+                return library, call
+    return None
+
+
+def _written_layout(side: Described, folder: Path, config: Config, *, asked: bool) -> tuple[Library, nodes.Call] | None:
+    """The `hf` layout that `import hf` writes of a folder, where it has the side's tensors. The class is asked for a text of
+    the user's alone, or where a reference is given: layouts of any model have the names of the files, and nothing to witness.
+    """
+    own = side.library.known.get(side.placement.layout.name)
+    if not asked and (own is None or own.file.name.startswith("specs/")):
+        return None
+    from ucpl.frontends.hf import import_hf  # loaded where a class is asked, and nowhere else
+
+    try:
+        library = library_of((WRITTEN, import_hf(folder)))
+    except UcplError:
+        return None
+    call = nodes.Call("hf")
+    return (library, call) if _has_all(library, call, side.placement, config) else None
+
+
+def _has_all(library: Library, call: nodes.Call, placement: Placement, config: Config) -> bool:
+    """Whether a layout is of the side's model, tensor for tensor, and stores all of it."""
+    mine = placement.layout
+    try:
+        theirs = resolve(library, call, config=config)
+    except UcplError:
+        return False
+    stored = {path for entry in theirs.entries for path in entry.targets.values()}
+    same = {p: t.dims for p, t in theirs.tensors.items()} == {p: t.dims for p, t in mine.tensors.items()}
+    return same and stored == set(mine.tensors)
+
+
+def _forward() -> Forward | None:
+    """transformers' own class, in fp32 on the processor; None where it is not installed."""
+    return HuggingFaceClass() if HuggingFaceClass.is_installed() else None
