@@ -349,8 +349,6 @@ FRAGMENTS = {
     "folders/accelerate.py",
     "folders/lightning.py",
     "frontends/expert_dims.py",
-    "graph/absent.py",
-    "graph/kept_bits.py",
     "hf/behind.py",
     "megatron/core.py",
     "megatron/core_layouts.py",

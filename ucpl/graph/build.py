@@ -17,12 +17,11 @@ from ucpl.columns import I64, distinct, each
 from ucpl.columns.operations import Fill, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
-from ucpl.graph.absent import refuse_absent
 from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered, supplied
 from ucpl.graph.graph import Drawn, Graph, Joint, Kept, Lanes, Taken
 from ucpl.graph.kin import kin_of
-from ucpl.graph.lacking import Box, Filler, Gap
+from ucpl.graph.lacking import Box, Filler, Gap, refuse_absent
 from ucpl.graph.live import with_live_rows
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise

@@ -6,8 +6,9 @@ what it speaks of and the source has is told, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 from attrs import field
@@ -15,7 +16,7 @@ from attrs import field
 from ucpl.columns import I64, Moves, join_runs, straighten
 from ucpl.columns import Side as Boxes
 from ucpl.columns.operations import Fill
-from ucpl.errors import fail
+from ucpl.errors import Label, fail
 from ucpl.graph.copies import choose
 from ucpl.graph.rows import Rows, rows_of
 from ucpl.graph.side import Side, spaced
@@ -27,7 +28,7 @@ from ucpl.records import define, frozen
 from ucpl.regions import Placement, element_name
 from ucpl.regions.boxes import overlaps, subtract
 
-__all__ = ["Filler", "Gap", "itself_of", "line_to_write"]
+__all__ = ["Filler", "Gap", "itself_of", "line_to_write", "refuse_absent"]
 
 Box = tuple[I64, I64]  # low <= index < high, K columns each
 NAMES_SHOWN = 3
@@ -305,3 +306,45 @@ def _boxes(rows: Rows, low: I64, high: I64) -> Boxes:
     """Parts of rows, where they are stored."""
     offset = rows.offset + ((low - rows.low) * rows.stride).sum(axis=1)
     return Boxes(rows.tensor, offset, high - low, rows.stride)
+
+
+# --- The refusal of elements that the source lacks and nothing fills ------------------------------------------------
+
+
+def refuse_absent(source: Placement, target: Placement, state: str, missing: Sequence[str]) -> NoReturn:
+    """Tensors of which the source has nothing of a state that the target stores. Raises: UcplError E303."""
+    fail(
+        "E303",
+        f"the target stores {state} of `{missing[0]}`"
+        + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+        + ", and the source has none",
+        Label(source.layout.call, "source", where=f"{missing[0]}/{state}"),
+        Label(target.layout.call, "target", where=f"{missing[0]}/{state}"),
+        remedy=_entry_to_write(source, target, state, missing[0]),
+    )
+
+
+def _entry_to_write(source: Placement, target: Placement, state: str, tensor: str) -> str:
+    """The line that the target's layout lacks, or the source's."""
+    layout, itself = source.layout, itself_of(source, target)
+    line = line_to_write(state, tensor, itself)
+    if state != "weight":
+        if state in itself and _has_weight(source, tensor):
+            line = f"fill state {state} = weight"
+        return (
+            f"for what the source never had, write `{line}` in the layout of the target;"
+            f" else `state {state} = like in FILE` in that of the source, or `derive {state} from ...`;"
+            f" or choose a target that does not store {state}"
+        )
+    dims = layout.tensors[tensor].dims if tensor in layout.tensors else ()
+    axes = " ".join(dims) if dims and not any("#" in d for d in dims) else "..." if dims else "()"
+    name = tensor if all(part.isidentifier() for part in tensor.split(".")) else f'"{tensor}"'
+    return (
+        f'write an entry for it in {layout.call}: `{name} = {axes}  as "{tensor}"`; where the source has no weights, '
+        f"`derive weight from fp32`; where the target needs none, `{name} = none` there; where it is new, `{line}` there"
+    )
+
+
+def _has_weight(source: Placement, tensor: str) -> bool:
+    number = source.tensors.index(tensor) if tensor in source.tensors else -1
+    return any(p.state == "weight" and number in p.tensors for p in source.parts)
