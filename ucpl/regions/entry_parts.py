@@ -14,8 +14,7 @@ from ucpl.layout.templates import Template, nested
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.begins import is_by_begin
-from ucpl.regions.blame import Stored, taken
-from ucpl.regions.claims import Holder, Spot
+from ucpl.regions.claims import Holder, Spot, Stored, taken
 from ucpl.regions.entries import Choices, EntryPlacer, Local
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables

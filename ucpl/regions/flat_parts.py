@@ -19,8 +19,7 @@ from ucpl.layout.templates import Template
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.begins import is_by_begin
-from ucpl.regions.blame import Buffer, taken
-from ucpl.regions.claims import Holder, Spot
+from ucpl.regions.claims import Buffer, Holder, Spot, taken
 from ucpl.regions.entries import EntryPlacer, parts_of
 from ucpl.regions.flat_boxes import FlatBoxes, FlatCut
 from ucpl.regions.homes import Homes
