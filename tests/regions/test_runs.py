@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpl.regions.runs import Run, runs_of
+from ucpl.regions.entry_parts import Run, runs_of
 
 Positions = list[tuple[int, ...]]
 
