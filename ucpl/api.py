@@ -173,7 +173,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     from ucpl.formats.overlooked import not_read_of
     from ucpl.verification.checkpoint import verdict
     from ucpl.verification.reference import hold_genuine
-    from ucpl.verification.witnesses import Asked
+    from ucpl.verification.witnesses import WitnessRequest
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None
@@ -185,7 +185,11 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     opened = side.checkpoint
     assert opened is not None
     reference = how.get("reference")
-    asked = Asked(side, source_at(reference) if reference is not None else None) if how.get("witness", True) else None
+    asked = (
+        WitnessRequest(side, source_at(reference) if reference is not None else None)
+        if how.get("witness", True)
+        else None
+    )
     found = verdict(opened, side.placement, asked=asked, **bounds_of(how))
     held = held_weights(opened, side.placement, bounds_of(how))
     loader = found_in(opened, of_class=how.get("witness", True))

@@ -20,8 +20,8 @@ from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Envelope, Global, ParameterGroup, Scalar, Setting, TorchDType
 from ucpl.verification.compare import Likeness, likeness
-from ucpl.verification.envelopes import Found, _Pair
-from ucpl.verification.values import Beside
+from ucpl.verification.envelopes import EnvelopeComparison, _Pair
+from ucpl.verification.values import ValueTensors
 
 Value = dict[str, Any]
 
@@ -634,12 +634,12 @@ def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> Non
     ours = Envelope("deepspeed", "", {}, blobs={"lr_scheduler": {"last_epoch": 3}})
     theirs = Envelope("dcp", "", {}, carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})
     for a, b in ((ours, theirs), (theirs, ours)):
-        pair = _Pair(a, b, Beside(tmp_path, {}), Beside(tmp_path, {}), Found())
+        pair = _Pair(a, b, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), EnvelopeComparison())
         pair.schedules()
         assert not pair.found.differences and pair.found.count == 1
         pair.client_state()
         assert [d.name for d in pair.found.differences] == ["client_state.epoch"]
     other = Envelope("dcp", "", {}, carried={"lr_scheduler": {"last_epoch": 4}})
-    pair = _Pair(ours, other, Beside(tmp_path, {}), Beside(tmp_path, {}), Found())
+    pair = _Pair(ours, other, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), EnvelopeComparison())
     pair.schedules()
     assert [d.name for d in pair.found.differences] == ["lr_scheduler.last_epoch"]

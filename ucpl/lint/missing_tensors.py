@@ -14,7 +14,7 @@ from ucpl.regions import Pieces, Placement, element_name
 from ucpl.regions.boxes import subtract
 
 __all__ = [
-    "Hole",
+    "MissingElements",
     "holes",
     "states_of_some",
     "stored_states",
@@ -27,7 +27,7 @@ BOXES_MAX = 4_096  # of one tensor: more of them are counted, and not looked at 
 
 
 @frozen
-class Hole:
+class MissingElements:
     """Elements of a tensor of which a part is stored: how many are nowhere, and the first of them."""
 
     state: str
@@ -97,7 +97,7 @@ def stored_states(names: Iterable[str], target: Placement) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in kept]
 
 
-def holes(placement: Placement) -> Iterator[Hole]:
+def holes(placement: Placement) -> Iterator[MissingElements]:
     """Tensors that are stored in part, by state. Copies count once."""
     for state in dict.fromkeys(p.state for p in placement.parts):
         boxes = Pieces.concat([p.folded for p in placement.parts if p.state == state])
@@ -111,7 +111,7 @@ def holes(placement: Placement) -> Iterator[Hole]:
     yield from _nowhere(placement)
 
 
-def _nowhere(placement: Placement) -> Iterator[Hole]:
+def _nowhere(placement: Placement) -> Iterator[MissingElements]:
     """Tensors whose lines have a key, and of which no rank has an element."""
     layout = placement.layout
     if any(d.state == "weight" for d in layout.derived):
@@ -122,10 +122,10 @@ def _nowhere(placement: Placement) -> Iterator[Hole]:
             tensor = layout.tensors[path]
             if path not in held and tensor.numel:
                 first = element_name(layout, path, (0,) * len(tensor.counts))
-                yield Hole("weight", path, tensor.numel, tensor.numel, first)
+                yield MissingElements("weight", path, tensor.numel, tensor.numel, first)
 
 
-def _hole(placement: Placement, state: str, path: str, boxes: Pieces) -> Iterator[Hole]:
+def _hole(placement: Placement, state: str, path: str, boxes: Pieces) -> Iterator[MissingElements]:
     tensor = placement.layout.tensors[path]
     if len(boxes) > BOXES_MAX:
         return
@@ -135,4 +135,4 @@ def _hole(placement: Placement, state: str, path: str, boxes: Pieces) -> Iterato
     if left:
         missing = int(sum((b - a).prod() for a, b in left))
         first = min(tuple(low[: len(tensor.counts)].tolist()) for low, _ in left)
-        yield Hole(state, path, missing, tensor.numel, element_name(placement.layout, path, first))
+        yield MissingElements(state, path, missing, tensor.numel, element_name(placement.layout, path, first))

@@ -24,7 +24,7 @@ from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
 from ucpl.regions.placement import LOOSE
 from ucpl.runtime.reading import packed
-from ucpl.verification.values import Beside
+from ucpl.verification.values import ValueTensors
 
 if TYPE_CHECKING:
     from ucpl.regions import Part, Placement

@@ -11,7 +11,7 @@ from ucpl.extents import BlobWay, Key, key_text
 from ucpl.formats.torch.store import Values
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.verification.envelopes import Difference
-from ucpl.verification.values import Beside, apart
+from ucpl.verification.values import ValueTensors, apart
 
 if TYPE_CHECKING:  # who applies a plan asks whether copies are alike, and needs no compiler
     from ucpl.regions import Placement
@@ -75,7 +75,7 @@ def _unlike(name: str, pairs: Iterable[tuple[Place, Place]], root: Path) -> Iter
     values = Values(root)
     for one, other in pairs:
         a, b = values.at(*one), values.at(*other)
-        inside = Beside(root, values.extents)
+        inside = ValueTensors(root, values.extents)
         found = next(apart(name, a, b, inside, inside), None)
         if found is not None:
             yield Diagnostic(
@@ -114,7 +114,7 @@ def held_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) 
         for one, other in pairs:
             count += 1
             x, y = left.at(*_place(one)), right.at(*_place(other))
-            found = apart(f"blob {name}", x, y, Beside(a.root, left.extents), Beside(b.root, right.extents))
+            found = apart(f"blob {name}", x, y, ValueTensors(a.root, left.extents), ValueTensors(b.root, right.extents))
             out += [Difference("carried", d.path, a=d.a, b=d.b, a_place=str(one), b_place=str(other)) for d in found]
     return out, count
 

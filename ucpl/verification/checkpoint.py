@@ -24,8 +24,8 @@ from ucpl.verification.reference import Against
 from ucpl.verification.target_check import hold_against
 from ucpl.verification.witnesses import (
     NO_MASTERS,
-    Asked,
     Witness,
+    WitnessRequest,
     laid_otherwise,
     masters_agree,
     masters_say,
@@ -64,7 +64,7 @@ def verdict(
     checkpoint: Checkpoint,
     placement: Placement,
     *,
-    asked: Asked | None = None,
+    asked: WitnessRequest | None = None,
     memory: int = 512 << 20,
     workers: int = 2,
 ) -> Verdict:

@@ -20,7 +20,7 @@ from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.verification.blobs import held_blobs
 from ucpl.verification.elements import Pair, counted, only, pairs_of
-from ucpl.verification.envelopes import NO_GROUPS, Difference, Found, Unsaid, beside, counted_names
+from ucpl.verification.envelopes import NO_GROUPS, Difference, EnvelopeComparison, Unsaid, beside, counted_names
 from ucpl.verification.rounding import (
     Rounded,
     hold_narrower,
@@ -124,7 +124,7 @@ def likeness(
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
         found += [named(u, target, turned) for u in compared]
-    aside = beside(a, b) if not weights else Found()
+    aside = beside(a, b) if not weights else EnvelopeComparison()
     blobs, values = held_blobs(a, here, b, there) if not weights else ([], 0)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)

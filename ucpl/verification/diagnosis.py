@@ -17,9 +17,9 @@ from ucpl.extents import DTYPES, Extent, key_text
 from ucpl.records import define, frozen
 from ucpl.runtime.values import decode
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.verification.values import Beside
+from ucpl.verification.values import ValueTensors
 
-__all__ = ["Guesses", "Stored"]
+__all__ = ["Guesses", "StoredTensors"]
 
 BYTES_MAX = 64 << 20  # of a stored tensor that is looked at
 CANDIDATES_MAX = 512  # stored tensors of one shape that are looked at for one guess
@@ -31,7 +31,7 @@ Words = NDArray[np.unsignedinteger | np.complexfloating]  # elements as bits
 
 
 @define
-class Stored:
+class StoredTensors:
     """Stored tensors of a checkpoint, read whole: the last few are kept."""
 
     checkpoint: Checkpoint
@@ -41,7 +41,7 @@ class Stored:
         if place not in self.kept:
             if sum(a.nbytes for a in self.kept.values()) > BYTES_MAX:
                 self.kept.clear()
-            raw = b"".join(Beside.of(self.checkpoint).chunks(extent))
+            raw = b"".join(ValueTensors.of(self.checkpoint).chunks(extent))
             size = DTYPES[extent.dtype].itemsize
             self.kept[place] = np.frombuffer(raw, f"<u{size}" if size < 16 else "<c16").reshape(extent.shape)
         return self.kept[place]
@@ -49,8 +49,8 @@ class Stored:
 
 @frozen
 class Guesses:
-    mine: Stored
-    genuine: Stored
+    mine: StoredTensors
+    genuine: StoredTensors
     here: Mapping[Place, Extent]
     there: Mapping[Place, Extent]
     made: list[Place] = field(factory=list)

@@ -18,9 +18,9 @@ from ucpl.formats.megatron.legacy_arguments import besides_degrees
 from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
-from ucpl.verification.values import Beside, apart, value_text
+from ucpl.verification.values import ValueTensors, apart, value_text
 
-__all__ = ["NO_GROUPS", "Difference", "Found", "Unsaid", "beside", "counted_names"]
+__all__ = ["NO_GROUPS", "Difference", "EnvelopeComparison", "Unsaid", "beside", "counted_names"]
 
 # What continues a run in the engine; the rest of an envelope's blobs is made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
@@ -75,7 +75,7 @@ class Unsaid:
 
 
 @define
-class Found:
+class EnvelopeComparison:
     """What two envelopes differ in, what one of them leaves out, and how many values were held against each other."""
 
     differences: list[Difference] = field(factory=list)
@@ -83,9 +83,9 @@ class Found:
     count: int = 0
 
 
-def beside(a: Checkpoint, b: Checkpoint) -> Found:
+def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
     """Hold all that is not a tensor of the model against its counterpart."""
-    pair = _Pair(a.envelope, b.envelope, Beside.of(a), Beside.of(b), Found())
+    pair = _Pair(a.envelope, b.envelope, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
     pair.groups()
     pair.counters()
     pair.schedules()
@@ -99,9 +99,9 @@ def beside(a: Checkpoint, b: Checkpoint) -> Found:
 class _Pair:
     a: Envelope
     b: Envelope
-    ours: Beside
-    theirs: Beside
-    found: Found
+    ours: ValueTensors
+    theirs: ValueTensors
+    found: EnvelopeComparison
 
     def hold(self, kind: str, name: str, left: object, right: object) -> None:
         """Two values, place by place."""

@@ -29,12 +29,12 @@ from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.values import decode, first_half, value_text
 from ucpl.schedule import order
 from ucpl.stores.checkpoint import Checkpoint
-from ucpl.verification.diagnosis import Guesses, Stored
+from ucpl.verification.diagnosis import Guesses, StoredTensors
 from ucpl.verification.elements import counted as counted_places
 from ucpl.verification.elements import element_in
 from ucpl.verification.envelopes import counted_names
 from ucpl.verification.masters import dtype_of
-from ucpl.verification.tiles import Tiles, tiles_of
+from ucpl.verification.tiles import TensorBoxes, tiles_of
 
 __all__ = ["Against", "hold_genuine"]
 
@@ -105,7 +105,7 @@ class _Holding:
 
     def __attrs_post_init__(self) -> None:
         self.here, self.there = _places(self.mine), _places(self.genuine)
-        self.guesses = Guesses(Stored(self.mine), Stored(self.genuine), self.here, self.there)
+        self.guesses = Guesses(StoredTensors(self.mine), StoredTensors(self.genuine), self.here, self.there)
 
     def run(self) -> Against:
         met: set[Place] = set()
@@ -168,7 +168,7 @@ class _Holding:
         raw = (b"", b"")
         runs = a.is_contiguous and b.is_contiguous
         seen = Seen()
-        with Tiles.of(self.mine.root, a) as here, Tiles.of(self.genuine.root, b) as there:
+        with TensorBoxes.of(self.mine.root, a) as here, TensorBoxes.of(self.genuine.root, b) as there:
             for tile in tiles_of(a.shape, size, is_row_major=runs):
                 x, y = here.read(tile), there.read(tile)
                 if not seen.varies:
@@ -200,7 +200,7 @@ class _Holding:
             return
         size = DTYPES[a.dtype].itemsize
         stored = np.zeros((a.numel, size), dtype=np.uint8)
-        with Tiles.of(self.mine.root, a) as here:
+        with TensorBoxes.of(self.mine.root, a) as here:
             for tile in tiles_of(a.shape, size, is_row_major=a.is_contiguous):
                 raw = here.read(tile).reshape(-1, size)
                 stored[tile.positions(np.arange(len(raw)), a.shape)] = raw

@@ -25,7 +25,7 @@ from ucpl.verification.envelopes import Difference
 from ucpl.verification.target_check import hold_against, measure_against
 
 __all__ = [
-    "Apart",
+    "DtypeDistance",
     "Bounds",
     "Rounded",
     "Side",
@@ -62,7 +62,7 @@ class Rounded:
 
 
 @frozen
-class Apart:
+class DtypeDistance:
     """What two training dtypes make of the weights."""
 
     rounded: tuple[Rounded, ...] = ()
@@ -84,10 +84,10 @@ def in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dict[str, t
     }
 
 
-def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: Bounds) -> Apart:
+def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: Bounds) -> DtypeDistance:
     """Hold weights against what the other side makes of them, bit for bit, and measure how far they are apart."""
     if not dtypes:
-        return Apart()
+        return DtypeDistance()
     mastered = _mastered(a, dtypes), _mastered(b, dtypes)
     held = _Held()
     for turned in (False, True):
@@ -100,7 +100,7 @@ def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: B
     wrong = held.wrong(mastered[0] | mastered[1])
     lost = [r for r in rounded if r.is_lost and r.name not in {d.name for d in wrong}]
     said = [Difference("dtype", r.name, "weight", a=r.a, b=r.b) for r in lost]
-    return Apart(rounded, (*wrong, *said), held.elements, held.bytes_read + read)
+    return DtypeDistance(rounded, (*wrong, *said), held.elements, held.bytes_read + read)
 
 
 def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
     return found
 
 
-def hold_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds) -> Apart:
+def hold_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds) -> DtypeDistance:
     """Compare weights in the narrower of their two dtypes: fp32 rounded to nearest even, 16 bits as they are."""
     narrow = in_narrower(dtypes)
     wide_in_b = {d.name for d in dtypes if d.name in narrow and d.b == _WHOLE}
@@ -126,7 +126,7 @@ def hold_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds
             elements += compared.elements
             read += compared.report.bytes_read
             wrong += [named(u, _target(y[1], {*paths}), turned) for u in compared]
-    return Apart((), tuple(wrong), elements, read)
+    return DtypeDistance((), tuple(wrong), elements, read)
 
 
 def _mastered(side: Side, dtypes: dict[str, tuple[str, str]]) -> set[str]:

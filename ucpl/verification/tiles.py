@@ -16,14 +16,14 @@ from ucpl.records import frozen
 from ucpl.runtime.reading import RUN_MIN, Reader
 from ucpl.runtime.sources import SourceFiles
 
-__all__ = ["TILE", "Tile", "Tiles", "tiles_of"]
+__all__ = ["TILE", "TensorBox", "TensorBoxes", "tiles_of"]
 
 TILE = 1 << 20  # bytes of one box
 Ints = tuple[int, ...]
 
 
 @frozen
-class Tile:
+class TensorBox:
     """A box of a tensor: its first element and how many along each dim. A tensor without dims is one of a single element."""
 
     low: Ints
@@ -36,17 +36,17 @@ class Tile:
         return np.ravel_multi_index(full, of).astype(np.int64) if of else inside
 
 
-def tiles_of(shape: Ints, itemsize: int, *, is_row_major: bool) -> Iterator[Tile]:
+def tiles_of(shape: Ints, itemsize: int, *, is_row_major: bool) -> Iterator[TensorBox]:
     """Boxes that make up a tensor, of at most TILE bytes (4 TILE of the narrowest types).
 
     Row-major ones are runs of it, in order. The others have runs along two dims, so that a tensor that lies column by column is
     read in runs that are worth a call, and gaps are skipped.
     """
     side = 1 if is_row_major else RUN_MIN // itemsize
-    yield from _cut(Tile((0,) * len(shape), shape), max(TILE // itemsize, side * side), side)
+    yield from _cut(TensorBox((0,) * len(shape), shape), max(TILE // itemsize, side * side), side)
 
 
-def _cut(tile: Tile, most: int, side: int) -> Iterator[Tile]:
+def _cut(tile: TensorBox, most: int, side: int) -> Iterator[TensorBox]:
     """`side`: elements of a dim that are not cut apart while a wider dim is left; 1: the first dims are cut first."""
     count = prod(tile.shape)
     if count <= most:
@@ -60,11 +60,11 @@ def _cut(tile: Tile, most: int, side: int) -> Iterator[Tile]:
     for start in range(0, n, each):
         low = (*tile.low[:axis], tile.low[axis] + start, *tile.low[axis + 1 :])
         shape = (*tile.shape[:axis], min(each, n - start), *tile.shape[axis + 1 :])
-        yield from _cut(Tile(low, shape), most, side)
+        yield from _cut(TensorBox(low, shape), most, side)
 
 
 @frozen(eq=False)
-class Tiles:
+class TensorBoxes:
     """The boxes of one stored tensor of a folder. A context manager: leaving it closes the file."""
 
     extent: Extent
@@ -73,17 +73,17 @@ class Tiles:
     staging: NDArray[np.uint8] = field(factory=lambda: np.empty(TILE, np.uint8))
 
     @classmethod
-    def of(cls, root: Path, extent: Extent) -> Tiles:
+    def of(cls, root: Path, extent: Extent) -> TensorBoxes:
         files = SourceFiles(root, [extent.file])
         return cls(extent, files, Reader(files))
 
-    def __enter__(self) -> Tiles:
+    def __enter__(self) -> TensorBoxes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.files.close()
 
-    def read(self, tile: Tile) -> NDArray[np.uint8]:
+    def read(self, tile: TensorBox) -> NDArray[np.uint8]:
         """The bytes of a box, row-major. Raises: UcplError E610, E611."""
         one, size = self.extent, DTYPES[self.extent.dtype].itemsize
         start = one.offset + sum(i * s for i, s in zip(tile.low, one.stride, strict=True))

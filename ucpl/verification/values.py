@@ -14,14 +14,14 @@ from ucpl.stores.carrying import Place, by_place, origin_of
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.scalars import number_of
 
-__all__ = ["Apart", "Beside", "apart", "value_text"]
+__all__ = ["ValueDifference", "ValueTensors", "apart", "value_text"]
 
 _CONTAINERS = (dict, list, tuple, Call)
 _NUMBERS = (bool, int, float)
 
 
 @frozen
-class Apart:
+class ValueDifference:
     """One place where two values differ, as texts."""
 
     path: str
@@ -29,7 +29,7 @@ class Apart:
     b: str
 
 
-class Beside:
+class ValueTensors:
     """The tensors inside values of one checkpoint: where its files lie, and its tensors by place."""
 
     def __init__(self, root: Path, known: dict[Place, Extent]) -> None:
@@ -37,7 +37,7 @@ class Beside:
         self._known = known
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Beside:
+    def of(cls, checkpoint: Checkpoint) -> ValueTensors:
         """Of what it carries."""
         return cls(checkpoint.root, by_place(checkpoint.carried_extents.values()))
 
@@ -47,26 +47,26 @@ class Beside:
 
     def chunks(self, extent: Extent) -> Iterator[bytes]:
         """The tensor's bytes, row-major, about a MiB at a time. Raises: UcplError E610, E611."""
-        from ucpl.verification.tiles import Tiles, tiles_of  # who only prints values reads none
+        from ucpl.verification.tiles import TensorBoxes, tiles_of  # who only prints values reads none
 
-        with Tiles.of(self.root, extent) as tiles:
+        with TensorBoxes.of(self.root, extent) as tiles:
             for tile in tiles_of(extent.shape, DTYPES[extent.dtype].itemsize, is_row_major=True):
                 yield tiles.read(tile).tobytes()
 
 
-def apart(path: str, a: object, b: object, ours: Beside, theirs: Beside) -> Iterator[Apart]:
+def apart(path: str, a: object, b: object, ours: ValueTensors, theirs: ValueTensors) -> Iterator[ValueDifference]:
     """Every place where two value trees differ. Numbers are equal by value; a NaN equals itself."""
     yield from _Trees(ours, theirs).apart(path, a, b)
 
 
 @frozen
 class _Trees:
-    ours: Beside
-    theirs: Beside
+    ours: ValueTensors
+    theirs: ValueTensors
     # Containers that were held against each other: what is shared is compared once, and a cycle ends.
     met: set[tuple[int, int]] = field(factory=set)
 
-    def apart(self, path: str, a: object, b: object) -> Iterator[Apart]:
+    def apart(self, path: str, a: object, b: object) -> Iterator[ValueDifference]:
         a, b = number_of(a), number_of(b)
         if isinstance(a, TensorRef) and isinstance(b, TensorRef):
             yield from _tensors(path, a, b, self.ours, self.theirs)
@@ -78,40 +78,42 @@ class _Trees:
             return
         elif isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
             if a != b:
-                yield Apart(path, value_text(a), value_text(b))
+                yield ValueDifference(path, value_text(a), value_text(b))
         elif type(a) is not type(b) or a != b:
-            yield Apart(path, value_text(a), value_text(b))
+            yield ValueDifference(path, value_text(a), value_text(b))
 
-    def inside(self, path: str, a: object, b: object) -> Iterator[Apart]:
+    def inside(self, path: str, a: object, b: object) -> Iterator[ValueDifference]:
         if isinstance(a, dict) and isinstance(b, dict):
             for key in [*a, *(k for k in b if k not in a)]:
                 name = f"{path}.{key}" if path else str(key)
                 if key not in a or key not in b:
-                    yield Apart(name, _said(a, key), _said(b, key))
+                    yield ValueDifference(name, _said(a, key), _said(b, key))
                 else:
                     yield from self.apart(name, a[key], b[key])
         elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
             if len(a) != len(b):
-                yield Apart(path, f"{len(a)} values", f"{len(b)} values")
+                yield ValueDifference(path, f"{len(a)} values", f"{len(b)} values")
             for i, (x, y) in enumerate(zip(a, b, strict=False)):
                 yield from self.apart(f"{path}[{i}]", x, y)
         elif isinstance(a, Call) and isinstance(b, Call):
             for name in ("function", "args", "kwargs", "state", "list_items", "dict_items"):
                 yield from self.apart(f"{path}.{name}", getattr(a, name), getattr(b, name))
         else:
-            yield Apart(path, value_text(a), value_text(b))
+            yield ValueDifference(path, value_text(a), value_text(b))
 
 
-def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside) -> Iterator[Apart]:
+def _tensors(
+    path: str, a: TensorRef, b: TensorRef, ours: ValueTensors, theirs: ValueTensors
+) -> Iterator[ValueDifference]:
     if (a.storage.dtype, tuple(a.shape)) != (b.storage.dtype, tuple(b.shape)):
-        yield Apart(path, value_text(a), value_text(b))
+        yield ValueDifference(path, value_text(a), value_text(b))
         return
     mine, yours = ours.extent(a), theirs.extent(b)
     if 0 in a.shape:
         return
     if mine is None or yours is None:
         reach = ("a tensor" if x is not None else "a tensor out of reach" for x in (mine, yours))
-        yield Apart(path, *reach)
+        yield ValueDifference(path, *reach)
         return
     at = 0
     size = DTYPES[mine.dtype].itemsize
@@ -126,7 +128,7 @@ def _tensors(path: str, a: TensorRef, b: TensorRef, ours: Beside, theirs: Beside
             low = n * size - at
             index = [int(i) for i in np.unravel_index(n, mine.shape)] if mine.shape else []
             values = (x[low : low + size], y[low : low + size])
-            yield Apart(f"{path}{index}", *(value_text(number_of(Scalar(mine.dtype, (), v))) for v in values))
+            yield ValueDifference(f"{path}{index}", *(value_text(number_of(Scalar(mine.dtype, (), v))) for v in values))
             return
         at += len(x)
 

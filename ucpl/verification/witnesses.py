@@ -41,7 +41,7 @@ from ucpl.verification.target_check import hold_against
 
 __all__ = [
     "NO_MASTERS",
-    "Asked",
+    "WitnessRequest",
     "Witness",
     "laid_otherwise",
     "masters",
@@ -68,7 +68,7 @@ class Described(Protocol):
 
 
 @frozen
-class Asked:
+class WitnessRequest:
     """What a witness for a spec is called with.
 
     reference: a Hugging Face folder of the same weights, for a checkpoint that is none.

@@ -23,7 +23,7 @@ from ucpl.verification.proof.fills import fill_boxes, prove_fills
 from ucpl.verification.proof.joins import (
     I64,
     Boxes,
-    Held,
+    MovedBoxes,
     Moves,
     are_exact,
     box_of,
@@ -40,7 +40,7 @@ from ucpl.verification.proof.live_rows import demand_live_rows
 from ucpl.verification.proof.moves import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
 from ucpl.verification.proof.reductions import brought, demand_members, demand_parts, places, same_places, touching
 from ucpl.verification.proof.scales import prove_scales, scales_among
-from ucpl.verification.proof.tables import Told
+from ucpl.verification.proof.tables import ProofTables
 
 
 def prove(graph: Graph) -> None:
@@ -61,7 +61,7 @@ def prove(graph: Graph) -> None:
 class _Proof:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.told = Told(graph)
+        self.told = ProofTables(graph)
 
     def run(self) -> None:
         moves = self.told.moves
@@ -112,7 +112,7 @@ class _Proof:
         volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
         return volume
 
-    def filled(self, target: Held, together: Held, fills: Held) -> None:
+    def filled(self, target: MovedBoxes, together: MovedBoxes, fills: MovedBoxes) -> None:
         """Every element of every stored tensor of the target once, moved or filled.
 
         `together`: where values are put together, each place once.
@@ -160,7 +160,7 @@ class _Proof:
                     Label(layout.call, "target", where=f"{path}/{state}"),
                 )
 
-    def used(self, source: Held) -> None:
+    def used(self, source: MovedBoxes) -> None:
         """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do.
 
         Of what leads under `any`, elements that are read where the tensor has another home are spared: not those of its equals.

@@ -19,12 +19,12 @@ from ucpl.layout.layout import Box
 from ucpl.regions import Part
 from ucpl.verification.proof.joins import I64, Boxes, Moves, box_of, meet, ordered
 from ucpl.verification.proof.moves import boxes_of
-from ucpl.verification.proof.tables import Told
+from ucpl.verification.proof.tables import ProofTables
 
 __all__ = ["fill_boxes", "prove_fills"]
 
 
-def fill_boxes(told: Told) -> Boxes:
+def fill_boxes(told: ProofTables) -> Boxes:
     """The boxes of all fills in logical dims; `move` is the number of the fill. Raises E349 where no element lies."""
     fills = _fills(told)
     moves = _as_moves(told, fills)
@@ -42,7 +42,7 @@ def fill_boxes(told: Told) -> Boxes:
     return Boxes(moves.flow[boxes.move], boxes.piece, boxes.low, boxes.high, boxes.begin, boxes.step)
 
 
-def prove_fills(told: Told, boxes: Boxes) -> None:
+def prove_fills(told: ProofTables, boxes: Boxes) -> None:
     """Raises E349, naming the first element that the source has, or whose number no line says."""
     tensor, state = told.target.tensor[boxes.piece], told.target.state[boxes.piece]
     fills = _fills(told)
@@ -71,11 +71,11 @@ def prove_fills(told: Told, boxes: Boxes) -> None:
             _blame(told, boxes, int(i[both[0]]), begin[both[0]], "is filled, and the source has it")
 
 
-def _fills(told: Told) -> list[Fill]:
+def _fills(told: ProofTables) -> list[Fill]:
     return [n for n in told.graph.net if isinstance(n, Fill) and n.lacking]
 
 
-def _as_moves(told: Told, fills: list[Fill]) -> Moves:
+def _as_moves(told: ProofTables, fills: list[Fill]) -> Moves:
     """Boxes of fills as moves that come from nowhere. `flow` is the number of the fill."""
     d = max([1, *(f.boxes.width for f in fills)])
     number = np.repeat(np.arange(len(fills)), [len(f.boxes) for f in fills]).astype(np.int64)
@@ -92,7 +92,7 @@ def _as_moves(told: Told, fills: list[Fill]) -> Moves:
     return Moves(kind, number, state, (offset, offset), (stride, stride), wide([f.boxes.shape for f in fills]))
 
 
-def _is_same(told: Told, state: int, other: int) -> bool:
+def _is_same(told: ProofTables, state: int, other: int) -> bool:
     """Whether what the source has of one state is no less the other: itself, what it is derived from, the parameter."""
     a, b = told.states[state], told.states[other]
     derived = {(d.state, d.source) for d in told.graph.source.layout.derived}
@@ -105,7 +105,7 @@ def _alike(*columns: I64) -> list[I64]:
     return np.split(order, np.flatnonzero(fresh)[1:]) if len(order) else []
 
 
-def _said(told: Told, fill: Fill, path: str, parts: Sequence[Part]) -> Iterator[Box | None]:
+def _said(told: ProofTables, fill: Fill, path: str, parts: Sequence[Part]) -> Iterator[Box | None]:
     """The boxes of a tensor that lines give the number that is stored; None: all of it."""
     values = {part.value_of(path) for part in parts}
     for line in told.graph.target.layout.fillings:
@@ -121,7 +121,7 @@ def _is_within(boxes: Boxes, row: int, box: Box | None) -> bool:
     return bool((boxes.low[row, :n] >= box[0]).all() and (boxes.high[row, :n] <= box[1]).all())
 
 
-def _blame(told: Told, boxes: Boxes, row: int, index: I64, what: str) -> NoReturn:
+def _blame(told: ProofTables, boxes: Boxes, row: int, index: I64, what: str) -> NoReturn:
     piece = int(boxes.piece[row])
     (file, key), _ = told.place(1, int(told.target.first[piece]))
     fail("E349", f"{told.name(told.target, piece, index)} {what}", Label(file, "target", where=key_text((key,))))

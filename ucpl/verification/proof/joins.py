@@ -38,7 +38,7 @@ class Pieces:
 
 
 @frozen(eq=False)
-class Held:
+class MovedBoxes:
     """Boxes of elements of pieces, and the move that each is of."""
 
     move: I64
@@ -60,21 +60,21 @@ class Held:
 
 
 @frozen(eq=False)
-class Boxes(Held):
+class Boxes(MovedBoxes):
     """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
 
     begin: I64
     step: I64  # (M, K), in logical dims; 0 along dims of size 1
 
-    def held(self) -> Held:
+    def held(self) -> MovedBoxes:
         """Without their places in moves: tables are large, and what is filled and used does not ask for them."""
-        return Held(self.move, self.piece, self.low, self.high)
+        return MovedBoxes(self.move, self.piece, self.low, self.high)
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=MovedBoxes)
 
 
-def _fields(kind: type[Held]) -> tuple[str, ...]:
+def _fields(kind: type[MovedBoxes]) -> tuple[str, ...]:
     return (
         ("move", "piece", "low", "high", "begin", "step")
         if issubclass(kind, Boxes)
@@ -238,7 +238,7 @@ def in_dims(dim: I64, *columns: I64) -> list[I64]:
     return out
 
 
-def pairs_in(boxes: Held) -> tuple[I64, I64]:
+def pairs_in(boxes: MovedBoxes) -> tuple[I64, I64]:
     """Pairs of boxes of one piece that share an element: swept along the dim that has the most different starts."""
     return pairs(boxes.piece, boxes.low, boxes.high)
 

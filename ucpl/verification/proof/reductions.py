@@ -20,8 +20,8 @@ from ucpl.schedule import Plan, Runs
 from ucpl.verification.proof.joins import (
     I64,
     Boxes,
-    Held,
     Mask,
+    MovedBoxes,
     box_of,
     distinct_boxes,
     first_left,
@@ -33,7 +33,7 @@ from ucpl.verification.proof.joins import (
     pairs_in,
 )
 from ucpl.verification.proof.moves import AT_ONCE
-from ucpl.verification.proof.tables import Told
+from ucpl.verification.proof.tables import ProofTables
 
 __all__ = ["APART", "Brought", "brought", "copies_of_members", "demand_members", "demand_parts", "places"]
 
@@ -55,7 +55,7 @@ class Brought:
         return out
 
 
-def brought(told: Told, source: Boxes, target: Boxes) -> Brought:
+def brought(told: ProofTables, source: Boxes, target: Boxes) -> Brought:
     """What goes into means, sums and maxima, once both sides of every move are known to be the same elements."""
     together = np.isin(told.moves.kind, [n.word for n in APART])
     s, t = source.take(together[source.move]), target.take(together[target.move])
@@ -86,10 +86,10 @@ def same_places(s: Boxes, t: Boxes, low: I64, high: I64) -> Mask:
     return same
 
 
-def places(found: Brought, k: int) -> Held:
+def places(found: Brought, k: int) -> MovedBoxes:
     """Where the target's values are put together: each element of each piece once, of however many parts it is."""
     none = np.zeros(len(found.target), dtype=np.int64)
-    once = distinct_boxes(Held(none - 1, found.target, found.low, found.high))
+    once = distinct_boxes(MovedBoxes(none - 1, found.target, found.low, found.high))
     i, _ = pairs_in(once)
     if not len(i):
         return once
@@ -100,11 +100,11 @@ def places(found: Brought, k: int) -> Held:
         rest = [left_of(mine.low[n], mine.high[n], mine.low[:n], mine.high[:n]) for n in range(len(mine))]
         low, high = (np.array([box[end] for some in rest for box in some]).reshape(-1, k) for end in (0, 1))
         at = np.zeros(len(low), dtype=np.int64)
-        tables.append(Held(at - 1, at + piece, low, high))
+        tables.append(MovedBoxes(at - 1, at + piece, low, high))
     return joined_boxes(tables)
 
 
-def demand_parts(told: Told, found: Brought, where: Held) -> None:
+def demand_parts(told: ProofTables, found: Brought, where: MovedBoxes) -> None:
     """Every part of every value that is put together goes into it, once. `where`: its places in the target. E346."""
     if not len(where):
         return
@@ -130,7 +130,7 @@ def demand_parts(told: Told, found: Brought, where: Held) -> None:
     assert not wrong.any(), "what came is not what was asked for, and no part is missing"
 
 
-def _asked(told: Told, where: Held, of_state: I64) -> I64:
+def _asked(told: ProofTables, where: MovedBoxes, of_state: I64) -> I64:
     """Of each box of the target, how many elements all of its parts have together."""
     pieces = told.source
     low, high = box_of(pieces)
@@ -157,7 +157,7 @@ def _asked(told: Told, where: Held, of_state: I64) -> I64:
     return out
 
 
-def _missing(told: Told, found: Brought, where: Held, state: int) -> None:
+def _missing(told: ProofTables, found: Brought, where: MovedBoxes, state: int) -> None:
     """Refuse the first element of a piece of the target that lacks a part, if one does."""
     pieces, piece = told.source, int(where.piece[0])
     low, high = box_of(pieces)
@@ -172,7 +172,7 @@ def _missing(told: Told, found: Brought, where: Held, state: int) -> None:
                     _blame(told, piece, index, part, "is put together without its part in")
 
 
-def _blame(told: Told, piece: int | I64, index: I64, part: int | I64, what: str) -> NoReturn:
+def _blame(told: ProofTables, piece: int | I64, index: I64, part: int | I64, what: str) -> NoReturn:
     (file, key), _ = told.place(1, int(told.target.first[piece]))
     (from_file, from_key), _ = told.place(0, int(told.source.first[part]))
     fail(
@@ -186,7 +186,7 @@ def _blame(told: Told, piece: int | I64, index: I64, part: int | I64, what: str)
 # --- Members of means and sums --------------------------------------------------------------------------------------
 
 
-def demand_members(told: Told, source: Held) -> None:
+def demand_members(told: ProofTables, source: MovedBoxes) -> None:
     """What is put together is said to be, in that way and over those axes; what is said to be is not copied. E346."""
     pieces, kinds = told.source, told.moves.kind[source.move]
     together = np.isin(kinds, [n.word for n in APART])
@@ -210,12 +210,12 @@ def demand_members(told: Told, source: Held) -> None:
             _blame_members(told, source, row, "is copied, and its layout says that it is one part of several")
 
 
-def _apart(told: Told) -> Mask:
+def _apart(told: ProofTables) -> Mask:
     """Pieces whose layout says that they are put together with others."""
     return np.isin(told.source.policy, APART)
 
 
-def _met(told: Told, source: Held, row: int) -> I64 | None:
+def _met(told: ProofTables, source: MovedBoxes, row: int) -> I64 | None:
     """The first element of a box that another member of its mean or sum has, too."""
     pieces, piece = told.source, int(source.piece[row])
     low, high = box_of(pieces)
@@ -231,7 +231,7 @@ def _met(told: Told, source: Held, row: int) -> I64 | None:
     return meets[0][found[0]] if len(found) else None
 
 
-def _blame_members(told: Told, source: Held, row: int, what: str) -> NoReturn:
+def _blame_members(told: ProofTables, source: MovedBoxes, row: int, what: str) -> NoReturn:
     piece = int(source.piece[row])
     (file, key), _ = told.place(0, int(told.source.first[piece]))
     fail("E346", f"{told.name(told.source, piece, source.low[row])} {what}", Label(file, "source", where=key))

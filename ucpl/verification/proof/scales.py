@@ -16,14 +16,14 @@ from ucpl.columns.operations import Flow
 from ucpl.errors import Label, fail
 from ucpl.verification.proof.joins import I64, Boxes, Mask, Pieces, box_of, first_left, pairs_in
 from ucpl.verification.proof.moves import AT_ONCE, boxes_at
-from ucpl.verification.proof.tables import Told
+from ucpl.verification.proof.tables import ProofTables
 
 __all__ = ["prove_scales", "scales_among"]
 
 Ends = tuple[I64, I64, I64, I64]
 
 
-def scales_among(told: Told) -> Mask:
+def scales_among(told: ProofTables) -> Mask:
     """Of each tensor: whether it is a scale that the graph reads as one."""
     out = np.zeros(max(1, len(told.graph.target.tensors)), dtype=bool)
     for flow in _flows(told):
@@ -33,7 +33,7 @@ def scales_among(told: Told) -> Mask:
     return out
 
 
-def prove_scales(told: Told) -> None:
+def prove_scales(told: ProofTables) -> None:
     """Raises E347, naming the first element that is not scaled, scaled twice, or scaled by another block's scale."""
     found: list[Boxes] = []
     for ends in _batches([_ends(told, flow) for flow in _flows(told)]):
@@ -44,7 +44,7 @@ def prove_scales(told: Told) -> None:
     _all_once(told, found)
 
 
-def _ends(told: Told, flow: Flow) -> Ends:
+def _ends(told: ProofTables, flow: Flow) -> Ends:
     """Positions of the corners of both sides of a flow's rows, the row of each, and how many elements each row has."""
     lane, m = flow.lanes[0], flow.moves
     index = _corners(m.shape)
@@ -67,7 +67,7 @@ def _batches(ends: Sequence[Ends]) -> Iterator[list[Ends]]:
         yield batch
 
 
-def _flows(told: Told) -> Sequence[Flow]:
+def _flows(told: ProofTables) -> Sequence[Flow]:
     return [flow for flow in told.flows if flow.kind == "scale" and len(flow.moves)]
 
 
@@ -79,7 +79,7 @@ def _corners(shape: I64) -> I64:
     return out
 
 
-def _same_block(told: Told, source: Boxes, target: Boxes) -> None:
+def _same_block(told: ProofTables, source: Boxes, target: Boxes) -> None:
     """Each corner of a row: one scale, one element, and the scale is that of the element's block."""
     tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
     if len(source) != len(target) or (source.move != target.move).any():
@@ -104,7 +104,7 @@ def _same_block(told: Told, source: Boxes, target: Boxes) -> None:
         _blame(told, target, n, f"is scaled by {scale}, which is not of its block")
 
 
-def _boxes(told: Told, target: Boxes, row: I64, numel: I64) -> Boxes:
+def _boxes(told: ProofTables, target: Boxes, row: I64, numel: I64) -> Boxes:
     """What each row scales, as a box of one piece: from corner to corner, and no element of it less than the row has."""
     first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
     low = np.minimum.reduceat(target.low, first)
@@ -119,7 +119,7 @@ def _boxes(told: Told, target: Boxes, row: I64, numel: I64) -> Boxes:
     return Boxes(none, target.piece[first], low, high, none, np.zeros_like(low))
 
 
-def _all_once(told: Told, found: list[Boxes]) -> None:
+def _all_once(told: ProofTables, found: list[Boxes]) -> None:
     pieces = told.target
     low, high = box_of(pieces)
     must = _to_scale(told, pieces)
@@ -140,7 +140,7 @@ def _all_once(told: Told, found: list[Boxes]) -> None:
         fail("E347", f"{told.name(pieces, piece, low[piece] if index is None else index)} is not scaled", Label("plan"))
 
 
-def _to_scale(told: Told, pieces: Pieces) -> Mask:
+def _to_scale(told: ProofTables, pieces: Pieces) -> Mask:
     """Pieces of tensors that the target stores as products alone, and the source as factors."""
     graph = told.graph
     sides = []
@@ -157,5 +157,5 @@ def _to_scale(told: Told, pieces: Pieces) -> Mask:
     return out
 
 
-def _blame(told: Told, target: Boxes, n: int, what: str) -> NoReturn:
+def _blame(told: ProofTables, target: Boxes, n: int, what: str) -> NoReturn:
     fail("E347", f"{told.name(told.target, int(target.piece[n]), target.low[n])} {what}", Label("plan"))

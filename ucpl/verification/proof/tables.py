@@ -15,7 +15,7 @@ from ucpl.records import frozen
 from ucpl.regions import Part, Placement, element_name
 from ucpl.verification.proof.joins import I64, Boxes, Mask, Moves, Pieces, widened
 
-__all__ = ["Told"]
+__all__ = ["ProofTables"]
 
 
 def _ranks(part: Part, homes: I64) -> I64:
@@ -24,7 +24,7 @@ def _ranks(part: Part, homes: I64) -> I64:
     return np.array([known[home] for home in homes.tolist()], dtype=np.int64)
 
 
-class Told:
+class ProofTables:
     """A graph as the proof sees it. States that are stored and moved just as another one is are left out: see `followers`."""
 
     def __init__(self, graph: Graph) -> None:
