@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ucpl.columns import I64
 from ucpl.graph.copies import choose
-from ucpl.graph.rows import Rows
+from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Policy
 
 SAME, ANY, MEAN, SUM = Policy.SAME, Policy.ANY, Policy.MEAN, Policy.SUM
@@ -28,34 +28,34 @@ class Overlap(Exception):
 class Declared:
     """A side on which each row is a copy of its own: of row n, number n."""
 
-    def replica(self, rows: Rows) -> I64:
+    def replica(self, rows: StoredBoxes) -> I64:
         return rows.offset // 1000
 
-    def member(self, rows: Rows) -> I64:
+    def member(self, rows: StoredBoxes) -> I64:
         return rows.offset // 1000 // 2 % 2  # two copies of each of two members
 
-    def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:
+    def disagree(self, rows: StoredBoxes, one: int, other: int) -> NoReturn:
         raise Overlap
 
-    def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
+    def overlap(self, rows: StoredBoxes, one: int, other: int, index: I64) -> NoReturn:
         raise Overlap
 
-    def singly(self, rows: Rows) -> Rows:
+    def singly(self, rows: StoredBoxes) -> StoredBoxes:
         return rows
 
 
 class Undeclared(Declared):
-    def replica(self, rows: Rows) -> I64:
+    def replica(self, rows: StoredBoxes) -> I64:
         return np.zeros(len(rows), dtype=np.int64)
 
 
-def table(boxes: list[Box]) -> Rows:
+def table(boxes: list[Box]) -> StoredBoxes:
     n = len(boxes)
     spans = np.array([(a, b) for _, a, b, _ in boxes], dtype=np.int64).reshape(n, 2, 2)
     low, high = spans[:, :, 0], spans[:, :, 1]
     stride = np.stack([high[:, 1] - low[:, 1], np.ones(n, dtype=np.int64)], axis=1)
     of = {name: np.array([b[i] for b in boxes], dtype=np.int64) for name, i in (("tensor", 0), ("policy", 3))}
-    return Rows(
+    return StoredBoxes(
         of["tensor"],
         low,
         high,
@@ -67,7 +67,7 @@ def table(boxes: list[Box]) -> Rows:
     )
 
 
-def elements(rows: Rows) -> list[tuple[Element, int]]:
+def elements(rows: StoredBoxes) -> list[tuple[Element, int]]:
     """Each element of each row, with the address at which it is stored."""
     out = []
     for i in range(len(rows)):

@@ -6,7 +6,7 @@ import numpy as np
 
 from ucpl.columns.operations import Extract
 from ucpl.graph import build, drawn
-from ucpl.graph.graph import Taken
+from ucpl.graph.graph import SourceBoxes
 from ucpl.layout import load, resolve
 from ucpl.regions import Placement, locate
 from ucpl.schedule import order
@@ -53,7 +53,7 @@ def located(call: str) -> Placement:
 
 def test_one_of_a_kind_is_joined_and_told_for_all() -> None:
     a, b = located("cut(dp = 4)"), located("cut(dp = 3)")
-    taken = [n.label for n in drawn(a, b).net if isinstance(n, Taken)]
+    taken = [n.label for n in drawn(a, b).net if isinstance(n, SourceBoxes)]
     assert taken == ["a.w", "a.b", "odd"]
     graph = build(a, b)
     prove(graph)

@@ -16,7 +16,7 @@ from ucpl.conversion.share import has_live_rows
 from ucpl.errors import UcplError
 from ucpl.extents import Key
 from ucpl.graph import build
-from ucpl.graph.build import DtypeOf, Share
+from ucpl.graph.build import DtypeOf, RankShare
 from ucpl.layout import Layout, load, resolve
 from ucpl.regions import locate
 from ucpl.regions.meeting import Wanted
@@ -33,7 +33,7 @@ def share(source: Layout, target: Layout, rank: int, dtype_of: DtypeOf | None = 
     there = locate(target, rank=rank)
     here = locate(source, wanted=Wanted.of(there))
     live = (locate(source), locate(target)) if has_live_rows(source) and has_live_rows(target) else None
-    return order(build(here, there, dtype_of=dtype_of, share=Share(live)))
+    return order(build(here, there, dtype_of=dtype_of, share=RankShare(live)))
 
 
 def f32(file: str, key: Key) -> str:

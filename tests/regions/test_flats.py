@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ucpl.layout import axes as ax
 from ucpl.layout.axes import UnevenCut
-from ucpl.regions.flats import Cut, Members, chain_of, windows_of_chain, windows_of_tree
+from ucpl.regions.flats import BufferWindows, Members, chain_of, windows_of_chain, windows_of_tree
 
 DEGREES = {"dp": 3, "tp": 2}
 LAYOUT: Any = SimpleNamespace(sizes={})
@@ -41,7 +41,7 @@ def wrapped(draw: Any, core: ax.Axis) -> ax.Axis:
 chains = wrapped(ax.Each()).flatmap(lambda inner: wrapped(ax.Flat(inner)))
 
 
-def elements(cut: Cut, window: int) -> list[tuple[int, int, int]]:
+def elements(cut: BufferWindows, window: int) -> list[tuple[int, int, int]]:
     """(position, member, element of it)"""
     rows = cut.rows.take(cut.rows.window == window)
     return sorted(

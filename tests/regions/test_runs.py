@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucpl.regions.entry_parts import Run, runs_of
+from ucpl.regions.entry_parts import ChoiceRun, runs_of
 
 Positions = list[tuple[int, ...]]
 
 
-def told(positions: Positions) -> tuple[list[Run], list[tuple[int, tuple[int, ...]]]]:
+def told(positions: Positions) -> tuple[list[ChoiceRun], list[tuple[int, tuple[int, ...]]]]:
     """The runs, and each element of their boxes as (number of its choice, position)."""
     runs = list(runs_of(np.array(positions, dtype=np.int64)))
     return runs, sorted(

@@ -248,7 +248,7 @@ def _looked_at(layout: Layout) -> set[int]:
 
 
 def _bytes_on(layout: Layout, rank: int) -> int:
-    from ucpl.graph.side import Side as Stored
+    from ucpl.graph.side import GraphSide as Stored
     from ucpl.regions import locate
 
     placement = locate(layout, rank=rank)

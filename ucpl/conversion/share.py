@@ -74,7 +74,7 @@ def _is_named(asked: Asked) -> bool:
 
 def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int) -> tuple[Plan, Side, Side]:
     from ucpl.graph import build
-    from ucpl.graph.build import Share as OfOne
+    from ucpl.graph.build import RankShare as OfOne
     from ucpl.regions import locate
     from ucpl.regions.meeting import Wanted
     from ucpl.schedule import order

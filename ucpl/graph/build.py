@@ -19,15 +19,15 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Key
 from ucpl.graph.copies import Chosen, choose
 from ucpl.graph.coverage import covered, supplied
-from ucpl.graph.graph import Drawn, Graph, Joint, Kept, Lanes, Taken
+from ucpl.graph.graph import Drawn, Graph, Joint, Lanes, SourceBoxes, TargetBoxes
 from ucpl.graph.kin import kin_of
-from ucpl.graph.lacking import Box, Filler, Gap, refuse_absent
+from ucpl.graph.lacking import Box, Filler, MissingBoxes, refuse_absent
 from ucpl.graph.live import with_live_rows
 from ucpl.graph.models import check_drops, check_models
 from ucpl.graph.passes import optimise
-from ucpl.graph.rows import Rows, rows_of
+from ucpl.graph.rows import StoredBoxes, rows_of
 from ucpl.graph.scales import blockwise, refuse_quantising
-from ucpl.graph.side import Side, spaced
+from ucpl.graph.side import GraphSide, spaced
 from ucpl.layout.by_index import of_sizes
 from ucpl.layout.layout import Policy
 from ucpl.layout.scales import scales_of
@@ -35,13 +35,13 @@ from ucpl.layout.scope import at
 from ucpl.records import define, frozen
 from ucpl.regions import Part, Placement
 
-__all__ = ["Share", "build"]
+__all__ = ["RankShare", "build"]
 
 DtypeOf = Callable[[str, Key], str | None]
 
 
 @frozen(eq=False)
-class Share:
+class RankShare:
     """Said of a graph of one rank of the target. `whole`: both sides as all ranks have them, where both have live rows."""
 
     whole: tuple[Placement, Placement] | None = None
@@ -54,7 +54,7 @@ def build(
     drop: tuple[str, ...] = (),
     freeze: frozenset[str] = frozenset(),
     dtype_of: DtypeOf | None = None,
-    share: Share | None = None,
+    share: RankShare | None = None,
 ) -> Graph:
     """Join source and target, and apply all passes.
 
@@ -76,7 +76,7 @@ def drawn(
     drop: tuple[str, ...] = (),
     freeze: frozenset[str] = frozenset(),
     dtype_of: DtypeOf | None = None,
-    share: Share | None = None,
+    share: RankShare | None = None,
 ) -> Graph:
     """The graph before any pass: what is read, extracted, merged, split and written, in logical elements."""
     check_drops(source, drop)
@@ -120,12 +120,12 @@ class _Drawing:
         return Filler(self.source, self.target)
 
     def run(self) -> Graph:
-        there = Side(self.target, self.target.tensors, self.target.layout)
+        there = GraphSide(self.target, self.target.tensors, self.target.layout)
         for number in range(len(self.target.parts)):
             there.place(number)
         for part in self.target.parts:
             self.refuse_addends(part)
-        here = Side(self.source, self.target.tensors, self.target.layout)
+        here = GraphSide(self.source, self.target.tensors, self.target.layout)
         routes = [r for state in dict.fromkeys(p.state for p in self.target.parts) for r in self.routes(state, there)]
         for route in routes:
             for number in (*route.lanes.sources, *(route.scales or ())):
@@ -147,8 +147,8 @@ class _Drawing:
     def graph(
         self,
         used: frozenset[tuple[str, str]],
-        here: Side,
-        there: Side,
+        here: GraphSide,
+        there: GraphSide,
         reads: dict[int, Read],
         writes: dict[int, Write],
     ) -> Graph:
@@ -169,7 +169,7 @@ class _Drawing:
 
     # ---- what is made from what --------------------------------------------------------------------------------------
 
-    def routes(self, state: str, there: Side) -> list[Route]:
+    def routes(self, state: str, there: GraphSide) -> list[Route]:
         """Where the tensors of a state come from: the same state, or the one that it is derived from."""
         parts = [
             n for n, p in enumerate(self.target.parts) if p.state == state and len(p.homes) and not there.is_shared(n)
@@ -258,7 +258,7 @@ class _Drawing:
     def held(self, state: str) -> set[str]:
         return _tensors(self.source, [n for n, p in enumerate(self.source.parts) if p.state == state])
 
-    def filled(self, routes: list[Route], sides: tuple[Side, Side], writes: dict[int, Write]) -> list[Route]:
+    def filled(self, routes: list[Route], sides: tuple[GraphSide, GraphSide], writes: dict[int, Write]) -> list[Route]:
         """The routes, tensors that the source lacks a part of apart: what is lacking is filled, or it is an error."""
         for state, parts, tensors in self.absent:
             k = max(1, sides[0].width, sides[1].width)
@@ -272,14 +272,14 @@ class _Drawing:
             lanes = route.lanes
             gaps = self.filler.lacking(lanes.sources, route.wanted, sides)
             if gaps and route.scales is None:
-                open_ = self.fill(Gap(lanes.state, lanes.targets, gaps), sides, writes)
+                open_ = self.fill(MissingBoxes(lanes.state, lanes.targets, gaps), sides, writes)
                 gaps = {path: boxes for path, boxes in gaps.items() if path not in open_}
                 out.append(evolve(route, wanted=frozenset(gaps), gaps=gaps))
                 route = evolve(route, wanted=frozenset(route.wanted - gaps.keys()))
             out += [route] if route.wanted else []
         return [route for route in out if route.wanted]
 
-    def fill(self, gap: Gap, sides: tuple[Side, Side], writes: dict[int, Write]) -> list[str]:
+    def fill(self, gap: MissingBoxes, sides: tuple[GraphSide, GraphSide], writes: dict[int, Write]) -> list[str]:
         """Fill what is lacking; gives the tensors that keep a hole, in the model's order."""
         fills, open_ = self.filler.filled(gap, sides)
         self.net.add_edges_from((node, writes[n]) for node, n in fills)
@@ -288,7 +288,7 @@ class _Drawing:
     # ---- boxes of both sides -------------------------------------------------------------------------------------------
 
     def join(
-        self, routes: list[Route], here: Side, there: Side, reads: dict[int, Read], writes: dict[int, Write]
+        self, routes: list[Route], here: GraphSide, there: GraphSide, reads: dict[int, Read], writes: dict[int, Write]
     ) -> None:
         """Nodes of states that are stored alike: boxes of the first one, proved to be every element once on each side."""
         route = routes[0]
@@ -314,7 +314,7 @@ class _Drawing:
         once = firsts.primary  # of a box that others cover in part, the rest
         splits = []
         for n in targets:
-            node = Kept(n, self.target.parts[n].label, kept.take(kept.part == n), once.take(once.part == n))
+            node = TargetBoxes(n, self.target.parts[n].label, kept.take(kept.part == n), once.take(once.part == n))
             splits.append(node)
             i = lanes[0].of_target[n]
             self.net.add_edges_from((node, writes[lane.targets[i]]) for lane in lanes)
@@ -325,7 +325,7 @@ class _Drawing:
             for n in sources:
                 mine = boxes.part == n
                 if mine.any():
-                    taken = Taken(n, self.source.parts[n].label, boxes.take(mine))
+                    taken = SourceBoxes(n, self.source.parts[n].label, boxes.take(mine))
                     i = lanes[0].of_source[n]
                     self.net.add_edges_from((reads[lane.sources[i]], taken) for lane in lanes)
                     self.net.add_edge(taken, joint)
@@ -336,7 +336,7 @@ class _Drawing:
         self,
         route: Route,
         parts: tuple[int, ...],
-        sides: tuple[Side, Side],
+        sides: tuple[GraphSide, GraphSide],
         reads: dict[int, Read],
         writes: dict[int, Write],
     ) -> None:
@@ -355,7 +355,9 @@ class _Drawing:
         self.net.add_edges_from((reads[n], joint) for n in parts)
         self.net.add_edges_from((joint, writes[n]) for n in lanes.targets)
 
-    def by_value(self, kinds: list[tuple[str, int, Rows]], lanes: Lanes) -> Iterator[tuple[str, int, Rows]]:
+    def by_value(
+        self, kinds: list[tuple[str, int, StoredBoxes]], lanes: Lanes
+    ) -> Iterator[tuple[str, int, StoredBoxes]]:
         """The same, tensors that share a stored tensor and are stored with other values apart: their runs must not join."""
         parts = [self.source.parts[n] for n in lanes.sources] + [self.target.parts[n] for n in lanes.targets]
         held = [p.values for p in parts if p.values]
@@ -444,7 +446,7 @@ def _remade(state: str, source: str) -> str:
     return f"the target stores no {state}, and makes it of {source}"
 
 
-def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:
+def _alike(routes: list[Route], here: GraphSide, there: GraphSide) -> list[list[Route]]:
     """Routes whose boxes are the same objects on both sides, and whose stored tensors follow in one order."""
     found: dict[object, list[Route]] = {}
     for route in routes:
@@ -462,7 +464,7 @@ def _alike(routes: list[Route], here: Side, there: Side) -> list[list[Route]]:
     return list(found.values())
 
 
-def _kinds(chosen: Chosen) -> list[tuple[str, int, Rows]]:
+def _kinds(chosen: Chosen) -> list[tuple[str, int, StoredBoxes]]:
     """What is done with boxes of the source, over which axes, in the order in which a tile needs it."""
     out = [("copy", 0, chosen.primary)]
     reduced = chosen.reduced

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 
 from ucpl.columns import I64, Bools
-from ucpl.graph.rows import Rows
+from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Policy
 from ucpl.records import frozen
 from ucpl.regions.boxes import overlaps, subtract
@@ -24,30 +24,30 @@ REDUCING = [Policy.MEAN, Policy.SUM, Policy.MAX]
 class Stored(Protocol):
     """What choosing asks of the side that rows are of."""
 
-    def replica(self, rows: Rows) -> I64:
+    def replica(self, rows: StoredBoxes) -> I64:
         """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
 
-    def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
+    def overlap(self, rows: StoredBoxes, one: int, other: int, index: I64) -> NoReturn:
         """Two rows hold one element and are no declared copies."""
 
-    def member(self, rows: Rows) -> I64:
+    def member(self, rows: StoredBoxes) -> I64:
         """Of each row of a mean or sum: which of those that are put together it is, or is a copy of."""
 
-    def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:
+    def disagree(self, rows: StoredBoxes, one: int, other: int) -> NoReturn:
         """Two rows of one box are put together in two ways."""
 
-    def singly(self, rows: Rows) -> Rows:
+    def singly(self, rows: StoredBoxes) -> StoredBoxes:
         """Rows that run over several stored tensors, one row a tensor."""
 
 
 @frozen(eq=False)
 class Chosen:
-    primary: Rows
-    copies: Rows  # declared `same`: to be checked
-    reduced: Rows  # members of classes with mean or sum, and copies of each
+    primary: StoredBoxes
+    copies: StoredBoxes  # declared `same`: to be checked
+    reduced: StoredBoxes  # members of classes with mean or sum, and copies of each
 
 
-def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
+def choose(rows: StoredBoxes, is_alias: Bools, stored: Stored) -> Chosen:
     """Pick one box of each class. is_alias: by part, whether it is a second name (not preferred)."""
     if not len(rows):
         return Chosen(rows, rows, rows)
@@ -84,13 +84,13 @@ def choose(rows: Rows, is_alias: Bools, stored: Stored) -> Chosen:
         if asks_one.any() and len(single := stored.singly(rows)) > len(rows):
             return choose(single, is_alias, stored)  # of layers that are stored by other ranges, too: layer by layer
         primary, extra = _disjoint(primary, one, other, settled, stored)
-        copies = Rows.concat([copies, extra], rows.width)
+        copies = StoredBoxes.concat([copies, extra], rows.width)
     elif settled.any():
         primary = primary.take(np.flatnonzero(~settled))
     return Chosen(primary, copies, reduced)
 
 
-def _grouped(rows: Rows) -> tuple[I64, I64]:
+def _grouped(rows: StoredBoxes) -> tuple[I64, I64]:
     """Of each row, the number of the box that it is; of each such box, its first row."""
     # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.
     marks = _marks(rows)
@@ -108,7 +108,7 @@ def _grouped(rows: Rows) -> tuple[I64, I64]:
     return group_of, by_box[np.flatnonzero(~same)]  # argsort is stable: the first row of a group is the preferred one
 
 
-def _put_together(rows: Rows, asks: Bools, group_of: I64, stored: Stored) -> Bools:
+def _put_together(rows: StoredBoxes, asks: Bools, group_of: I64, stored: Stored) -> Bools:
     """Which rows go into a mean or a sum: of boxes that several members of it have, with the copies of each."""
     out = np.zeros(len(rows), dtype=bool)
     asking = np.flatnonzero(asks)
@@ -127,7 +127,7 @@ def _put_together(rows: Rows, asks: Bools, group_of: I64, stored: Stored) -> Boo
     return out
 
 
-def _marks(rows: Rows) -> I64:
+def _marks(rows: StoredBoxes) -> I64:
     """A number of each row that is the same for the same box of the same tensor."""
     mark = rows.tensor.astype(np.uint64)
     for c in range(rows.width):
@@ -136,7 +136,7 @@ def _marks(rows: Rows) -> I64:
     return mark.astype(np.int64)
 
 
-def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tuple[Rows, Rows]:
+def _disjoint(rows: StoredBoxes, i: I64, j: I64, reduces: Bools, stored: Stored) -> tuple[StoredBoxes, StoredBoxes]:
     """Copies cut differently (uneven tensor parallelism under ZeRO): the earlier row keeps the shared elements."""
     by_later: dict[int, list[int]] = {}
     number = stored.replica(rows)
@@ -164,7 +164,7 @@ def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tup
         if rows.policy[b] == Policy.SAME:
             new += [(b, low, high, False) for low, high in shared]
 
-    def made(which: bool) -> Rows:
+    def made(which: bool) -> StoredBoxes:
         chosen = [(b, low, high) for b, low, high, primary in new if primary == which]
         base = rows.take(np.array([b for b, _, _ in chosen], dtype=np.int64))
         k = rows.low.shape[1]
@@ -174,4 +174,4 @@ def _disjoint(rows: Rows, i: I64, j: I64, reduces: Bools, stored: Stored) -> tup
         return base.replace(low=low, high=high, offset=offset)
 
     kept, extra = rows.take(np.flatnonzero(keep & ~reduces)), made(True)
-    return Rows.concat([kept, extra], rows.width), made(False)
+    return StoredBoxes.concat([kept, extra], rows.width), made(False)

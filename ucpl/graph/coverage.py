@@ -10,8 +10,8 @@ from ucpl.columns import I64
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
 from ucpl.graph.lacking import line_to_write
-from ucpl.graph.rows import Rows
-from ucpl.graph.side import Side
+from ucpl.graph.rows import StoredBoxes
+from ucpl.graph.side import GraphSide
 from ucpl.layout.fills import PARAMETER
 from ucpl.regions import element_name
 from ucpl.regions.boxes import overlaps, subtract
@@ -22,8 +22,8 @@ __all__ = ["covered", "supplied"]
 def covered(
     state: str,
     wanted: frozenset[str],
-    found: tuple[Rows, Chosen],
-    side: Side,
+    found: tuple[StoredBoxes, Chosen],
+    side: GraphSide,
     code: str,
     where: str,
     gaps: Mapping[str, Iterable[tuple[I64, I64]]] | None = None,
@@ -67,9 +67,9 @@ def covered(
 
 def supplied(
     state: str,
-    found: tuple[Rows, Chosen],
-    asked: Rows,
-    side: Side,
+    found: tuple[StoredBoxes, Chosen],
+    asked: StoredBoxes,
+    side: GraphSide,
     gaps: Mapping[str, Iterable[tuple[I64, I64]]] | None = None,
 ) -> None:
     """Every element of `asked`, disjoint boxes of one rank, is in the primary boxes, reduced, or filled. Raises E308."""
@@ -101,7 +101,7 @@ def supplied(
     )
 
 
-def _numbered(rows: Rows) -> I64:
+def _numbered(rows: StoredBoxes) -> I64:
     """(N, 2 K + 1): of each box its tensor, low and high."""
     out: I64 = np.concatenate([rows.tensor[:, None], rows.low, rows.high], axis=1)
     return out

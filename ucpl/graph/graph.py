@@ -12,11 +12,11 @@ from ucpl.columns import I64, Moves, Space
 from ucpl.columns.operations import Digits, Flow, Node, Read, Write, flows, net_text
 from ucpl.columns.table import column
 from ucpl.extents import Shelves
-from ucpl.graph.rows import Rows
+from ucpl.graph.rows import StoredBoxes
 from ucpl.records import frozen
 from ucpl.regions import Placement
 
-__all__ = ["Drawn", "Graph", "Joined", "Joint", "Kept", "Kin", "Lanes", "Taken"]
+__all__ = ["Drawn", "Graph", "Joined", "Joint", "Kin", "Lanes", "SourceBoxes", "TargetBoxes"]
 
 
 @frozen(slots=False)
@@ -49,25 +49,25 @@ class Kin:
 
 
 @frozen(eq=False)
-class Taken:
+class SourceBoxes:
     """Boxes of one source part, as logical elements: what an Extract is before both sides are joined."""
 
     part: int
     label: str
-    boxes: Rows
+    boxes: StoredBoxes
 
     def __str__(self) -> str:
         return f"extract {self.label}: {len(self.boxes):,} boxes, {int(self.boxes.volume.sum()):,} elements"
 
 
 @frozen(eq=False)
-class Kept:
+class TargetBoxes:
     """Boxes of one target part, as logical elements: what a Split is before both sides are joined."""
 
     part: int
     label: str
-    boxes: Rows
-    firsts: Rows  # of those, each element once: declared copies of the source are checked there
+    boxes: StoredBoxes
+    firsts: StoredBoxes  # of those, each element once: declared copies of the source are checked there
 
     def __str__(self) -> str:
         return f"split   {self.label}: {len(self.boxes):,} boxes, {int(self.boxes.volume.sum()):,} elements"
@@ -102,7 +102,7 @@ class Joint:
         return f"{'merge' if self.kind == 'copy' else self.kind:<7} {states}{what}"
 
 
-Drawn = Node | Taken | Joint | Kept
+Drawn = Node | SourceBoxes | Joint | TargetBoxes
 
 
 @frozen(eq=False)

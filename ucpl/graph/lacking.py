@@ -18,8 +18,8 @@ from ucpl.columns import Side as Boxes
 from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import choose
-from ucpl.graph.rows import Rows, rows_of
-from ucpl.graph.side import Side, spaced
+from ucpl.graph.rows import StoredBoxes, rows_of
+from ucpl.graph.side import GraphSide, spaced
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling, LogicalTensor
@@ -28,7 +28,7 @@ from ucpl.records import define, frozen
 from ucpl.regions import Placement, element_name
 from ucpl.regions.boxes import overlaps, subtract
 
-__all__ = ["Filler", "Gap", "itself_of", "line_to_write", "refuse_absent"]
+__all__ = ["Filler", "MissingBoxes", "itself_of", "line_to_write", "refuse_absent"]
 
 Box = tuple[I64, I64]  # low <= index < high, K columns each
 NAMES_SHOWN = 3
@@ -36,7 +36,7 @@ DIGITS_SHOWN = 10**15  # whole numbers from here on are shown with an exponent
 
 
 @frozen
-class Gap:
+class MissingBoxes:
     """Elements of one state that the target stores in some of its parts, and the source lacks: boxes of each tensor."""
 
     state: str
@@ -76,7 +76,9 @@ class Filler:
 
     # ---- what is lacking -----------------------------------------------------------------------------------------------
 
-    def lacking(self, parts: tuple[int, ...], wanted: Iterable[str], sides: tuple[Side, Side]) -> dict[str, list[Box]]:
+    def lacking(
+        self, parts: tuple[int, ...], wanted: Iterable[str], sides: tuple[GraphSide, GraphSide]
+    ) -> dict[str, list[Box]]:
         """Of each tensor that these parts of the source lack some of: the boxes that they lack."""
         here, there = sides
         common = {path: i for i, path in enumerate(self.target.tensors)}
@@ -99,14 +101,16 @@ class Filler:
                 out[path] = left
         return out
 
-    def whole(self, state: str, targets: list[int], wanted: set[str], k: int) -> Gap:
+    def whole(self, state: str, targets: list[int], wanted: set[str], k: int) -> MissingBoxes:
         """Tensors of which the source has nothing."""
         tensors = self.target.layout.tensors
-        return Gap(state, tuple(targets), {p: [_whole(t, k)] for p, t in tensors.items() if p in wanted})
+        return MissingBoxes(state, tuple(targets), {p: [_whole(t, k)] for p, t in tensors.items() if p in wanted})
 
     # ---- what is filled ------------------------------------------------------------------------------------------------
 
-    def filled(self, gap: Gap, sides: tuple[Side, Side]) -> tuple[list[tuple[Fill, int]], dict[str, list[Box]]]:
+    def filled(
+        self, gap: MissingBoxes, sides: tuple[GraphSide, GraphSide]
+    ) -> tuple[list[tuple[Fill, int]], dict[str, list[Box]]]:
         """Fills, each with the part of the target that it is in; and what no line speaks of."""
         by_line: dict[int, list[tuple[str, Box]]] = {}
         open_: dict[str, list[Box]] = {}
@@ -163,7 +167,7 @@ class Filler:
             left = _without(left, mine)
         return left
 
-    def nowhere(self, state: str, path: str, boxes: list[Box], there: Side) -> list[Box]:
+    def nowhere(self, state: str, path: str, boxes: list[Box], there: GraphSide) -> list[Box]:
         """Those that the source has under no name of the parameter: the master of a weight that it has is no number."""
         left = boxes
         for other in sorted(self.itself - {state}):
@@ -174,20 +178,22 @@ class Filler:
                 left = _common(left, gaps.get(path, []))
         return left
 
-    def lacking_of(self, state: str, there: Side) -> tuple[set[str], dict[str, list[Box]]]:
+    def lacking_of(self, state: str, there: GraphSide) -> tuple[set[str], dict[str, list[Box]]]:
         """Tensors of which the source has some of a state, and what it lacks of them."""
         parts = tuple(n for n, p in enumerate(self.source.parts) if p.state == state and len(p.homes))
         held = {self.source.tensors[t] for n in parts for t in self.source.parts[n].tensors}
         held &= set(self.target.tensors)
         if not held:
             return held, {}
-        apart = Side(self.source, self.target.tensors, self.target.layout)  # these are looked at, not read
+        apart = GraphSide(self.source, self.target.tensors, self.target.layout)  # these are looked at, not read
         for n in parts:
             apart.place(n)
         spaced(apart)
         return held, self.lacking(parts, held, (apart, there))
 
-    def nodes(self, gap: Gap, line: Filling, of: list[tuple[str, Box]], there: Side) -> list[tuple[Fill, int]]:
+    def nodes(
+        self, gap: MissingBoxes, line: Filling, of: list[tuple[str, Box]], there: GraphSide
+    ) -> list[tuple[Fill, int]]:
         """A Fill for each part and stored value."""
         common = {path: i for i, path in enumerate(self.target.tensors)}
         wanted = {path for path, _ in of}
@@ -302,7 +308,7 @@ def _without(ours: list[Box], theirs: list[Box]) -> list[Box]:
     return [box for a, b in ours for box in subtract(a, b, low, high)]
 
 
-def _boxes(rows: Rows, low: I64, high: I64) -> Boxes:
+def _boxes(rows: StoredBoxes, low: I64, high: I64) -> Boxes:
     """Parts of rows, where they are stored."""
     offset = rows.offset + ((low - rows.low) * rows.stride).sum(axis=1)
     return Boxes(rows.tensor, offset, high - low, rows.stride)

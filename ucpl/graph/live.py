@@ -25,7 +25,7 @@ Dim = tuple[str, int]  # a tensor, and which of its dims has live rows
 
 
 @frozen
-class Rows:
+class LiveRows:
     """Live rows of one dim: how many some tensor of a side has, and how many all of them have."""
 
     most: int
@@ -102,12 +102,12 @@ def _is_scaled(path: str, *sides: Placement) -> bool:
 # ---- how many there are --------------------------------------------------------------------------------------------------
 
 
-def _by_state(placement: Placement) -> dict[str, dict[Dim, Rows]]:
+def _by_state(placement: Placement) -> dict[str, dict[Dim, LiveRows]]:
     tables: dict[str, list[Pieces]] = {p.state: [] for p in placement.parts}
     for part in placement.parts:
         if part.live is not None:
             tables[part.state].append(part.live)
-    known: dict[tuple[int, ...], dict[Dim, Rows]] = {}
+    known: dict[tuple[int, ...], dict[Dim, LiveRows]] = {}
     out = {}
     for state, found in tables.items():
         mark = tuple(id(t) for t in found)
@@ -117,8 +117,8 @@ def _by_state(placement: Placement) -> dict[str, dict[Dim, Rows]]:
     return out
 
 
-def _counted(placement: Placement, live: Pieces) -> dict[Dim, Rows]:
-    out: dict[Dim, Rows] = {}
+def _counted(placement: Placement, live: Pieces) -> dict[Dim, LiveRows]:
+    out: dict[Dim, LiveRows] = {}
     for path, dim, rows in _by_dim(placement, live):
         low, high = live.low[rows], live.high[rows]
         once = distinct([*low.T, *high.T])
@@ -129,7 +129,7 @@ def _counted(placement: Placement, live: Pieces) -> dict[Dim, Rows]:
         begin[dim], end[dim] = first, most
         left = subtract(begin, end, low[once], high[once])
         whole = min([most, *(int(a[dim]) for a, _ in left)])
-        out[path, dim] = Rows(most - first, whole - first)
+        out[path, dim] = LiveRows(most - first, whole - first)
     return out
 
 

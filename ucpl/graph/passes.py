@@ -18,9 +18,9 @@ from attrs import evolve
 from ucpl.columns import I64, join_runs, numbered, straighten
 from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Scale, Split
 from ucpl.graph.casts import settle
-from ucpl.graph.graph import Drawn, Graph, Joined, Joint, Kept, Taken
+from ucpl.graph.graph import Drawn, Graph, Joined, Joint, SourceBoxes, TargetBoxes
 from ucpl.graph.kin import each_kin
-from ucpl.graph.rows import Rows
+from ucpl.graph.rows import StoredBoxes
 from ucpl.regions.boxes import overlaps
 
 __all__ = ["PASSES", "Pass", "deal", "meet", "optimise"]
@@ -45,25 +45,25 @@ def meet(graph: Graph) -> Graph:
     def joined(joint: Joint) -> Joint:
         if joint.moves is not None:  # of scales, which meet blocks
             return joint
-        taken = [n for n in graph.net.predecessors(joint) if isinstance(n, Taken)]
-        kept = [n for n in graph.net.successors(joint) if isinstance(n, Kept)]
-        source = Rows.concat(n.boxes for n in taken)
+        taken = [n for n in graph.net.predecessors(joint) if isinstance(n, SourceBoxes)]
+        kept = [n for n in graph.net.successors(joint) if isinstance(n, TargetBoxes)]
+        source = StoredBoxes.concat(n.boxes for n in taken)
         rows = [n.firsts if joint.kind == "check" else n.boxes for n in kept]
-        target = Rows.concat(rows)
+        target = StoredBoxes.concat(rows)
         width = max(source.width, target.width)
         return evolve(joint, moves=_shared(source.widen(width), target.widen(width)))
 
     made = graph.with_joints(joined)
     net = made.net
     # What the boxes were is in the moves now: reads and writes stand at the joint itself.
-    for node in [n for n in net if isinstance(n, Taken | Kept)]:
+    for node in [n for n in net if isinstance(n, SourceBoxes | TargetBoxes)]:
         net.add_edges_from((a, b) for a in list(net.predecessors(node)) for b in list(net.successors(node)))
         net.remove_node(node)
     net.remove_nodes_from([n for n in net if isinstance(n, Joint) and n.kind != "copy" and not len(n.moves or ())])
     return made
 
 
-def _shared(source: Rows, target: Rows) -> Joined:
+def _shared(source: StoredBoxes, target: StoredBoxes) -> Joined:
     j, i = overlaps(target.tensor, target.low, target.high, source.tensor, source.low, source.high)
     low = np.maximum(source.low[i], target.low[j])
     shape = np.minimum(source.high[i], target.high[j]) - low

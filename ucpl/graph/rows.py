@@ -8,11 +8,11 @@ from ucpl.columns import I64, Space, Table, block, column
 from ucpl.records import frozen
 from ucpl.regions import Part
 
-__all__ = ["Rows", "rows_of"]
+__all__ = ["StoredBoxes", "rows_of"]
 
 
 @frozen(eq=False)
-class Rows(Table):
+class StoredBoxes(Table):
     """Boxes of logical tensors, and where they are stored."""
 
     tensor: I64 = column()
@@ -30,7 +30,7 @@ class Rows(Table):
         return out
 
 
-def rows_of(parts: list[tuple[int, int, Part]], space: Space, renumber: I64, k: int) -> Rows:
+def rows_of(parts: list[tuple[int, int, Part]], space: Space, renumber: I64, k: int) -> StoredBoxes:
     """Rows of (part number, number of its first stored tensor, part).
 
     `renumber` maps a part's tensor numbers to common ones (-1: not wanted).
@@ -40,7 +40,7 @@ def rows_of(parts: list[tuple[int, int, Part]], space: Space, renumber: I64, k: 
         p = part.folded
         tensor = renumber[p.tensor]
         tables.append(
-            Rows(
+            StoredBoxes(
                 tensor,
                 p.low,
                 p.high,
@@ -51,5 +51,5 @@ def rows_of(parts: list[tuple[int, int, Part]], space: Space, renumber: I64, k: 
                 p.over,
             )
         )
-    rows = Rows.concat(tables, k)
+    rows = StoredBoxes.concat(tables, k)
     return rows if (rows.tensor >= 0).all() else rows.take(rows.tensor >= 0)

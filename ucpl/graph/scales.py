@@ -13,7 +13,7 @@ from ucpl.columns import I64, Bools, each
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
 from ucpl.graph.graph import Joined
-from ucpl.graph.rows import Rows
+from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Scaling
 from ucpl.layout.scope import at
 from ucpl.regions import Placement
@@ -37,7 +37,7 @@ def refuse_quantising(source: Placement, target: Placement, path: str) -> NoRetu
     )
 
 
-def blockwise(placement: Placement, scales: Chosen, kept: Rows) -> Joined:
+def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> Joined:
     """Moves of scales to the boxes of a target that they scale. Raises E317 for scales that are means."""
     tensors = placement.layout.tensors
     common = {path: i for i, path in enumerate(placement.tensors)}
@@ -63,7 +63,7 @@ def blockwise(placement: Placement, scales: Chosen, kept: Rows) -> Joined:
     return Joined.concat(found, 2 * kept.width)
 
 
-def _met(scaling: Scaling, scales: Rows, kept: Rows) -> Joined:
+def _met(scaling: Scaling, scales: StoredBoxes, kept: StoredBoxes) -> Joined:
     """Boxes of scales of one kind with the boxes that they reach, cut at the edges of blocks."""
     k = kept.width
     size = np.ones(k, dtype=np.int64)

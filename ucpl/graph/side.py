@@ -11,7 +11,7 @@ from attrs import field
 from ucpl.columns import I64, Bools, Space, each, split_rows
 from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, EXACT, Key, Shelf, Shelves
-from ucpl.graph.rows import Rows
+from ucpl.graph.rows import StoredBoxes
 from ucpl.layout import Layout
 from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
@@ -19,13 +19,13 @@ from ucpl.records import define
 from ucpl.regions import Home, Part, Placement, element_name
 from ucpl.registry import format_named
 
-__all__ = ["DtypeOf", "Side", "spaced"]
+__all__ = ["DtypeOf", "GraphSide", "spaced"]
 
 DtypeOf = Callable[[str, Key], str | None]
 
 
 @define
-class Side:
+class GraphSide:
     """Parts of a placement that take part. `names` are the tensors that numbers mean, `named` their layout."""
 
     placement: Placement
@@ -67,7 +67,7 @@ class Side:
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
-    def replica(self, rows: Rows) -> I64:
+    def replica(self, rows: StoredBoxes) -> I64:
         """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
         out = np.zeros(len(rows), dtype=np.int64)
         home = self.space.home(rows.offset)
@@ -76,7 +76,7 @@ class Side:
             out[mine] = self.placement.parts[n].homes.replica(home[mine] - self.first[n])
         return out
 
-    def member(self, rows: Rows) -> I64:
+    def member(self, rows: StoredBoxes) -> I64:
         """Of each row of a mean or sum: which of those that are put together it is, or is a copy of."""
         out = np.zeros(len(rows), dtype=np.int64)
         home = self.space.home(rows.offset)
@@ -87,7 +87,7 @@ class Side:
                 out[mine] = out[mine] * degree + rank // divisor % degree
         return out
 
-    def singly(self, rows: Rows) -> Rows:
+    def singly(self, rows: StoredBoxes) -> StoredBoxes:
         """Rows that run over several stored tensors, one row a tensor."""
         over = rows.stride >= self.space.step
         if not over.any():
@@ -97,14 +97,14 @@ class Side:
         low = r.low + index
         return r.replace(low=low, high=np.where(cut, low + 1, r.high), offset=r.offset + (index * r.stride).sum(axis=1))
 
-    def home(self, rows: Rows, row: int, index: I64) -> tuple[Part, Home]:
+    def home(self, rows: StoredBoxes, row: int, index: I64) -> tuple[Part, Home]:
         """Where an element of a row is stored."""
         address = rows.offset[row] + ((index - rows.low[row]) * rows.stride[row]).sum()
         number = int(rows.part[row])
         part = self.placement.parts[number]
         return part, part.homes.home(int(self.space.home(address)) - self.first[number])
 
-    def overlap(self, rows: Rows, one: int, other: int, index: I64) -> NoReturn:
+    def overlap(self, rows: StoredBoxes, one: int, other: int, index: I64) -> NoReturn:
         """Two rows hold one element and are no declared copies. E304."""
         path = self.names[int(rows.tensor[one])]
         (part_a, a), (_, b) = self.home(rows, one, index), self.home(rows, other, index)
@@ -120,7 +120,7 @@ class Side:
             else "",
         )
 
-    def disagree(self, rows: Rows, one: int, other: int) -> NoReturn:
+    def disagree(self, rows: StoredBoxes, one: int, other: int) -> NoReturn:
         """Two homes of an element say different things of how their copies are put together. E314."""
         path = self.names[int(rows.tensor[one])]
         parts = [self.placement.parts[int(rows.part[row])] for row in (one, other)]
@@ -240,7 +240,7 @@ def _seen(stated: str | None, said: str) -> str:
     return said if not stated or (stated == "u8" and said in AS_U8.values()) else stated
 
 
-def spaced(*sides: Side) -> None:
+def spaced(*sides: GraphSide) -> None:
     """Give sides room for their positions. E312."""
     for side in sides:
         try:

@@ -20,7 +20,7 @@ from ucpl.records import define, frozen
 from ucpl.regions.homes import Homes
 from ucpl.syntax.nodes import NOWHERE, Span
 
-__all__ = ["Buffer", "Claims", "Holder", "Mark", "Place", "Spot", "Stored", "taken"]
+__all__ = ["BufferMark", "Claimant", "Claims", "EntryMark", "Mark", "Place", "Spot", "taken"]
 
 _HOLE = "\0"
 _NUMBER = re.compile(r"((?:-?[0-9]|\0)+)")
@@ -31,13 +31,13 @@ Spot = tuple[int, int, int]  # block, coordinate, choice
 
 
 @frozen(eq=False)
-class Holder:
+class Claimant:
     """A part that claims the places of its tensors."""
 
     homes: Homes
     mark: Callable[[Spot], Mark]
     blame: Callable[
-        [Place, Holder, Mark, Mark], NoReturn
+        [Place, Claimant, Mark, Mark], NoReturn
     ]  # of the later part: the place, the earlier part, what both store
     span: Span = NOWHERE
 
@@ -62,15 +62,15 @@ class Claims:
     """The places of a layout."""
 
     # By form, by which numbers change, by what is literal.
-    holders: dict[str, dict[tuple[bool, ...], dict[Tokens, list[Holder]]]] = field(factory=dict)
-    wild: list[Holder] = field(factory=list)  # with texts in their names that are no numbers
-    every: list[Holder] = field(factory=list)
-    listed: dict[int, dict[Place, tuple[Mark, Holder]]] = field(factory=dict)
+    holders: dict[str, dict[tuple[bool, ...], dict[Tokens, list[Claimant]]]] = field(factory=dict)
+    wild: list[Claimant] = field(factory=list)  # with texts in their names that are no numbers
+    every: list[Claimant] = field(factory=list)
+    listed: dict[int, dict[Place, tuple[Mark, Claimant]]] = field(factory=dict)
     distinct: dict[object, bool] = field(
         factory=dict
     )  # what `_are_distinct` says, by slots, which tensors and states share
 
-    def claim(self, holder: Holder) -> list[Spot] | None:
+    def claim(self, holder: Claimant) -> list[Spot] | None:
         """None: all places are new. Else the tensors whose place is new; the others are the same tensor once more.
 
         Raises what `blame` raises, where a place is another tensor's.
@@ -80,12 +80,12 @@ class Claims:
         rivals = self._rivals(holder)
         if not rivals and self._are_distinct(holder.homes.blocks):
             return None
-        seen: dict[Place, tuple[Mark, Holder]] = {}
+        seen: dict[Place, tuple[Mark, Claimant]] = {}
         for other in rivals:
             for place, held in self._listed(other).items():
                 seen.setdefault(place, held)
         kept = []
-        mine: dict[Place, tuple[Mark, Holder]] = {}
+        mine: dict[Place, tuple[Mark, Claimant]] = {}
         for spot, place in holder.each():
             mark = holder.mark(spot)
             known = seen.get(place) or mine.get(place)
@@ -97,7 +97,7 @@ class Claims:
         self.listed[id(holder)] = mine
         return None if len(kept) == len(holder.homes) else kept
 
-    def _rivals(self, holder: Holder) -> list[Holder]:
+    def _rivals(self, holder: Claimant) -> list[Claimant]:
         """Earlier parts that might have one of the places. The part joins them."""
         name = "\1".join(holder.components)
         tokens = tuple(None if _HOLE in t else t for t in _NUMBER.split(name))
@@ -124,7 +124,7 @@ class Claims:
             self.distinct[slots] = _are_distinct(blocks)
         return self.distinct[slots]
 
-    def _listed(self, holder: Holder) -> dict[Place, tuple[Mark, Holder]]:
+    def _listed(self, holder: Claimant) -> dict[Place, tuple[Mark, Claimant]]:
         if id(holder) not in self.listed:
             self.listed[id(holder)] = {place: (holder.mark(spot), holder) for spot, place in holder.each()}
         return self.listed[id(holder)]
@@ -186,7 +186,7 @@ _STATE = 'name the state in the key, as in "{key}.{state}"; or give each state a
 _APART = "name the index or mesh axis that tells them apart in the file's or the key's template"
 
 
-class Stored(NamedTuple):
+class EntryMark(NamedTuple):
     """What an entry stores at one place: one and the same tensor is equal, whichever rank tells of it."""
 
     state: str
@@ -196,7 +196,7 @@ class Stored(NamedTuple):
     digits: tuple[tuple[str, int], ...]
 
 
-class Buffer(NamedTuple):
+class BufferMark(NamedTuple):
     """A flat buffer of a state line: of which line and state, and which of its buffers and pieces."""
 
     line: int
@@ -204,10 +204,10 @@ class Buffer(NamedTuple):
     spot: Spot
 
 
-def taken(span: Span, entry: Entry | None = None) -> Callable[[Place, Holder, Mark, Mark], NoReturn]:
+def taken(span: Span, entry: Entry | None = None) -> Callable[[Place, Claimant, Mark, Mark], NoReturn]:
     """What raises it, for a part of these lines. `entry`: whose tensor it is; None for a flat buffer."""
 
-    def blame(place: Place, other: Holder, mine: Mark, theirs: Mark) -> NoReturn:
+    def blame(place: Place, other: Claimant, mine: Mark, theirs: Mark) -> NoReturn:
         fail(
             "E215",
             f"two tensors, or two pieces of one, have one place: {'/'.join(map(str, place[1]))} of {place[0]}",
@@ -223,11 +223,11 @@ def _remedy(place: Place, entry: Entry | None, mine: Mark, theirs: Mark, *, one_
     key = "/".join(map(str, place[1]))
     if not place[0]:
         return 'the file has no name: file weights = torch "rank_{tp}.pt"'
-    if isinstance(mine, Buffer) and isinstance(theirs, Buffer) and one_line:
+    if isinstance(mine, BufferMark) and isinstance(theirs, BufferMark) and one_line:
         lacks = "state" if mine.state != theirs.state else "bucket"
         more = "; where ranks differ, the mesh axis in the file's name, as {dp}" if lacks == "bucket" else ""
         return f'a line of many buffers names each in its key by {{{lacks}}}, as in "{{bucket}}/{{state}}"{more}'
-    if entry is None or not isinstance(mine, Stored) or not isinstance(theirs, Stored):
+    if entry is None or not isinstance(mine, EntryMark) or not isinstance(theirs, EntryMark):
         return _telling_apart(key, ())
     if mine.state != theirs.state:
         return _STATE

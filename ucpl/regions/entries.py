@@ -70,7 +70,7 @@ class Choices:
 
 
 @frozen(eq=False)
-class Local:
+class LocalBoxes:
     """What one entry stores at one coordinate, brackets aside: rows of boxes.
 
     Their bracketed dims are open: low = high = -1.
@@ -106,9 +106,11 @@ class EntryPlacer:
     index_axes: tuple[str, ...] = field(init=False)
     partly: frozenset[str] = field(init=False)  # axes that cut some terms of its shape and not others
     kin: Kin = field(init=False)
-    locals: dict[tuple[int, ...], Local] = field(init=False)
+    locals: dict[tuple[int, ...], LocalBoxes] = field(init=False)
     choices_found: dict[Indexed, Choices] = field(factory=dict)  # of all placers of a layout
-    locals_found: dict[Kin, dict[tuple[int, ...], Local]] = field(factory=dict)  # of all placers of a layout, by kin
+    locals_found: dict[Kin, dict[tuple[int, ...], LocalBoxes]] = field(
+        factory=dict
+    )  # of all placers of a layout, by kin
     begins_found: dict[tuple[int, ...], tuple[int, ...]] = field(factory=dict)
     degrees: dict[str, int] = field(factory=dict)
 
@@ -272,7 +274,7 @@ class EntryPlacer:
         """Positions along dim i of the tensor (it may have only some indices), and whether it has that index."""
         return places_of(tensor.indices[i], self.value(tensor.dims[i], digits))
 
-    def box(self, local: Local, row: int, choices: Choices, choice: int) -> tuple[str, I64, I64]:
+    def box(self, local: LocalBoxes, row: int, choices: Choices, choice: int) -> tuple[str, I64, I64]:
         """One row of a Local with its bracketed dims filled in: (tensor, low, high)."""
         path = self.entry.targets[local.label_of[row]]
         low, high = local.low[row].copy(), local.high[row].copy()
@@ -290,23 +292,23 @@ class EntryPlacer:
         if len(new) > FORESEEN_MIN:
             self.locals.update(self._plain(list(new)))
 
-    def _plain(self, coordinates: list[tuple[int, ...]]) -> dict[tuple[int, ...], Local]:
+    def _plain(self, coordinates: list[tuple[int, ...]]) -> dict[tuple[int, ...], LocalBoxes]:
         """A Local for each coordinate, where the pattern is plain; else none."""
         found = boxes_at(self, np.array(coordinates, dtype=np.int64).reshape(len(coordinates), -1))
         if found is None:
             return {}
         none, zero = np.zeros((0, self.k), dtype=np.int64), np.zeros(1, dtype=np.int64)
-        out: dict[tuple[int, ...], Local] = {}
+        out: dict[tuple[int, ...], LocalBoxes] = {}
         for i, at_ in enumerate(coordinates):
             shape, one = tuple(found.shape[i].tolist()), slice(i, i + 1)
             out[at_] = (
-                Local(shape, (None,), found.low[one], found.high[one], found.stride[one], zero, 0, False)
+                LocalBoxes(shape, (None,), found.low[one], found.high[one], found.stride[one], zero, 0, False)
                 if 0 not in shape
-                else Local(shape, (), none, none, none, zero[:0], 0, False)
+                else LocalBoxes(shape, (), none, none, none, zero[:0], 0, False)
             )
         return out
 
-    def local(self, here: dict[str, int]) -> Local:
+    def local(self, here: dict[str, int]) -> LocalBoxes:
         """Boxes at a coordinate. Raises E204 for a cut that leaves a remainder, E205 where the dims are not the tensor's."""
         memo = tuple(here[a] for a in self.shape_axes)
         if memo in self.locals:
@@ -332,7 +334,7 @@ class EntryPlacer:
                     at(self.entry.span),
                 )
         pads = padding_of(whole)
-        found = Local(
+        found = LocalBoxes(
             shape,
             tuple(r[0] for r in rows),
             np.array([r[1] for r in rows], dtype=np.int64).reshape(len(rows), self.k),
@@ -368,12 +370,12 @@ class EntryPlacer:
         before = cut(build(ax.uncut(axis), self.layout.sizes, self.degrees, here), 0, begin)
         return self._restricted(before).length  # indices that the tensor lacks are dealt, and have no place
 
-    def is_copied(self, local: Local, axis: str) -> NDArray[np.bool_]:
+    def is_copied(self, local: LocalBoxes, axis: str) -> NDArray[np.bool_]:
         """Which rows of a Local other coordinates of a mesh axis have, too: where it cuts some terms of a sum, the others."""
         here = dict(zip(self.shape_axes, next(at for at, one in self.locals.items() if one is local), strict=True))
         other = self.local({**here, axis: 1 if here[axis] == 0 else 0}) if self.degrees[axis] > 1 else local
 
-        def boxes(one: Local) -> list[object]:
+        def boxes(one: LocalBoxes) -> list[object]:
             rows = zip(one.label_of, one.low.tolist(), one.high.tolist(), strict=True)
             return [(label, *low, *high) for label, low, high in rows]
 

@@ -16,14 +16,14 @@ from ucpl.layout.templates import Template, nested
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.begins import is_by_begin
-from ucpl.regions.claims import Holder, Spot, Stored, taken
-from ucpl.regions.entries import Choices, EntryPlacer, Local
+from ucpl.regions.claims import Claimant, EntryMark, Spot, taken
+from ucpl.regions.entries import Choices, EntryPlacer, LocalBoxes
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import MixedError, Variables
 from ucpl.regions.placement import Part, Pieces
 from ucpl.regions.site import Site
 
-__all__ = ["EntryParts", "Run", "runs_of"]
+__all__ = ["ChoiceRun", "EntryParts", "runs_of"]
 
 HOME_LIMIT = 20_000_000
 
@@ -35,7 +35,7 @@ class Spread:
     choices: Choices
     here: tuple[dict[str, int], ...]
     rank: tuple[int, ...]
-    locals: tuple[Local, ...]
+    locals: tuple[LocalBoxes, ...]
     begins: tuple[
         tuple[int, ...], ...
     ] = ()  # of files that find a tensor by that, too: where each box begins in the whole
@@ -74,24 +74,24 @@ class Arrays:
 
 
 @frozen(eq=False)
-class Found:
+class Boxed:
     """Boxes of what an entry stores, and of its live rows, if it has any."""
 
     pieces: Pieces
     live: Pieces | None
 
     @classmethod
-    def among(cls, pieces: Pieces, site: Site, has_live: bool) -> Found:
+    def among(cls, pieces: Pieces, site: Site, has_live: bool) -> Boxed:
         return cls(*site.divided(pieces)) if has_live else cls(pieces, None)
 
-    def of(self, tensor: int) -> Found:
+    def of(self, tensor: int) -> Boxed:
         """The same of another tensor."""
         pieces, live = (
             None if p is None else p.replace(tensor=np.full(len(p), tensor, dtype=np.int64))
             for p in (self.pieces, self.live)
         )
         assert pieces is not None
-        return Found(pieces, live)
+        return Boxed(pieces, live)
 
 
 @define
@@ -99,7 +99,7 @@ class EntryParts:
     site: Site
     spreads_of: dict[object, list[Spread]] = field(factory=dict)
     arrays_of: dict[tuple[Spread, tuple[str, ...]], Arrays] = field(factory=dict)
-    pieces_of: dict[object, Found] = field(factory=dict)  # states of one line share them
+    pieces_of: dict[object, Boxed] = field(factory=dict)  # states of one line share them
     chunks_of: dict[Spread, Spread] = field(factory=dict)
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
@@ -170,10 +170,10 @@ class EntryParts:
             b, c, j = spot
             coordinates = tuple((a, spreads[b].here[c][a]) for a in placer.shape_axes)
             targets = tuple(entry.targets.items())
-            return Stored(state, targets, entry.shape, coordinates, spreads[b].choices.digits_of(j))
+            return EntryMark(state, targets, entry.shape, coordinates, spreads[b].choices.digits_of(j))
 
         span = entry.span if like is None or not like.span.line else like.span
-        kept = site.claims.claim(Holder(homes, mark, taken(span, entry), span))
+        kept = site.claims.claim(Claimant(homes, mark, taken(span, entry), span))
         if kept is not None:
             spreads = [spreads[b].at(c, spreads[b].choices.take([j])) for b, c, j in kept]
             homes = Homes(blocks(spreads))
@@ -188,7 +188,7 @@ class EntryParts:
         if found is None:
             starts = homes.starts.tolist()
             tables = [self.pieces(placer, s, first, said) for s, first in zip(spreads, starts, strict=False)]
-            found = Found.among(Pieces.concat(tables, site.k), site, any(x.live for s in spreads for x in s.locals))
+            found = Boxed.among(Pieces.concat(tables, site.k), site, any(x.live for s in spreads for x in s.locals))
         if kept is None:
             self.pieces_of.setdefault(alike, found)
             self.pieces_of[alike, number] = found
@@ -241,7 +241,7 @@ class EntryParts:
 
     @staticmethod
     def found_spreads(placer: EntryPlacer, places: list[tuple[dict[str, int], int]]) -> list[Spread]:
-        found: dict[int, tuple[Choices, list[dict[str, int]], list[int], list[Local]]] = {}
+        found: dict[int, tuple[Choices, list[dict[str, int]], list[int], list[LocalBoxes]]] = {}
         placer.foresee(here for here, _ in places)
         for here, rank in places:
             local, choices = placer.local(here), placer.choices(here)
@@ -327,7 +327,7 @@ class EntryParts:
 
 
 @frozen
-class Run:
+class ChoiceRun:
     """Choices `first` and on: a box low..high of the bracketed dims; along each, the choice's number steps by `step`."""
 
     first: int
@@ -336,7 +336,7 @@ class Run:
     step: tuple[int, ...]
 
 
-def runs_of(positions: I64) -> Iterator[Run]:
+def runs_of(positions: I64) -> Iterator[ChoiceRun]:
     """positions: (J, D), where each choice lies along the bracketed dims. The runs are in order and are all choices."""
     count, dims = positions.shape
     if count == 0:
@@ -356,11 +356,11 @@ def runs_of(positions: I64) -> Iterator[Run]:
         while last < count - 1 and dim >= 0 and along[last] == dim:
             last += 1
         low, high = positions[first].tolist(), (positions[last] + 1).tolist()
-        yield Run(first, tuple(low), tuple(high), tuple(int(d == dim) for d in range(dims)))
+        yield ChoiceRun(first, tuple(low), tuple(high), tuple(int(d == dim) for d in range(dims)))
         first = last + 1
 
 
-def _box(positions: I64) -> Run | None:
+def _box(positions: I64) -> ChoiceRun | None:
     """All choices as one box, if they are its elements, some dim fastest."""
     low, high = positions.min(axis=0), positions.max(axis=0) + 1
     size = high - low
@@ -376,7 +376,7 @@ def _box(positions: I64) -> Run | None:
     number = ((positions - low) * weight).sum(axis=1)
     if not (number == np.arange(len(positions))).all():
         return None
-    return Run(0, tuple(low.tolist()), tuple(high.tolist()), tuple(weight.tolist()))
+    return ChoiceRun(0, tuple(low.tolist()), tuple(high.tolist()), tuple(weight.tolist()))
 
 
 def _first_change(column: I64) -> int:

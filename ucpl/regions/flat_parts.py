@@ -19,7 +19,7 @@ from ucpl.layout.templates import Template
 from ucpl.records import define, frozen
 from ucpl.regions import flats as fl
 from ucpl.regions.begins import is_by_begin
-from ucpl.regions.claims import Buffer, Holder, Spot, taken
+from ucpl.regions.claims import BufferMark, Claimant, Spot, taken
 from ucpl.regions.entries import EntryPlacer, parts_of
 from ucpl.regions.homes import Homes
 from ucpl.regions.names import Variables
@@ -32,7 +32,7 @@ Env = dict[str, int | str]
 
 
 @frozen(eq=False)
-class Line:
+class GroupLine:
     """A state line for one of its groups, with what follows from its templates."""
 
     line: States
@@ -49,7 +49,7 @@ class Line:
 
 
 @frozen(eq=False)
-class Context:
+class FlatHolders:
     """Ranks that hold windows of the same flats."""
 
     full: dict[str, int]  # all coordinates of the first of them
@@ -75,7 +75,7 @@ class Paddings:
 
 
 @define(slots=False)
-class Found:
+class FoundWindows:
     """Windows of all contexts, as they are collected."""
 
     env: list[Env] = field(factory=list)  # a window: what templates may say of it
@@ -101,7 +101,7 @@ class FlatParts:
     sequences: dict[object, I64] = field(factory=dict)
     names: dict[object, tuple[str, ...]] = field(factory=dict)
     runs: dict[object, tuple[fl.Body, list[Flats]]] = field(factory=dict)
-    cuts: dict[object, fl.Cut] = field(factory=dict)
+    cuts: dict[object, fl.BufferWindows] = field(factory=dict)
     told: dict[object, tuple[tuple[str, tuple[int, ...]], ...]] = field(factory=dict)
 
     def parts(self, line: States, rule: FileRule) -> list[Part]:
@@ -111,7 +111,7 @@ class FlatParts:
             out += self.group_parts(self.line(line, rule, name), bucket)
         return out
 
-    def line(self, line: States, rule: FileRule, name: str | None) -> Line:
+    def line(self, line: States, rule: FileRule, name: str | None) -> GroupLine:
         assert isinstance(line.shape, tuple) and line.storing.key is not None
         site, axis, key = self.site, line.shape[0], line.storing.key
         cut = ax.mesh_axes_of(axis)
@@ -135,7 +135,7 @@ class FlatParts:
         used = (*outer, *(a for a in site.ranks.columns if a in cut and a not in outer))
         if "rank" in named:
             used = (*used, "rank")
-        return Line(line, rule, key, name, group, axis, fl.chain_of(axis), cut, outer, used, involved)
+        return GroupLine(line, rule, key, name, group, axis, fl.chain_of(axis), cut, outer, used, involved)
 
     def involved(self, group: Group | None) -> tuple[EntryPlacer, ...]:
         site = self.site
@@ -149,9 +149,9 @@ class FlatParts:
 
     # ---- one group -----------------------------------------------------------------------------------------------
 
-    def group_parts(self, line: Line, bucket: I64) -> list[Part]:
+    def group_parts(self, line: GroupLine, bucket: I64) -> list[Part]:
         names = self.site.state_names(line.line, line.name)
-        found, after = Found(), bucket.copy()
+        found, after = FoundWindows(), bucket.copy()
         before = bucket.copy() if bucket.min() != bucket.max() else None
         for context in self.contexts(line, bucket):
             count = self.collect(line, context, found)
@@ -180,7 +180,7 @@ class FlatParts:
         # The parameter itself is stored so, and its master with it: moments do not shift.
         return [evolve(p, values=values) if p.state in self.site.valued else p for p in parts]
 
-    def contexts(self, line: Line, bucket: I64) -> list[Context]:
+    def contexts(self, line: GroupLine, bucket: I64) -> list[FlatHolders]:
         ranks = self.site.ranks
         known = line.used
         if bucket.min() != bucket.max():
@@ -196,11 +196,11 @@ class FlatParts:
                 seen.add(place)
                 found.setdefault(context, []).append((here, rank))
         return [
-            Context({a: int(c[places[0][1]]) for a, c in ranks.columns.items()}, context[-1], places)
+            FlatHolders({a: int(c[places[0][1]]) for a, c in ranks.columns.items()}, context[-1], places)
             for context, places in found.items()
         ]
 
-    def collect(self, line: Line, context: Context, found: Found) -> int:
+    def collect(self, line: GroupLine, context: FlatHolders, found: FoundWindows) -> int:
         """Windows of one context. Returns how many flats it has."""
         degrees, start = self.site.ranks.degrees, context.bucket
         body, runs = self.flats(line, context)
@@ -246,7 +246,7 @@ class FlatParts:
             )
         return self.told[memo]
 
-    def numbered(self, line: Line, start: int) -> int:
+    def numbered(self, line: GroupLine, start: int) -> int:
         """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""
         for said in (line.key, line.rule.key):
             for step in reversed(self.site.namer.steps(said) if said is not None else ()):
@@ -262,7 +262,7 @@ class FlatParts:
 
     # ---- members ---------------------------------------------------------------------------------------------------
 
-    def flats(self, line: Line, context: Context) -> tuple[fl.Body, list[Flats]]:
+    def flats(self, line: GroupLine, context: FlatHolders) -> tuple[fl.Body, list[Flats]]:
         """The flats of a group on these ranks."""
         site, group, full = self.site, line.group, context.full
         axes = tuple(dict.fromkeys(a for p in line.involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))))
@@ -328,7 +328,7 @@ class FlatParts:
             self.names[memo] = tuple("/".join(names) for names in zip(*texts, strict=True))
         return self.names[memo]
 
-    def cut(self, line: Line, members: fl.Members, places: fl.Places) -> fl.Cut:
+    def cut(self, line: GroupLine, members: fl.Members, places: fl.Places) -> fl.BufferWindows:
         """Windows of one flat. Flats of members of the same lengths, on ranks that stand alike, are cut alike."""
         coordinates = tuple(tuple(here[a] for a in line.cut) for here, _ in places)
         memo = (line.axis, members.length.tobytes(), members.real.tobytes(), coordinates)
@@ -352,7 +352,7 @@ class FlatParts:
 
     # ---- the part ------------------------------------------------------------------------------------------------------
 
-    def values(self, line: Line, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    def values(self, line: GroupLine, names: Sequence[str]) -> dict[str, tuple[float, float]]:
         """Members that are stored with a value of their own, as their entries say. E217 where two say different things."""
         found: dict[str, tuple[float, float]] = {}
         for placer in line.involved:
@@ -377,7 +377,12 @@ class FlatParts:
         return {path: value for path, value in found.items() if value != (1.0, 0.0)}
 
     def part(
-        self, line: Line, found: Found, state: str, pieces: tuple[Pieces, Pieces | None], sizes: tuple[I64, Paddings]
+        self,
+        line: GroupLine,
+        found: FoundWindows,
+        state: str,
+        pieces: tuple[Pieces, Pieces | None],
+        sizes: tuple[I64, Paddings],
     ) -> Part:
         """One state of the line. All states share the pieces, and those of live rows."""
         length, padding = sizes
@@ -402,10 +407,10 @@ class FlatParts:
         homes = Homes(blocks)
 
         def mark(spot: Spot) -> object:
-            return Buffer(id(line), state, spot)
+            return BufferMark(id(line), state, spot)
 
         storing = line.line.storing
-        kept = self.site.claims.claim(Holder(homes, mark, taken(line.line.span), line.line.span))
+        kept = self.site.claims.claim(Claimant(homes, mark, taken(line.line.span), line.line.span))
         assert kept is None  # no two have one mark
         label = f"group {line.name}" if line.name else "all"
         return Part(
@@ -438,7 +443,7 @@ def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
 
 _ROW_BITS = 32
 FlatCut = tuple[
-    fl.Members, fl.Body, fl.Cut, int
+    fl.Members, fl.Body, fl.BufferWindows, int
 ]  # members, what they are made of, windows, the number of the first window
 
 

@@ -21,7 +21,7 @@ from ucpl.layout import axes as ax
 from ucpl.layout.scope import at
 from ucpl.records import frozen
 from ucpl.regions.cells import Cells, Concat, Labelled, Padding, Range, build, padding_of, pieces_of
-from ucpl.regions.entries import Choices, EntryPlacer, Local
+from ucpl.regions.entries import Choices, EntryPlacer, LocalBoxes
 
 Stated = Callable[[str, str, dict[str, int]], list[list[tuple[str, tuple[int, ...]]]]]
 Places = list[tuple[dict[str, int], int]]  # coordinates, each with the first rank there
@@ -41,7 +41,7 @@ class Members(Table):
 class Body:
     """What members of a flat are made of, on the ranks that share it: by entry, what is stored of it and which choices."""
 
-    locals: dict[int, Local]
+    locals: dict[int, LocalBoxes]
     choices: dict[int, Choices]
     names: dict[int, tuple[str, ...]]  # stored names, by choice
 
@@ -70,7 +70,7 @@ class Windows(Table):
 
 
 @frozen(eq=False)
-class Cut:
+class BufferWindows:
     """One flat, cut: a window a coordinate. `rows` are in order of windows and positions."""
 
     places: Places
@@ -80,7 +80,7 @@ class Cut:
     padding: I64 = field()  # (W,)
 
 
-def real_length(local: Local) -> int:
+def real_length(local: LocalBoxes) -> int:
     """Length of a local tensor without padding of its own at the end."""
     if not local.padding:
         return local.numel
@@ -158,7 +158,7 @@ def ordered(placers: Sequence[EntryPlacer], which: list[int], sequence: I64, bod
 
 
 def _is_new(
-    placer: EntryPlacer, local: Local, choices: Choices, choice: int, held: dict[str, list[tuple[I64, I64]]]
+    placer: EntryPlacer, local: LocalBoxes, choices: Choices, choice: int, held: dict[str, list[tuple[I64, I64]]]
 ) -> bool:
     """Whether no member so far holds one of these elements: a second home on this rank is the same parameter."""
     boxes = [placer.box(local, row, choices, choice) for row in range(len(local.offset))]
@@ -249,7 +249,7 @@ def _pieces(split: ax.Split, length: I64, ways: int, here: int) -> tuple[I64, I6
 
 def windows_of_chain(
     chain: Chain, lengths: I64, degrees: dict[str, int], places: Places, reals: I64 | None = None
-) -> Cut:
+) -> BufferWindows:
     """All stored pieces of one flat, one a coordinate of the axes that cut it. `reals`: lengths without padding at the end."""
     if any(isinstance(op, ax.Cut) for op in chain.inner):  # the members' own slots differ from rank to rank
         cuts = [
@@ -263,7 +263,7 @@ def windows_of_chain(
 
 def _outer_windows(
     chain: Chain, start: I64, stop: I64, slot: I64, undefined: bool, degrees: dict[str, int], places: Places
-) -> Cut:
+) -> BufferWindows:
     """Windows of a flat whose members are given: visible elements [start, stop) of each, one slot after the other."""
     begin = np.cumsum(slot) - slot
     visible = stop - start
@@ -288,7 +288,7 @@ def _outer_windows(
     window, member, a, b = window[keep], member[keep], a[keep], b[keep]
     held = np.bincount(window, weights=b - a, minlength=len(places)).astype(np.int64)
     rows = Windows(window, member, start[member] + a, start[member] + b, begin[member] + a - low[window])
-    return Cut(places, length, loose.astype(np.bool_), rows, length - held)
+    return BufferWindows(places, length, loose.astype(np.bool_), rows, length - held)
 
 
 def _wrapped(
@@ -318,9 +318,9 @@ def _wrapped(
     return low, high, length, undefined
 
 
-def _side_by_side(cuts: list[Cut]) -> Cut:
+def _side_by_side(cuts: list[BufferWindows]) -> BufferWindows:
     rows = [c.rows.replace(window=c.rows.window + i) for i, c in enumerate(cuts)]
-    return Cut(
+    return BufferWindows(
         [place for c in cuts for place in c.places],
         np.concatenate([c.length for c in cuts]) if cuts else np.zeros(0, dtype=np.int64),
         np.concatenate([c.undefined for c in cuts]) if cuts else np.zeros(0, dtype=np.bool_),
@@ -329,7 +329,9 @@ def _side_by_side(cuts: list[Cut]) -> Cut:
     )
 
 
-def windows_of_tree(axis: ax.Axis, members: Members, layout: Layout, degrees: dict[str, int], places: Places) -> Cut:
+def windows_of_tree(
+    axis: ax.Axis, members: Members, layout: Layout, degrees: dict[str, int], places: Places
+) -> BufferWindows:
     """The same through the tree of cells: any pattern, slower."""
     flat: list[Cells] = [
         Labelled(None, Concat((Range("each", 0, real), Padding(length - real))), i)
@@ -350,7 +352,7 @@ def windows_of_tree(axis: ax.Axis, members: Members, layout: Layout, degrees: di
         table = np.array(rows, dtype=np.int64).reshape(len(rows), 5)
         pads = padding_of(cells)
         cuts.append(
-            Cut(
+            BufferWindows(
                 [(here, rank)],
                 np.array([cells.length], dtype=np.int64),
                 np.array(["undefined" in pads], dtype=np.bool_),

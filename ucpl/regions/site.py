@@ -14,7 +14,7 @@ from ucpl.layout.layout import Policy
 from ucpl.layout.templates import Template
 from ucpl.records import frozen
 from ucpl.regions.claims import Claims
-from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, Local
+from ucpl.regions.entries import Choices, EntryPlacer, Indexed, Kin, LocalBoxes
 from ucpl.regions.meeting import Wanted
 from ucpl.regions.names import Namer
 from ucpl.regions.placement import Pieces, digits_of
@@ -42,7 +42,7 @@ class Site:
         number = {path: i for i, path in enumerate(layout.tensors)}
         k = max((len(t.dims) for t in layout.tensors.values()), default=0) or 1
         found: dict[Indexed, Choices] = {}
-        kin: dict[Kin, dict[tuple[int, ...], Local]] = {}
+        kin: dict[Kin, dict[tuple[int, ...], LocalBoxes]] = {}
         placers = tuple(
             EntryPlacer(layout, e, number, k, choices_found=found, locals_found=kin) for e in layout.entries
         )
@@ -132,7 +132,7 @@ class Site:
             return Policy.ANY
         return storing.policy if self.over(storing) else Policy.LEAD if loose else Policy.SAME
 
-    def policies(self, storing: Storing, cut: frozenset[str], placer: EntryPlacer, rank: int, local: Local) -> I64:
+    def policies(self, storing: Storing, cut: frozenset[str], placer: EntryPlacer, rank: int, local: LocalBoxes) -> I64:
         """The same of each row of what a rank has of an entry: an axis may cut some terms of a sum, and copy the others."""
         some = sorted(a for a in self.partly_loose(storing, placer) if a not in cut)
         if not some:

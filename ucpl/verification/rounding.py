@@ -25,8 +25,8 @@ from ucpl.verification.envelopes import Difference
 from ucpl.verification.target_check import hold_against, measure_against
 
 __all__ = [
-    "DtypeDistance",
     "Bounds",
+    "DtypeDistance",
     "Rounded",
     "Side",
     "hold_narrower",

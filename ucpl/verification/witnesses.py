@@ -41,8 +41,8 @@ from ucpl.verification.target_check import hold_against
 
 __all__ = [
     "NO_MASTERS",
-    "WitnessRequest",
     "Witness",
+    "WitnessRequest",
     "laid_otherwise",
     "masters",
     "masters_agree",
