@@ -15,7 +15,7 @@ from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.schedule.difference import Difference, Stores
+    from ucpl.schedule.difference import PlanDifference, Stores
 
 EXAMPLE = "ucpl diff before.plan after.plan"
 SHOWN = 8  # of one kind
@@ -74,7 +74,7 @@ def _some(name: str, what: str, texts: tuple[str, ...]) -> Iterator[str]:
         yield f"{'':<12} and {len(texts) - SHOWN:,} more"
 
 
-def told(found: Difference) -> dict[str, object]:
+def told(found: PlanDifference) -> dict[str, object]:
     stores = {
         name: {"first": list(s.first), "second": list(s.second), "other": list(s.other)}
         for name, s in (("reads", found.reads), ("writes", found.writes))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ucpl.extents import Counted
     from ucpl.remotes.places import Place
     from ucpl.runtime.counters import Report
-    from ucpl.runtime.execute import Foreseen
+    from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.team import Team
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
@@ -166,7 +166,7 @@ def _remove_empty(made: list[Path]) -> None:
             one.rmdir()
 
 
-def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> Foreseen:
+def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetSizes:
     """The sizes of a target, after all that a run asks before it writes. Raises: UcplError as `run`."""
     from ucpl.conversion.keywords import options_from
     from ucpl.formats.opening import framework

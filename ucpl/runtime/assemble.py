@@ -33,14 +33,14 @@ from ucpl.runtime.values import Array, Conversion, Wide, decode, encode, infinit
 
 _ROUNDED = "`value` makes a number that the type does not hold: write `lossy` behind it, where rounding is meant"
 
-__all__ = ["Assembler", "Difference"]
+__all__ = ["Assembler", "CopyDifference"]
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 
 
 @frozen
-class Difference:
+class CopyDifference:
     """The first element of a box whose copy is not what the tile holds. Positions are row-major in the stored tensors."""
 
     row: int
@@ -62,7 +62,7 @@ class Assembly:
     itemsize: int  # of the target
     reader: Reader
     work: Workspace
-    on_difference: Callable[[Difference], None] | None = None
+    on_difference: Callable[[CopyDifference], None] | None = None
 
     @property
     def size(self) -> int:
@@ -101,7 +101,7 @@ class Assembler:
         high: int,
         reader: Reader,
         work: Workspace,
-        on_difference: Callable[[Difference], None] | None = None,
+        on_difference: Callable[[CopyDifference], None] | None = None,
     ) -> int | None:
         """Elements [low, high) of a target into the front of `work.tile`. Returns their CRC where reading has computed it.
 
@@ -208,7 +208,7 @@ class Assembler:
             else:
                 tile.on_difference(found)
 
-    def _difference(self, tile: Assembly, row: int) -> Difference | None:
+    def _difference(self, tile: Assembly, row: int) -> CopyDifference | None:
         conversion, itemsize = self._conversion(row, tile.target), tile.itemsize
         source = int(self.rows.source[row])
         size = self.sources[source].itemsize
@@ -225,7 +225,7 @@ class Assembler:
                 place = (goal - tile.low) * itemsize
                 value = tile.work.tile[place : place + itemsize].tobytes()
                 other = made[at * itemsize : (at + 1) * itemsize].tobytes()
-                return Difference(row, tile.target, goal, source, self._logical(row, goal), value, other)
+                return CopyDifference(row, tile.target, goal, source, self._logical(row, goal), value, other)
         return None
 
     def _met(self, row: int, target: int, made: U8) -> None:
@@ -366,7 +366,7 @@ class Assembler:
                 return self.sources[int(self.rows.source[row])], self._logical(row, position)
         return None
 
-    def unequal(self, found: Difference) -> None:
+    def unequal(self, found: CopyDifference) -> None:
         there = self.targets[found.target]
         copy = self.sources[found.source]
         labels = []

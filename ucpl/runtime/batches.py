@@ -22,7 +22,7 @@ from ucpl.runtime.reading import CALL_BYTES, WASTE_MAX, Window
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.tiles import Tiles, Unit
 
-__all__ = ["RUN_WANTED", "Group", "bands_of", "cut_bands", "group_bands", "narrow_bands"]
+__all__ = ["RUN_WANTED", "Batch", "bands_of", "cut_bands", "group_bands", "narrow_bands"]
 
 RUN_MAX = 16384  # bytes of a run from which on a call for it takes less than copying it once more
 WINDOW_BYTES = 4 << 20  # of a window that tiles are cut for, where they need not become small for it
@@ -34,7 +34,7 @@ Bools = NDArray[np.bool_]
 
 
 @frozen
-class Group:
+class Batch:
     """Bands, each tiles [first, end) of one unit, in their order, and what is read for all of them at once."""
 
     bands: tuple[tuple[int, int], ...]
@@ -126,7 +126,7 @@ def group_bands(
     room: int,
     *,
     shared: bool = False,
-) -> list[Group]:
+) -> list[Batch]:
     """Every band in one group, groups in the order of their first bands; windows of one group have `room` bytes at most.
 
     assembled: the rows, places of the source, the file of each, and places of the target.
@@ -136,15 +136,15 @@ def group_bands(
     rows, sources, file_of, targets = assembled
     chosen = _shared(rows, sources) if shared else _narrow(rows, sources, int(tiles.size.max(initial=1)))
     items = _items(chosen, (rows, sources, file_of, targets), units, tiles, bands)
-    groups: list[Group] = []
+    groups: list[Batch] = []
     grouped: set[int] = set()
     for some in _joined(items, room):
         mine = sorted({item.band for item in some})
         windows = _windows(some)
         if windows and sum(w.size for w in windows) <= room:
-            groups.append(Group(tuple(bands[b] for b in mine), tuple(windows)))
+            groups.append(Batch(tuple(bands[b] for b in mine), tuple(windows)))
             grouped.update(mine)
-    groups += [Group((band,)) for b, band in enumerate(bands) if b not in grouped]
+    groups += [Batch((band,)) for b, band in enumerate(bands) if b not in grouped]
     groups.sort(key=lambda group: group.bands[0])
     return _apart(groups)
 
@@ -297,7 +297,7 @@ def _windows(items: Sequence[_Item]) -> list[Window]:
     return found
 
 
-def _apart(groups: Sequence[Group]) -> list[Group]:
+def _apart(groups: Sequence[Batch]) -> list[Batch]:
     """With the place in each window up to which others have its bytes: runs of CRCs that do not overlap cover them all."""
     reach: dict[int, int] = {}
     made: dict[tuple[int, int], Window] = {}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["MEMORY_MIN", "TILE_MAX", "Budget", "Share", "Workspace", "share_of"]
+__all__ = ["MEMORY_MIN", "TILE_MAX", "Budget", "WorkerMemory", "Workspace", "share_of"]
 
 TILE_MAX = 1 << 20
 _GRAIN = 4096
@@ -27,7 +27,7 @@ U8 = NDArray[np.uint8]
 
 
 @frozen
-class Share:
+class WorkerMemory:
     """What one worker may use, in bytes: all together at most memory / workers, less a tile."""
 
     tile: int
@@ -42,7 +42,7 @@ class Share:
         return self.band + self.staging + self.scratch + self.temporaries
 
 
-def share_of(memory: int, workers: int) -> Share:
+def share_of(memory: int, workers: int) -> WorkerMemory:
     """Divide a budget. A tile is 1 MiB where there is room: larger ones were measured to be slower (they leave the cache).
 
     The room of one more tile is left over: of one that is read back beside what they move.
@@ -61,7 +61,7 @@ def share_of(memory: int, workers: int) -> Share:
     block = min(1 << 16, each // 4 // (_VALUE_COST + 16) // 64 * 64)
     others = tile + block * (16 + _VALUE_COST)
     band = (each - tile - others) // tile * tile
-    return Share(tile, tile, block * 16, block * _VALUE_COST, block, band)
+    return WorkerMemory(tile, tile, block * 16, block * _VALUE_COST, block, band)
 
 
 class Budget:
@@ -88,7 +88,7 @@ class Budget:
 class Workspace:
     """Buffers of one worker, made once and reused for every tile. A context manager: leaving it returns the bytes."""
 
-    def __init__(self, share: Share, budget: Budget) -> None:
+    def __init__(self, share: WorkerMemory, budget: Budget) -> None:
         self.share = share
         self._budget = budget
         self._taken = 0

@@ -18,7 +18,7 @@ from ucpl.columns import Side
 from ucpl.columns.operations import Check
 from ucpl.extents import PAIRED, Seen, doubt, key_text, together
 from ucpl.records import define, frozen
-from ucpl.runtime.assemble import Assembler, Assembly, Difference, blocks
+from ucpl.runtime.assemble import Assembler, Assembly, CopyDifference, blocks
 from ucpl.runtime.boxes import clip
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Report
@@ -103,10 +103,10 @@ def compare(
     both = _Both.of(plan, source, target)
     try:
         assembler = _Comparer(*both.parts, both.base)
-        first: dict[int, Difference] = {}
+        first: dict[int, CopyDifference] = {}
         lock = threading.Lock()
 
-        def found(difference: Difference) -> None:
+        def found(difference: CopyDifference) -> None:
             if difference.source < both.base:
                 assembler.unequal(difference)  # two copies within the source
             with lock:
@@ -205,7 +205,7 @@ class _Both:
         return self.rows, self.fills, self.places, self.there, file_of, self.tensors
 
     def walk(
-        self, assembler: Assembler, found: Callable[[Difference], None] | None, memory: int, workers: int
+        self, assembler: Assembler, found: Callable[[CopyDifference], None] | None, memory: int, workers: int
     ) -> Report:
         """Every tile, in threads."""
         share, budget, counters = share_of(memory, workers), Budget(memory), Counters()
@@ -257,7 +257,7 @@ def _mirror(m: Runs, base: int) -> Runs:
     )  # fmt: skip
 
 
-def _named(d: Difference, assembler: Assembler, there: Sequence[Place]) -> Unequal:
+def _named(d: CopyDifference, assembler: Assembler, there: Sequence[Place]) -> Unequal:
     place = there[d.target]
     origin = assembler.provider(d.target, d.target_position)
     half = first_half(d.value, d.other) if place.dtype in PAIRED else None
@@ -299,7 +299,7 @@ class _Measurer(Assembler):
     measured: dict[str, Measured] = field(factory=dict)
     lock: threading.Lock = field(factory=threading.Lock)
 
-    def _difference(self, tile: Assembly, row: int) -> Difference | None:
+    def _difference(self, tile: Assembly, row: int) -> CopyDifference | None:
         source = int(self.rows.source[row])
         if source < self.base:  # copies within the source are equal, or it is an error
             return super()._difference(tile, row)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.runtime.buffers import Share
+from ucpl.runtime.buffers import WorkerMemory
 from ucpl.runtime.disk import demand_own, disk
 from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Past, joined, read_journal
@@ -66,7 +66,7 @@ def is_other_run(past: Past, digests: Mapping[str, str]) -> str:
     return next((what for name, what in of if past.header.get(name) != digests[name]), "")
 
 
-def cut_of(past: Past, share: Share, work: Workplace) -> tuple[int, int]:
+def cut_of(past: Past, share: WorkerMemory, work: Workplace) -> tuple[int, int]:
     """How many bytes its tiles have, and the largest bands. Raises: UcplError E602, E508."""
     tile, band = past.header.get("tile"), past.header.get("band")
     whole = isinstance(tile, int) and isinstance(band, int) and 0 < tile <= band < 1 << 62

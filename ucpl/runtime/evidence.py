@@ -32,7 +32,7 @@ from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = [
     "Inspection",
-    "Member",
+    "TouchedMember",
     "allowance",
     "check_blanks",
     "check_members",
@@ -50,7 +50,7 @@ REST_MIN = 1 << 20  # and always up to this: below, reading costs less than sayi
 
 
 @frozen
-class Member:
+class TouchedMember:
     """A storage of the source that moves touch: a member of an archive, with the CRC that it states."""
 
     file: int  # index into the source files
@@ -86,7 +86,7 @@ def allowance(moved: int, *, everything: bool) -> int | None:
     return None if everything else max(REST_MIN, moved // REST_SHARE)
 
 
-def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[Member, ...]:
+def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[TouchedMember, ...]:
     """The storages of these tensors, by file and position."""
     found: dict[tuple[int, int], tuple[Place, list[str]]] = {}
     for place in places:
@@ -100,7 +100,7 @@ def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[Member, ...
         extent = place.extent
         assert extent is not None
         crc = None if extent.made else extent.crc
-        members.append(Member(file, start, extent.storage_bytes, crc, extent.storage, tuple(tensors)))
+        members.append(TouchedMember(file, start, extent.storage_bytes, crc, extent.storage, tuple(tensors)))
     return tuple(members)
 
 
@@ -122,7 +122,7 @@ class _Runs:
         return int((self.stop - self.start).sum())
 
 
-def check_members(members: Sequence[Member], read: Fragments, how: Inspection) -> tuple[Unverified, ...]:
+def check_members(members: Sequence[TouchedMember], read: Fragments, how: Inspection) -> tuple[Unverified, ...]:
     """Compare the CRC of each member, reading what is left of it, smallest rests first. Returns those that were left.
 
     Raises: UcplError E612, with every member that does not match.
@@ -155,7 +155,7 @@ def check_members(members: Sequence[Member], read: Fragments, how: Inspection) -
     return tuple(u for _, u in sorted(unverified, key=lambda item: item[0]))
 
 
-def damage_of(members: Sequence[Member], how: Inspection) -> tuple[Diagnostic, ...]:
+def damage_of(members: Sequence[TouchedMember], how: Inspection) -> tuple[Diagnostic, ...]:
     """Which of these members, read as a whole, do not match their CRC."""
     none = np.zeros(0, np.int64)
     found = []
@@ -168,7 +168,7 @@ def damage_of(members: Sequence[Member], how: Inspection) -> tuple[Diagnostic, .
     return tuple(found)
 
 
-def _damaged(member: Member, found: int, files: SourceFiles) -> Diagnostic:
+def _damaged(member: TouchedMember, found: int, files: SourceFiles) -> Diagnostic:
     name = files.files[member.file]
     return Diagnostic(
         "E612",
@@ -178,7 +178,7 @@ def _damaged(member: Member, found: int, files: SourceFiles) -> Diagnostic:
     )
 
 
-def _by_member(members: Sequence[Member], read: Fragments) -> list[tuple[I64, U32]]:
+def _by_member(members: Sequence[TouchedMember], read: Fragments) -> list[tuple[I64, U32]]:
     """The fragments that lie in each member, sorted, each once: columns (position, size, count, step), and their CRCs."""
     of = [np.array(c, np.int64) for c in (read.file, read.position, read.size, read.count, read.step)]
     order = np.lexsort(of[::-1])
@@ -198,7 +198,7 @@ def _by_member(members: Sequence[Member], read: Fragments) -> list[tuple[I64, U3
     return found
 
 
-def _cover(member: Member, part: tuple[I64, U32]) -> _Runs:
+def _cover(member: TouchedMember, part: tuple[I64, U32]) -> _Runs:
     table, crc = part
     start, stop = _spread(table)
     if (start[1:] < stop[:-1]).any():
@@ -242,7 +242,7 @@ def _disjoint(table: I64) -> list[int]:
     return chosen[::-1]
 
 
-def _crc_of(member: Member, cover: _Runs, how: Inspection) -> int:
+def _crc_of(member: TouchedMember, cover: _Runs, how: Inspection) -> int:
     """The member's CRC, of what was read and of the gaps, which are read now."""
     crcs, spans, positions = [cover.crc], [cover.span], [cover.position]
     rest = []

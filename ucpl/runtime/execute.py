@@ -41,7 +41,7 @@ from ucpl.runtime.fills import Fills, bind_fills, demand_whole
 from ucpl.runtime.identity import IDENTITY, digest_of_files, digest_of_plan, digest_of_sources
 from ucpl.runtime.journal import Journal, Past
 from ucpl.runtime.linux import network_remark
-from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, Written, manifest_of, storage_crcs
+from ucpl.runtime.manifest import FOLDER, LAYOUT, MANIFEST, ManifestContents, manifest_of, storage_crcs
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, RunOptions
 from ucpl.runtime.padding import blanks_of
@@ -53,14 +53,14 @@ from ucpl.runtime.same import Made, is_same, patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
-from ucpl.runtime.tiles import Known, Tiles, cut_tiles
+from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
 from ucpl.schedule import Files, Plan, bound
 from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
 
 if TYPE_CHECKING:
     from ucpl.runtime.shipping import Shipping
 
-__all__ = ["Foreseen", "execute", "rehearse"]
+__all__ = ["TargetSizes", "execute", "rehearse"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
 FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
@@ -114,7 +114,7 @@ def execute(
 
 
 @frozen
-class Foreseen:
+class TargetSizes:
     """The sizes of a target that is not written yet."""
 
     size: int
@@ -124,7 +124,7 @@ class Foreseen:
 
 def rehearse(
     plan: Plan, source: Checkpoint, framework: Framework, target: Path, options: RunOptions | None = None
-) -> Foreseen:
+) -> TargetSizes:
     """All that `execute` does before it writes. A missing parent is one that a run makes.
 
     Raises: UcplError as `execute`: E501, E503 to E508, E600 to E607.
@@ -138,12 +138,12 @@ def rehearse(
     bounded, _ = _bind(plan, source, framework, options)
     size, files = bounded.layout.size, len(bounded.layout.files)
     if place_of(Path(target)) is not None:
-        return Foreseen(size, files, 0)
+        return TargetSizes(size, files, 0)
     if not os.access(there.parent, os.W_OK | os.X_OK):
         is_read_only = os.statvfs(there.parent).f_flag & os.ST_RDONLY
         why = errno.EROFS if is_read_only else errno.EACCES
         cannot_write(there.parent, OSError(why, os.strerror(why)), resumable=False)
-    return Foreseen(size, files, _demand_room(bounded.layout, there))
+    return TargetSizes(size, files, _demand_room(bounded.layout, there))
 
 
 def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
@@ -350,12 +350,12 @@ class _Run:
             self.journal = self._begin(None, header)
             tile, band = header["tile"], header["band"]
             assert isinstance(tile, int) and isinstance(band, int)
-            self._fill(Known.of(self._tiles((tile, band)), None))
+            self._fill(DoneTiles.of(self._tiles((tile, band)), None))
             return _report_of(self)
         past = together.demand_same(earlier.journal_of(self.work), header, self.team, self.work)
         self.keep = True
         self.journal = together.journal_at(self.work.journal_of(self.team.rank), header)
-        self._fill(Known.of(self._tiles(earlier.cut_of(past, self.plane.share, self.work)), past))
+        self._fill(DoneTiles.of(self._tiles(earlier.cut_of(past, self.plane.share, self.work)), past))
         return _report_of(self)
 
     def _lead(self) -> Report:
@@ -381,7 +381,7 @@ class _Run:
         with self.counters.phase("create"):
             self.journal = self._begin(past, header)
         together.give_order(self.team, header)
-        known = Known.of(tiles, past)
+        known = DoneTiles.of(tiles, past)
         self.counters.tiles, self.counters.tiles_resumed = len(tiles), int(known.done.sum())
         if past is not None:
             self.fragments.extend(past.fragments)
@@ -467,7 +467,7 @@ class _Run:
         file_of = [self.sources.index[p.file] for p in self.places]
         return Assembler(self.rows, self.fills, self.places, self.layout.places, file_of, self.plan.tensors)
 
-    def _fill(self, known: Known) -> None:
+    def _fill(self, known: DoneTiles) -> None:
         """All that is between an empty tree and the rename, and the rename."""
         assert self.journal is not None
         if self.shipping is not None:
@@ -504,7 +504,7 @@ class _Run:
         self.counters.bytes_rebuilt = self.sources.bytes_rebuilt
         together.counted(self.team, self.counters)
 
-    def _ship(self, known: Known) -> None:
+    def _ship(self, known: DoneTiles) -> None:
         from ucpl.runtime.shipping import ship  # most targets are local
 
         assert self.shipping is not None
@@ -513,7 +513,7 @@ class _Run:
         self.work.clear()
         self.remarks += together.published(self.team, self.target)
 
-    def _finish_all(self, known: Known, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
+    def _finish_all(self, known: DoneTiles, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
         """From the last tile to the rename. mine: tiles that this process reads back."""
         if self.team.size > 1:
             self._take_over(known)
@@ -532,10 +532,12 @@ class _Run:
                 again.rest(beside, mine, self.look)
         self.counted()
         with self.counters.phase("publish"):
-            self._write_texts(manifest_of(self.plan, self.digests, Written(self.layout, unit_crc, beside, self.texts)))
+            self._write_texts(
+                manifest_of(self.plan, self.digests, ManifestContents(self.layout, unit_crc, beside, self.texts))
+            )
             self._publish()
 
-    def _take_over(self, known: Known) -> None:
+    def _take_over(self, known: DoneTiles) -> None:
         """What the others' journals say, which is durable as they are. Raises: UcplError E503."""
         past = earlier.journal_of(self.work)
         if past is None:

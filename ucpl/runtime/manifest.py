@@ -26,7 +26,7 @@ from ucpl.runtime.tiles import Tiles
 from ucpl.schedule.plan import Plan
 
 __all__ = [
-    "FOLDER", "LAYOUT", "MANIFEST", "Manifest", "Stated", "StatedFile", "Written", "manifest_of", "read_manifest",
+    "FOLDER", "LAYOUT", "MANIFEST", "Manifest", "Stated", "StatedFile", "ManifestContents", "manifest_of", "read_manifest",
     "storage_crcs",
 ]  # fmt: skip
 
@@ -54,7 +54,7 @@ def storage_crcs(
 
 
 @frozen(eq=False)
-class Written:
+class ManifestContents:
     """What a manifest tells of: the target's files, the CRC of each unit, and for each file its bytes that are no payload."""
 
     layout: TargetPlan
@@ -63,7 +63,7 @@ class Written:
     texts: Mapping[str, str]
 
 
-def manifest_of(plan: Plan, digests: Mapping[str, str], written: Written) -> str:
+def manifest_of(plan: Plan, digests: Mapping[str, str], written: ManifestContents) -> str:
     """The text of the manifest."""
     files: dict[str, object] = {}
     units: list[list[int]] = [[] for _ in written.layout.files]
@@ -102,7 +102,7 @@ def _has_tables(value: object) -> TypeGuard[list[object]]:
     return isinstance(value, list) and any(isinstance(held, dict) for held in value)
 
 
-def _entry_of(written: Written, f: int, units: Sequence[int]) -> dict[str, object]:
+def _entry_of(written: ManifestContents, f: int, units: Sequence[int]) -> dict[str, object]:
     target = written.layout
     file = target.files[f]
     pieces = [(position, len(data), crc32(data)) for position, data in written.beside[f]]

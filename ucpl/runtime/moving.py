@@ -21,7 +21,7 @@ from ucpl.digests import crc32
 from ucpl.errors import UcplError
 from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler
-from ucpl.runtime.batches import Group, cut_bands, group_bands
+from ucpl.runtime.batches import Batch, cut_bands, group_bands
 from ucpl.runtime.buffers import Workspace
 from ucpl.runtime.clones import Clones
 from ucpl.runtime.crew import Queue, run_crew
@@ -35,10 +35,10 @@ from ucpl.runtime.rows import rows_of, wanted
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.team import Team
-from ucpl.runtime.tiles import Known, Tiles
+from ucpl.runtime.tiles import DoneTiles, Tiles
 from ucpl.runtime.together import share_of_done, share_of_groups
 
-__all__ = ["Mover", "Tile", "tile_of"]
+__all__ = ["Mover", "TileRange", "tile_of"]
 
 SYNC_BYTES = 32 << 20  # written bytes after which they are synced and journalled, at the latest
 SYNC_SECONDS = 1.0
@@ -46,7 +46,7 @@ _OF_VALUES = ("E605", "E607", "E613")  # errors that a damaged source makes like
 
 
 @frozen
-class Tile:
+class TileRange:
     """One tile as numbers: elements [low, high) of a target, `size` bytes at `position` of a file."""
 
     target: int
@@ -57,11 +57,11 @@ class Tile:
     size: int
 
 
-def tile_of(layout: TargetPlan, tiles: Tiles, i: int) -> Tile:
+def tile_of(layout: TargetPlan, tiles: Tiles, i: int) -> TileRange:
     target = layout.units[int(tiles.unit[i])].target
     itemsize = layout.places[target].itemsize
     low, size = int(tiles.low[i]), int(tiles.size[i])
-    return Tile(
+    return TileRange(
         target, low // itemsize, (low + size) // itemsize, int(tiles.file[i]), int(tiles.position[i]), size
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ class Mover:
     sources: SourceFiles
     files: TargetFiles
     journal: Journal
-    known: Known
+    known: DoneTiles
     fragments: Fragments
     progress: Progress | None
     read_back: ReadBack | None
@@ -143,7 +143,7 @@ class Mover:
                 self._flush()
         self._say()
 
-    def _spans(self, groups: list[Group]) -> Iterator[tuple[int, int, int]]:
+    def _spans(self, groups: list[Batch]) -> Iterator[tuple[int, int, int]]:
         """What groups make: (target, its first element, the one behind the last)."""
         tiles = self.known.tiles
         for first, end in (band for group in groups for band in group.bands):
@@ -152,7 +152,7 @@ class Mover:
             high = int(tiles.low[end - 1] + tiles.size[end - 1])
             yield unit.target, int(tiles.low[first]) // itemsize, high // itemsize
 
-    def _made_of(self, group: Group) -> dict[str, int]:
+    def _made_of(self, group: Batch) -> dict[str, int]:
         """Bytes of each file of the source, by path, that a group is made of: about as many, for boxes met in part."""
         a, found = self.assembler, dict[str, int]()
         for target, low, high in self._spans([group]):
@@ -163,7 +163,7 @@ class Mover:
                 found[file] = found.get(file, 0) + count * a.sources[source].itemsize
         return found
 
-    def _band(self, group: Group, reader: Reader, space: Workspace) -> None:
+    def _band(self, group: Batch, reader: Reader, space: Workspace) -> None:
         """One band, or those that share windows of the source, one by one.
 
         They are told of at once, with what was read for them: a journal that has a tile has its runs of the source.
@@ -185,7 +185,7 @@ class Mover:
         reader.fragments.clear()
         reader.bytes_read, reader.digest = 0, 0.0
 
-    def _tiles(self, first: int, tiles: list[Tile], reader: Reader, space: Workspace) -> list[DoneTile]:
+    def _tiles(self, first: int, tiles: list[TileRange], reader: Reader, space: Workspace) -> list[DoneTile]:
         """Tiles of one unit: assembled at once, digested and written one by one."""
         try:
             crc = self.assembler.assemble(tiles[0].target, tiles[0].low, tiles[-1].high, reader, space)
@@ -199,7 +199,7 @@ class Mover:
             start += tile.size
         return done
 
-    def _one(self, i: int, tile: Tile, view: memoryview, run: tuple[int, int, int] | None) -> DoneTile:
+    def _one(self, i: int, tile: TileRange, view: memoryview, run: tuple[int, int, int] | None) -> DoneTile:
         """run: where a tile that is one run of a source lies in it (file, byte), and its CRC."""
         begin = time.perf_counter()
         crc = crc32(view) if run is None else run[2]
@@ -212,7 +212,7 @@ class Mover:
         self.plane.counters.add(written=tile.size - shared, cloned=shared, digest=digest)
         return DoneTile(i, tile.size, crc, xxh3)
 
-    def _cause(self, error: UcplError, tiles: list[Tile], space: Workspace) -> UcplError:
+    def _cause(self, error: UcplError, tiles: list[TileRange], space: Workspace) -> UcplError:
         """The damaged members of the source that a band was made of, where its values are what fails; else the error."""
         if error.diagnostics[0].code not in _OF_VALUES:
             return error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ucpl.records import frozen
-from ucpl.runtime.buffers import Budget, Share
+from ucpl.runtime.buffers import Budget, WorkerMemory
 from ucpl.runtime.counters import Counters
 
 __all__ = ["DataPlane", "Progress", "RunOptions"]
@@ -36,6 +36,6 @@ class DataPlane:
     """What the workers of one run share: the bytes that each may use, the count of all of them, and what they cost."""
 
     workers: int
-    share: Share
+    share: WorkerMemory
     budget: Budget
     counters: Counters

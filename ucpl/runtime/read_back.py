@@ -25,7 +25,7 @@ from ucpl.runtime.crew import EVERY, Queue, run_through
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.options import DataPlane
 from ucpl.runtime.targets import TargetFiles
-from ucpl.runtime.tiles import Known
+from ucpl.runtime.tiles import DoneTiles
 
 __all__ = ["Parts", "ReadBack", "holds"]
 
@@ -39,7 +39,7 @@ Parts = Sequence[tuple[int, bytes]]  # (byte position, bytes) of one file
 class ReadBack:
     """Which tiles of a target were read back, and which can be. `durable` is called by one thread, in between the others'."""
 
-    def __init__(self, files: TargetFiles, known: Known, plane: DataPlane) -> None:
+    def __init__(self, files: TargetFiles, known: DoneTiles, plane: DataPlane) -> None:
         self._files, self._known, self._plane = files, known, plane
         tiles = known.tiles
         self._first = _page(tiles.file, tiles.position)  # (tiles,) ascending, as the next

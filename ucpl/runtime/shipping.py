@@ -41,7 +41,7 @@ from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.identity import IDENTITY
 from ucpl.runtime.journal import Journal
-from ucpl.runtime.manifest import MANIFEST, Written, manifest_of, storage_crcs
+from ucpl.runtime.manifest import MANIFEST, ManifestContents, manifest_of, storage_crcs
 from ucpl.runtime.moving import Mover
 from ucpl.runtime.options import DataPlane, Progress, RunOptions
 from ucpl.runtime.read_back import Parts, ReadBack
@@ -50,7 +50,7 @@ from ucpl.runtime.same import patches_of
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.team import Team, Within, shares
-from ucpl.runtime.tiles import Known
+from ucpl.runtime.tiles import DoneTiles
 from ucpl.runtime.together import waiting
 from ucpl.schedule import Plan
 
@@ -60,7 +60,7 @@ UPLOADS = 4  # files that go up at once
 FETCH, FETCHES = 4 << 20, 8  # bytes of a request that reads back, and how many there are at once
 
 
-class Run(Protocol):
+class ShippedRun(Protocol):
     """What is asked of a run (execute)."""
 
     plan: Plan
@@ -275,7 +275,7 @@ class Shipping:
         return _Writing(self.place)
 
 
-def ship(run: Run, shipping: Shipping, known: Known) -> None:
+def ship(run: ShippedRun, shipping: Shipping, known: DoneTiles) -> None:
     """All that is between an empty place and a manifest in it.
 
     known: all tiles, none of which is done. Raises: UcplError E501, E502, E503, E505, and what moving raises.
@@ -331,11 +331,11 @@ def ship(run: Run, shipping: Shipping, known: Known) -> None:
         run.sources.check_unchanged()
         texts = dict(run.texts)
         if not shipping.single:
-            texts[MANIFEST] = manifest_of(run.plan, run.digests, Written(layout, unit_crc, beside, run.texts))
+            texts[MANIFEST] = manifest_of(run.plan, run.digests, ManifestContents(layout, unit_crc, beside, run.texts))
         shipping.publish(texts, read_back=run.options.read_back)
 
 
-def _gather(run: Run, files: range, unit_crc: NDArray[np.uint32], beside: list[Parts]) -> None:
+def _gather(run: ShippedRun, files: range, unit_crc: NDArray[np.uint32], beside: list[Parts]) -> None:
     """What the others have done comes to the one that leads. Raises: UcplError E621."""
     if run.team.size == 1:
         return

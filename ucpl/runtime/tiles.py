@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ucpl.records import frozen
 from ucpl.runtime.journal import DoneTile, Past
 
-__all__ = ["Known", "Tiles", "Unit", "cut_tiles"]
+__all__ = ["DoneTiles", "Tiles", "Unit", "cut_tiles"]
 
 I64 = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ def cut_tiles(units: Sequence[Unit], tile: int, bands: I64 | None = None) -> Til
 
 
 @frozen(eq=False)
-class Known:
+class DoneTiles:
     """Tiles, and what is known of those that are durable: digests of their bytes."""
 
     tiles: Tiles
@@ -78,10 +78,10 @@ class Known:
     told: NDArray[np.bool_]  # by an earlier run's journal: this run never had their bytes
 
     @staticmethod
-    def of(tiles: Tiles, past: Past | None) -> Known:
+    def of(tiles: Tiles, past: Past | None) -> DoneTiles:
         n = len(tiles)
         none = np.zeros(n, np.bool_)
-        known = Known(tiles, none, np.zeros(n, np.uint32), np.zeros(n, np.uint64), none.copy())
+        known = DoneTiles(tiles, none, np.zeros(n, np.uint32), np.zeros(n, np.uint64), none.copy())
         if past is not None:
             fits = past.tile < n
             at = past.tile[fits]

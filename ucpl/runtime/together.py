@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.runtime.batches import Group
+from ucpl.runtime.batches import Batch
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.disk import sync_folder
 from ucpl.runtime.failpoints import failpoint
@@ -18,7 +18,7 @@ from ucpl.runtime.journal import Journal, Past, read_journal
 from ucpl.runtime.publish import Workplace
 from ucpl.runtime.targets import cannot_write
 from ucpl.runtime.team import Team, beside, shares
-from ucpl.runtime.tiles import Known, Tiles
+from ucpl.runtime.tiles import DoneTiles, Tiles
 
 __all__ = [
     "agree",
@@ -104,8 +104,8 @@ def journal_at(path: Path, header: Mapping[str, object]) -> Journal:
 
 
 def share_of_groups(
-    team: Team, groups: list[Group], tiles: Tiles, near: Callable[[Group], Mapping[str, int]]
-) -> list[Group]:
+    team: Team, groups: list[Batch], tiles: Tiles, near: Callable[[Batch], Mapping[str, int]]
+) -> list[Batch]:
     """Those of this rank: by bytes that are written and read for them; first of all, those whose source it has itself.
 
     near: bytes of each file that a group is made of.
@@ -129,7 +129,7 @@ def share_of_groups(
     return [group for group, rank in zip(groups, whose.tolist(), strict=True) if rank == team.rank]
 
 
-def share_of_done(team: Team, known: Known) -> NDArray[np.bool_]:
+def share_of_done(team: Team, known: DoneTiles) -> NDArray[np.bool_]:
     """Tiles that this process reads back: those that it moved, and of what earlier runs did every n-th."""
     number = np.arange(len(known.done))
     mine: NDArray[np.bool_] = known.done & (~known.told | (number % team.size == team.rank))

@@ -14,7 +14,7 @@ from ucpl.records import frozen
 from ucpl.schedule.cost import Cost, cost_of
 from ucpl.schedule.plan import Plan
 
-__all__ = ["Difference", "Stores", "difference"]
+__all__ = ["PlanDifference", "Stores", "difference"]
 
 Place = tuple[str, Key]
 _SAID = ("derived", "dropped", "changed", "filled")
@@ -54,7 +54,7 @@ class Difference:
         return bool(self.reads or self.writes or self.made or self.tallies or self.said or self.settings)
 
 
-def difference(one: Plan, two: Plan) -> Difference:
+def difference(one: Plan, two: Plan) -> PlanDifference:
     calls = (
         ("name", one.name, two.name),
         ("source", one.source_call, two.source_call),
@@ -64,7 +64,7 @@ def difference(one: Plan, two: Plan) -> Difference:
     theirs, ours = _by_place(two.targets), _by_place(one.targets)
     both = [place for place in ours if place in theirs]
     made = _made(one), _made(two)
-    return Difference(
+    return PlanDifference(
         tuple(row for row in calls if row[1] != row[2]),
         _stores(one.sources, two.sources),
         _stores(one.targets, two.targets),
