@@ -41,7 +41,7 @@ def run(options: Namespace, console: Console) -> int:
     return Exit.ANSWER_IS_NO if found else Exit.DONE
 
 
-def lines(found: Difference) -> Iterator[str]:
+def lines(found: PlanDifference) -> Iterator[str]:
     """The differences, a line each; the first of many."""
     for name, ours, theirs in found.settings:
         yield f"setting    {name}: {ours}, and {theirs}"

@@ -175,7 +175,7 @@ def drawn(options: Namespace, console: Console) -> int:
 
 def unread(sides: tuple[Side, ...], given: Given) -> Iterator[str]:
     """Options that no side asks for: a model, a config."""
-    from ucpl.proofs.unused import CONFIG_UNREAD, reads_config
+    from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config
 
     asking = [side.called for side in sides if side.checkpoint is None]  # a checkpoint has both of its own
     is_open = any(called.is_of_any for called in asking)

@@ -226,7 +226,7 @@ def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
 
     They are stored by name. Raises: UcplError E610, E611.
     """
-    beside = Beside.of(checkpoint)
+    beside = ValueTensors.of(checkpoint)
 
     def held(value: object) -> object:
         if isinstance(value, list | tuple):

@@ -33,7 +33,7 @@ class Stores:
 
 
 @frozen(eq=False)
-class Difference:
+class PlanDifference:
     """All differences of two plans, except for their names.
 
     False if they do the same.
