@@ -353,7 +353,6 @@ FRAGMENTS = {
     "megatron/core.py",
     "megatron/core_layouts.py",
     "megatron/legacy.py",
-    "regions/blobs.py",
     "vault/unsearched.py",
 }
 
