@@ -533,3 +533,8 @@ def test_a_plan_that_needs_a_config_is_not_checked(tmp_path: Path) -> None:
     path.write_text(OF_A_CONFIG.format(parts="k: d") + "\nplan p = one() -> two(tp = 2)\n")
     assert check(str(path), Given()).unchecked == ("plan p",)
     assert not check(str(path), Given(config={"heads": 4, "size": 3})).unchecked
+
+
+@pytest.mark.parametrize("path", sorted((FIXTURES.parents[1] / "specs").glob("*.ucpl")), ids=lambda p: p.stem)
+def test_a_spec_that_ships_is_good_without_a_config(path: Path) -> None:
+    assert check(str(path), Given()).findings == ()

@@ -85,7 +85,8 @@ _OF_PYTHON = ("self", "cls")
 _OTHER_SIZE = "E115"
 _DRAWS = 8  # of sizes, until there are some that every axis divides
 _FAULTS = 3  # draws that must agree before a fault is the text's
-_OF_A_SIZE = ("E216", "E231")  # of edges of blocks and of bytes, which small sizes need not meet
+# Faults of these codes (elements stored twice, or nowhere) hold at any size; others can come from numbers that no config has.
+_OF_ANY_SIZE = "E3"
 _ALONE = "<nothing stored>"  # the name of no layout that a text has
 OTHERS = (2, 3, 8)  # what a parameter is tried at where 1 fails for something that says nothing of it
 MOST_OTHERS = 12
@@ -300,7 +301,8 @@ class _Checker:
             raise UcplError(drawn.faults[0])
         else:
             self.unchecked.append(node.name)
-            self.remark(f"{message}: {node.name} is not checked, no drawn sizes suit it ({drawn.why}). Give --config")
+            why = f" ({drawn.why})" if drawn.why else ""
+            self.remark(f"{message}: {node.name} is not checked, no drawn sizes suit it{why}. Give --config")
 
     def sized(self, node: nodes.Layout) -> int:
         """At the least degrees, and at those above. What the text leaves to a number that was only tried is a remark.
@@ -553,7 +555,7 @@ def _drawn(checker: _Checker, node: nodes.Layout, error: UcplError) -> _Drawn:
             if checker.lacks_config(found):
                 raise error from None
             out.why = found.diagnostics[0].message
-            if not hangs_on_a_number(found) and found.diagnostics[0].code not in _OF_A_SIZE:
+            if not hangs_on_a_number(found) and found.diagnostics[0].code.startswith(_OF_ANY_SIZE):
                 out.faults.append(_at_sizes(found.diagnostics[0], drawn))
             if len(out.faults) == _FAULTS and not out.suits:
                 break
