@@ -53,6 +53,18 @@ PLANTS: dict[str, tuple[str, str, Callable[[Any], object], str]] = {
     ),
     "a loss scaler": (Z1, SHARD_1, lambda v: vars(shard(v)["loss_scaler"]).update({MARK: 1}), "loss_scaler"),
     "a shard's group": (Z1, SHARD_1, lambda v: add(groups(shard(v)["base_optimizer_state"])[0]), "param_groups/0"),
+    "names of a later stage": (
+        "deepspeed/pp2_dp2_z1", MODEL.replace("rank_00", "rank_01"), lambda v: add(v["shared_params"]), "shared_params/",
+    ),
+    "fragments of frozen parameters": (
+        "deepspeed/z2_dp3_frozen", MODEL, lambda v: v["frozen_param_fragments"].update({MARK: torch.ones(2)}),
+        "frozen_param_fragments/",
+    ),
+    "handles of flat parameters": (
+        "dcp/fsdp1_local_w4", "rank_3.pt", lambda v: add(v["flat_meta"][""]), "rank_3.pt: flat_meta/",
+    ),
+    "states of flat parameters": ("dcp/fsdp1_local_w4", "rank_3.pt", lambda v: add(v["optim"]["state"]), "optim/state/"),
+    "the model of another tensor-parallel rank": (LEGACY, LEGACY_1, lambda v: add(v["model"]), "model/"),
     "degrees": (Z1, MODEL, lambda v: add(v["checkpoint_parallel_dimensions"]), "checkpoint_parallel_dimensions"),
     "a rank's schedule": (Z3, MODEL_1, lambda v: add(v["lr_scheduler"]), "lr_scheduler"),
     "a rank's ds_config": (Z3, MODEL_1, lambda v: add(v["ds_config"]), "ds_config"),

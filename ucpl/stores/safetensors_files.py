@@ -9,7 +9,7 @@ import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +18,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_SAFETENSORS, DTYPES, PAIRED, Extent, in_elements, in_file, size_of
+from ucpl.extents.account import NotRead
 from ucpl.records import frozen
 from ucpl.stores.magic import Found, magic_of
 from ucpl.stores.texts import is_text
@@ -65,6 +66,13 @@ class SafetensorsFile:
             ours = json.loads(metadata.get(ALIASES, "{}"))
             found |= {a: o for a, o in ours.items() if isinstance(o, str)} if isinstance(ours, dict) else {}
         return {a: o for a, o in found.items() if o in self.tensors and a not in self.tensors and is_text(a)}
+
+    def unread_metadata(self, *known: str) -> Iterator[NotRead]:
+        """Unread entries of the header's metadata. known: names with another reader."""
+        ties = self.aliases()
+        for key, text in (self.metadata or {}).items():
+            if key not in ("format", ALIASES, *known) and key not in ties and not _is_tie(key, text):
+                yield NotRead(f"{self.file}: __metadata__/{key}", "no target keeps metadata of a header", kind="value")
 
     def extents(self) -> tuple[Extent, ...]:
         """Every tensor, with the path (name,), in the order of the file. Each is its own storage, without a CRC."""

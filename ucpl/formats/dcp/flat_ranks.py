@@ -46,6 +46,17 @@ FILE = "model.pt"  # what layouts call all of it, however many ranks have saved
 PREFIX, STATES = "model.", "optim.state."
 _STATE, _META, _OPTIM = "state", "flat_meta", "optim"
 _FLAT = "_flat_param"
+_HANDLE = frozenset(
+    (
+        "fqns",
+        "is_padding_mask",
+        "numels_with_padding",
+        "shapes",
+        "shard_numel_padded",
+        "sharded_size",
+        "unpadded_unsharded_size",
+    )
+)
 _RANK = re.compile(r"rank_(?P<rank>[0-9]+)\.pt")
 
 Shape = tuple[int, ...]
@@ -238,8 +249,21 @@ class _Ranks:
         yield from unlike(((part, "", {k: v for k, v in top.items() if k not in own}) for part, top in tops), mark)
         groups = ((part, f"{_OPTIM}/param_groups/", hypers_of(top.get(_OPTIM))) for part, top in tops)
         yield from unlike(groups, mark)
+        first = tops[0][1].get(_STATE)
+        stated = {*(one.key for one in self.flats), *self.names, *(first if isinstance(first, dict) else ())}
+        numbers = (*range(len(self.flats)),) if not self.has_views else None
         for part, top in tops:
             yield from unknown_keys(part.file, top.get(_OPTIM), ("state", "param_groups"), f"{_OPTIM}/", "torch")
+            yield from unknown_keys(part.file, top.get(_STATE), stated, f"{_STATE}/", "torch")
+            metas, optim = top.get(_META), top.get(_OPTIM)
+            for name, held in metas.items() if isinstance(metas, dict) else ():
+                yield from unknown_keys(part.file, held, _HANDLE, f"{_META}/{name}/", "torch")
+            states = optim.get("state") if isinstance(optim, dict) else None
+            if numbers is not None:
+                yield from unknown_keys(part.file, states, numbers, f"{_OPTIM}/state/", "torch")
+            for number in numbers or ():
+                known, lead = _of_optim(tops[0][1], number), f"{_OPTIM}/state/{number}/"
+                yield from unknown_keys(part.file, _of_optim(top, number), known, lead, "torch")
 
     def numbered(self, flat: _Flat, number: int, each: list[Value | None]) -> None:
         held = each[0].find(number) if each[0] is not None else None
@@ -272,6 +296,14 @@ class _Ranks:
             made = part.extent((*value.key, *step), tensor)
             self.carried[part.file, made.key] = made
         return lifted(value.held, part.file)
+
+
+def _of_optim(top: dict[object, object], number: int) -> dict[object, object]:
+    """States of a flat parameter in one rank's file."""
+    optim = top.get(_OPTIM)
+    states = optim.get("state") if isinstance(optim, dict) else None
+    held = states.get(number) if isinstance(states, dict) else None
+    return held if isinstance(held, dict) else {}
 
 
 def opened_flats(root: Path) -> Checkpoint:

@@ -15,6 +15,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
+from ucpl.extents.account import NotRead
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
 from ucpl.formats.dcp.metadata import Chunk, Place, Stored
@@ -50,7 +51,9 @@ def opened_shards(root: Path) -> Checkpoint:
     extents: dict[tuple[str, Key], Extent] = {}
     empty: dict[str, object] = {}
     ahead(root / names[0], [partial(read_safetensors_file, root, name) for name in names])
+    headers: list[NotRead] = []
     for part in (read_safetensors_file(root, name) for name in names):
+        headers += part.unread_metadata(INFO, "DCP_VERSION")
         for name, begin, extent in _chunks(part):
             if dtypes.setdefault(name, extent.dtype) != extent.dtype:
                 fail(
@@ -90,7 +93,7 @@ def opened_shards(root: Path) -> Checkpoint:
         aliases={},
         files=(*names, *texts),
         remarks=("no file has the sizes of tensors: a missing shard of the last rank is not noticed",),
-        not_read=tuple(not_read),
+        not_read=(*headers, *not_read),
     )
 
 

@@ -220,7 +220,9 @@ class Gathered:
             experts=facts.experts,
         )
         names = {*(tensor.name for tensor in facts.tensors), *facts.aliases}
-        return evolve(made, not_read=(*made.not_read, *unlike_copies(files, names, marks_of(made))))
+        stated = {one.name for one in made.not_read}
+        copies = (one for one in unlike_copies(files, names, marks_of(made)) if one.name not in stated)
+        return evolve(made, not_read=(*made.not_read, *copies))
 
 
 def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CallerStates:

@@ -202,7 +202,8 @@ def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) ->
     for part in shard.metas:
         value = Value.of(part)
         if [*value.at("module").mapping()] != names:
-            differ(shard.first, part, "module", "names")
+            odd = {*names} ^ {*value.at("module").mapping()}
+            differ(shard.first, part, "module", f"names ({', '.join(sorted(map(str, odd)))})" if odd else "names")
         if part is not shard.first and groups_of(part) != groups_of(shard.first):
             differ(shard.first, part, "param_shapes", "parameters")
         for name, held in value.at("module").named():
@@ -236,6 +237,8 @@ def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int
     fragments = Value.of(part).find("frozen_param_fragments")
     for name, value in fragments.named() if fragments is not None else ():
         tensor = value.tensor()
+        if name not in module.tensors:
+            continue  # no tensor of the model: the account names it
         if name in module.empty or name not in module.frozen:  # it was frozen later: the optimizer has it
             gathered.consumed.add((part.file, value.key))
             continue

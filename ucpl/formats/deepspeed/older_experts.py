@@ -24,6 +24,7 @@ from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.names import Listing, expert_place
 from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
 from ucpl.records import frozen
+from ucpl.stores.pickles import tensors_of
 from ucpl.stores.torch_files import TorchFile, crc_of
 from ucpl.stores.values import Value
 
@@ -53,7 +54,11 @@ def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: Listing, m
         "param_shapes": [OrderedDict((name, Size(shape)) for name, shape in group.items()) for group in groups]
     }
     more["shared_params"] = _second_names(meta, trained, [name for name in dense if name not in trained])
-    more |= {key: value.held for key in ("ds_config", "ds_version") if (value := first.find(key)) is not None}
+    for key in ("ds_config", "ds_version"):
+        if (value := first.find(key)) is not None:
+            for step, _ in tensors_of(value.held, first.file):
+                value.at(*step).wrong("a value without tensors")
+            more[key] = value.held
     return evolve(meta, value={**Value.of(meta).mapping(), **more})
 
 

@@ -194,10 +194,12 @@ def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], name
                     Label(str(metas[s * topology.tp].path), where="param_shapes"),
                     Label(str(meta.path), where="param_shapes"),
                 )
-            if _told(group.hyper) != _told(mine[0].hyper):
+            here, first = _told(group.hyper), _told(mine[0].hyper)
+            if here != first:
+                odd = ", ".join(sorted(k for k in {**here, **first} if here.get(k, ...) != first.get(k, ...)))
                 fail(
                     "E456",
-                    f"stages 0 and {s} do not agree on the hyper-parameters of group {g}",
+                    f"stages 0 and {s} do not agree on the hyper-parameters of group {g}: {odd}",
                     Label(str(metas[0].path)),
                     Label(str(meta.path)),
                     remedy="They are of different steps: copy all files of one step again.",

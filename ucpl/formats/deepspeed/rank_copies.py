@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from ucpl.extents import Call
+from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.formats.deepspeed.names import RUN_KEYS, is_apart, place_in_run
 from ucpl.stores.repeated import Mark, hypers_of, unlike
@@ -48,7 +48,9 @@ def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mar
             yield from unlike(((one, lead, hypers_of(_shard_of(one)[name])) for one in same_rank), mark)
     names = {name for one in models for name in _named(_fields(one.value, _OF_RANK).get("param_shapes"))}
     yield from _second_names(models, known)
+    yield from unlike(((one, "module/", _no_tensors(one.value)) for one in models), mark)
     for one in models:
+        yield from _frozen(one, known)
         yield from unknown_keys(one.file, _fields(one.value, (_DIMENSIONS,)).get(_DIMENSIONS), _DEGREES,
                                 f"{_DIMENSIONS}/", "DeepSpeed")  # fmt: skip
     for one in shards:
@@ -97,6 +99,22 @@ def _second_names(models: list[TorchFile], known: Container[str]) -> Iterator[No
                 yield NotRead(
                     f"{first.file}: shared_params/{name}", "no tensor of the model has this name", kind="value"
                 )
+
+
+def _frozen(part: TorchFile, known: Container[str]) -> Iterator[NotRead]:
+    """Shapes and fragments of frozen parameters under names of no tensor."""
+    stated = _fields(part.value, ("frozen_param_shapes", "frozen_param_fragments", "module"))
+    module = stated.pop("module", None)
+    for key, held in stated.items():
+        for name in held if isinstance(held, dict) else ():
+            if name not in known and not (isinstance(module, dict) and name in module):
+                yield NotRead(f"{part.file}: {key}/{name}", "no tensor of the model has this name", kind="value")
+
+
+def _no_tensors(value: object) -> dict[object, object]:
+    """Values of the module that are no tensors."""
+    held = _fields(value, ("module",)).get("module")
+    return {k: one for k, one in held.items() if not isinstance(one, TensorRef)} if isinstance(held, dict) else {}
 
 
 def _slices(part: TorchFile, names: set[object]) -> Iterator[NotRead]:

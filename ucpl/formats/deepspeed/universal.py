@@ -361,6 +361,10 @@ class _Universal:
         else:
             is_dealt = self.stage < 3 and self.config("zero_optimization", "round_robin_gradients")
             joined = [undeal(group, self.saved_dp() if is_dealt else 1) for group in stated]
+        if self.shared is not None:
+            more = range(len(joined), len(hypers))
+            why = "param_shapes has no such group"
+            gathered.not_read += [NotRead(f"{self.shared.file}: param_groups/{g}", why, kind="value") for g in more]
         for g, members in enumerate(joined):
             hyper = hyper_of(hypers[g]) if g < len(hypers) else {}
             gathered.groups.append(ParameterGroup(str(g), members, hyper))

@@ -31,6 +31,7 @@ from ucpl.stores.checkpoint import Checkpoint, Skeleton
 from ucpl.stores.model_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.stores.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
 from ucpl.stores.texts import demand_inside, is_inside, names_like, read_small
+from ucpl.stores.unknown import unknown_keys
 from ucpl.stores.watching import watched
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
@@ -218,6 +219,8 @@ class _Folder:
         metadata = value.get("metadata")
         made = cls(path, names, weight_map, index, metadata.get("total_size") if isinstance(metadata, dict) else None)
         made.not_read += [NotRead(name, f"{index} does not list it") for name in here if name not in names]
+        made.not_read += unknown_keys(index, value, ("metadata", "weight_map"), by="transformers")
+        made.not_read += unknown_keys(index, metadata, ("total_parameters", "total_size"), "metadata/", "transformers")
         return made
 
     @staticmethod
@@ -265,6 +268,7 @@ class _Folder:
         ahead(self.root / self.names[0], [partial(read_safetensors_file, self.root, name) for name in self.names])
         parts = [self.read(name) for name in self.names]
         self.gather(parts)
+        self.not_read += [one for part in parts for one in part.unread_metadata()]
         texts, more = read_texts(self.root) if top.is_dir() else ({}, [])
         self.not_read += more
         empty = {name: extent for name, extent in self.found.items() if extent.numel == 0}

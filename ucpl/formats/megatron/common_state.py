@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ucpl.extents.account import NotRead
+from ucpl.formats.dcp.metadata import METADATA
+from ucpl.stores.repeated import Copy, hypers_of, unlike
 from ucpl.stores.torch_files import TorchFile
 from ucpl.stores.unknown import unknown_keys
 
-__all__ = ["SCALER", "SCALING", "unread_of"]
+__all__ = ["BACKEND_KEYS", "unread_objects", "SCALER", "SCALING", "unread_of"]
 
 SCALER = "grad_scaler"
 SCALING = "the loss scaling of a run in fp16 is not read: a job begins with a new one"
@@ -36,6 +38,7 @@ _OPTIMIZER = frozenset(
 _INNER = frozenset(("param_groups", "state"))
 _STATE = frozenset(("common_step",))
 _STEP = frozenset(("step",))
+BACKEND_KEYS = ("common_backend", "common_backend_version", "sharded_backend", "sharded_backend_version")
 _BY = "Megatron-Core"
 
 
@@ -76,3 +79,29 @@ def _of_one(file: str, optimizer: object, lead: str) -> Iterator[NotRead]:
     for holder, at in ((optimizer, lead), (inner, f"{lead}optimizer/")):
         state = holder.get("state") if isinstance(holder, dict) else None
         yield from unknown_keys(file, state, _STATE, f"{at}state/", _BY)
+
+
+def unread_objects(objects: Iterable[tuple[str, TorchFile]]) -> Iterator[NotRead]:
+    """Unknown keys of objects for buckets and groups, and values of another rank alone."""
+    groups: dict[str, list[Copy]] = {}
+    for entry, part in objects:
+        for n, held in enumerate(part.value if isinstance(part.value, list) else ()):
+            lead = f"{entry}/{n}/"
+            if ".optimizer/shard_" in f".{entry}":
+                yield from unknown_keys(METADATA, held, _OPTIMIZER, lead, _BY)
+                chain = entry.partition("optimizer.")[0]
+                groups.setdefault(chain, []).append((part, f"{lead}param_groups/", hypers_of(held)))
+            else:
+                yield from _without_dtypes(held, lead)
+    for copies in groups.values():
+        yield from unlike(copies, repr)
+
+
+def _without_dtypes(value: object, lead: str) -> Iterator[NotRead]:
+    """Keys of the lengths of buckets that are no pair of dtypes."""
+    if isinstance(value, list):
+        for n, one in enumerate(value):
+            yield from _without_dtypes(one, f"{lead}{n}/")
+    for key in value if isinstance(value, dict) else ():
+        if not isinstance(key, tuple):
+            yield from unknown_keys(METADATA, {key: None}, (), lead, _BY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ucpl.extents import Call
+from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.formats.megatron.legacy_ranks import Ranks
 from ucpl.stores.repeated import Copy, Mark, hypers_of, unlike
@@ -27,6 +27,10 @@ def unread_in(ranks: Ranks, own: frozenset[str], mark: Mark, *, is_trained: bool
     tops = [(part, part.value if isinstance(part.value, dict) else {}) for part in parts]
     rest = [{k: _plain(k, v) for k, v in top.items() if k not in own and k != _RANDOM} for _, top in tops]
     yield from unlike(((part, "", one) for part, one in zip(parts, rest, strict=True)), mark)
+    for chunk in (key for key in own if key.startswith("model")):
+        for stage in dict.fromkeys(place[1] for place in ranks.parts):
+            of_stage = (one for place, one in ranks.parts.items() if place[1] == stage)
+            yield from unlike(((one, f"{chunk}/", _no_tensors(one, chunk)) for one in of_stage), mark)
     if not is_trained:
         return
     found = [one for part, top in tops for one in _optimizers(part, top.get(_OPTIMIZER))]
@@ -58,6 +62,13 @@ def _buckets(part: TorchFile) -> Iterator[NotRead]:
             for pair in held if isinstance(key, int) and isinstance(held, dict) else ():
                 if not isinstance(pair, tuple):
                     yield from unknown_keys(part.file, {pair: None}, (), f"{lead}{key}/", _BY)
+
+
+def _no_tensors(part: TorchFile, chunk: str) -> dict[object, object]:
+    """Values of a model's state dict that are no tensors."""
+    held = part.value.get(chunk) if isinstance(part.value, dict) else None
+    named = held.items() if isinstance(held, dict) else ()
+    return {name: value for name, value in named if not isinstance(value, TensorRef | dict)}
 
 
 def _plain(key: object, value: object) -> object:

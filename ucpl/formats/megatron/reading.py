@@ -12,18 +12,20 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.extents.account import NotRead
 from ucpl.formats.dcp.cells import placed
 from ucpl.formats.dcp.chunks import Chunks
 from ucpl.formats.dcp.metadata import METADATA, Metadata, read_metadata
 from ucpl.formats.dcp.reading import Opened
 from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.megatron.buckets import buckets_in, runs_of
-from ucpl.formats.megatron.common_state import unread_of
+from ucpl.formats.megatron.common_state import BACKEND_KEYS, unread_objects, unread_of
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.groups import STEP, Dealt, Said, dealt, decays_norms, is_expert
 from ucpl.formats.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
 from ucpl.formats.megatron.roles import (
     BUFFERS,
+    DESCRIBES,
     MASTER,
     MASTERS,
     STATES,
@@ -39,8 +41,11 @@ from ucpl.stores.carrying import lifted, mapped
 from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.plain_values import decode
 from ucpl.stores.skipping import skips_optimizer
+from ucpl.stores.texts import read_small
 from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.stores.unknown import unknown_keys
 from ucpl.stores.values import Value
+from ucpl.texts import json_object
 
 __all__ = [
     "BACKEND",
@@ -59,6 +64,7 @@ __all__ = [
 Shape = tuple[int, ...]
 _T = TypeVar("_T")
 COMMON, BACKEND = "common.pt", "metadata.json"
+BACKEND_BYTES_MAX = 1 << 16
 COMMON_STATE = "common_state/shard_0_1"
 OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
@@ -79,7 +85,8 @@ def opened(step: Step) -> Checkpoint:
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
     made = evolve(dist.checkpoint(), registered=dist.registered)
     others = unread_of(common, is_trained=bool(made.envelope.groups), empty=dist.dealt.empty)
-    made = evolve(made, not_read=(*not_read_in(entries), *others))
+    backend = unknown_keys(BACKEND, _backend(step.root), BACKEND_KEYS, by="Megatron-Core")
+    made = evolve(made, not_read=(*not_read_in(entries), *others, *dist.unread(), *backend))
     if dist.copied:
         shown = ", ".join(dist.copied[:3]) + (", ..." if len(dist.copied) > 3 else "")
         told = f"{len(dist.copied)} tensors have masters and moments on several ranks, and the first rank's are taken: {shown}"
@@ -89,6 +96,12 @@ def opened(step: Step) -> Checkpoint:
     if stacks is not None:
         made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.tensors}))
     return evolve(made, top=step.top, tag=step.tag, files=tuple(dict.fromkeys((*made.files, common.file, BACKEND))))
+
+
+def _backend(root: Path) -> object:
+    """The content of metadata.json; None if there is none."""
+    raw = read_small(root / BACKEND, BACKEND_BYTES_MAX)
+    return json_object(raw.decode("utf-8", "replace")) if raw is not None else None
 
 
 def _common(root: Path, metadata: Metadata) -> TorchFile:
@@ -184,7 +197,13 @@ class _Dist(Opened):
                 if entry not in pieces:
                     pieces[entry] = self.chunks.extents(entry, self.metadata.tensors[entry])
                 state = MASTER if written in MASTERS else written
-                piece = pieces[entry][entry, run.at]
+                piece = pieces[entry].get((entry, run.at))
+                if piece is None:
+                    fail(
+                        "E533",
+                        f"`{entry}` has no chunk at {run.at}, and other states of its bucket have one",
+                        Label(str(self.root / METADATA), where=entry),
+                    )
                 first = 0
                 for box in run.boxes:
                     low, high = max(run.low, first), min(run.low + piece.numel, first + box.numel)
@@ -260,6 +279,11 @@ class _Dist(Opened):
         for name, step in self.dealt.steps.items():
             self.scalars.setdefault(STEP, {})[name] = step
         return self.dealt.groups
+
+    def unread(self) -> Iterator[NotRead]:
+        """Unknown keys of objects for buckets and groups."""
+        described = [entry for entry in self.entries.objects if DESCRIBES.fullmatch(entry) is not None]
+        yield from unread_objects((entry, self.chunks.archive(self.metadata.objects[entry])) for entry in described)
 
     def optimizers(self) -> Iterator[tuple[TorchFile, Value]]:
         """State dicts of optimizers, each with the archive that it is in: one, or those of a chain, which are numbered."""

@@ -19,6 +19,7 @@ from ucpl.formats.megatron.common_state import SCALER, SCALING
 from ucpl.records import frozen
 
 __all__ = [
+    "DESCRIBES",
     "BUFFERS",
     "MASTER",
     "MASTERS",
@@ -43,7 +44,7 @@ BUFFERS = re.compile(r"(.*\.)?(expert_bias|local_tokens_per_expert)", re.DOTALL)
 _STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
 _GROUPS = re.compile(r"(?P<chain>chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.optimizer/shard_0_1")
 _CHAINED = re.compile(r"chained_\d+\.(?P<state>optimizer\.state\..+)", re.DOTALL)
-_DESCRIBES = re.compile(r".*\.(optimizer|per_bucket_numel(_unpadded)?|param_state_sharding_type)/shard_.*", re.DOTALL)
+DESCRIBES = re.compile(r".*\.(optimizer|per_bucket_numel(_unpadded)?|param_state_sharding_type)/shard_.*", re.DOTALL)
 _MASTER_OF = re.compile(rf"\A{re.escape(STATES)}({'|'.join(MASTERS)})\.")
 _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
 
@@ -135,7 +136,7 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
 def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
     """Objects of the optimizer other than groups and descriptions of buckets: states, in a form that is not read."""
     why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
-    others = (name for name in entries.objects if is_of_optimizer(name) and _DESCRIBES.fullmatch(name) is None)
+    others = (name for name in entries.objects if is_of_optimizer(name) and DESCRIBES.fullmatch(name) is None)
     return tuple(
         NotRead(name, SCALING, kind="value")
         if f".{SCALER}/" in name
