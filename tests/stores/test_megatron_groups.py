@@ -194,3 +194,17 @@ def test_norms_of_queries_decay_where_the_arguments_say_so(
     assert decays_of(tmp_path / "run") == wanted
     ucpl.convert(tmp_path / "run", tmp_path / "made", to=target)
     assert decays_of(tmp_path / "made") == wanted
+
+
+def test_tensors_of_another_run_are_kept_from_folder_to_folder(tmp_path: Path) -> None:
+    """What a source has and Megatron-Core does not, such as random states of its legacy files, is in common.pt."""
+    source = written(tmp_path, ADAM, [{"params": list(SHAPES), "lr": 0.1, "betas": [0.9, 0.95]}])
+    ucpl.convert(source, tmp_path / "run", to="megatron_legacy()")
+    (file,) = (tmp_path / "run").glob("iter_*/mp_rank_00/model_optim_rng.pt")
+    value = torch.load(file, weights_only=False)
+    value["rng_state"] = [{"torch_rng_state": torch.arange(7, dtype=torch.uint8)}]
+    torch.save(value, file)
+    ucpl.convert(tmp_path / "run", tmp_path / "one", to="megatron_core()")
+    ucpl.convert(tmp_path / "one", tmp_path / "two", to="megatron_core()")
+    kept = plain_of(tmp_path / "two")["envelope"]["blobs"]["megatron_rng"]["mp_rank_00"]
+    assert torch.equal(kept[0]["torch_rng_state"], value["rng_state"][0]["torch_rng_state"])

@@ -340,7 +340,11 @@ class _Dist(Opened):
         more = decode(said.at("blobs").held)
         if not isinstance(more, dict) or not all(isinstance(key, str) for key in more):
             said.at("blobs").wrong("a dict whose keys are texts")
-        return said.at("framework").text(), said.at("version").text(), {**blobs, **more}
+        for extent in self.common.extents():
+            if extent.key[0] == KEPT:
+                self.carried[self.common.file, extent.key] = extent
+        lying = {key: lifted(mapped(one, lambda t: t), self.common.file) for key, one in more.items()}
+        return said.at("framework").text(), said.at("version").text(), {**blobs, **lying}
 
     def version(self) -> str:
         value = Value.of(self.common).mapping().get(VERSION, "")

@@ -1,0 +1,47 @@
+"""What Megatron's loaded optimizer has of each parameter, before a schedule steps. `python megatron_groups_job.py JOBS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+
+def load(job: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of each trained parameter, and what the loader finds missing."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    from tests.interop import megatron_job, megatron_models
+
+    begun = megatron_models.models
+
+    def models(*about: Any) -> Any:
+        parts = begun(*about)
+        for name, tensor, _ in megatron_models.tensors(about[0], parts):
+            tensor.requires_grad_(tensor.requires_grad and name not in job["frozen"])
+        return parts
+
+    megatron_models.models = models
+    if job["run"]["fsdp"]:  # as Megatron-LM loads without --strict-fsdp-dtensor-load: another framework has no `max_lr`
+        from tests.interop import megatron_fsdp_run
+
+        megatron_fsdp_run.DefaultLoadPlanner = lambda **_: DefaultLoadPlanner(allow_partial_load=True)
+    run = megatron_job.run_of(job["run"], seed=99)
+    run.schedule.load_state_dict = lambda *_: None
+    told = run.load(job["folder"])
+    return {"differences": told, "rates": dict(run.rates())}
+
+
+def main() -> None:
+    import torch
+
+    from tests.interop import jobs, megatron_run  # noqa: F401  # once, for all jobs
+
+    torch.set_num_threads(1)
+    jobs.do_all({"load": load})
+
+
+if __name__ == "__main__":
+    main()
