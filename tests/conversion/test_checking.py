@@ -535,6 +535,6 @@ def test_a_plan_that_needs_a_config_is_not_checked(tmp_path: Path) -> None:
     assert not check(str(path), Given(config={"heads": 4, "size": 3})).unchecked
 
 
-@pytest.mark.parametrize("path", sorted((FIXTURES.parents[1] / "specs").glob("*.ucpl")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "specs").glob("*.ucpl")), ids=lambda p: p.stem)
 def test_a_spec_that_ships_is_good_without_a_config(path: Path) -> None:
     assert check(str(path), Given()).findings == ()
