@@ -1,4 +1,4 @@
-"""One item more in a copy of a checkpoint: the places where it can be planted, found by torch, pickle and json alone."""
+"""Places for one more item in a copy of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from tests.stores import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.stores import deepspeed_stand_ins  # noqa: F401
 from ucpl.records import frozen
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -40,7 +40,7 @@ Path_ = tuple[tuple[str, Any], ...]
 
 @frozen
 class Place:
-    """A place for one item: the kind, the file (or the folder), and the way to the dict, object or list in it."""
+    """A place for one item: its kind, its file and its path."""
 
     kind: str  # "key", "tensor", "attribute", "group", "file", "json", "stored", "header", "entry", "bytes"
     file: str
@@ -54,7 +54,7 @@ class Place:
 
 
 def places(top: Path) -> list[Place]:
-    """All places of a checkpoint, in an order that is the same on each machine."""
+    """All places of a checkpoint, in a fixed order."""
     found: list[Place] = []
     for path in [top] if top.is_file() else sorted(top.rglob("*")):
         name = path.relative_to(top).as_posix()
@@ -93,7 +93,7 @@ def _in_file(path: Path, name: str) -> Iterator[Place]:
 
 
 def ways(value: Any, way: Path_ = ()) -> Iterator[tuple[str, Path_]]:
-    """Dicts, objects and lists of groups below a value, with what can be planted in each."""
+    """Dicts, objects and lists of groups below a value."""
     if len(way) > DEPTH:
         return
     if isinstance(value, dict):
@@ -120,7 +120,7 @@ _MODULES: dict[str, types.ModuleType] = {}
 
 
 class StandIn:
-    """An object of a framework that is not installed; it is pickled as it was."""
+    """An object of a missing framework; it keeps its pickled form."""
 
     def __new__(cls, *args: object) -> StandIn:
         made = super().__new__(cls)
@@ -155,7 +155,7 @@ class _Finder(MetaPathFinder, Loader):
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Have pickle find the classes of frameworks that are not installed; no other code sees them."""
+    """Give pickle stand-ins for the classes of missing frameworks."""
     known, finder = set(sys.modules), _Finder()
     sys.meta_path.append(finder)
     sys.modules.update({name: module for name, module in _MODULES.items() if name not in known})
@@ -184,7 +184,7 @@ def store(path: Path, value: Any) -> None:
 
 
 def load_metadata(path: Path) -> Any:
-    """The `.metadata` of a folder of DCP, whatever release of torch wrote it."""
+    """The `.metadata` of a DCP folder of any release of torch."""
 
     def take(self: TensorProperties, state: Any) -> None:
         dtype, layout, requires_grad, memory, *_, pinned = state

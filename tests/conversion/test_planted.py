@@ -1,4 +1,4 @@
-"""One item planted at a drawn place of a drawn checkpoint: the account or the refusal names it, or the target has it."""
+"""An item planted in a source is named, refused or kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def drawn(top: Path, seed: str) -> tuple[Place, str]:
 
 
 def copied(top: Path, tmp_path: Path) -> Path:
-    """The checkpoint below a folder of its own: what is next to it belongs to no other."""
+    """A copy of the checkpoint in a folder of its own."""
     target = tmp_path / "run" / top.name
     target.parent.mkdir()
     return Path(shutil.copytree(top, target) if top.is_dir() else shutil.copy(top, target))
@@ -66,7 +66,7 @@ def test_what_is_planted_is_kept_named_or_refused(name: str, number: int, tmp_pa
 
 
 def demand_not_lost(name: str, source: Path, place: Place, target: str, tmp_path: Path) -> None:
-    """Fail where an item is neither in the account, in the refusal, or in the target."""
+    """Fail if the account, the refusal and the target lack the item."""
     told = f"{place}, to {target}"
     try:
         account = ucpl.plan(str(source), target).account
@@ -96,7 +96,7 @@ def demand_not_lost(name: str, source: Path, place: Place, target: str, tmp_path
 
 
 def is_named(account: Account, place: Place) -> bool:
-    """Whether the account has the planted name, that of the group, or that of a file that is left behind."""
+    """Look for the item, its group or its file in the account."""
     left = account.of("dropped", "derived", "not read")
     names = [one for e in account.entries for one in e.names]
     if any(MARK in one for one in names):
@@ -108,7 +108,7 @@ def is_named(account: Account, place: Place) -> bool:
 
 
 def is_refused(error: ucpl.UcplError, name: str, verb: str, place: Place, target: str) -> bool:
-    """Whether a refusal names the item or its file, or is that of the checkpoint without it."""
+    """Look for the item or its file in a refusal."""
     known = REFUSALS[verb].get(name, {})
     text = " ".join(str(d) for d in error.diagnostics)
     is_same = error.diagnostics[0].code == known.get(target, known.get("*"))
@@ -120,7 +120,7 @@ def _items(value: object) -> list[tuple[object, object]]:
 
 
 def holders_of(opened: Checkpoint) -> list[tuple[set[str], str]]:
-    """Values of a run, by the names that an account may give them, with their texts."""
+    """Values of a run by their names in an account."""
     envelope = opened.envelope
     found = [({str(key)}, f"{key}{value!r}") for key, value in envelope.carried.items()]
     for rank, mine in enumerate(opened.caller_states.of):

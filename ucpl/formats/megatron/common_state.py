@@ -82,7 +82,7 @@ def _of_one(file: str, optimizer: object, lead: str) -> Iterator[NotRead]:
 
 
 def unread_objects(objects: Iterable[tuple[str, TorchFile]]) -> Iterator[NotRead]:
-    """Unknown keys of objects for buckets and groups, and values of another rank alone."""
+    """Unknown keys of objects for buckets, and values of another rank."""
     groups: dict[str, list[Copy]] = {}
     for entry, part in objects:
         for n, held in enumerate(part.value if isinstance(part.value, list) else ()):
