@@ -1,4 +1,4 @@
-"""What Megatron's loaded optimizer has of each parameter, before a schedule steps. `python megatron_groups_job.py JOBS`."""
+"""Hyper-parameters in Megatron's loaded optimizer. `python megatron_groups_job.py JOBS`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 def load(job: dict[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of each trained parameter, and what the loader finds missing."""
+    """The hyper-parameters of each trained parameter, and the complaints of the loader."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     from tests.interop import megatron_job, megatron_models
@@ -23,11 +23,11 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
             tensor.requires_grad_(tensor.requires_grad and name not in job["frozen"])
         return parts
 
-    megatron_models.models = models
+    setattr(megatron_models, "models", models)  # noqa: B010
     if job["run"]["fsdp"]:  # as Megatron-LM loads without --strict-fsdp-dtensor-load: another framework has no `max_lr`
         from tests.interop import megatron_fsdp_run
 
-        megatron_fsdp_run.DefaultLoadPlanner = lambda **_: DefaultLoadPlanner(allow_partial_load=True)
+        setattr(megatron_fsdp_run, "DefaultLoadPlanner", lambda **_: DefaultLoadPlanner(allow_partial_load=True))  # noqa: B010
     run = megatron_job.run_of(job["run"], seed=99)
     run.schedule.load_state_dict = lambda *_: None
     told = run.load(job["folder"])

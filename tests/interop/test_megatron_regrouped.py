@@ -1,4 +1,4 @@
-"""Megatron's loaded optimizer has, of every parameter, the hyper-parameters that it had in the source."""
+"""Hyper-parameters of each parameter in Megatron's loaded optimizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALL = [one for one in WAYS if one not in REFUSED and (one[0], one[1][-1]) != ("f
 
 
 def grouped(plain: dict[str, Any], case: str) -> dict[str, dict[str, Any]]:
-    """Groups of a case in a plain file, and what each parameter must have."""
+    """Groups of a case in a plain file; returns the hyper-parameters of each parameter."""
     names = [name for group in plain["groups"] for name in group["params"]]
     frozen = FROZEN if case == "frozen" else []
     for name in frozen:
@@ -79,7 +79,8 @@ def source(top: Path, case: str) -> tuple[Path, dict[str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def loaded(trained: Path) -> dict[tuple[str, tuple[str, ...]], tuple[Any, Any]]:
-    jobs, wanted = {}, {}
+    jobs: dict[Any, dict[str, Any]] = {}
+    wanted: dict[Any, Any] = {}
     for case, way in ALL:
         here, wanted[case, way] = source(trained, case)
         for target in way:
@@ -106,7 +107,7 @@ def test_megatrons_optimizer_has_the_values_that_each_parameter_had(one: Any, lo
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_groups_that_megatron_cannot_tell_apart_are_refused(target: str, trained: Path, tmp_path: Path) -> None:
+def test_groups_that_are_one_group_of_megatrons_are_refused(target: str, trained: Path, tmp_path: Path) -> None:
     plain = torch.load(trained / "run.pt", weights_only=False)
     grouped(plain, "split")
     plain["groups"][2]["lr"] = 0.7
@@ -117,7 +118,7 @@ def test_groups_that_megatron_cannot_tell_apart_are_refused(target: str, trained
 
 
 def test_buckets_without_frozen_parameters_are_refused(trained: Path, tmp_path: Path) -> None:
-    """Pieces of buckets have no names: which parameter is in none of them, no reader can tell."""
+    """Pieces of buckets have no names, so that no reader finds the frozen ones."""
     here, _ = source(trained, "frozen")
     with pytest.raises(UcplError) as refused:
         ucpl.convert(here, tmp_path / "made", TARGETS["buckets"])

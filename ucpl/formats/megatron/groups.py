@@ -94,7 +94,10 @@ def decays_norms(arguments: Mapping[object, object]) -> bool:
 
 
 def has_no_decay(name: str, shape: tuple[int, ...], *, norms_decay: bool) -> bool:
-    """Whether Megatron gives a parameter no weight decay. norms_decay: whether it gives some to norms of queries and keys."""
+    """Whether Megatron gives a parameter no weight decay.
+
+    norms_decay: whether it gives some to norms of queries and keys.
+    """
     if norms_decay and any(norm in name for norm in _QK_NORMS):
         return False
     return name.endswith(".bias") or own_dims(name, shape) == 1
