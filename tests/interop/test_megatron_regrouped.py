@@ -39,7 +39,7 @@ ALL = [one for one in WAYS if one not in REFUSED and (one[0], one[1][-1]) != ("f
 
 
 def grouped(plain: dict[str, Any], case: str) -> dict[str, dict[str, Any]]:
-    """Groups of a case in a plain file; returns the hyper-parameters of each parameter."""
+    """Write groups of a case into a plain file; return their values."""
     names = [name for group in plain["groups"] for name in group["params"]]
     frozen = FROZEN if case == "frozen" else []
     for name in frozen:
@@ -118,7 +118,7 @@ def test_groups_that_are_one_group_of_megatrons_are_refused(target: str, trained
 
 
 def test_buckets_without_frozen_parameters_are_refused(trained: Path, tmp_path: Path) -> None:
-    """Pieces of buckets have no names, so that no reader finds the frozen ones."""
+    """Refuse buckets, whose pieces have no names."""
     here, _ = source(trained, "frozen")
     with pytest.raises(UcplError) as refused:
         ucpl.convert(here, tmp_path / "made", TARGETS["buckets"])

@@ -197,7 +197,7 @@ def test_norms_of_queries_decay_where_the_arguments_say_so(
 
 
 def test_tensors_of_another_run_are_kept_from_folder_to_folder(tmp_path: Path) -> None:
-    """What a source has and Megatron-Core does not, such as random states of its legacy files, is in common.pt."""
+    """Keep random states of legacy files in common.pt."""
     source = written(tmp_path, ADAM, [{"params": list(SHAPES), "lr": 0.1, "betas": [0.9, 0.95]}])
     ucpl.convert(source, tmp_path / "run", to="megatron_legacy()")
     (file,) = (tmp_path / "run").glob("iter_*/mp_rank_00/model_optim_rng.pt")
