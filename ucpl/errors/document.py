@@ -5,6 +5,8 @@ The page is not committed: `make docs` builds it into the site, and `ucpl explai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ucpl.errors import CodeEntry, Exit, catalogue
 
 __all__ = ["errors_markdown"]
