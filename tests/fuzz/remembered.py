@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from ucpl.extents import Extent, Key
-from ucpl.formats import opening as registry
+from ucpl.formats import opening
 from ucpl.formats.dcp import folders as dcp_folders
 from ucpl.formats.dcp import metadata as described
 from ucpl.formats.dcp.chunks import Chunks
@@ -21,20 +21,23 @@ from ucpl.stores import torch_files
 from ucpl.stores.pickles import Pickle, load_pickle
 from ucpl.stores.torch_files import TorchFile, read_torch_file
 
+assert all(opening.framework(name) for name in formats())
 # Whoever reads such files, wherever that is done: a folder that is read past this one would be read as it was.
 READERS = [
     module
     for name, module in sorted(sys.modules.items())
-    if name.startswith("ucpl.stores.") and module is not torch_files and hasattr(module, "read_torch_file")
+    if name.startswith(("ucpl.stores.", "ucpl.formats."))
+    and module is not torch_files
+    and hasattr(module, "read_torch_file")
 ]
 DESCRIBED = [
     module
     for name, module in sorted(sys.modules.items())
-    if hasattr(module, "read_metadata") and "ucpl.stores." in name
+    if hasattr(module, "read_metadata") and "ucpl.formats." in name
 ]
 EXTENTS = TorchFile.extents
 CHUNKS_OF = Chunks.extents
-assert all(registry.framework(name) for name in formats()) and len(READERS) > 4  # they came with the registry
+assert len(READERS) > 4  # they come with the stores of the formats
 assert {legacy_ranks, reading} <= {*READERS}  # and these by themselves
 assert {described, dcp_folders, reading, fsdp_reading} <= {*DESCRIBED}  # others ask for it where they are called
 
