@@ -33,7 +33,6 @@ OPEN = {
     ("megatron/dist_dp_reshardable_tp2", 3): "a tensor among hyper-parameters is refused by E604, without its name",
     ("megatron/dist_adam_tp2", 4): "a tensor among hyper-parameters is refused by E441, without its name",
     ("megatron/dist_old", 4): "a tensor among hyper-parameters is refused by E441, without its name",
-    ("megatron/dist_stacked_moe_tp2_ep2", 1): "a name with braces",
     ("megatron/fsdp_tp2", 5): "an entry of param_to_group_meta is refused by E471, without its name",
 }
 

@@ -226,8 +226,12 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
     templates: stack -> what its tensors are called. Chunks are of one layer, or made so.
     """
     shapes = {t.name: t.shape for t in checkpoint.tensors}
-    # Of what has no elements, no file bounds how many layers there are.
-    known = {stack: template for stack, template in templates.items() if prod(shapes.get(stack, (0,)))}
+    # A stack has elements, else no file bounds the number of layers, and a dim for each number in the names.
+    known = {
+        stack: template
+        for stack, template in templates.items()
+        if len(shape := shapes.get(stack, ())) >= template.count("{}") and prod(shape)
+    }
     rows = {name: _rows_before(name, shapes, known) for name in known}
     extents: dict[tuple[str, Key], Extent] = {}
     for (file, key), extent in checkpoint.extents.items():
