@@ -461,7 +461,10 @@ def planted(place: Place, file: str, edit: tuple[str, ...]) -> None:
         ep = f", ep = {call.ep}" if experts(file) else ""
         more = OTHERS.get(file, "")
         ranks, hf = f"ranks(tp = {call.tp}, pp = {call.pp}{ep}{more})", f"hf({more.strip(', ')})"
-        given = ("--config", str(next((place.here / "whole").glob("*config.json")).relative_to(place.here)))
+        given = (
+            "--config",
+            str(min((place.here / "whole").glob("*config.json"), key=lambda p: len(p.name)).relative_to(place.here)),
+        )
     else:
         text, ranks, hf, whole = test_planted.edited([*edit]), test_planted.RANKS, "whole()", "whole"
         save_whole(place.here / "whole")
