@@ -343,7 +343,7 @@ class Job:
         try:
             return self._line.ask(question, GONE)
         except Exception as error:
-            self._trouble = self._trouble or (0, "", f"is dead, or the host of the job's store: {_line(error)}")
+            self._trouble = self._trouble or (0, "", f"is gone, or the host of the job's store: {_line(error)}")
         self._gone()
 
     def _gone(self) -> NoReturn:
