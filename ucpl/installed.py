@@ -19,7 +19,8 @@ def entry_points(group: str) -> Iterator[tuple[str, str]]:
     """(name, value) of all entry points of a group, those of packages that come first on the path first."""
     seen: set[str] = set()
     own = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pyproject.toml")
-    if (text := _text(own)) is not None:  # a checkout, installed or not
+    text = _text(own)
+    if text is not None and '\nname = "ucpl"\n' in text:  # a checkout, installed or not
         seen.add("ucpl")
         yield from _section(text, f'project.entry-points."{group}"')
     for folder in dict.fromkeys(sys.path):

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from ucpl import registry
+from ucpl import installed, registry
 from ucpl.errors import UcplError
 from ucpl.installed import entry_points as installed_points
 from ucpl.registry import Format, entries, format_named, format_of_layout, formats
@@ -48,7 +48,7 @@ def again() -> Iterator[None]:
     format_of_layout.cache_clear()
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, *others: object) -> None:
+def with_formats(monkeypatch: pytest.MonkeyPatch, *others: object) -> None:
     """As if packages with these formats were installed."""
     mine = list(installed_points(registry.GROUP))
     module = ModuleType("others_of_a_test")
@@ -61,7 +61,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *others: object) -> None:
 def test_a_format_of_another_package_is_found_and_asked_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "other" not in formats()
     formats.cache_clear()
-    installed(monkeypatch, Other)
+    with_formats(monkeypatch, Other)
     assert next(iter(formats())) == "other"
     assert format_of_layout("other_folder") is format_named("other")
 
@@ -70,7 +70,7 @@ def test_two_formats_of_one_name_and_what_is_no_format_are_refused(monkeypatch: 
     for other in (Impostor(), object(), Format()):
         formats.cache_clear()
         monkeypatch.undo()
-        installed(monkeypatch, other)
+        with_formats(monkeypatch, other)
         with pytest.raises(UcplError) as caught:
             formats()
         assert caught.value.diagnostics[0].code == "E445"
@@ -107,3 +107,20 @@ def test_entry_points_are_those_of_importlib(group: str) -> None:
 def test_a_checkout_has_its_formats_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     assert {name for name, _ in installed_points("ucpl.formats")} == {*formats()}
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats.cache_clear()
+    monkeypatch.setattr(entries, "entry_points", lambda group: [("broken", "no_such_package_of_a_test:FORMAT")])
+    with pytest.raises(UcplError, match="no_such_package_of_a_test"):
+        formats()
+
+
+def test_a_strange_pyproject_above_the_package_is_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\n', encoding="utf-8")
+    info = tmp_path / "ucpl-0.1.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[ucpl.formats]\ndcp = ucpl.formats.dcp:FORMAT\n", encoding="utf-8")
+    monkeypatch.setattr(installed, "__file__", str(tmp_path / "ucpl" / "installed.py"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert [*installed_points("ucpl.formats")] == [("dcp", "ucpl.formats.dcp:FORMAT")]

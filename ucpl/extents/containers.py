@@ -1,6 +1,6 @@
 """A folder in which shards are only a part, as data: its kind, a table of names with fates, and the files there.
 
-Not here: looking at a folder, and what becomes of its files (stores.containers).
+Not here: looking at a folder, and what becomes of its files (formats.folders).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files of a checkpoint's folder that its reader passes by, each with the reason: an optimizer among them is no weights alone.
 
-Not here: files that training frameworks keep around shards (stores.containers), and the refusal (conversion.accounting).
+Not here: files that training frameworks keep around shards (formats.folders), and the refusal (conversion.accounting).
 """
 
 from __future__ import annotations

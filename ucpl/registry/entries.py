@@ -21,9 +21,12 @@ def formats() -> dict[str, Format]:
     found: dict[str, Format] = {}
     for name, value in entry_points(GROUP):
         module, _, attribute = value.partition(":")
-        made = getattr(import_module(module), attribute, None)
-        one = made() if isinstance(made, type) else made
         where = Label(value, where=f"entry point {name} of {GROUP}")
+        try:
+            made = getattr(import_module(module), attribute, None)
+        except ImportError as error:
+            fail("E445", f"the entry point {name} cannot be imported: {error}", where)
+        one = made() if isinstance(made, type) else made
         if not isinstance(one, Format) or not one.name:
             fail("E445", f"the entry point {name} is no format", where)
         if type(found.get(one.name, one)) is not type(one):
