@@ -16,7 +16,7 @@ _INFO = (".dist-info", ".egg-info")
 
 
 def entry_points(group: str) -> Iterator[tuple[str, str]]:
-    """(name, value) of all entry points of a group, those of packages that come first on the path first."""
+    """(name, value) of a group's entry points, in the order of `sys.path`."""
     seen: set[str] = set()
     own = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pyproject.toml")
     text = _text(own)

@@ -1,4 +1,4 @@
-"""The record that each format of checkpoints fills in (`format`), and the list of all (`entries`).
+"""Records of formats of checkpoints (`format`), and their list (`entries`).
 
 Formats are in `ucpl.formats`, one folder each, and in other packages. No other room has a format's name in its code.
 """

@@ -1,4 +1,4 @@
-"""All formats: those that ship and those of installed packages, found by the entry-point group `ucpl.formats`."""
+"""Formats of this package and of others, listed by their entry points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE = Format()
 
 @cache
 def formats() -> dict[str, Format]:
-    """Formats by name, in the order in which they are asked whether a path is theirs. Raises: UcplError E445."""
+    """Formats by name, in the order of their places. Raises: UcplError E445."""
     found: dict[str, Format] = {}
     for name, value in entry_points(GROUP):
         module, _, attribute = value.partition(":")
@@ -36,7 +36,7 @@ def formats() -> dict[str, Format]:
 
 
 def format_named(name: str) -> Format:
-    """The format that a layout's `framework` statement names; one without flags where it names none, or an unknown one."""
+    """The format of this name; one without flags if there is none."""
     return formats().get(name, _NONE)
 
 

@@ -1,7 +1,7 @@
-"""The record of a format: what its files can hold, as flags and tables, and the code that reads and writes them.
+"""The record of a format: flags, tables and lazy methods.
 
-A format is a subclass that states what differs from the defaults. It costs nothing to import: its methods import its code
-when they are called. Who needs to know something of a format asks for a flag here, never for its name.
+A format is a subclass that states its differences from the defaults. Its import is cheap: methods import the code of the format
+when they are called. Other rooms ask for a flag of this record, never for a format's name.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Format:
     title: ClassVar[str] = ""
     """For messages, as an object of the sentence: "DeepSpeed's files", "a universal folder"."""
     place: ClassVar[int] = 50
-    """Formats with a lower number are asked first whether a path is theirs."""
+    """Position among the formats: a lower number looks at a path first."""
     layouts: ClassVar[tuple[str, ...]] = ()
     """Layouts of any model that ship for it."""
     other_names: ClassVar[tuple[str, ...]] = ()
     """Other words that people write for its name."""
     hints: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(a word that people write for a layout, the sentence that says which layouts there are), ..."""
+    """(word that people write for a layout, sentence with the layouts that exist), ..."""
 
-    # ---- what a layout may say ------------------------------------------------------------------------------------------
+    # ---- statements of layouts --------------------------------------------------------------------------------------------
     settings: ClassVar[tuple[str, ...]] = ()
     """Arguments of its `framework` statement."""
     forms: ClassVar[tuple[str, ...]] = ()
@@ -45,23 +45,23 @@ class Format:
     file_marks: ClassVar[tuple[str, ...]] = ()
     """Every file that it reads has one of these in its name; none: any name."""
     file_names: ClassVar[str] = ""
-    """Beside `file_marks`: the names to write, for messages."""
+    """The names to write, for messages about `file_marks`."""
     has_chunks: ClassVar[bool] = False
-    """Files of form dcp, whose chunks are found by where they begin."""
+    """Files of form dcp, with chunks that are found by their first position."""
 
-    # ---- what its files hold --------------------------------------------------------------------------------------------
+    # ---- contents of the files ---------------------------------------------------------------------------------------------
     has_optimizer: ClassVar[bool] = False
     """Groups and states of an optimizer."""
 
     @property
     def has_tensors_alone(self) -> bool:
-        """Whether its files have tensors and nothing of a run."""
+        """True if the files have tensors and nothing of a run."""
         return bool(self.name) and not self.has_optimizer
 
     kept_values: ClassVar[frozenset[str] | None] = None
     """Values of a run that its files have a place for; None: all of any run."""
     has_client_state: ClassVar[bool] = False
-    """What a caller puts next to the model."""
+    """Values of the caller next to the model (client_state)."""
     has_plan_groups: ClassVar[bool] = False
     """Its groups are those of the plan; other formats deal parameters to groups by a rule of their own."""
     has_groups_alone: ClassVar[bool] = False
@@ -83,7 +83,7 @@ class Format:
     has_shifted_masters: ClassVar[bool] = False
     """Some of its releases save masters that begin after a bucket's padding."""
     shows_stored: ClassVar[bool] = False
-    """A target shows what a source stores, under the names in its files."""
+    """A target has the stored tensors of a source, under the names in its files."""
     is_of_a_spec: ClassVar[bool] = False
     """A layout of the user alone describes its files."""
     has_layers_stacked: ClassVar[bool] = False
@@ -93,26 +93,29 @@ class Format:
 
     # ---- code -----------------------------------------------------------------------------------------------------------
     def store(self) -> Framework:
-        """What reads and writes its files."""
+        """The reader and writer of its files."""
         raise NotImplementedError
 
     def open(self, path: Path, order: Order | None) -> Checkpoint:
-        """Read the headers of a checkpoint of this format. Raises: UcplError, exit 3.
+        """Read the headers of a checkpoint.
 
-        order: which parameters an optimizer's numbers are, for a format whose files do not name them.
+        order: the parameters behind an optimizer's numbers, for files that do not name them. Raises: UcplError, exit 3.
         """
         return self.store().open(path)
 
     def chunk_folders(self, root: Path) -> tuple[str, ...]:
-        """Folders of chunks below a checkpoint's root that a training framework keeps other files next to."""
+        """Folders of chunks below a checkpoint's root, with companion files around them."""
         return ()
 
     def layout_name(self, settings: Mapping[str, object]) -> str:
-        """The shipped layout that a checkpoint with these settings is described by."""
+        """The shipped layout of a checkpoint with these settings."""
         return self.layouts[0] if self.layouts else self.name
 
     def describes(self, checkpoint: Checkpoint) -> bool:
-        """Whether `stored` gives a layout of a checkpoint. If not, the shipped one and the cuts of its ranks are all."""
+        """True if `stored` gives a layout of this checkpoint.
+
+        Else the shipped layout describes it, with the cuts of its ranks.
+        """
         return False
 
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
@@ -120,14 +123,14 @@ class Format:
         raise NotImplementedError
 
     def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended | None:
-        """A target's layout with the cuts that its call leaves open. None: cuts of ranks, as in the source.
+        """A target's layout, with the cuts that its call leaves open.
 
-        stored: the source's layout.
+        None: the cuts of ranks, as in the source. stored: the source's layout.
         """
         return None
 
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
-        """Whether a target has a tensor for each layer and expert, where a source may have one of all."""
+        """True if a target has one tensor for each layer and expert."""
         return False
 
     def asks_modules(self, layout: nodes.Layout, call: nodes.Call) -> bool:
@@ -135,28 +138,37 @@ class Format:
         return self.needs_modules({})
 
     def registered(self, names: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Names in the order in which its own modules register them. None: it has no modules of its own."""
+        """Names in the order of registration by its own modules.
+
+        None: it has no modules of its own.
+        """
         return None
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
-        """The reason for which a target has no group that trains nothing; empty where it has one.
+        """The reason for the absence of a group without trained parameters.
 
-        source: the format that the group is from. is_listed: whether it has frozen parameters.
+        Empty if a target has the group. source: the format that the group is from. is_listed: it has frozen parameters.
         """
         return ""
 
     def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
-        """The reason for which a target has no value of this name among those of `kept_values`; empty where it has one."""
+        """The reason for the absence of a value of `kept_values`.
+
+        Empty if a target has the value.
+        """
         return ""
 
     def has_files_of_ranks(self, settings: Mapping[str, object]) -> bool | None:
-        """Whether each data-parallel rank has a caller's values of its own. None: the first rank's hold for all."""
+        """True if each data-parallel rank has client_state of its own.
+
+        None: the values of the first rank are those of all.
+        """
         return None
 
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
-        """Whether an object of its files goes on from a run's numbers of loss scaling."""
+        """True if its files continue a run's loss scaling."""
         return False
 
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-        """What who loads a target of this source does beside a plain load."""
+        """Steps of a user to load a target, besides a plain load."""
         return ()

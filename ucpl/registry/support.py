@@ -62,7 +62,7 @@ class Entry(TypedDict, total=False):
 
 
 class Standing(Enum):
-    """A degree of support, the highest first. The value is the word in tables."""
+    """A degree of support, the highest first; the value is for tables."""
 
     PROVED = "proved"
     COMPARED = "compared here"
@@ -84,7 +84,7 @@ MEANINGS = {
 
 @frozen
 class Claim:
-    """Support for reading or for writing. `note` follows the word: ", with peft 0.21"."""
+    """Support for reading or writing. `note` comes next: ", with peft 0.21"."""
 
     standing: Standing
     codes: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _furthest(claims: list[Claim]) -> Standing:
 
 @cache
 def support() -> tuple[Support, ...]:
-    """All forms, in order of `place`. Raises: KeyError, TypeError, ValueError for a file of another structure."""
+    """All forms, sorted. Raises: KeyError, TypeError, ValueError for a wrong file."""
     import tomllib
 
     found = [
