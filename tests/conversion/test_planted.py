@@ -27,9 +27,6 @@ DRAWS = 6
 WORDS = ("the module", "the loss scaling", "the optimizer", "the ranks' objects")
 # Draws that are refused with another reason, or nested in what AutoEP describes: open.
 OPEN = {
-    ("deepspeed/autoep_ep2_dp4_z1", 1): "values within ds_autoep_layers",
-    ("deepspeed/autoep_ep2_dp4_z1", 3): "values within ds_autoep_layers",
-    ("deepspeed/autoep_ep2_dp4_z3", 3): "values within ds_autoep_layers",
     ("megatron/dist_dp_reshardable_tp2", 3): "a tensor among hyper-parameters is refused by E604, without its name",
     ("megatron/dist_adam_tp2", 4): "a tensor among hyper-parameters is refused by E441, without its name",
     ("megatron/dist_old", 4): "a tensor among hyper-parameters is refused by E441, without its name",

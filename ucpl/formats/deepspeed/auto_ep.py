@@ -10,13 +10,14 @@ module_inject/auto_ep_layer.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from math import prod
 
 from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, Plain
+from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Expert, Experts
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.stores.torch_files import TorchFile
@@ -119,6 +120,47 @@ def together(flat: Flat, experts: Experts, ep: int) -> Flat:
 
 
 # ---- ds_autoep_layers ------------------------------------------------------------------------------------------------
+
+
+# All keys in its dicts; parameters of an expert are keys, too.
+_STATED = frozenset(
+    (
+        *(
+            "moe_layer_id",
+            "module_path",
+            "num_experts",
+            "num_local_experts",
+            "ep_size",
+            "expert_placement",
+            "affine_maps",
+        ),
+        *("expert_key_prefix", "checkpoint_format", "checkpoint_format_version", "ep_group_name", "ep_rank"),
+        *("expert_data_parallel_rank", "expert_data_parallel_world_size", "global_expert_start", "global_expert_end"),
+        *("version", "ranks", "rank", "experts", "params", "logical_shape", "shard_shape"),
+        *("pieces", "shape", "source", "dest", "locations"),
+    )
+)
+
+
+def unknown_of(part: TorchFile) -> Iterator[NotRead]:
+    """Keys that no known release writes into these dicts."""
+    stated = layers_of(part)
+    for layer in stated.items() if stated is not None else ():
+        held = layer.held
+        prefix = held.get("expert_key_prefix") if isinstance(held, dict) else None
+        for path in _unknown(held, f"{prefix}."):
+            yield NotRead(f"{part.file}: {LAYERS}/{path}", "no known release of DeepSpeed writes it", kind="value")
+
+
+def _unknown(value: object, prefix: str) -> Iterator[str]:
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _unknown(one, prefix)
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if isinstance(key, str) and key not in _STATED and not key.startswith(prefix):
+            yield key
+        else:
+            yield from (f"{key}/{rest}" for rest in _unknown(inner, prefix))
 
 
 def check_placement(file: TorchFile, stated: Value, experts: Experts) -> str:

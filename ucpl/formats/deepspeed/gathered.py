@@ -24,6 +24,7 @@ from ucpl.extents import (
 from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Experts
 from ucpl.extents.pipeline import Pipeline
+from ucpl.formats.deepspeed.auto_ep import unknown_of
 from ucpl.formats.deepspeed.names import OWNED
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.rank_copies import unlike_copies
@@ -208,7 +209,7 @@ class Gathered:
             stated=tuple(self.stated),
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
-            not_read=(*self.not_read, *(one for part in files for one in unknown_in(part))),
+            not_read=(*self.not_read, *(one for part in files for one in (*unknown_in(part), *unknown_of(part)))),
             unstored=tuple(self.unstored),
             lacking=self.lacking,
             scalar_extents=self.scalar_extents,
