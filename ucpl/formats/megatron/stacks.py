@@ -230,7 +230,7 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
     known = {
         stack: template
         for stack, template in templates.items()
-        if stack in shapes and len(shapes[stack]) >= template.count("{}") and prod(shapes[stack])
+        if stack in shapes and len(shapes[stack]) >= template.count("{}") and prod(shapes[stack]) > 0
     }
     rows = {name: _rows_before(name, shapes, known) for name in known}
     extents: dict[tuple[str, Key], Extent] = {}
