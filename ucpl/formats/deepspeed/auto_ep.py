@@ -144,7 +144,7 @@ _STATED = frozenset(
 
 def unknown_of(part: TorchFile) -> Iterator[NotRead]:
     """Keys that no known release writes into these dicts."""
-    stated = layers_of(part)
+    stated = layers_of(part) if isinstance(part.value, dict) else None
     for layer in stated.items() if stated is not None else ():
         held = layer.held
         prefix = held.get("expert_key_prefix") if isinstance(held, dict) else None
