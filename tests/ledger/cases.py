@@ -217,21 +217,24 @@ def walk(place: Place, path: Path, spec: str | None, calls: tuple[str, ...]) -> 
 
 def crossed() -> Iterator[Case]:
     """Forms to other forms, with optimizer state: a dense model of Megatron-Core, and one with experts."""
+    from tests.matrix.test_matrix import CUT, STAGED
     from tests.matrix.test_matrix import FORMS as forms
-    from tests.matrix.test_matrix import STAGED
 
     kept = [(name, form) for name, form in forms.items() if name != STAGED]
     for i, (one, here) in enumerate(kept):
         for j, (other, there) in enumerate(kept):
             name = f"{one} -> {other}"
             if (i + j) % 3 == 0:
-                yield Case(f"cross/dense/{name}", cross, ("dist_stacked_tp2_pp2_fully", here.source, there.target))
+                calls, origin = (here.source, there.target), "dist_stacked_tp2_pp2_fully"
+                yield Case(f"cross/dense/{name}", cross, (origin, CUT, *calls))
             elif (i + j) % 3 == 1:
-                yield Case(f"cross/moe/{name}", cross, ("legacy_moe", here.moe_source, there.moe_target))
+                yield Case(f"cross/moe/{name}", cross, ("legacy_moe", CUT, here.moe_source, there.moe_target))
 
 
-def cross(place: Place, origin: str, first: str, second: str) -> None:
+def cross(place: Place, origin: str, cut: str, *calls: str) -> None:
     source = place.copy(FIXTURES / "megatron" / origin)
+    spec = place.copy(Path(cut), "cut.ucpl")  # a manifest has the path of a spec, and the report has the manifest's size
+    first, second = (call.replace(cut, spec) for call in calls)
     if origin != "legacy_moe":
         place.ucpl("convert", source, "whole", "--to", "megatron_legacy()", *RUN)
         source = "whole"
