@@ -362,3 +362,15 @@ def test_a_rank_s_share_is_a_plan_to_look_at_and_not_to_run(spec: Path) -> None:
     done = ucpl("apply", "share.plan", "whole.pt", "out")
     assert done.status == 5 and "error[E608]: the plan is the share of rank 1 alone" in done.err
     assert "without --rank" in done.err and not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "files"), [("zero1(dp=3)", 4), ("dcp(fsdp=3)", None), ('safetensors(shard="9KB")', None)]
+)
+def test_files_are_counted_where_a_layout_names_them_alone(call: str, files: int | None) -> None:
+    """A format with files of its own distributes tensors when it writes."""
+    line = ("plan", "--from", FIXTURES / "z1_dp4", "--to", call)
+    (writes,) = (text for text in good(*line).out.splitlines() if text.startswith("writes"))
+    assert ("file" in writes) == (files is not None)
+    cost = good(*line, "--json").json["cost"]
+    assert cost["files_written"] == files and cost["files_read"] == 5

@@ -41,8 +41,8 @@ def bandwidths_of(given: str | None) -> Bandwidths | None:
 def cost_lines(cost: Cost, known: Bandwidths | None) -> list[str]:
     dear = cost.dear
     lines = [
-        f"cost       reads {bytes_text(cost.bytes_read)} in {plural(cost.runs, 'run')} of"
-        f" {plural(cost.files_read, 'file')}, writes {bytes_text(cost.bytes_written)} in {plural(cost.files_written, 'file')}"
+        f"cost       reads {bytes_text(cost.bytes_read)} in {plural(cost.runs, 'run')}{_files(cost.files_read, 'of')},"
+        f" writes {bytes_text(cost.bytes_written)}{_files(cost.files_written, 'in')}"
     ]
     if len(cost.read) > 1:
         share = cost.bytes_sent / cost.bytes_read if cost.bytes_read else 0.0
@@ -61,6 +61,10 @@ def cost_lines(cost: Cost, known: Bandwidths | None) -> list[str]:
         f" {bytes_text(told.memory)} of memory (measured at {known.folder}, {known.when})"
     )
     return lines
+
+
+def _files(count: int | None, word: str) -> str:
+    return "" if count is None else f" {word} {plural(count, 'file')}"
 
 
 def cost_object(cost: Cost, known: Bandwidths | None) -> dict[str, object]:

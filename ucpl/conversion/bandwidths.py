@@ -104,7 +104,7 @@ def estimate(cost: Cost, known: Bandwidths, *, read_back: bool = True) -> Estima
     threads += back * (1 / known.reread + 1 / known.digest)
     # The disk gives back what was written at the speed at which it reads, whether the source was in memory or not.
     disk = written / known.sync + back / known.read
-    first = known.start + cost.files_written * known.file / known.workers
+    first = known.start + (cost.files_written or 0) * known.file / known.workers
     memory = known.memory + BUFFERS * TILE * known.workers
     cold = max(threads - read / known.reread + read / known.read, disk + read / known.read)
     return Estimate(first + max(threads, disk), first + cold, memory)

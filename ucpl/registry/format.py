@@ -49,6 +49,9 @@ class Format:
     has_chunks: ClassVar[bool] = False
     """Files of form dcp, with chunks that are found by their first position."""
 
+    has_own_files: ClassVar[bool] = False
+    """Its store distributes tensors over files: those that a layout names are not those of a folder."""
+
     # ---- contents of the files ---------------------------------------------------------------------------------------------
     has_optimizer: ClassVar[bool] = False
     """Groups and states of an optimizer."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ucpl.columns import I64, Moves, each, once
 from ucpl.extents import PAIRED, STORED, Shelf, Shelves
 from ucpl.records import frozen
+from ucpl.registry import format_named
 from ucpl.schedule.plan import Plan
 from ucpl.schedule.text import files_of
 
@@ -36,8 +37,8 @@ class Cost:
     given: I64  # (R,) bytes of a rank of the source that others are sent
     written: I64  # (R,) bytes of a rank's stored tensors of the target, with their padding
     seeks: I64  # (R,) runs of the source that are read
-    files_read: int
-    files_written: int
+    files_read: int | None  # None: the format distributes tensors over files of its own
+    files_written: int | None
     dear: int = field(init=False)  # the rank with the most bytes to read and write
 
     def __attrs_post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Cost:
 
     @property
     def files(self) -> int:
-        return self.files_read + self.files_written
+        return (self.files_read or 0) + (self.files_written or 0)
 
 
 @frozen(eq=False)
@@ -113,7 +114,8 @@ def cost_of(plan: Plan) -> Cost:
             touched.append(source)
     for shelf in plan.target_shelves.shelves:
         written += np.bincount(shelf.block.rank, weights=_sizes(shelf), minlength=ranks)
-    files = _files_read(plan, touched), files_of(plan.target_shelves)
+    own = [format_named(side.framework).has_own_files for side in (plan.source, plan.target)]
+    files = None if own[0] else _files_read(plan, touched), None if own[1] else files_of(plan.target_shelves)
     return Cost(_whole(read), _whole(sent), _whole(given), _whole(written), _whole(seeks), *files)
 
 

@@ -11,7 +11,8 @@ from ucpl.columns import Slot
 from ucpl.columns.blocks import name_texts
 from ucpl.columns.operations import Recompute, Reconstruct, net_text
 from ucpl.errors import plural
-from ucpl.extents import Shelf, Shelves, size_of
+from ucpl.extents import Shelf, Shelves, Structure, size_of
+from ucpl.registry import format_named
 from ucpl.schedule.plan import Plan, Tally
 
 _FEW = 3  # tensors that a line names
@@ -49,14 +50,19 @@ def reads_of(plan: Plan) -> str:
     else:
         read = {n for m in plan.moves for n in m.source.tolist()}
         count, files = len(read), len({plan.source_shelves[n].file for n in read})
-    return f"reads      {plural(count, 'stored tensor')} in {plural(files, 'file')}"
+    return f"reads      {plural(count, 'stored tensor')}{in_files(files, plan.source)}"
 
 
 def writes_of(plan: Plan) -> str:
     """`writes     24 stored tensors in 6 files, 22,080 bytes`."""
     targets = plan.target_shelves
-    where = f"{plural(len(targets), 'stored tensor')} in {plural(files_of(targets), 'file')}"
+    where = f"{plural(len(targets), 'stored tensor')}{in_files(files_of(targets), plan.target)}"
     return f"writes     {where}, {plural(bytes_of(targets), 'byte')}"
+
+
+def in_files(count: int, side: Structure) -> str:
+    """` in 6 files`; nothing for a format that distributes tensors over files of its own."""
+    return "" if format_named(side.framework).has_own_files else f" in {plural(count, 'file')}"
 
 
 def dropped_of(plan: Plan) -> list[str]:

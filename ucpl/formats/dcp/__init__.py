@@ -29,6 +29,7 @@ class DCPFormat(Format):
     settings = ("fsdp", "tp", "masters", "prefix", "states", "flat", "shards", "decoupled_weight_decay")
     forms = ("dcp",)
     has_chunks = True
+    has_own_files = True
     has_optimizer = True
     has_client_state = True
     has_plan_groups = True

@@ -26,6 +26,7 @@ class HuggingFaceFormat(Format):
     forms = ("safetensors",)
     kept_values = frozenset(("huggingface_files",))
     has_model_files = True
+    has_own_files = True
 
     def store(self) -> Framework:
         from ucpl.formats.huggingface.store import HuggingFace as Store

@@ -43,6 +43,7 @@ class MegatronCoreFormat(Megatron):
     settings = ("tp", "pp", "masters", "master", "stacked", "step", "optimizer", "ep", "vpp", "dp")
     forms = ("dcp",)
     has_chunks = True
+    has_own_files = True
     has_training_dtype = True
     has_layers_stacked = True
     has_shifted_masters = True
@@ -91,6 +92,7 @@ class MegatronFSDPFormat(Megatron):
     settings = ("dp", "tp", "halves", "masters", "owner", "grouped", "step")
     forms = ("dcp",)
     has_chunks = True
+    has_own_files = True
     file_format = "dcp"
 
     def store(self) -> Framework:
