@@ -1,7 +1,7 @@
-"""Checkpoints in object stores, behind the calls that read and write local files.
+"""Checkpoints in object stores, read and written like local files.
 
-A URL becomes a *shadow*: a tree of empty files of the right names and sizes in a temporary folder. Whoever lists, asks for
-sizes or opens needs no change; what reads bytes asks `reading`, which fetches them where a file is a shadow. A target grows
-in a local folder and goes up file by file (`uploads`). Nothing here but `reading`, `names` and `urls` is imported for local
-paths.
+A URL becomes a folder of sparse files: empty files with the right names and sizes in a temporary folder. Code that
+lists folders, queries sizes or opens files needs no change. Code that reads bytes calls `reading`, which fetches them
+if the file is a sparse one. A target is written into a local folder and uploaded file by file (`uploads`). For local
+paths only `reading`, `names` and `urls` are imported.
 """

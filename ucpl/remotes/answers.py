@@ -1,4 +1,4 @@
-"""What a store says when it gives nothing, in a sentence, and what to do about it."""
+"""Errors of a store as sentences, with a remedy."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _SERVER = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "az": "AZURE_STORAGE_ACCOUNT
 
 
 class Refused(OSError):
-    """No answer, for good. `strerror` is a whole sentence, with the URL."""
+    """A permanent error. `strerror` is a complete sentence with the URL."""
 
     remedy = ""
 
 
 def refused(what: str, error: BaseException, tried: str = "") -> Refused:
-    """what: what was asked, by its URL, and did not come. tried: how often."""
+    """The error of a request.
+
+    what: the requested object, by its URL. tried: the number of attempts.
+    """
     made = Refused(errno.EIO, f"{what}{tried}: {said(error)}")
     made.remedy = _remedy(what, error)
     return made
@@ -42,7 +45,10 @@ def status_of(error: BaseException) -> int:
 
 
 def said(error: BaseException) -> str:
-    """What a server said, without what drivers add to it; where it said nothing, who was asked and what came of it."""
+    """The message of a server, without the driver's additions.
+
+    If it is empty: the server and the kind of error.
+    """
     told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(told.partition("\n\nDebug")[0].split())
     found = _STATUS.search(text)
@@ -76,14 +82,20 @@ def _remedy(what: str, error: BaseException) -> str:
 
 
 def refuse(error: OSError, url: str) -> NoReturn:
-    """url: what was asked for. Raises: UcplError E685, always."""
+    """Report a failed read.
+
+    url: the requested object. Raises: UcplError E685, always.
+    """
     text = error.strerror or str(error)
     remedy = error.remedy if isinstance(error, Refused) else ""
     fail("E685", text if "://" in text else f"{url}: {text}", Label(url), remedy=remedy)
 
 
 def refuse_target(error: OSError, url: str) -> NoReturn:
-    """url: what was to be written. Raises: UcplError E503, always."""
+    """Report a failed write.
+
+    url: the target. Raises: UcplError E503, always.
+    """
     remedy = error.remedy if isinstance(error, Refused) else ""
     remedy = remedy or "Remove the cause (network, server, quota) and run the same command again."
     fail("E503", f"{url} cannot be written: {error.strerror or error}", Label(url), remedy=remedy)

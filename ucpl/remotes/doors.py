@@ -1,4 +1,7 @@
-"""Connections whose other end is known before a byte of it is parsed: mutual TLS 1.3, and the peer's user on one host."""
+"""Authenticated connections: the peer is known before its bytes are parsed.
+
+Between hosts it is mutual TLS 1.3; on one host it is a check of the peer's user.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Refused(OSError):
 
 
 class Door(ABC):
-    """How others come in."""
+    """The listening side of a connection."""
 
     @abstractmethod
     def listener(self) -> socket.socket:
@@ -40,11 +43,14 @@ class Door(ABC):
 
     @abstractmethod
     def greet(self, caller: socket.socket) -> Names:
-        """Who calls, within the connection's timeout. Raises: OSError, where it is nobody who may."""
+        """Authenticate a caller, within the connection's timeout.
+
+        Returns its names. Raises: OSError, if it has no access.
+        """
 
 
 class Way(ABC):
-    """How one comes to a door."""
+    """The connecting side."""
 
     @property
     @abstractmethod
@@ -58,7 +64,10 @@ class Way(ABC):
 
 @frozen(eq=False)
 class TlsDoor(Door):
-    """For those who have a certificate of the authority with one of these names."""
+    """A door for hosts with a certificate of one of these names.
+
+    The authority must have signed it.
+    """
 
     address: Address
     keys: Keys
@@ -115,7 +124,10 @@ class TlsWay(Way):
 
 @frozen(eq=False)
 class UnixDoor(Door):
-    """For processes of the same user on this host. The socket is abstract: it has no path that another user could take."""
+    """A door for processes of the same user on this host.
+
+    The socket is abstract: it has no path that another user could take.
+    """
 
     name: str
 

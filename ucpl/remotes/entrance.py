@@ -1,4 +1,7 @@
-"""Paths and URLs that callers give, as local paths. Cheap for those that are local."""
+"""The local paths of paths and URLs that callers give.
+
+This is fast for local paths.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ _PLACES: dict[Path, Place] = {}
 
 
 def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
-    """Where a checkpoint can be read: a local path as it is, of a URL its shadow, of a vault its newest generation.
+    """The local path of a checkpoint to read.
 
-    say: is told of generations that may be newer and are not read. Raises: UcplError E185, E680-E683, E685, E690-E692.
+    A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation. say:
+    receives warnings about generations that may be newer and cannot be read. Raises: UcplError E185, E680-E683, E685,
+    E690-E692.
     """
     _reject_empty(path, "a checkpoint")
     if not is_url(path):
@@ -42,7 +47,10 @@ def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) ->
 
 
 def target_at(path: str | Path) -> Path:
-    """Where a target is to grow: a local path as it is, of a URL one that stands for it. Raises: UcplError E185, E680."""
+    """The local path at which a target is written.
+
+    A local path is returned unchanged; a URL gets a temporary path. Raises: UcplError E185, E680.
+    """
     _reject_empty(path, "a target")
     if not is_url(path):
         return Path(path)
@@ -60,11 +68,17 @@ def target_at(path: str | Path) -> Path:
 
 
 def place_of(path: Path) -> Place | None:
-    """The place in a store that a path stands for; None: it is a local one."""
+    """The target in a store that a temporary path represents.
+
+    None: the path is local.
+    """
     return _PLACES.get(path)
 
 
 def _reject_empty(path: str | Path, what: str) -> None:
-    """`Path("")` is the current folder, and nobody means it by an empty text. Raises: UcplError E185."""
+    """Reject an empty path. Raises: UcplError E185.
+
+    `Path("")` would be the current folder.
+    """
     if path == "":
         fail("E185", f"the path of {what} is empty", Label("<call>"), remedy="Write a path; `.` is the current folder.")

@@ -1,6 +1,7 @@
-"""The local folder that shadows and staged files of this process lie in: gone at its end, and a killed process's with the next.
+"""The temporary folder of this process for fetched and staged files.
 
-UCPL_REMOTE_DIR says where it is made; by default where temporary files are.
+It is removed when the process ends. The folder of a killed process is removed by the next one. UCPL_REMOTE_DIR sets the
+parent folder; the default is the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def _sweep(above: Path) -> None:
 
 
 def _left(above: Path) -> list[Path]:
-    """Folders without their name yet, whose process was killed then: an hour is longer than any is so."""
+    """Folders of killed processes that have no final name yet.
+
+    They are older than an hour, which is longer than this state lasts.
+    """
     with suppress(OSError):
         now = time.time()
         return [new for new in above.glob(f".{_PREFIX}*") if now - new.lstat().st_mtime > HOUR]
@@ -69,7 +73,7 @@ def _left(above: Path) -> list[Path]:
 
 
 def fresh() -> Path:
-    """A new empty folder, which goes with what it is made for. Raises: OSError."""
+    """A new empty folder, removed together with its owner. Raises: OSError."""
     made = tempfile.mkdtemp(dir=_top(os.getpid()))
     ends().callback(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
@@ -85,10 +89,16 @@ def _limit(process: int, name: str, most: int) -> int:
 
 
 def room() -> int:
-    """How many bytes of sources this process keeps at most: UCPL_REMOTE_CACHE, else 8 GiB and half of what is free."""
+    """The maximum number of fetched bytes that this process keeps.
+
+    UCPL_REMOTE_CACHE, else 8 GiB and at most half of the free space.
+    """
     return _limit(os.getpid(), "UCPL_REMOTE_CACHE", CACHE_MAX)
 
 
 def staging() -> int:
-    """How many bytes of a target grow here at once: UCPL_REMOTE_STAGING, else 4 GiB and half of what is free."""
+    """The maximum number of target bytes that are staged at once.
+
+    UCPL_REMOTE_STAGING, else 4 GiB and at most half of the free space.
+    """
     return _limit(os.getpid(), "UCPL_REMOTE_STAGING", STAGED_MAX)

@@ -1,4 +1,7 @@
-"""Keys and certificates of a vault: one authority, and a folder for each domain that its host is given."""
+"""Keys and certificates of a vault: one authority, one folder per domain.
+
+The folder is copied to the host of the domain.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ _DAY = dt.timedelta(days=1)  # clocks of hosts differ
 
 
 def issue(folder: Path, domains: int) -> list[Path]:
-    """Make the authority and certificates that are missing, of each domain and of readers. Nothing is replaced.
+    """Create the missing authority and the missing certificates.
 
-    Returns the folders that were made. Raises: UcplError E686, E690 where `cryptography` is not installed, OSError.
+    Each domain and the readers have one certificate. Existing ones are not replaced. Returns the new folders. Raises:
+    UcplError E686, E690 if `cryptography` is not installed, OSError.
     """
     try:
         import cryptography  # noqa: F401
@@ -50,7 +54,10 @@ class _Authority:
 
     @classmethod
     def at(cls, folder: Path) -> _Authority:
-        """The one in a folder, made if there is none. Raises: OSError, UcplError E687."""
+        """The authority in a folder; it is created if missing.
+
+        Raises: OSError, UcplError E687.
+        """
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -83,7 +90,10 @@ class _Authority:
         _write(folder, AUTHORITY_KEY, _text_of(key))
 
     def make(self, folder: Path, who: str) -> None:
-        """A folder that a host is given: it has its name once it is complete. Raises: OSError."""
+        """Create the folder for a host; it gets its name when complete.
+
+        Raises: OSError.
+        """
         from cryptography import x509
         from cryptography.x509.oid import ExtendedKeyUsageOID as Use
 

@@ -1,8 +1,8 @@
-"""Keys of a host: a folder with `ca.crt`, `tls.crt` and `tls.key`, the TLS contexts made of them, and names in certificates.
+"""The keys of a host, and the TLS contexts made from them.
 
-The names are those of a Kubernetes TLS secret, so that a mounted one can be used as it is. A certificate says what its owner
-is by URIs in its subjectAltName: `ucpl:d2` is domain 2, `ucpl:JOB/d2` domain 2 of the vault JOB alone, `ucpl:reader` a host
-without a domain.
+A folder has `ca.crt`, `tls.crt` and `tls.key`. These are the names of a Kubernetes TLS secret, so a mounted one works
+unchanged. URIs in the subjectAltName of a certificate are the names of its owner: `ucpl:d2` is domain 2, `ucpl:JOB/d2`
+is domain 2 of the vault JOB only, `ucpl:reader` is a host without a domain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def names_of(job: str, who: str) -> Names:
 
 
 def any_name(job: str, domains: int) -> Names:
-    """URIs of all who may ask the servers of a vault: its domains, and readers."""
+    """URIs of all that may query the servers of a vault.
+
+    They are its domains and the readers.
+    """
     return frozenset[str]().union(*(names_of(job, who) for who in (READER, *(f"d{n}" for n in range(domains)))))
 
 
@@ -54,7 +57,10 @@ class Keys:
     _contexts: dict[bool, tuple[_Stamp, ssl.SSLContext]] = field(factory=dict)
 
     def context(self, *, serves: bool) -> ssl.SSLContext:
-        """TLS 1.3, where both sides must present a certificate of the authority. Raises: OSError, ssl.SSLError among them."""
+        """A TLS 1.3 context; both sides present a certificate of the authority.
+
+        Raises: OSError, also as ssl.SSLError.
+        """
         stamp = self._checked()
         known = self._contexts.get(serves)
         if known is None or known[0] != stamp:
@@ -70,7 +76,10 @@ class Keys:
         return known[1]
 
     def _checked(self) -> _Stamp:
-        """The files as they are now. Raises: OSError, PermissionError of a key or folder that others can read or change."""
+        """The current state of the files.
+
+        Raises: OSError; PermissionError, if others can read or change a key or folder.
+        """
         found = tuple(map(self._stamp, (AUTHORITY, CERTIFICATE, KEY)))
         status = os.stat(self.folder)
         if status.st_uid not in (0, os.geteuid()):
@@ -106,7 +115,10 @@ class Keys:
         return blake2b("".join(text.split()).encode(), digest_size=32).digest()
 
     def names(self) -> Names:
-        """Names in this host's own certificate, found by a handshake with itself in memory. Raises: OSError."""
+        """The names in this host's own certificate. Raises: OSError.
+
+        A TLS handshake with itself in memory reads them.
+        """
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self.context(serves=False).wrap_bio(to_client, to_server)
         server = self.context(serves=True).wrap_bio(to_server, to_client, server_side=True)
@@ -118,7 +130,10 @@ class Keys:
         return names_in(server.getpeercert())
 
     def demand(self, names: Names | None, who: str) -> None:
-        """This host's certificate is good and has one of these names; None: any of ours. Raises: UcplError E687."""
+        """Check that this host's certificate is valid for one of these names.
+
+        None: any of our names. Raises: UcplError E687.
+        """
         try:
             found = self.names()
         except OSError as error:

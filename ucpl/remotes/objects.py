@@ -1,7 +1,7 @@
-"""Objects of a store: listed, read by range, written whole or by part, removed; each with patience, and no more than that.
+"""Objects of a store: list, read ranges, write and remove, with retries.
 
-obstore speaks S3, GCS and Azure; fsspec whatever else it knows. Both are asked through `Objects`. What is refused for good
-ends as an OSError, like a disk's: a store that cannot be reached is no other kind of error than a disk that cannot be read.
+obstore implements S3, GCS and Azure; fsspec implements other schemes. Both have the interface `Objects`. The number of
+retries is limited. A permanent error is an OSError, like an error of a disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PART_MIN = 8 << 20  # bytes of a part: S3 takes none below 5 MiB but the last
 PARTS_MAX = 9_000  # of an object: S3 takes 10,000
 PARTS_AT_ONCE = 4
 PART_RETRIES = 2  # of each part of a file, before the file is sent anew
-ANSWER_MAX = 60  # seconds for a whole answer
+ANSWER_MAX = 60  # seconds for a complete answer
 WAIT_MAX = 15.0  # seconds between two attempts
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def _number(name: str, default: float) -> float:
 
 
 def attempts() -> int:
-    """How often a request is made, at most."""
+    """The maximum number of attempts of a request."""
     return max(1, int(_number("UCPL_REMOTE_ATTEMPTS", 8)))
 
 
@@ -66,14 +66,20 @@ def seconds() -> float:
 
 
 def part_size(size: int) -> int:
-    """Bytes of a part of an object of `size` bytes: so many that the parts are not too many."""
+    """Bytes per part of an object of `size` bytes.
+
+    The number of parts stays below the limit of the stores.
+    """
     wanted, least = int(_number("UCPL_REMOTE_PART", PART_MIN)), -(-size // PARTS_MAX)
     return wanted if wanted >= least else -(-least // (1 << 20)) << 20
 
 
 @frozen
 class Entry:
-    """An object as a listing has it. `tag` changes with its bytes: the ETag, else what the store says of its time."""
+    """One object in a listing.
+
+    `tag` changes with the bytes: it is the ETag, or else derived from the time of the object.
+    """
 
     key: str
     size: int
@@ -83,7 +89,10 @@ class Entry:
 
 @define(eq=False)
 class Counted:
-    """What was asked of stores. Threads add to it one by one: a count that is off by one would do no harm."""
+    """Counters of requests to stores.
+
+    Threads increment them without a lock; a small error is harmless.
+    """
 
     requests: int = 0
     read: int = 0  # bytes that came, of requests that ended well
@@ -96,33 +105,45 @@ class TagDiffers(Exception):
 
 
 class _ForGood(Exception):
-    """What another attempt would not change."""
+    """An error that another attempt would not change."""
 
 
 class Objects(Protocol):
-    """The objects below one folder of a store. Keys are relative to it. Each call raises OSError."""
+    """The objects below one folder of a store.
+
+    Keys are relative to the folder. Each call raises OSError.
+    """
 
     url: str
     counted: Counted
 
     def entries(self, below: str) -> list[Entry]:
-        """All objects below a folder; "": of the whole."""
+        """All objects below a subfolder; "": below the folder itself."""
         ...
 
     def entry(self, key: str) -> Entry | None: ...
 
     def read(self, key: str, low: int, high: int, tag: str) -> memoryview:
-        """Bytes [low, high) of an object, all of them. tag: what it must have; empty, any. Raises: TagDiffers, too."""
+        """All bytes [low, high) of an object.
+
+        tag: the required tag; empty: any. Also raises TagDiffers.
+        """
         ...
 
     def put(self, key: str, data: bytes) -> None: ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """As `put`, where there is no such object yet; False: there is one. Stores without conditions just put."""
+        """Like `put`, if there is no such object yet.
+
+        Returns False if there is one. Stores without conditional writes overwrite it.
+        """
         ...
 
     def put_file(self, key: str, path: Path) -> None:
-        """A local file, by part. The object is there whole or not at all, and an upload that fails is aborted."""
+        """Upload a local file in parts.
+
+        The object appears complete or not at all; a failed upload is aborted.
+        """
         ...
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -131,13 +152,19 @@ class Objects(Protocol):
 
 
 def read_whole(objects: Objects, entry: Entry) -> bytes:
-    """All of an object, in requests that are no larger than a part. Raises: OSError, TagDiffers."""
+    """All bytes of an object, in requests of at most one part.
+
+    Raises: OSError, TagDiffers.
+    """
     ranges = ((low, min(low + PART_MIN, entry.size)) for low in range(0, entry.size, PART_MIN))
     return b"".join(objects.read(entry.key, low, high, entry.tag) for low, high in ranges)
 
 
 def objects_at(url: str) -> Objects:
-    """The objects below a URL. Raises: UcplError E680, where nothing speaks its scheme."""
+    """The objects below a URL.
+
+    Raises: UcplError E680, if there is no driver for its scheme.
+    """
     scheme = url.partition(":")[0]
     if scheme in OBJECTS:
         try:
@@ -172,7 +199,10 @@ def _obstore(url: str, options: dict[str, str], retries: int) -> ObjectStore:
 
 
 def patiently(call: Callable[[], T], what: str, counted: Counted) -> T:
-    """Ask until there is an answer, for a bounded time. Raises: OSError; TagDiffers and what is for good at once."""
+    """Repeat a call until it succeeds, within a time limit.
+
+    Raises: OSError; TagDiffers and permanent errors without a retry.
+    """
     begin, wait, most = time.monotonic(), 0.1, attempts()
     for n in range(1, most + 1):
         counted.requests += 1
@@ -186,7 +216,7 @@ def patiently(call: Callable[[], T], what: str, counted: Counted) -> T:
             raise refused(what, error) from error
         except _ForGood as error:
             raise refused(what, error.__cause__ or error) from error
-        except Exception as error:  # what drivers raise is as various as they are
+        except Exception as error:  # drivers raise many kinds of errors
             if n == most or time.monotonic() - begin + wait > seconds():
                 tried = f"after {n} attempt{'s' * (n > 1)} in {time.monotonic() - begin:.0f} s"
                 raise refused(what, error, f", {tried}") from error
@@ -217,7 +247,7 @@ class OfObstore:
 
     url: str
     _store: ObjectStore
-    _by_part: ObjectStore  # the same; it sends a part again by itself
+    _by_part: ObjectStore  # the same; it repeats a failed part itself
     counted: Counted = field(factory=Counted)
 
     def _ask(self, call: Callable[[], T], what: str) -> T:
@@ -298,7 +328,7 @@ class OfObstore:
                 obstore.put(
                     self._by_part, key, data, use_multipart=True, chunk_size=part, max_concurrency=PARTS_AT_ONCE
                 )
-            except FileNotFoundError as error:  # its end was said twice, since the first answer was lost
+            except FileNotFoundError as error:  # the first answer to its end was lost, and it was sent twice
                 raise OSError(errno.EIO, "no such upload any more") from error
 
         self._ask(call, f"{_place(self.url, key)} not written")
@@ -336,7 +366,7 @@ class OfObstore:
 
 @define(eq=False)
 class OfFsspec:
-    """Whatever fsspec speaks."""
+    """The objects of a scheme that fsspec implements."""
 
     url: str
     _system: AbstractFileSystem

@@ -1,6 +1,6 @@
-"""Where a target in a store grows: a local place that stands for it, and what is there already.
+"""Targets in a store: the local staging path, and existing objects.
 
-Not here: when which file goes up, and what is said of a run meanwhile (runtime).
+The runtime decides the time of each upload, and reports the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Place", "place"]
 
 @define(eq=False)
 class Place:
-    """A target in a store, and the path that stands for it."""
+    """A target in a store, and its local path."""
 
     url: str
     objects: Objects
@@ -33,7 +33,7 @@ class Place:
         return f"{self.name}/{name}" if self.name else name
 
     def entries(self) -> list[Entry]:
-        """What is there now: of a single file, itself. Raises: UcplError E503."""
+        """The existing objects of the target. Raises: UcplError E503."""
         try:
             found = self.objects.entries(self.name)
             one = self.objects.entry(self.name) if self.name and not found else None
@@ -43,12 +43,18 @@ class Place:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a run began to write there and has not ended. Raises: UcplError E503."""
+        """True if a run has started to write there and not ended.
+
+        Raises: UcplError E503.
+        """
         keys = {entry.key for entry in self.entries()}
         return self.key(UNFINISHED) in keys and self.key(MANIFEST) not in keys
 
     def show(self) -> None:
-        """Let the path be the shadow of what is there now. Raises: UcplError E681, E682, E685."""
+        """Make the local path list the existing objects, as sparse files.
+
+        Raises: UcplError E681, E682, E685.
+        """
         try:
             lay(Tree(self.url, self.objects, self.name, self.path))
         except OSError as error:

@@ -1,6 +1,7 @@
-"""Positional reads of files that may be shadows of remote objects. Of local files they are the system's own calls.
+"""Positional reads of files, local or remote.
 
-A shadow is known by its inode, so it does not matter who opened it, or by which name.
+Reads of local files are the system's own calls. A remote file is a local sparse file that is recognized by its inode,
+under any name and for any caller.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Listing(Protocol):
     """Remote files that were listed together."""
 
     def look_again(self) -> None:
-        """Ask the store what is there by now. Raises: OSError."""
+        """Update the facts from the store. Raises: OSError."""
         ...
 
 
@@ -46,32 +47,47 @@ class Remote(Protocol):
     """A file whose bytes are elsewhere."""
 
     def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
-        """As os.preadv of the shadow `fd`, once the bytes are had. Raises: OSError, UcplError E611."""
+        """Like os.preadv of the sparse file `fd`, after a fetch.
+
+        Raises: OSError, UcplError E611.
+        """
         ...
 
     def hint(self, ranges: Iterable[Range], *, payload: bool) -> None:
-        """These will be read: have them at once, several at a time. Raises: OSError, UcplError E611."""
+        """Fetch these ranges now, several in parallel; they are read soon.
+
+        Raises: OSError, UcplError E611.
+        """
         ...
 
     def want(self, ranges: Iterable[Range]) -> None:
-        """All of these bytes will be read, sooner or later, and no others: neighbours may come with one another."""
+        """Announce all ranges that will be read.
+
+        Adjacent ones may be fetched together.
+        """
         ...
 
     def identity(self) -> tuple[int, int, int, int]:
-        """Size, time (ns), and what stands for inode and device: the object's tag and its URL. Raises: OSError, where gone."""
+        """Size, time (ns), and the tag and URL as inode and device.
+
+        Raises: OSError, if the object was removed.
+        """
         ...
 
     @property
     def listed_by(self) -> Listing:
-        """What was listed together with it."""
+        """The listing that contains it."""
         ...
 
 
-_REMOTES: dict[tuple[int, int], Remote] = {}  # device and inode of a shadow -> what it stands for
+_REMOTES: dict[tuple[int, int], Remote] = {}  # device and inode of a sparse file -> its remote file
 
 
 def registry() -> Callable[[os.stat_result, Remote], None]:
-    """What lets inodes stand for remote files, for as long as their folder stands for what it does."""
+    """A function that registers sparse files for remote ones.
+
+    The registration ends with the folder of the sparse files.
+    """
     mine: list[tuple[tuple[int, int], Remote]] = []
 
     def register(status: os.stat_result, remote: Remote) -> None:
@@ -93,7 +109,7 @@ def remote_of(status: os.stat_result) -> Remote | None:
 
 
 def remote_at(fd: int) -> Remote | None:
-    """What an open file is a shadow of. Raises: OSError."""
+    """The remote file of an open sparse file. Raises: OSError."""
     return remote_of(os.fstat(fd)) if _REMOTES else None
 
 
@@ -107,13 +123,19 @@ def pread(fd: int, size: int, position: int) -> bytes:
 
 
 def preadv(fd: int, views: Sequence[memoryview], position: int) -> int:
-    """Bytes that were read into the views, perhaps fewer than they have room for. Raises: OSError, UcplError E611."""
+    """Read bytes into the views; return their number.
+
+    It may be smaller than the views. Raises: OSError, UcplError E611.
+    """
     remote = remote_at(fd)
     return os.preadv(fd, views, position) if remote is None else remote.read(fd, views, position)
 
 
 def hint(fd: int, ranges: Iterable[Range], *, payload: bool = False) -> None:
-    """What will be read next, in whatever order. payload: it may be much. Raises: OSError, UcplError E611."""
+    """Announce the next reads, in any order.
+
+    payload: they may be large. Raises: OSError, UcplError E611.
+    """
     if (remote := remote_at(fd)) is not None:
         remote.hint(ranges, payload=payload)
 
@@ -125,49 +147,64 @@ def want(fd: int, ranges: Iterable[Range]) -> None:
 
 
 def fetch_all(fd: int) -> None:
-    """Have all of a file here, for whoever reads it by other means. Raises: OSError, UcplError E611."""
+    """Fetch a complete file for readers that do not use this module.
+
+    Raises: OSError, UcplError E611.
+    """
     if (remote := remote_at(fd)) is not None:
         remote.hint([(0, os.fstat(fd).st_size)], payload=False)
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int, int, int] | None:
-    """What tells a remote file from any other; None: it is a local one. Raises: OSError, where it is gone."""
+    """The identity of a remote file; None: it is local.
+
+    Raises: OSError, if it was removed.
+    """
     remote = remote_of(status) if _REMOTES else None
     return None if remote is None else remote.identity()
 
 
 def call_bytes(status: os.stat_result) -> int:
-    """How many bytes could be read in the time of one more call; 0: as of a local file."""
+    """The number of bytes that could be read during one more call.
+
+    0: the file is local.
+    """
     return getattr(remote_of(status), "call_bytes", 0) if _REMOTES else 0
 
 
 def is_waited_for(status: os.stat_result) -> bool:
-    """Whether a file's bytes come from afar, where several are had in the time of one."""
+    """True if reads have a latency, so that parallel reads are faster."""
     remote = remote_of(status) if _REMOTES else None
     return remote is not None and not getattr(remote, "call_bytes", 0)
 
 
 def made_in(fd: int) -> Sequence[Range]:
-    """Which bytes of a file are made as they are read, ascending: whatever states a CRC of them does not state theirs."""
+    """The ranges of a file that are computed during the read, ascending.
+
+    A CRC that is stored for them is not the CRC of these bytes.
+    """
     remote = remote_at(fd)
     return getattr(remote, "made", ()) if remote is not None else ()
 
 
 def is_within(low: int, high: int, ranges: Sequence[Range]) -> bool:
-    """Whether [low, high), of a byte or more, lies in one of the ranges, which ascend."""
+    """True if the non-empty range [low, high) is inside one range.
+
+    `ranges` is ascending.
+    """
     at = bisect_right(ranges, (low, 1 << 62)) - 1
     return at >= 0 and low < high <= ranges[at][1]
 
 
 def rebuilt_of(statuses: Iterable[os.stat_result]) -> int:
-    """How many bytes were made of others so far, of all that was listed together with these."""
+    """Bytes rebuilt so far in the listings of these files."""
     found = (remote_of(status) for status in statuses)
     listings = {id(one.listed_by): one.listed_by for one in found if one is not None}
     return sum(getattr(listing, "rebuilt", 0) for listing in listings.values())
 
 
 def look_again(statuses: Iterable[os.stat_result]) -> None:
-    """Ask what is there by now, of all remote files among these. Raises: OSError."""
+    """Update the facts of all remote files among these. Raises: OSError."""
     found = (remote_of(status) for status in statuses)
     for listing in {id(one.listed_by): one.listed_by for one in found if one is not None}.values():
         listing.look_again()

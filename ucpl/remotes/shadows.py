@@ -1,10 +1,10 @@
-"""Shadows of remote checkpoints: files of the right names and sizes and of no bytes, which come as they are read.
+"""Sparse files for remote checkpoints: names and sizes without bytes.
 
-What was fetched is written into the shadow, and read from there: a byte that several tensors of a target are made of is
-fetched once. Beyond `folders.room()` bytes nothing more is kept, and what is read is fetched as it is asked for. Fetching
-goes by blocks on a grid, as far as `want` says that a neighbourhood is read anyway; else exactly what is asked for.
+Fetched bytes are written into the sparse file and read from there, so a byte that several target tensors need is
+fetched once. Beyond `folders.room()` bytes nothing more is kept, and each read is fetched again. Fetches use blocks of
+a grid where `want` announced that the neighbourhood is read anyway; otherwise they are exact.
 
-Not here: requests, and patience (objects); whether bytes are right, which CRCs say where they always do.
+Not here: requests and retries (objects); the check of the bytes, which CRCs do as for local files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _hands() -> ThreadPoolExecutor:
 
 @define(eq=False)
 class Tree:
-    """The objects of one checkpoint, as they were when they were listed, and the folder that stands for them."""
+    """The listed objects of one checkpoint, and their local folder."""
 
     url: str
     objects: Objects
@@ -60,7 +60,7 @@ class Tree:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def listed(self) -> list[Entry]:
-        """What is there by now. Raises: OSError."""
+        """The current objects. Raises: OSError."""
         found = self.objects.entries(self.name)
         if not found and self.name and (one := self.objects.entry(self.name)) is not None:
             found = [one]
@@ -89,7 +89,7 @@ def _may_keep(size: int, *, surely: bool) -> bool:
 
 
 def _give_back(tree: Tree) -> None:
-    """The room of what is kept of a checkpoint, whose shadow goes."""
+    """Release the cache space of a checkpoint that is removed."""
     _keep_less(sum(one.kept for one in tree.files.values()))
 
 
@@ -99,7 +99,7 @@ def _keep_less(size: int) -> None:
 
 
 def _keep_no_more() -> None:
-    """The disk is full, whatever it said of its room before."""
+    """Stop keeping bytes: the disk is full earlier than it reported."""
     room = folders.room()
     with _KEEPING:
         _KEPT[0] = max(_KEPT[0], room + 1)
@@ -113,13 +113,13 @@ class Object:
     first: Entry  # as it was listed, and must stay
     path: Path
     now: Entry | None
-    _lows: list[int] = field(factory=list)  # of what is here: disjoint, sorted, and apart
+    _lows: list[int] = field(factory=list)  # of fetched ranges: disjoint, sorted, not adjacent
     _highs: list[int] = field(factory=list)
     _wanted: tuple[list[int], list[int]] = field(factory=lambda: ([], []))
     _lock: threading.Lock = field(factory=threading.Lock)
     _blocks: tuple[threading.Lock, ...] = field(factory=lambda: tuple(threading.Lock() for _ in range(4)))
 
-    # ---- what `reading` asks ---------------------------------------------------------------------------------------
+    # ---- the interface of `reading` --------------------------------------------------------------------------------
 
     def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
         high = min(position + sum(map(len, views)), self.first.size)
@@ -137,14 +137,20 @@ class Object:
         return done
 
     def hint(self, ranges: Iterable[Range], *, payload: bool) -> None:
-        """Headers have a gap of a few bytes between them; of payload no more is fetched than was asked for."""
+        """Fetch ranges that are read soon.
+
+        Headers are joined over small gaps; for payload only the exact ranges are fetched.
+        """
         units: dict[Range, None] = {}
         for low, high in _generously(ranges) if payload else _joined(ranges, HINT_GAP):
             units.update(dict.fromkeys(self._units(low, min(high, self.first.size))))
         self._have_all(list(units), surely=not payload)
 
     def _have_all(self, units: list[Range], *, surely: bool = False) -> bool:
-        """Fetch what is lacking, several at a time. False: there is no room to keep some of it."""
+        """Fetch the missing units, several in parallel.
+
+        False: there is no space to keep some of them.
+        """
         lacking = [unit for unit in units if self._missing(*unit)]
         if len(lacking) < 2:
             return all(self._have(unit, surely=surely) for unit in lacking)
@@ -166,7 +172,7 @@ class Object:
     def listed_by(self) -> Tree:
         return self.tree
 
-    # ---- what is here ----------------------------------------------------------------------------------------------
+    # ---- fetched ranges --------------------------------------------------------------------------------------------
 
     @property
     def kept(self) -> int:
@@ -175,7 +181,10 @@ class Object:
             return sum(self._highs) - sum(self._lows)
 
     def _units(self, low: int, high: int) -> list[Range]:
-        """What is fetched at once for bytes [low, high): a block of what is wanted, else no more than they are."""
+        """The units of a fetch for bytes [low, high).
+
+        A unit is a block of announced ranges, or else the exact range.
+        """
         lows, highs = self._wanted
         found: list[Range] = []
         while low < high:
@@ -212,7 +221,10 @@ class Object:
             self._lows[a:b], self._highs[a:b] = [low], [high]
 
     def _have(self, unit: Range, *, surely: bool = False) -> bool:
-        """Bytes of one block are in the shadow; False: there is no room to keep them. Raises: OSError, UcplError E611."""
+        """Fetch one unit into the sparse file.
+
+        False: there is no space to keep it. Raises: OSError, UcplError E611.
+        """
         if not self._missing(*unit):
             return True
         with self._blocks[unit[0] // BLOCK % len(self._blocks)]:
@@ -232,7 +244,7 @@ class Object:
                     _keep_no_more()
                     if not surely:
                         return False
-                    here = str(self.tree.root.parent.parent)  # beside what stands for it, which is called by its URL
+                    here = str(self.tree.root.parent.parent)  # next to the folder, so that the name is the URL
                     what = f"there is no room in {here} for what is read of {self.tree.url_of(self.first.key)}"
                     remedy = "Free some space, or name another folder: UCPL_REMOTE_DIR."
                     fail("E501", what, Label(here), remedy=remedy)
@@ -246,7 +258,7 @@ class Object:
         except TagDiffers as error:
             url = self.tree.url_of(key)
             fail("E611", f"{url} changed while it was read: tag {self.first.tag}, now {error}", Label(url))
-        except FileNotFoundError:  # which is said of it as of a file
+        except FileNotFoundError:  # reported as for a local file
             raise
         except OSError as error:
             refuse(error, self.tree.url_of(key))
@@ -268,7 +280,7 @@ def _number(text: str) -> int:
 
 
 def _between(views: Sequence[memoryview], low: int, high: int) -> list[memoryview]:
-    """The parts of views, one behind the other, that bytes [low, high) go to."""
+    """The parts of consecutive views that bytes [low, high) go to."""
     found, at = [], 0
     for view in views:
         a, b = max(low, at), min(high, at + len(view))
@@ -289,7 +301,10 @@ def _joined(ranges: Iterable[Range], gap: int) -> list[Range]:
 
 
 def _generously(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges, with the smallest gaps between them as far as all of them together are one part in a hundred."""
+    """Ranges, joined over their smallest gaps.
+
+    All joined gaps are at most one percent of the bytes.
+    """
     apart = _joined(ranges, 0)
     left = sum(high - low for low, high in apart) // WASTE
     gaps = sorted((b[0] - a[1], i) for i, (a, b) in enumerate(pairwise(apart)))
@@ -312,9 +327,10 @@ def _generously(ranges: Iterable[Range]) -> list[Range]:
 
 
 def shadow(path: str | Path) -> Path:
-    """The shadow of what lies at a URL now. Where nothing does, a path that is not there.
+    """The sparse files of the current objects at a URL.
 
-    Raises: UcplError E685 where the store does not say, E680, E681, E682, E683.
+    If there are none, the path does not exist. Raises: UcplError E685 if the store gives no answer, E680, E681, E682,
+    E683.
     """
     url, above, name = split(path)
     root = folders.fresh()
@@ -355,7 +371,10 @@ def lay(tree: Tree) -> Path:
 
 
 def _usable(tree: Tree) -> list[Entry]:
-    """Objects that a folder can hold; what marks a folder alone is left out. Raises: OSError, UcplError E683."""
+    """The objects that a folder can contain, without folder markers.
+
+    Raises: OSError, UcplError E683.
+    """
     entries = tree.listed()
     if len(entries) > OBJECTS_MAX:
         fail("E683", f"{tree.url} has more than {OBJECTS_MAX:,} objects", Label(tree.url))
@@ -387,16 +406,16 @@ def _demand_whole(tree: Tree, names: dict[str, Entry]) -> None:
 
 
 def _without_unfinished(names: dict[str, Entry]) -> dict[str, Entry]:
-    """Without targets in folders below that are not whole: they are not there yet."""
+    """The objects without unfinished targets in subfolders."""
     begun = [name.removesuffix(UNFINISHED) for name in names if name.endswith(f"/{UNFINISHED}")]
     gone = tuple(folder for folder in begun if folder + MANIFEST not in names)
     return {name: entry for name, entry in names.items() if not (gone and name.startswith(gone))}
 
 
 def _demand_manifest(tree: Tree, names: dict[str, Entry]) -> None:
-    """Every file that a manifest tells of is there and has its size. What else a manifest may be wrong in, `verify` says.
+    """Check that each file of a manifest exists with its size.
 
-    Raises: OSError, UcplError E682.
+    `verify` checks the rest of a manifest. Raises: OSError, UcplError E682.
     """
     entry = names[MANIFEST]
     if entry.size > MANIFEST_MAX:

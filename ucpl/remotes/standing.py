@@ -1,8 +1,9 @@
-"""For how long a folder stands for what lies elsewhere: as long as who asked for it, or else this process.
+"""Lifetimes of temporary folders: those of their users, or of this process.
 
-Who makes such a folder leaves with `ends()` what is to be let go of with it: its files, descriptors, names and room. Without
-that, a job that reads a vault again and again keeps every generation that it has seen open. What is left there may be called in
-the midst of anything, since garbage is collected whenever Python likes: it waits for no lock that who is interrupted may hold.
+The creator of such a folder registers with `ends()` all that is released with it: files, descriptors, names and space.
+Without that, a job that reads a vault again and again would keep open every generation that it has read. A callback may
+run in the middle of anything, because Python collects garbage at any time: it must not wait for a lock that the
+interrupted code may hold.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from contextvars import ContextVar
 
 __all__ = ["Standing", "apart", "ends", "meanwhile", "owned"]
 
-_process = ExitStack()  # never closed: what is left goes with the folder of the process
+_process = ExitStack()  # never closed: the rest is removed with the folder of the process
 _now: ContextVar[ExitStack] = ContextVar("ends", default=_process)
 
 
 def ends() -> ExitStack:
-    """Where what stands for something else from now on ends."""
+    """The stack of callbacks for folders that are created from now on."""
     return _now.get()
 
 
 class Standing:
-    """What was made `apart`: it ends when this is closed, or when nobody has it any more."""
+    """Folders that were created in `apart`.
+
+    They are released when this is closed or collected.
+    """
 
     def __init__(self, mine: ExitStack) -> None:
         self._end = weakref.finalize(self, _end, mine, os.getpid())
@@ -37,14 +41,20 @@ class Standing:
 
 @contextmanager
 def meanwhile() -> Iterator[None]:
-    """What is made meanwhile ends with this. As a decorator: with each call."""
+    """Release at the end all that is created in the block.
+
+    As a decorator: at the end of each call.
+    """
     with apart():
         yield
 
 
 @contextmanager
 def apart() -> Iterator[Standing]:
-    """What is made meanwhile ends with what this gives, or here where an error comes through."""
+    """Bind all that is created in the block to the result.
+
+    If the block raises, it is released at once.
+    """
     stack = ExitStack()
     mine = Standing(stack)
     before = _now.set(stack)
@@ -59,7 +69,10 @@ def apart() -> Iterator[Standing]:
 
 @contextmanager
 def owned() -> Iterator[Standing | None]:
-    """`apart`, for what is given to a caller who keeps what it is read from; None: it ends with a call that goes on."""
+    """`apart` for results of a call that the caller keeps.
+
+    None: an outer call releases them.
+    """
     if _now.get() is not _process:
         yield None
         return
@@ -68,5 +81,5 @@ def owned() -> Iterator[Standing | None]:
 
 
 def _end(mine: ExitStack, process: int) -> None:
-    if os.getpid() == process:  # a fork has what its parent goes on with
+    if os.getpid() == process:  # a fork leaves the folders to its parent
         mine.close()

@@ -1,4 +1,7 @@
-"""Which texts name a checkpoint elsewhere. Cheap: asked of every path that a caller gives."""
+"""URLs of checkpoints.
+
+The functions are fast: every path of a caller passes them.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,27 @@ from ucpl.errors import Label, fail
 
 __all__ = ["OBJECTS", "file_at", "is_url", "split"]
 
-# What obstore speaks itself; every other scheme is asked of fsspec.
+# Schemes of obstore; fsspec handles all others.
 OBJECTS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # pathlib makes one slash of two
 
 
 def is_url(text: str | Path) -> bool:
-    """Whether a path names something elsewhere (or `file://` here). What lies here under such a name is a path."""
+    """True for a URL (`file://` included).
+
+    A name that exists as a local path is a path.
+    """
     found = str(text)
-    if found.startswith("vault:"):  # of a folder here, which may be named as it lies from where one stands
+    if found.startswith("vault:"):  # of a local folder, whose path may be relative
         return found != "vault:" and not os.path.lexists(found)
     return ":/" in found and _URL.fullmatch(found) is not None and not os.path.lexists(found)
 
 
 def split(text: str | Path) -> tuple[str, str, str]:
-    """(URL in full, URL of the folder that holds it, its name there: of a whole bucket empty). Raises: UcplError E680."""
+    """(complete URL, URL of the parent folder, name there).
+
+    The name of a complete bucket is empty. Raises: UcplError E680.
+    """
     found = _URL.fullmatch(str(text))
     assert found is not None
     scheme, rest = found[1], found[2].rstrip("/")

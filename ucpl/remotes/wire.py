@@ -1,6 +1,7 @@
-"""Questions and answers between processes: JSON one way, bytes the other, over connections whose other end is known.
+"""Questions and answers between processes over authenticated connections.
 
-A door (doors.py) greets each caller before a byte of a question is read. No pickle goes either way.
+A question is JSON, an answer is bytes. A door (doors.py) authenticates each caller before a byte of a question is read.
+No pickle is sent in either direction.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Silence(OSError):
 
 
 class Channel:
-    """Messages over a connected socket: eight bytes of length, and so many bytes."""
+    """Messages over a connected socket: eight bytes of length, then the content."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -76,7 +77,7 @@ class Channel:
 
     def _read(self, size: int) -> bytes:
         found = bytearray()
-        while len(found) < size:  # room for what came, not for what is announced
+        while len(found) < size:  # space for received bytes, not for announced ones
             some = self.socket.recv(min(size - len(found), _PIECE))
             if not some:
                 raise EOFError
@@ -84,7 +85,10 @@ class Channel:
         return bytes(found)
 
     def poll(self, seconds: float | None) -> bool:
-        """Whether something has come, within so many seconds; None: however long it takes. Raises: OSError."""
+        """True if data arrives within so many seconds.
+
+        None: wait without a limit. Raises: OSError.
+        """
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
         waits = select.poll()
@@ -97,31 +101,33 @@ class Channel:
 
 @define(eq=False)
 class Session:
-    """What one connection holds: it is let go of when the connection ends."""
+    """The resources of one connection; they are released at its end."""
 
-    names: Names = frozenset()  # of who asks
+    names: Names = frozenset()  # of the caller
     ends: ExitStack = field(factory=ExitStack)
     holds: set[str] = field(factory=set)
 
 
 class Answerer:
-    """Answers questions, each connection in a thread of its own, until it is closed."""
+    """A server of questions, with a thread per connection."""
 
     def __init__(
         self, door: Door, answer: Callable[[Question, Session], bytes], most: Callable[[Names], int] = lambda _: 1 << 24
     ) -> None:
-        """answer: may raise OSError, which is told; whatever else it raises ends the connection.
+        """Listen for callers.
 
-        most: bytes of a question, by who asks.
+        answer: an OSError of it is reported to the caller; any other error ends the connection. most: maximum bytes of
+        a question, by the names of its caller.
 
-        Raises: OSError, where this host cannot listen there.
+        Raises: OSError, if this host cannot listen there.
         """
         self._door, self._answer, self._most = door, answer, most
         self._listener = door.listener()
         self.address = self._listener.getsockname()
         self._is_open = True
         self._open: set[socket.socket] = set()
-        self._greeted: dict[socket.socket, object] = {}  # who is being greeted, the oldest first, and from where
+        # callers during authentication, oldest first, with their addresses
+        self._greeted: dict[socket.socket, object] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, name="ucpl-serves", daemon=True)
         self._thread.start()
@@ -150,14 +156,17 @@ class Answerer:
                 self._ended(caller)
 
     def _turn_away(self) -> None:
-        """The oldest of those who are greeted and come from the address with the most of them."""
+        """Reject the oldest unauthenticated caller of the busiest address."""
         most = Counter(self._greeted.values()).most_common(1)[0][0]
         oldest = next(caller for caller, where in self._greeted.items() if where == most)
         del self._greeted[oldest]
         hang_up(oldest)
 
     def _serve(self, caller: socket.socket) -> None:
-        """What is no question, or comes from whoever is not known, ends the connection."""
+        """Answer a caller; a malformed question ends the connection.
+
+        So does a caller without access.
+        """
         session = Session()
         ended = (OSError, EOFError, ValueError, LookupError, TypeError, AssertionError, RecursionError)
         with self._kept(caller), session.ends, suppress(*ended):
@@ -202,15 +211,18 @@ class Answerer:
 
 @define(eq=False)
 class Line:
-    """To one who answers, over connections that are kept: one for each thread that asks at once."""
+    """A client with persistent connections, one per concurrent thread."""
 
     way: Way
-    who: str  # "rank 3, which has it,": begins what is said where it does not answer
+    who: str  # "rank 3, which has it,": begins the message if there is no answer
     _idle: list[Channel] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def ask(self, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
-        """look: called while an answer does not come; what it raises ends the question. Raises: OSError."""
+        """Send a question and return the answer.
+
+        look: called while waiting; an error of it ends the question. Raises: OSError.
+        """
         channel = self.taken()
         answer = self.asked(channel, question, look)
         self.free(channel)
@@ -222,7 +234,7 @@ class Line:
             self._idle.append(channel)
 
     def asked(self, channel: Channel, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
-        """The answer over one connection, which is closed where none comes. Raises: Silence."""
+        """The answer over one connection, closed if none comes. Raises: Silence."""
         try:
             channel.send(json.dumps(question).encode())
             while not channel.poll(EVERY):
@@ -267,6 +279,9 @@ class Line:
 
 
 def hang_up(connection: Channel | socket.socket) -> None:
-    """End it for both sides at once, whoever else has its descriptor: a process that was forked meanwhile."""
+    """End a connection for both sides at once.
+
+    A fork may have its descriptor too.
+    """
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as channel:
         channel.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,12 @@
-"""Snapshots in memory that outlive the trainer, protected across failure domains, and restored into any layout.
+"""In-memory snapshots that survive the trainer.
+
+They can be restored into any layout.
 
     writer = ucpl.vault.Vault.at("/dev/shm/ucpl/job").writer(rank)   # in each rank of the job
-    writer.save(step, engine)                                        # a copy into memory, and digests
+    writer.save(step, engine)                                        # copies the state into memory and digests it
 
-`ucpl vault serve` stands beside the trainer, one for each domain; what is saved is read as `vault:/dev/shm/ucpl/job`, by
-every verb that reads a checkpoint. What lies in a vault, and how it is read, is `remotes.vaults`.
+One `ucpl vault serve` per failure domain runs next to the trainer. Every verb that reads a checkpoint reads a snapshot
+as `vault:/dev/shm/ucpl/job`. `remotes.vaults` defines the files of a vault and reads them.
 """
 
 from ucpl.vault.making import Vault

@@ -1,4 +1,7 @@
-"""An arena: what a rank saves, one piece behind the other, digested chunk by chunk while it is copied."""
+"""The arena of a rank: its saved files, end to end.
+
+They are digested during the copy.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ __all__ = ["Arenas", "Written", "make_room", "places_of"]
 
 @frozen
 class Written:
-    """What lies in an arena."""
+    """The content of an arena."""
 
     size: int
     chunks: tuple[int, ...]
@@ -35,7 +38,7 @@ class Written:
 
 @frozen(eq=False)
 class _Piece:
-    """Bytes of a file, and what they are of."""
+    """Bytes of a file, and the tensor that they belong to."""
 
     at: int  # in the arena
     data: bytes | torch.Tensor
@@ -49,17 +52,17 @@ class _Piece:
 
 @frozen
 class _Named:
-    """Of which file, and which of its storages; "": of none."""
+    """The file and the storage of a piece; "" for no storage."""
 
     file: int
     storage: str
 
 
 def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], int]:
-    """Pieces in order, what lies where of each file, and the arena's size.
+    """The pieces in order, each file's segments, and the arena's size.
 
-    Tensors come first, and what is between them in files last: a checkpoint is opened by reading no more than that, and large
-    tensors lie on whole chunks, which are read straight to where they go.
+    Tensors come first; the other bytes of the files come last. A reader opens a checkpoint from these last bytes alone.
+    Large tensors start on chunk boundaries, so that a reader can read them directly into their destination.
     """
     tensors = [(number, at, t, name) for number, file in enumerate(files) for at, name, t in file.tensors]
     known = sorted((number, at, data) for number, file in enumerate(files) for at, data in file.fixed)
@@ -87,15 +90,17 @@ def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], i
 
 
 def places_of(files: Sequence[ToSave]) -> tuple[list[tuple[int, str, int]], int]:
-    """(file, storage, byte in the arena) of each tensor that will be saved, and the arena's size."""
+    """(file, storage, byte in the arena) of each tensor; the size."""
     pieces, _, size = _laid(files)
     return [(p.file, p.storage, p.at) for p in pieces if p.storage], size
 
 
 def make_room(fd: int, size: int) -> None:
-    """Have memory for all of an arena, now: a page that is not there when it is written would kill the process.
+    """Allocate all memory of an arena.
 
-    Raises: OSError, where there is none.
+    Raises: OSError, if there is not enough.
+
+    Without this, a write to a page that cannot be allocated would kill the process.
     """
     failpoint("vault-room")
     if os.fstat(fd).st_size < size:
@@ -110,7 +115,7 @@ class _Mapped:
     room: mmap.mmap
     memory: torch.Tensor = field(init=False)  # the same bytes
     is_tried: bool = False
-    lane: Lane | None = None  # by which devices write into it by themselves
+    lane: Lane | None = None  # devices write into the arena through it
 
     def __attrs_post_init__(self) -> None:
         self.memory = tensor_of(memoryview(self.room), torch.uint8, (len(self.room),))
@@ -125,10 +130,12 @@ class _Mapped:
 
 
 class Arenas:
-    """A rank's slots, as they lie in memory: mapped once, written over and over.
+    """The slots of a rank, mapped into memory once.
 
-    What is mapped is the rank's own file, of which all pages are there before one is written (`make_room`). Where a GPU holds
-    what is saved, the driver pins them once, and the GPU writes there by itself.
+    Each save uses the same mapping again.
+
+    The mapping is the rank's own file. All its pages are allocated before the first write (`make_room`). If the saved
+    tensors are on a GPU, the driver pins the pages once, and the GPU writes into them directly.
     """
 
     def __init__(self, stages: Stages | None = None, kind_of: Callable[[Path], str] = kind_of) -> None:
@@ -153,9 +160,9 @@ class Arenas:
         return known
 
     def _pinned(self, path: Path, mapped: _Mapped, size: int, pieces: Sequence[_Piece]) -> torch.Tensor | None:
-        """An arena's bytes, where devices write into them by themselves.
+        """The bytes of an arena that devices write into directly.
 
-        Pages of a disk's file are not pinned: what a device writes there is not known to the file system.
+        Pages of a file on a disk are not pinned, because the file system does not notice writes of a device.
         """
         lane = next((one for piece in pieces if (one := self._stages.lane(piece.data)) is not None), None)
         if lane is None:
@@ -172,7 +179,10 @@ class Arenas:
     def _copied(
         self, path: Path, pieces: Sequence[_Piece], size: int
     ) -> tuple[memoryview, Iterator[tuple[_Named, int]]]:
-        """An arena's bytes, and what copies them. Raises: OSError."""
+        """The bytes of an arena, and the iterator that copies them.
+
+        Raises: OSError.
+        """
         if not size:
             return memoryview(b""), iter(())
         mapped = self._room(path, size)
@@ -182,14 +192,20 @@ class Arenas:
         return room, _copied(pieces, room, staged)
 
     def write(self, path: Path, files: Sequence[ToSave]) -> Written:
-        """Copy what is to be saved, and digest it while it is in the cache. Raises: OSError."""
+        """Copy the files and digest them while they are in the cache.
+
+        Raises: OSError.
+        """
         pieces, segments, size = _laid(files)
         crcs: list[dict[str, int]] = [{} for _ in files]
         room, copied = self._copied(path, pieces, size)
         return _written(files, segments, room, crcs, tuple(_digested(copied, room, crcs)))
 
     def copy(self, path: Path, files: Sequence[ToSave]) -> tuple[int, Callable[[], Written]]:
-        """Copy what is to be saved and no more: its bytes, and what digests it afterwards. Raises: OSError."""
+        """Copy the files.
+
+        Return their size and a function that digests them. Raises: OSError.
+        """
         pieces, segments, size = _laid(files)
         names = [(_Named(piece.file, piece.storage), piece.size) for piece in pieces]
         room, copied = self._copied(path, pieces, size)
@@ -211,7 +227,10 @@ class Arenas:
 def _copied(
     pieces: Sequence[_Piece], room: memoryview, staged: Iterator[tuple[int, memoryview | int]]
 ) -> Iterator[tuple[_Named, int]]:
-    """What was copied last, and its bytes. staged: bytes to copy, or how many a device has put there."""
+    """Each piece after it was copied, and its size.
+
+    staged: bytes to copy, or the number of bytes that a device has written.
+    """
     done = 0
     for number, some in staged:
         named = _Named(pieces[number].file, pieces[number].storage)
@@ -227,7 +246,7 @@ def _copied(
 
 
 def _digested(copied: Iterator[tuple[_Named, int]], room: memoryview, crcs: Sequence[dict[str, int]]) -> Iterator[int]:
-    """Digests of an arena's chunks, as they are copied. CRCs of storages are told on the way, while bytes are in the cache."""
+    """Digest the arena's chunks, and CRCs of storages, during the copy."""
     done = 0
     for named, size in copied:
         while size:

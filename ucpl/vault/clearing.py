@@ -1,4 +1,4 @@
-"""What dead jobs left behind, removed; of living ones nothing."""
+"""`ucpl vault gc`: remove what dead jobs left, and nothing of running jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @frozen
 class Left:
-    """A vault that was found, and what became of it."""
+    """A vault that was found, and the result of the removal."""
 
     home: Path
     what: str  # living, kept, removed; passed: nobody may look whether it is one
@@ -32,10 +32,14 @@ class Left:
 
 
 def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> list[Left]:
-    """Remove vaults below a root that no process holds; of a root that is a vault itself, that one. One in which a generation
-    counts may be all that is left of a job: it goes where `with_state` is said. only: the name of one.
+    """Remove the vaults in a folder that no process uses.
 
-    Raises: UcplError E692, where there is no such folder, or none that may be looked into.
+    root: the folder, or the vault itself.
+
+    A vault with a committed generation may be the last copy of a job's state: it is removed only with `with_state`.
+    only: the name of the one vault to remove.
+
+    Raises: UcplError E692, if the folder does not exist or cannot be read.
     """
     root = Path(os.path.realpath(root))  # from here on no link is followed
     try:
@@ -67,7 +71,10 @@ def _cleared(one: Seen, with_state: bool) -> Left:
 
 
 def _state_in(home: Path, job: Job | None) -> str:
-    """What may be all that is left of a job; empty where nothing is. What is damaged may be mended, and is not nothing."""
+    """The state of a job that may be its last copy.
+
+    Empty if there is none. Damaged state counts, since it may be repairable.
+    """
     commits = committed(home, job) if job is not None else []
     if commits:
         return f"generation {commits[0].generation}, step {commits[0].step}, counts in it"
@@ -81,7 +88,7 @@ def _state_in(home: Path, job: Job | None) -> str:
 
 
 def _is_ours(home: Path) -> bool:
-    """Whether nothing but what vaults are made of lies there."""
+    """True if the folder contains only files of a vault."""
     for number in domains_of(home):
         folder = Domain(home, number).folder
         if folder.is_symlink():
@@ -94,10 +101,10 @@ def _is_ours(home: Path) -> bool:
 
 
 def _removed(home: Path) -> Left:
-    """All locks are held meanwhile: nobody begins to use what is being removed. Raises: OSError.
+    """Remove a vault while holding all its locks. Raises: OSError.
 
-    Everything is opened and removed by descriptors, and no link is followed: another user may own a folder on the way, and
-    put a link in its place after it was looked at.
+    All files are opened and removed by descriptors, and no link is followed: another user may own a folder on the path,
+    and may replace it with a link after the check.
     """
     with ExitStack() as ends:
 

@@ -1,8 +1,9 @@
-"""The faults of a vault, tried on a layout of one's own: real processes are killed, folders are gone, bytes are other ones.
+"""`ucpl vault drill`: inject all faults into a vault of a layout.
 
-Each case begins with a vault in which step 1 and step 2 count. After the fault, what is read is one step's, to the byte, and no
-older one than what counted; or it is refused, and lacks what the plan foretold. Tensors are small ones: what is larger than
-`MOST` is taken to be a row of as many bytes.
+Real processes are killed, folders are removed, bytes are changed. Each case begins with a vault in which step 1 and
+step 2 are committed. After the fault, a read either returns the exact bytes of one step that is at least the committed
+one, or it fails and lacks exactly the tensors that the plan predicted. Tensors are small: a larger tensor than `MOST`
+becomes a row of `MOST` bytes.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ Outcome = Literal["kept", "before", "refused", "wrong"]
 
 @define
 class Drilled:
-    """What came of one kind of fault."""
+    """The results of one kind of fault."""
 
     fault: str
     cases: int = 0
     kept: int = 0  # the newest step that can have been kept
     before: int = 0  # the one before it, where the fault was in the middle of the newer
-    refused: int = 0  # with what the plan foretold
+    refused: int = 0  # with the loss that the plan predicted
     wrong: list[str] = field(factory=list)  # cases in which anything else was read
 
     def count(self, outcome: Outcome, case: str) -> None:
@@ -78,9 +79,9 @@ def drill(
     lose: int = 2,
     given: Given | None = None,
 ) -> tuple[VaultPlan, Generator[Drilled]]:
-    """Try the faults in a folder, which is empty again afterwards.
+    """Inject the faults in a folder, which is empty again afterwards.
 
-    Raises: UcplError E690, E693 where a layout does not save by keys, and what planning raises.
+    Raises: UcplError E690, E693 if a layout does not save by keys, and all errors of planning.
     """
     plan = plan_vault(call, domains, protect, given=given, most=MOST)
     if not plan.foreseen.keyed:
@@ -119,7 +120,7 @@ class _Drill:
     # ---- a job --------------------------------------------------------------------------------------------------------
 
     def value(self, tensor: StoredTensor, step: int) -> torch.Tensor:
-        """What a stored tensor holds at a step: random bytes, the same on all ranks that hold it."""
+        """Random bytes for a stored tensor, equal on all its ranks."""
         seed = blake2b(f"{step} {tensor.file} {key_text(tensor.key)}".encode(), digest_size=7).digest()
         bare = self._bare(tensor)
         size = bare.numel() * bare.element_size()
@@ -136,7 +137,10 @@ class _Drill:
         return {text: self.value(tensor, step) for text, tensor in self.plan.foreseen.keyed[rank].wanted.items()}
 
     def _made(self, home: Path) -> None:
-        """A vault in which both slots are used: step 1 and step 2 count."""
+        """Make a vault with both slots in use.
+
+        Step 1 and step 2 are committed.
+        """
         Vault.make(home, domains=self.plan.domains, protect=str(self.plan.scheme.protection))
         for step in (1, KNOWN):
             self._on(home, step)
@@ -150,7 +154,7 @@ class _Drill:
         return made
 
     def _on(self, home: Path, step: int) -> None:
-        """A job that starts anew saves a step, and servers see to it until it counts."""
+        """Start a job that saves a step, and commit it."""
         with ExitStack() as ends:
             for writer in self._writers(home, ends, f"run {step}"):
                 writer.save(step, self._state(writer.rank, step))
@@ -161,10 +165,10 @@ class _Drill:
         for server in [*servers, *servers]:
             server.turn()
 
-    # ---- what is read -------------------------------------------------------------------------------------------------
+    # ---- the reading after a fault -----------------------------------------------------------------------------------
 
     def outcome(self, home: Path, lost: Sequence[int] = (), newest: int = KNOWN) -> Outcome:
-        """What is read of a vault; lost: domains that are gone."""
+        """The result of reading a vault. lost: removed domains."""
         try:
             memory = generation_at(home)
         except UcplError:
@@ -189,7 +193,10 @@ class _Drill:
         return "refused" if lacking else "kept" if step == newest else "before"
 
     def _goes_on(self, home: Path, step: int) -> bool:
-        """Whether a job that starts anew keeps its next step, and nothing else."""
+        """True if a new job can save its next step.
+
+        Only that step may be readable then.
+        """
         self._on(home, step)
         return self.outcome(home, newest=step) == "kept"
 
@@ -206,7 +213,10 @@ class _Drill:
     # ---- the faults ---------------------------------------------------------------------------------------------------
 
     def _killed(self, base: Path) -> Iterator[Drilled]:
-        """F1 to F3, F5, F6; F8: at each point of a save and of all that makes it count."""
+        """F1 to F3, F5, F6, F8: kills during a save.
+
+        The kills happen at each point of the save and of its commit.
+        """
         alone = Drilled("all killed, at each point of a save and its commit")
         lost = Drilled("the same, and a domain lost")
         for point in range(1, POINTS_MAX):
@@ -224,7 +234,10 @@ class _Drill:
         yield lost
 
     def _is_killed(self, home: Path, point: int) -> bool:
-        """A job in a process of its own, killed at the n-th point of its work; False: it came to its end before."""
+        """Kill a job at point n of its work.
+
+        False if it ended before.
+        """
         pid = os.fork()
         if not pid:
             with suppress(BaseException):
@@ -241,7 +254,10 @@ class _Drill:
         return False
 
     def _lost(self, base: Path) -> Iterator[Drilled]:
-        """F7, F9: every set of domains, up to as many as are asked for."""
+        """F7, F9: the loss of each set of domains.
+
+        The size of a set is at most the requested one.
+        """
         count = len(self.plan.domains)
         for size in range(1, min(self.lose, count) + 1):
             found = Drilled(f"{size} of {count} domains lost")
@@ -254,7 +270,7 @@ class _Drill:
             yield found
 
     def _bytes(self, base: Path) -> Iterator[tuple[int, Path]]:
-        """Files of what counts: what ranks saved, and what domains hold for others."""
+        """Files of the committed generation: the shards and the redundancy."""
         job = job_at(base)
         assert job is not None
         commit = committed(base, job)[0]
@@ -265,7 +281,10 @@ class _Drill:
             yield from ((number, path) for path in files)
 
     def _hurt(self, base: Path, found: Drilled, how: Callable[[Path], None], what: str) -> None:
-        """Each file of bytes in turn is hurt: others make up for it where one domain may be lost, or it is refused."""
+        """Damage each file of bytes in turn.
+
+        If the vault survives the loss of one domain, the damage is repaired; otherwise the read is rejected.
+        """
         for number, path in self._bytes(base):
             home = self._copy(base)
             there = home / path.relative_to(base)
@@ -281,7 +300,7 @@ class _Drill:
                     found.wrong.append(f"{what} {path.relative_to(base)}, not healed")
 
     def _refused(self, home: Path) -> Outcome:
-        """Nothing is read that is no step's, where some of it cannot be."""
+        """Check that an incomplete read returns no bytes of another step."""
         memory = generation_at(home)
         try:
             for rank, kept in enumerate(self.plan.foreseen.kept):
@@ -322,7 +341,10 @@ class _Drill:
         return found
 
     def _texts(self, base: Path) -> Drilled:
-        """F10, F11: of all but one domain, the text that says what counts; of one, which vault it is."""
+        """F10, F11: damaged commit records and a damaged identity record.
+
+        The commit records of all domains but one are damaged, and the identity record of one domain.
+        """
         found = Drilled("texts of what counts damaged, in all domains but one")
         count = len(self.plan.domains)
         for kept in range(count):
@@ -336,7 +358,10 @@ class _Drill:
         return found
 
     def _full(self, base: Path) -> Drilled:
-        """F12, F19: no room for what a rank saves, or for what is held for others; a write that fails."""
+        """F12, F19: no room for a rank's save or for redundancy.
+
+        A write that fails.
+        """
         found = Drilled("no memory, and writes that fail")
         for trap in ("vault-room:1:enospc", "vault-room:2:enospc", "vault-chunk:1:eio", "vault-copied:1:eio"):
             home = self._copy(base)

@@ -1,4 +1,7 @@
-"""Files that a rank saves, as bytes that are known, tensors that are copied, and what waits for their CRCs."""
+"""The files that a rank saves.
+
+A file has known bytes, tensors to copy, and places for their CRCs.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ __all__ = ["ToSave", "archives", "cut", "text_file", "torch_file"]
 
 @frozen(eq=False)
 class ToSave:
-    """One file, or a part of it: everything in [low, high) of it."""
+    """One file or a part of it: the bytes [low, high)."""
 
     name: str
-    size: int  # of the whole file
+    size: int  # of the complete file
     fixed: tuple[tuple[int, bytes], ...]  # (byte position, bytes)
     tensors: tuple[tuple[int, str, torch.Tensor], ...]  # (byte position, storage, its elements)
     late: tuple[Late, ...] = ()
-    named: tuple[Named, ...] = ()  # what lies in it, where that is asked for
+    named: tuple[Named, ...] = ()  # the values in it, if they are requested
 
 
 def text_file(name: str, data: bytes) -> ToSave:
@@ -40,7 +43,9 @@ def torch_file(name: str, held: Held) -> ToSave:
 
 
 def archives(name: str, some: Iterable[Held | bytes]) -> tuple[ToSave, tuple[tuple[int, int], ...]]:
-    """Archives of torch.save and known bytes, one behind the other, and where each begins and how long it is.
+    """Archives of torch.save and known bytes, end to end.
+
+    And (offset, size) of each.
 
     Raises: UcplError E440, E441.
     """
@@ -76,7 +81,10 @@ def _laid(name: str, size: int, parts: Sequence[tuple[int, str, TorchFilePlan, H
 
 
 def cut(file: ToSave, part: int, of: int) -> ToSave:
-    """The part of a file that one of several saves who all hold it: whole tensors, as even in bytes as these allow."""
+    """One rank's part of a file that several ranks have.
+
+    A part has complete tensors. The parts have about equal sizes.
+    """
     if of == 1:
         return file
     whole = sum(t.numel() * t.element_size() for _, _, t in file.tensors)

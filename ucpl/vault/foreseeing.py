@@ -1,4 +1,4 @@
-"""What each rank of a layout will save, and where it will lie: told of the layout alone, before any job runs."""
+"""The footprint of a vault, computed from the layout alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Foreseen", "Kept", "foresee"]
 
 @frozen
 class Kept:
-    """A stored tensor, whole, in the arena of the rank that saves it."""
+    """A complete stored tensor in the arena of its rank."""
 
     tensor: StoredTensor
     at: int  # byte in the arena
@@ -35,7 +35,7 @@ class Kept:
 
 @frozen(eq=False)
 class Foreseen:
-    """What all ranks save at each step."""
+    """The tensors that all ranks save at each step."""
 
     call: str
     placement: Placement
@@ -43,7 +43,7 @@ class Foreseen:
     kept: tuple[tuple[Kept, ...], ...]  # of each rank, in order
     spared: int  # bytes of tensors that ranks hold and others save
     is_exact: bool  # to the byte; else tensors alone are counted, and files have more in them
-    derived: tuple[tuple[str, str], ...]  # states that nobody saves: (state, of which it is made)
+    derived: tuple[tuple[str, str], ...]  # states that no rank saves: (state, the state it is derived from)
     keyed: tuple[Keyed, ...]  # of each rank, where it saves by keys
 
     @property
@@ -52,12 +52,18 @@ class Foreseen:
 
     @cached_property
     def gradients(self) -> tuple[int, ...]:
-        """Bytes of each rank where gradients alone are saved, and what no step makes."""
+        """Bytes of each rank for a save of gradients.
+
+        They include the values that no step computes.
+        """
         return tuple(sum(k.size for k in some if not self._is_moment(k)) for some in self.kept)
 
     @cached_property
     def made(self) -> int:
-        """Bytes that a step makes of gradients, of all ranks; 0 where it is no step that can be replayed."""
+        """Bytes that a step computes from gradients, over all ranks.
+
+        0 if the step cannot be replayed.
+        """
         return sum(k.size for some in self.kept for k in some if k.tensor.label in self._stepped)
 
     def _is_moment(self, kept: Kept) -> bool:
@@ -65,7 +71,10 @@ class Foreseen:
 
     @cached_property
     def _stepped(self) -> frozenset[str]:
-        """Labels of parameters with all moments of AdamW's, where the framework saves weights and moments one by one."""
+        """Labels of parameters with all moments of AdamW.
+
+        Empty, if the framework does not save each of them separately.
+        """
         of = format_named(self.placement.layout.framework)
         if not (of.has_chunks and of.has_names_of_modules):
             return frozenset()
@@ -97,9 +106,12 @@ class Foreseen:
 
 
 def foresee(call: str, given: Given | None = None, most: int | None = None) -> Foreseen:
-    """What the ranks of a layout save: by its keys, or where it is a framework's own, as that deals files to ranks.
+    """The footprint of a layout.
 
-    most: bytes of a tensor; what is larger is taken to be a row of as many. Raises: UcplError as planning does.
+    The files are those of its keys, or those that its framework assigns to each rank.
+
+    most: the largest size of a tensor in bytes; a larger one becomes a row of this size. Raises: UcplError, as planning
+    does.
     """
     made = prepare(Asked(call, call), given or Given())
     layout, targets = made.target.layout, made.plan.targets
@@ -137,7 +149,10 @@ def _lessened(tensor: StoredTensor, most: int) -> StoredTensor:
 def _by_keys(
     call: str, ranks: int, targets: tuple[StoredTensor, ...], said: tuple[dict[str, tuple[int, ...]], str]
 ) -> _Files:
-    """As `Writer(layout=...)` saves. said: who holds each file, and the closed layout."""
+    """The files that `Writer(layout=...)` saves.
+
+    `said`: the ranks of each file, and the closed layout.
+    """
     holders, text = said
     wanted: list[dict[str, StoredTensor]] = [{} for _ in range(ranks)]
     for tensor in targets:

@@ -1,4 +1,7 @@
-"""What a domain's server gives to other hosts: texts and bytes of its folder, its lock, and a place for what they commit."""
+"""The service of a domain for other hosts.
+
+It sends texts and bytes of its folder, lends its lock, and stores their commits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _NAME = re.compile(
     rf"job\.json|commit\.(?:0|[1-9][0-9]{{0,15}})\.json|(?:{_RANK}|p)\.s(?:0|[1-9][0-9]?)(?:\.json)?|{_RANK}\.run\.json"
 )
 WAIT_MAX = 60.0  # seconds for which a lock may be waited for
-QUESTION_MAX = 1 << 30  # bytes: a text of what is committed
+QUESTION_MAX = 1 << 30  # bytes: the text of a commit record
 READERS_MAX = 1 << 16  # bytes of a question of a host without a domain
 
 
@@ -46,7 +49,7 @@ class Giving:
         self._answers.close()
 
     def hear(self, at: tuple[Address, ...], seats: tuple[int, ...]) -> Hosts:
-        """Take up what another host has heard. Raises: OSError."""
+        """Merge the list of hosts that another host has. Raises: OSError."""
         with self._table, held(self.home / LOCK, wait=WAIT_MAX):
             hosts = hosts_at(self.home)
             if hosts is None:
@@ -57,7 +60,10 @@ class Giving:
             return heard
 
     def _answer(self, asked: Question, session: Session) -> bytes:
-        """Raises: OSError, which is told; ValueError, LookupError, TypeError of what is no question."""
+        """Answer a question.
+
+        Raises: OSError, which is reported to the peer; ValueError, LookupError, TypeError if it is malformed.
+        """
         if asked.get("domain") != self.here.number:
             raise OSError(5, f"here is d{self.here.number}")
         if (asked["op"] in ("lock", "commit") or "at" in asked) and not session.names & self._members:
@@ -81,7 +87,12 @@ class Giving:
         raise ValueError(asked["op"])
 
     def _text(self, name: str, stamp: str) -> bytes:
-        """Its stamp, and behind a line's end what it says, if that is new to who asks; no stamp where there is none."""
+        """The stamp of a text, and the text if it changed.
+
+        It changed if the caller has another stamp. The text begins after the end of the first line.
+
+        No stamp if there is no such text.
+        """
         path = self.here.folder / name
         try:
             state = os.lstat(path)

@@ -1,6 +1,6 @@
-"""What a rank holds by the keys of a layout, as files: those that the layout names, each saved by those who hold it.
+"""The tensors of a rank as files of a layout.
 
-A file that several ranks hold alike is saved once: each of them saves a part of it.
+If several ranks have the same file, each of them saves a part of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAYOUT = "ucpl/layout.ucpl"
 
 @frozen(eq=False)
 class Keyed:
-    """What one rank gives by keys, and which part of which file it saves."""
+    """One rank's tensors by keys, and its part of each file."""
 
     call: str
     rank: int
@@ -46,7 +46,10 @@ class Keyed:
 
     @classmethod
     def of(cls, call: str, rank: int) -> Keyed:
-        """Raises: UcplError E640, E693, and what planning raises."""
+        """The keys of one rank.
+
+        Raises: UcplError E640, E693, and all errors of planning.
+        """
         asked = Asked(call, call)
         here, _, _ = described(asked, Given())
         if not format_named(here.layout.framework).is_of_a_spec:
@@ -88,7 +91,10 @@ class Keyed:
         return self._laid(by_file)
 
     def foreseen(self) -> list[tuple[ToSave, dict[str, StoredTensor]]]:
-        """The files that `files` would give, of tensors without bytes; and of each what its storages are the tensors of."""
+        """The files of `files`, with tensors that have no bytes.
+
+        And for each file its tensors by storage.
+        """
         by_file: dict[str, dict[Key, torch.Tensor]] = {}
         known: dict[str, dict[str, StoredTensor]] = {}
         for stored in self.wanted.values():
@@ -110,7 +116,7 @@ class Keyed:
 
 
 def holders_of(layout: Layout, files: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
-    """Which ranks hold each file (of these), ascending."""
+    """The ranks that have each file (or each of `files`), ascending."""
     found: dict[str, list[int]] = {}
     for rank in range(max(1, layout.ranks)):
         for name in sorted({home.file for part in locate(layout, rank=rank).parts for home in part.homes}):
@@ -124,7 +130,10 @@ def _is_safetensors(name: str) -> bool:
 
 
 def _storage_name(tensor: StoredTensor, number: int) -> str:
-    """What a tensor's storage is called in `ToSave.tensors`: in safetensors its key, else its number."""
+    """The storage name of a tensor in `ToSave.tensors`.
+
+    In safetensors it is the key, else the number.
+    """
     return _name(tensor.key) if _is_safetensors(tensor.file) else str(number)
 
 

@@ -1,4 +1,7 @@
-"""Why a generation that a rank saved does not count: what the others have said of it, as far as it can be asked."""
+"""The reason why a saved generation is not committed.
+
+It comes from the votes of the other domains that can be reached.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Folders of work that ends with its process: who works in one holds it, and what nobody holds is removed."""
+"""Work folders that are valid only while their process runs.
+
+The process holds a lock on its folder. A folder without a lock is removed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,15 @@ from ucpl.remotes.vaults.unshared import unshared
 
 __all__ = ["DRILLS", "WORKS", "sweep", "work_beside", "worked_in", "works_of"]
 
-# A generation while it is written to a disk: of this host, since another's locks may not be seen where the disk is shared.
+# A generation during its write to a disk. The name has this host in it: on a shared disk the locks of another host may
+# not be visible.
 _HOST = re.sub("[^A-Za-z0-9-]", "-", platform.node()) or "host"
 WORKS = f".*.{_HOST}.*.ucpl-vault"
 DRILLS = "ucpl-drill-*"
 
 
 def work_beside(target: Path) -> Path:
-    """A name that nobody else takes for what will be `target`."""
+    """A unique name for the work folder of `target`."""
     return target.with_name(f".{target.name}.{_HOST}.{token_hex(4)}.ucpl-vault")
 
 
@@ -42,7 +46,7 @@ def worked_in(folder: Path) -> Iterator[None]:
 
 
 def sweep(folder: Path, pattern: str) -> list[Path]:
-    """Remove what is left of processes that are gone. Returns which."""
+    """Remove the folders of processes that ended; return them."""
     found = []
     for path in sorted(folder.glob(pattern)):
         try:

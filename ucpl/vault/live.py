@@ -1,9 +1,11 @@
-"""What runs, as the files that its framework would write: an engine of DeepSpeed, or a module and its optimizer.
+"""The state of a running job as files of its framework.
 
-The framework itself says what goes into which file: DeepSpeed's engine through its checkpoint engine, everything else through
-DCP's planner, which shares out what several ranks hold. Tensors are taken where they lie; nothing is written here.
+The framework itself assigns values to files: an engine of DeepSpeed through its checkpoint engine, everything else
+through DCP's planner, which distributes values that several ranks have. Tensors are used in place; this module writes
+nothing.
 
-How DCP shares out is kept: where all ranks have what they had at the save before, of other values, they need not speak of it.
+DCP's distribution is kept. If all ranks have the same tensors as at the previous save, with other values, they skip the
+exchange.
 """
 
 from __future__ import annotations
@@ -45,10 +47,12 @@ TOP = "/vault"  # where DeepSpeed believes to write
 
 @frozen(eq=False)
 class Ready:
-    """What a rank is about to save, as far as it looks at that by itself.
+    """The values that a rank is about to save.
 
-    engine: of DeepSpeed, which ranks ask together. Of all else, the state dict, what DCP's planner has of it, and what its
-    plans rest on; None: there is something among it that may tell more of itself.
+    The rank collected them alone, without the other ranks.
+
+    engine: of DeepSpeed, which all ranks query together. For everything else: the state dict, DCP's planner items for
+    it, and the facts that its plans depend on; None if a value in it may describe itself in more detail.
     """
 
     engine: _Engine | None
@@ -58,7 +62,10 @@ class Ready:
 
 
 def ready(what: object) -> Ready:
-    """Raises: UcplError E693, and whatever a framework says of what it is given."""
+    """The values to save.
+
+    Raises: UcplError E693, and all errors of the framework.
+    """
     planner = DefaultSavePlanner()
     if any(cls.__name__ == "DeepSpeedEngine" for cls in type(what).__mro__):
         return Ready(cast(_Engine, what), {}, planner, None)
@@ -74,9 +81,9 @@ def ready(what: object) -> Ready:
 
 
 def files_of(one: Ready, step: int, shares: Shares) -> list[ToSave]:
-    """The files that this rank would write. All ranks call it together. Raises: UcplError E693.
+    """The files that this rank would write. Collective. Raises: UcplError E693.
 
-    shares: what DCP dealt out at the save before, of one rank; it is brought up to date.
+    shares: DCP's distribution of the previous save for one rank; it is updated.
     """
     return _of_engine(one.engine, step) if one.engine is not None else of_state(one, shares)
 
@@ -99,7 +106,10 @@ def _state_of(what: object) -> dict[str, object]:
 
 
 class _Captured:
-    """Stands where an engine's checkpoint engine stood: what it is told to write is kept by reference."""
+    """A stand-in for an engine's checkpoint engine.
+
+    It keeps references to all values that it receives.
+    """
 
     def __init__(self, before: object) -> None:
         self._before = before
@@ -121,12 +131,15 @@ class _Captured:
         return True
 
     def preserves_storage_sharing(self) -> bool:
-        """Of each tensor its own elements are taken: there is nothing to clone for."""
+        """True: each tensor is saved without the rest of its storage.
+
+        So DeepSpeed makes no clone.
+        """
         return False
 
 
 class _Engine(Protocol):
-    """What is asked of an engine of DeepSpeed."""
+    """The interface of DeepSpeed's engine that is used here."""
 
     checkpoint_engine: object
     global_rank: int
@@ -139,7 +152,7 @@ class _Engine(Protocol):
 def _capturing(engine: _Engine) -> Iterator[_Captured]:
     before = engine.checkpoint_engine
     engine.checkpoint_engine = captured = _Captured(before)
-    engine._copy_recovery_script = _nothing  # a script of DeepSpeed's that goes beside its files
+    engine._copy_recovery_script = _nothing  # DeepSpeed would copy a script next to its files
     try:
         yield captured
     finally:
@@ -166,11 +179,11 @@ def _of_engine(engine: _Engine, step: int) -> list[ToSave]:
 
 @frozen(eq=False)
 class _Share:
-    """What one rank writes, as DCP dealt it out."""
+    """The values that one rank writes, as DCP distributed them."""
 
-    held: _Held | None  # what the rank had
+    held: _Held | None  # the values of the rank
     plan: SavePlan
-    results: list[WriteResult]  # where its values lie in its file
+    results: list[WriteResult]  # positions of its values in its file
     laid: ToSave | None  # its file, without the tensors, which need not live as long
     places: tuple[tuple[int, str, int], ...]  # of each tensor there: byte, storage, number in the plan
     metadata: Metadata | None  # on the first rank: of all
@@ -179,9 +192,10 @@ class _Share:
 
 @define(eq=False)
 class Shares:
-    """What is kept from save to save. `is_known`: what was written last is what was dealt out before.
+    """The distributions that are kept between saves.
 
-    are_named: the files say what lies where in them.
+    is_known: the last save used the distribution of an earlier one. are_named: the files list their values with
+    positions.
     """
 
     known: _Share | None = None
@@ -190,7 +204,10 @@ class Shares:
 
 
 class _Collecting(StorageWriter):
-    """What DCP's planner gives one rank to write, and on the first rank the metadata of all."""
+    """A storage writer that only collects the plan of one rank.
+
+    The first rank also collects the metadata of all.
+    """
 
     def __init__(self) -> None:
         self.file: ToSave | None = None
@@ -231,7 +248,10 @@ def _is_alone() -> bool:
 
 
 def _file_of(plan: SavePlan, planner: SavePlanner) -> tuple[ToSave | None, list[WriteResult]]:
-    """A rank's file of what it was given to write, and where each value lies in it. Raises: UcplError E440, E441, E693."""
+    """The file of a rank, and each value's position in it.
+
+    Raises: UcplError E440, E441, E693.
+    """
     name = f"__{0 if _is_alone() else dist.get_rank()}_0.distcp"
     parts: list[Held | bytes] = []
     for item in plan.items:
@@ -253,7 +273,10 @@ def _file_of(plan: SavePlan, planner: SavePlanner) -> tuple[ToSave | None, list[
 
 
 def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
-    """The same file, which says what lies where in it: values that are no tensors, and tensors with elements."""
+    """The same file with a list of its values.
+
+    They are the non-tensors, and the tensors that have elements.
+    """
     named = [
         Named(one.index.fqn, "", one.storage_data.offset, one.size_in_bytes, "", ())
         for item, one in zip(plan.items, results, strict=True)
@@ -267,17 +290,20 @@ def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
     return evolve(file, named=tuple(named))
 
 
-_Held = tuple[object, ...]  # all that DCP asks about what a rank has, but the values
+_Held = tuple[object, ...]  # all properties of a rank's values that DCP uses, without the data
 
 
 def looked_at(one: Ready, shares: Shares) -> tuple[dict[str, object], bool]:
-    """Values by the names that DCP has for them, and whether they are those that were saved last, of other values."""
+    """Values by DCP's names.
+
+    And True if only their data changed since the last save.
+    """
     is_as_before = one.held is not None and shares.known is not None and shares.known.held == one.held
     return dict(one.planner.state_dict), is_as_before
 
 
 def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
-    """How many bytes DCP would write of each value that is no tensor."""
+    """Bytes that DCP would write for each non-tensor."""
     found = {}
     for name, value in values.items():
         if not isinstance(value, torch.Tensor):
@@ -288,7 +314,10 @@ def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
 
 
 def of_state(one: Ready, shares: Shares) -> list[ToSave]:
-    """The files that this rank would write of a state dict. All ranks call it together. Raises: UcplError E693."""
+    """The files that this rank would write for a state dict.
+
+    Collective. Raises: UcplError E693.
+    """
     again = _as_before(one.held, one.planner, shares.known)
     shares.is_known = ranks().all_agree(again is not None)
     if shares.is_known and again is not None:
@@ -308,7 +337,10 @@ def of_state(one: Ready, shares: Shares) -> list[ToSave]:
 
 
 def _held(planner: DefaultSavePlanner) -> _Held | None:
-    """What DCP's plans rest on. None: there is something among it that may tell more of itself."""
+    """The facts that DCP's plans depend on.
+
+    None if a value may describe itself in more detail.
+    """
     found: list[object] = []
     for name, value in planner.state_dict.items():
         if is_placed(value):
@@ -323,7 +355,7 @@ def _held(planner: DefaultSavePlanner) -> _Held | None:
 
 
 def _apart(file: ToSave | None) -> tuple[ToSave | None, tuple[tuple[int, str, int], ...]]:
-    """A file without its tensors, and where they lie in it."""
+    """A file without its tensors, and their positions in it."""
     if file is None:
         return None, ()
     # As `archives` numbers them.
@@ -334,9 +366,11 @@ def _apart(file: ToSave | None) -> tuple[ToSave | None, tuple[tuple[int, str, in
 def _as_before(
     held: _Held | None, planner: DefaultSavePlanner, known: _Share | None
 ) -> tuple[ToSave | None, _Share] | None:
-    """What a rank writes where it has what it had before; None: that has to be dealt out, or refused, by all together.
+    """The values of a rank whose properties are unchanged.
 
-    Where values lie that are no tensors may change: one rank alone has the metadata, which says where.
+    None: all ranks distribute or reject them together.
+
+    Positions of non-tensors may change: only the rank that has the metadata records them.
     """
     if known is None or held is None or known.held != held:
         return None
@@ -357,7 +391,10 @@ def _as_before(
 
 
 def _refilled(known: _Share, planner: SavePlanner) -> ToSave | None:
-    """The file as it was laid out, of other values. None: there is one of another length that is no tensor, or no file."""
+    """The file with the same positions and new values.
+
+    None: a non-tensor has another length, or there is no file.
+    """
     if known.laid is None:
         return None
     tensors: dict[int, torch.Tensor] = {}
@@ -378,12 +415,20 @@ def _refilled(known: _Share, planner: SavePlanner) -> ToSave | None:
 
 
 def ranks() -> Ranks:
-    """The ranks of the job, where one that cannot save keeps all others from saving."""
+    """The ranks of the job.
+
+    A rank that cannot save keeps all others from saving.
+    """
     return Ranks.of(code="E693", words="cannot save, so that no rank does")
 
 
 def _dealt(state: dict[str, object]) -> _Collecting:
-    """What DCP gives this rank to write, once all have told what they have. Raises: UcplError E693."""
+    """The part of this rank in DCP's distribution.
+
+    All ranks exchange their plans for it.
+
+    Raises: UcplError E693.
+    """
     collecting = _Collecting()
     try:
         save(state, storage_writer=collecting, no_dist=_is_alone())

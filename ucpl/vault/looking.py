@@ -1,4 +1,7 @@
-"""What is in a vault, and whether it is as it was written: nothing is changed here but by `scrub`."""
+"""The content of a vault and its damage.
+
+Only `scrub` changes anything here.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Generation:
     parity: int  # bytes
     files: int
     in_domains: tuple[int, ...]  # that say so
-    age: float | None  # seconds; None: it is told on other hosts alone
+    age: float | None  # seconds; None: only other hosts have it
 
 
 @frozen
@@ -77,13 +80,13 @@ class Found:
     job: Job
     domains: tuple[Place, ...]
     generations: tuple[Generation, ...]  # newest first
-    # Newer ones, and what would say that they count and is damaged.
+    # Newer generations, with the damaged texts that would be their commit records.
     unsaid: tuple[tuple[int, tuple[Path, ...]], ...] = ()
 
 
 @frozen
 class Damage:
-    """What is not as it was written."""
+    """A difference between the files and what was written."""
 
     what: str
     chunks: int  # that are lost or damaged; 0: it is a text
@@ -92,7 +95,7 @@ class Damage:
 
 
 def is_alive(home: Path) -> bool:
-    """Whether any server or writer of a vault lives."""
+    """True if any server or writer of a vault runs."""
     for number in domains_of(home):
         here = Domain(home, number)
         if is_held(here.lock("server")):
@@ -113,7 +116,7 @@ def look(home: Path) -> Found:
     found = []
     every = committed(home, job)
     for commit in every:
-        if len(made_of(commit, every)) != commit.depth + 1:  # what it is made of is not there any more
+        if len(made_of(commit, every)) != commit.depth + 1:  # a generation that it depends on was removed
             continue
         among = [n for n in range(len(job.domains)) if _has(holder_of(home, n), commit.generation)]
         ages = []
@@ -146,7 +149,7 @@ def _has(where: Holder, generation: int) -> bool:
 
 def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
     there = holder_of(home, number)
-    if isinstance(there, Far):  # who answers for it serves it; who writes there is not told
+    if isinstance(there, Far):  # its server runs; writers on that host are not reported
         names, size = list[str](), 0
         with suppress(OSError):
             names = there.names()
@@ -164,7 +167,7 @@ def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
 
 
 def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
-    """What is lost or damaged of a generation, chunk by chunk. Raises: UcplError E692."""
+    """Missing or damaged chunks of a generation. Raises: UcplError E692."""
     memory = generation_at(home, generation)
     found: list[Damage] = [Damage(what, 0, True) for what in _bad_texts(home, memory)]
     for number, texts in unsaid(home, committed(home, memory.job)).items():
@@ -194,7 +197,7 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
 
 
 def _bad_texts(home: Path, memory: Memory) -> list[str]:
-    """Of domains that are here: what says which vault it is, and that the generation counts."""
+    """Damaged identity and commit records of the local domains."""
     found = []
     for here in (Domain(home, number) for number in range(len(memory.job.domains))):
         if not here.is_there():
@@ -211,7 +214,10 @@ def _bad_texts(home: Path, memory: Memory) -> list[str]:
 
 
 def _is_all_saved(home: Path, job: Job, generation: int) -> bool:
-    """Whether all ranks have it, and all domains have voted for it: a server that starts has it count again."""
+    """True if a server that starts would commit the generation again.
+
+    All ranks have it, and all domains voted for it.
+    """
     holders = holders_of(home, job)
     with suppress(OSError):
         saved = saved_in(holders, job)
@@ -222,8 +228,13 @@ def _is_all_saved(home: Path, job: Job, generation: int) -> bool:
 
 
 def _count_again(home: Path) -> list[int]:
-    """Have what is saved count again, where what said so is damaged in all domains: which. As servers do that start; of a
-    vault of several hosts, these alone may.
+    """Commit generations again that lost all their commit records.
+
+    Returns the generations. The commit records are damaged in all domains.
+
+    Return them.
+
+    Servers do the same when they start. In a vault of several hosts only servers may do this.
 
     Raises: UcplError E692, OSError.
     """
@@ -245,7 +256,10 @@ def _count_again(home: Path) -> list[int]:
 
 
 def mend_texts(home: Path) -> int:
-    """Write texts that are damaged or lacking once more, as whole ones say: how many. Raises: UcplError E692, OSError."""
+    """Rewrite damaged or missing texts from intact copies.
+
+    Return their number. Raises: UcplError E692, OSError.
+    """
     memory = generation_at(home)
     memory.close()
     count = 0
@@ -261,7 +275,7 @@ def _bad(piece: Piece) -> list[int]:
 
 
 def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int]) -> bool:
-    """Whether chunks that begin there can be rebuilt."""
+    """True if the chunks at this offset can be rebuilt."""
     try:
         for low in some:
             make(low, np.empty(min(CHUNK, size - low), np.uint8))
@@ -271,9 +285,12 @@ def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int])
 
 
 def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
-    """Rebuild what is damaged of the newest generation: (chunks that were rebuilt, what is left). say: what else was mended.
+    """Rebuild damaged chunks of the newest generation.
 
-    Raises: UcplError E686 of a vault that another user can change, E692, OSError.
+    Returns (number of rebuilt chunks, remaining damage).
+
+    say: receives a line for everything else that was repaired. Raises: UcplError E686 for a vault that another user can
+    change, E692, OSError.
     """
     if job_at(home) is not None:
         for folder in (home, *(Domain(home, number).folder for number in domains_of(home))):
@@ -298,16 +315,19 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
 
 @frozen
 class Seen:
-    """A folder that is a vault, is left of one, or may not be looked into."""
+    """A folder that is a vault, a remainder of one, or unreadable."""
 
     home: Path
     job: Job | None = None
-    barred: str = ""  # why nobody can tell what it is
+    barred: str = ""  # the reason why it cannot be read
     is_sure: bool = True  # False: files are called as a vault's, which anybody's may be
 
 
 def seen(path: Path) -> Seen | None:
-    """What a folder is; None: no vault. A name alone makes none: who else has a hosts.json loses it to nobody."""
+    """The vault in a folder.
+
+    None if it is none. A name alone is no evidence: other programs have a hosts.json too.
+    """
     if why := barred(path):
         return Seen(path, barred=why)
     if (job := job_at(path)) is not None:
@@ -326,7 +346,7 @@ def _was_sealed(path: Path) -> bool:
 
 
 def vaults_in(root: Path) -> list[Seen]:
-    """What is below a root. Raises: OSError, of the root itself."""
+    """The vaults below a root. Raises: OSError for the root itself."""
     with os.scandir(root) as entries:
         homes = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
     return [one for one in map(seen, homes) if one is not None]

@@ -1,4 +1,7 @@
-"""A vault's folder: made once, for a job whose ranks and domains are known, and opened by everyone else."""
+"""The creation and the opening of a vault.
+
+A vault is created for the ranks and domains of one job.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ SAFE = "/dev/shm/ucpl/job"  # that can be written, nearly everywhere
 
 
 class ToMake(TypedDict, total=False):
-    """What is said of a new vault."""
+    """The options of a new vault."""
 
     ranks: int  # of the job
     layout: str  # FILE.ucpl:NAME(...), whose `domain` statement says the ranks of each domain
@@ -68,9 +71,11 @@ class Vault:
 
     @classmethod
     def make(cls, home: str | os.PathLike[str], **said: Unpack[ToMake]) -> Vault:
-        """A new vault, or the one that is there if it is of the same ranks, domains and protection.
+        """Create a vault, or open the existing one.
 
-        Raises: UcplError E686, E687, E690, E692 of one that is damaged, E694, E695.
+        An existing vault must have the same ranks, domains and protection.
+
+        Raises: UcplError E686, E687, E690, E692 for a damaged one, E694, E695.
         """
         asked = asked_for(home, said)
         path = Path(os.path.abspath(home))
@@ -88,11 +93,15 @@ class Vault:
         return next(iter(committed(self.home, self.job)), None)
 
     def state(self, rank: int = 0, generation: int | None = None) -> Told:
-        """The JSON that a rank gave beside the newest generation that counts, or this one; empty where there is none.
+        """The JSON that a rank saved with a generation.
 
-        Whoever reads tensors, too, names the generation that they are of: servers may commit another one meanwhile.
+        Default: the newest committed generation. The result is empty, if there is none.
 
-        Raises: UcplError E694, of a rank that there is not.
+        Empty if there is none.
+
+        If you also read tensors, name their generation: servers may commit another one in between.
+
+        Raises: UcplError E694, if there is no such rank.
         """
         if not 0 <= rank < self.job.ranks:
             last = self.job.ranks - 1
@@ -103,14 +112,17 @@ class Vault:
         return dict(found.shards[rank].state) if found is not None else {}
 
     def writer(self, rank: int, **said: Unpack[ToWrite]) -> Writer:
-        """What a rank of the job saves by. Raises: UcplError E690, E694."""
+        """The writer of one rank of the job. Raises: UcplError E690, E694."""
         from ucpl.vault.writer import Writer
 
         return Writer(self.home, self.job, rank, **said)
 
 
 def asked_for(home: str | os.PathLike[str], said: ToMake) -> Job:
-    """The job that a new vault is to be of, which has no mark yet. Nothing is made. Raises: UcplError E690."""
+    """The job that a new vault is for, still without its mark.
+
+    Creates nothing. Raises: UcplError E690.
+    """
     path = Path(os.path.abspath(home))
     if not NAME.fullmatch(path.name):
         fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
@@ -146,7 +158,10 @@ def demand_domain(job: Job, number: int, home: Path) -> None:
 
 
 def _made(path: Path, asked: Job, said: ToMake) -> Job:
-    """Folders, and which vault it is in each of them. Raises: UcplError E170, E690, E692, E694, OSError."""
+    """Create the folders, with the identity of the vault in each.
+
+    Raises: UcplError E170, E690, E692, E694, OSError.
+    """
     make_owned(path)
     with held(path / "make.lock", wait=60):
         there = job_at(path)
@@ -173,7 +188,10 @@ def _instead(home: Path, job: Job) -> str:
 
 
 def _listed(home: Path, job: Job, said: ToMake) -> Job:
-    """The vault of several hosts, which each of them calls by one name. Raises: UcplError E170, E690, E694, OSError."""
+    """Create the vault of several hosts under its common name.
+
+    Raises: UcplError E170, E690, E694, OSError.
+    """
     if "hosts" not in said or "keys" not in said:
         fail("E690", "`hosts` and `keys` go together", Label("--hosts", where=str(home)))
     at, keys = addresses_of(said["hosts"]), Keys(Path(os.path.abspath(said["keys"])))

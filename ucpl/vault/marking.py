@@ -1,4 +1,7 @@
-"""Marks of what a step made, taken beside the trainer: of all bytes, before the next step begins."""
+"""Digests of the state after a step.
+
+They cover all bytes, and are computed before the next step begins.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ from ucpl.remotes.vaults.marks import mark_of, of_sum, weighed
 __all__ = ["Marks", "Stamp", "is_far", "stamp_of"]
 
 _PATIENCE = 600.0  # seconds that a step waits for marks
-Stamp = tuple[object, ...]  # of a tensor: what changes where it is written, or another takes its place
+Stamp = tuple[object, ...]  # of a tensor: changes if the tensor is written to, or replaced
 
 
 def stamp_of(tensor: torch.Tensor) -> Stamp:
-    """Raises: RuntimeError for what was made in torch.inference_mode, which counts no writes."""
+    """The stamp of a tensor.
+
+    Raises: RuntimeError for tensors of torch.inference_mode, which have no version counter.
+    """
     mine = part_of(tensor)
     return id(tensor), tensor._version, id(mine), mine._version, place_of(mine)
 
@@ -32,9 +38,12 @@ def is_far(tensor: torch.Tensor) -> bool:
 
 @define(eq=False)
 class Marks:
-    """Of the tensors of one save, which are contiguous. `take` is called once, by whoever says what was saved, or `drop`."""
+    """Digests of the contiguous tensors of one save.
 
-    tensors: Iterable[tuple[str, torch.Tensor, list[str]]]  # name, and where the mark goes
+    The code that records the save calls `take` once, or `drop`.
+    """
+
+    tensors: Iterable[tuple[str, torch.Tensor, list[str]]]  # name, and the destination of the digest
     _left: list[tuple[str, torch.Tensor, list[str], Stamp]] = field(factory=list)
     # Sums, and at which place of its list each goes.
     _far: list[tuple[torch.Tensor, list[str], int]] = field(factory=list)
@@ -43,7 +52,10 @@ class Marks:
     _is_done: threading.Event = field(factory=threading.Event)
 
     def __attrs_post_init__(self) -> None:
-        """What lies on a device is weighed there before anything that the trainer asks of it from now on."""
+        """Start the digests of device tensors.
+
+        They are computed before all work that the trainer queues on the device later.
+        """
         for name, tensor, to in self.tensors:
             mine = part_of(tensor)
             to.append("")
@@ -54,7 +66,10 @@ class Marks:
         self.tensors = ()
 
     def fetch(self) -> None:
-        """Bring what devices weighed, at once: a step would wait later for all that they are asked meanwhile."""
+        """Fetch the digests of devices at once.
+
+        Later, a step would wait for all work queued on them.
+        """
         for device in {found.device for found, _, _ in self._far}:
             some = [one for one in self._far if one[0].device == device]
             for value, (_, to, at) in zip(torch.stack([one[0] for one in some]).cpu(), some, strict=True):
@@ -66,7 +81,10 @@ class Marks:
         self._is_wanted.wait(seconds)
 
     def take(self) -> None:
-        """Raises: UcplError E693 where a tensor was written to before its mark was taken: it is that of no step, then."""
+        """Compute all digests.
+
+        Raises: UcplError E693, if a tensor was written to before: its digest would belong to no step.
+        """
         try:
             if self._is_done.is_set():
                 fail("E693", "the save was given up before it was digested", Label("what is saved"))
@@ -87,9 +105,9 @@ class Marks:
         self._is_done.set()
 
     def settled(self) -> None:
-        """Wait until all are taken: whoever is called by this writes to tensors next.
+        """Wait until all digests are taken; called before tensors are written to.
 
-        A child that was forked has no thread that takes them, and no part in the save.
+        A forked child has no digest thread and no part in the save.
         """
         if os.getpid() == self._process:
             self._is_wanted.set()

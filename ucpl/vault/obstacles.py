@@ -1,4 +1,4 @@
-"""What is in the way of a folder that is to be made, or of a file that is to be written."""
+"""Objects that block the creation of a folder or file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _KINDS = {
 
 
 def why_not_made(folder: Path, error: OSError) -> str:
-    """Why a folder could not be made or written to, in a few words: what stands where a folder should be is named."""
+    """The reason why a folder could not be created or written.
+
+    It names the object that is in the place of a folder.
+    """
     for one in (folder, *folder.parents):
         try:
             if not one.is_dir() and (one.is_symlink() or one.exists()):
@@ -30,7 +33,10 @@ def why_not_made(folder: Path, error: OSError) -> str:
 
 
 def not_written(folder: Path, error: OSError) -> NoReturn:
-    """A file of a domain's folder, or the folder, could not be written. Raises: UcplError E695, always."""
+    """Report that a domain's folder or a file could not be written.
+
+    Raises: UcplError E695, always.
+    """
     path = Path(os.fsdecode(error.filename2 or error.filename or folder))  # of two, the one that the other was to be
     why, remedy = error.strerror or str(error), "remove the cause, and write the same line again"
     if (kind := _kind(path, folder)) not in ("", "folder" if path == folder else "file"):
@@ -43,7 +49,10 @@ def not_written(folder: Path, error: OSError) -> NoReturn:
 
 
 def _kind(path: Path, folder: Path) -> str:
-    """What stands there; empty where nothing does, or nobody may look."""
+    """The kind of the object at this path.
+
+    Empty if there is none or it cannot be read.
+    """
     try:
         return _KINDS.get(stat.S_IFMT(os.stat(path, follow_symlinks=path == folder).st_mode), "device")
     except OSError:

@@ -1,4 +1,4 @@
-"""The servers of a vault's other hosts, as one of them knows them: who sits where, and whether all have been heard."""
+"""The servers of a vault's other hosts, and their addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ EVERY = 2.0  # seconds between two times that the others are asked whom they kno
 
 @define(eq=False)
 class Others:
-    """Nothing is voted for until each has answered once: one that answers may alone know which generation counts."""
+    """The peers of a server.
+
+    Nothing is voted for until each has answered once: it may have a newer committed generation.
+    """
 
     here: Domain
     job: Job
@@ -47,7 +50,10 @@ class Others:
         return self.here.folder.parent
 
     def sit(self, at: Address | None) -> None:
-        """Answer the others from now on. at: where they ask. Raises: OSError, UcplError E694."""
+        """Answer the peers from now on.
+
+        at: the address of this server. Raises: OSError, UcplError E694.
+        """
         hosts = self._hosts()
         number = self.here.number
         self._at = at or hosts.at[number]
@@ -68,9 +74,11 @@ class Others:
         self._unheard = others
 
     def _take_seat(self, unheard: set[int]) -> None:
-        """Serve the domain from now on, once one of the others said who does. Raises: OSError, UcplError E694.
+        """Serve the domain after a peer reported its current server.
 
-        Who has heard nobody cannot know that it takes the seat of one that lives.
+        Raises: OSError, UcplError E694.
+
+        Without an answer, this server cannot exclude that it replaces a running one.
         """
         hosts, number = self._hosts(), self.here.number
         if self.seat or (unheard and len(unheard) == len(hosts.at) - 1):
@@ -82,13 +90,17 @@ class Others:
             fail("E694", f"d{number} of {self.home} has a server already, at {where}", Label(str(self.here.folder)))
         self.seat = max(time.time_ns(), before[1] + 1)
         self._giving.hear((*hosts.at[:number], self._at), (*([0] * number), self.seat))
-        # Or what they ask of each other with the old list is refused until they hear.
+        # Otherwise their mutual requests with the old list are rejected until they receive the new one.
         for other in range(len(hosts.at)):
             if other not in unheard:
                 self._hear(other)
 
     def are_heard(self, then: Callable[[], None]) -> bool:
-        """Whether all others have answered, at once, and `then` came to its end after that, as it does once.
+        """True if all peers have answered and `then` has ended.
+
+        The peers are asked in parallel. `then` runs once, after the answers.
+
+        `then` runs once.
 
         Raises: OSError, UcplError E694.
         """
@@ -124,7 +136,10 @@ class Others:
             fail("E694", what, Label(str(self.here.folder)))
 
     def _hear(self, number: int) -> bool:
-        """Tell another what is known here, and take up what it knows. Raises: OSError of this host's own list."""
+        """Send a peer the list of hosts, and merge its answer.
+
+        Raises: OSError of this host's own list.
+        """
         assert self._giving is not None
         if number == self.here.number:
             return True

@@ -1,8 +1,8 @@
-"""What stands beside a persisted generation, in its folder `ucpl`.
+"""The records in the folder `ucpl` of a persisted generation.
 
-state.json   which one it is, when it was committed, and what ranks gave: JSON for everyone
-saved.json   which one it is once more, sealed, with the digest of state.json: of a text that is damaged it is found, and the
-             place of the generation among others is known all the same
+state.json   the generation, the time of its commit, and the JSON of the ranks, readable by everyone
+saved.json   the generation once more, checksummed, with the digest of state.json. A damaged state.json is detected by it, and
+             the generation keeps its place in the order
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "SAVED", "STATE", "Persisted", "found_in", "is_of", "persisted_in", "saved_text", "state_text", "state_told", "told_in",
 ]  # fmt: skip
 
-STATE = "ucpl/state.json"  # which generation it is, and what each rank gave beside its tensors
+STATE = "ucpl/state.json"  # the generation, and the JSON that each rank saved with its tensors
 SAVED = "ucpl/saved.json"  # older versions wrote none
 _MAX = 1 << 30
 _STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16}(?:\.\d{1,9})?)?")
@@ -29,7 +29,7 @@ _STEP = re.compile(r"step-(\d{1,18})(?:\.generation-\d{1,16}(?:\.\d{1,9})?)?")
 
 @frozen
 class Persisted:
-    """A folder of a step, and what it says of itself."""
+    """The folder of a step, and its own description."""
 
     path: Path
     step: int  # as its name says
@@ -37,11 +37,11 @@ class Persisted:
     generation: int = -1  # nobody knows
     at: int = 0  # milliseconds since 1970, when it was committed; 0: older versions did not say
     written: int = 0  # the same of its text
-    damage: str = ""  # what is wrong with what ranks gave
+    damage: str = ""  # the damage of the ranks' JSON
 
 
 def state_told(commit: Commit, job: Job) -> Told:
-    """Which generation it is, and what each rank gave beside its tensors."""
+    """The generation, and the JSON that each rank saved with its tensors."""
     ranks = {str(shard.rank): shard.state for shard in commit.shards if shard.state}
     told: Told = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
     return {**told, "committed_ms": commit.at} if commit.at else told
@@ -52,17 +52,20 @@ def state_text(told: Mapping[str, object]) -> bytes:
 
 
 def saved_text(told: Mapping[str, object], text: bytes) -> bytes:
-    """What stands beside that text of a state."""
+    """The text of saved.json, for a text of state.json."""
     return seal({**{name: one for name, one in told.items() if name != "ranks"}, "state": mark_of(text)})
 
 
 def told_in(folder: Path) -> Told:
-    """What ranks gave beside a persisted generation; empty where it is none, or damaged."""
+    """The JSON of the ranks in a persisted generation.
+
+    Empty if it is none or damaged.
+    """
     return _beside(folder)[1]
 
 
 def _beside(folder: Path) -> tuple[Told, Told, str]:
-    """Which generation it is, all that is told of it, and what is wrong with that."""
+    """The generation, its complete description, and the damage of that."""
     text, sealed = _bytes(folder / STATE), _bytes(folder / SAVED)
     which = opened(sealed) if sealed is not None else None
     if which is not None:
@@ -113,6 +116,9 @@ def found_in(path: Path, step: int) -> Persisted:
 
 
 def is_of(one: Persisted, commit: Commit, job: Job) -> bool:
-    """Whether it is this generation. A vault of several hosts has one ident whenever it is made: the time tells them apart."""
+    """True if it is this generation.
+
+    Vaults of several hosts reuse an ident; the time distinguishes them.
+    """
     same = (one.vault, one.generation) == (job.ident, commit.generation)
     return same and (not one.at or not commit.at or one.at == commit.at)

@@ -1,4 +1,4 @@
-"""A generation as a checkpoint on a disk: the files that the framework would have written, which it loads by itself."""
+"""A generation as a checkpoint of its framework on a disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ AGAIN = "remove the cause (space, permission, what is in the way), or choose ano
 
 @meanwhile()
 def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
-    """Write a generation into a new folder, which is there whole or not at all. Raises: UcplError E500, E503, E691, E692."""
+    """Write a generation into a new folder, complete or not at all.
+
+    Raises: UcplError E500, E503, E691, E692.
+    """
     memory = generation_at(home, generation)
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
@@ -35,7 +38,7 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     work = work_beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent, works_of(target))  # of who began it and was killed
+        sweep(target.parent, works_of(target))  # of processes that were killed
         disk().make_folder(work, fresh=True)
         with worked_in(work):
             _write(memory, home, work)

@@ -1,4 +1,7 @@
-"""What a vault of a layout will be: domains, what is saved where, what it costs, and which losses it survives."""
+"""The plan of a vault for a layout.
+
+It has the domains, the distribution of the saves, the costs, and the losses that the vault survives.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ucpl.vault.survival import Gone, Guarded
 
 __all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "shape_of"]
 
-KINDS = ("node", "process")  # of `domain` statements: what is asked for first
+KINDS = ("node", "process")  # of `domain` statements, in order of preference
 
 
 @frozen
@@ -30,7 +33,7 @@ class Room:
     ranks: tuple[int, ...]
     saved: int  # of one generation
     for_others: int
-    gradients: int = 0  # of the generations between two of these, with what is held for others
+    gradients: int = 0  # of the generations between two complete ones, with redundancy
 
     @property
     def total(self) -> int:
@@ -40,7 +43,7 @@ class Room:
 
 @frozen
 class Loss:
-    """What is gone with some domains."""
+    """The data that is lost with some domains."""
 
     domains: tuple[int, ...]
     bytes: int  # of arenas
@@ -50,7 +53,10 @@ class Loss:
 
 @frozen(eq=False)
 class VaultPlan:
-    """`scheme` is what was asked for, or the best of `ranked`."""
+    """The plan of a vault.
+
+    `scheme` is the requested one, or the best of `ranked`.
+    """
 
     foreseen: Foreseen
     domains: tuple[tuple[int, ...], ...]
@@ -82,7 +88,7 @@ class VaultPlan:
         return Guarded(self.scheme.protection, tuple(stretches))
 
     def loss(self, lost: Sequence[int]) -> Loss:
-        """What is gone without these domains."""
+        """The data that is lost without these domains."""
         gone = self.guarded.gone(lost)
         tensors: dict[str, None] = {}
         first = ""
@@ -93,7 +99,10 @@ class VaultPlan:
         return Loss(tuple(lost), sum(g.high - g.low for g in gone), tuple(tensors), first)
 
     def lacking(self, lost: Sequence[int]) -> frozenset[tuple[int, str, str]]:
-        """(rank that saved it, file, key) of each stored tensor of which something is gone without these domains."""
+        """(rank that saved it, file, key) of each damaged stored tensor.
+
+        A tensor is damaged if elements are lost without these domains.
+        """
         return frozenset(
             (one.rank, kept.tensor.file, key_text(kept.tensor.key))
             for one in self.guarded.gone(lost)
@@ -101,7 +110,7 @@ class VaultPlan:
         )
 
     def _within(self, gone: Gone) -> list[tuple[Kept, int, int]]:
-        """Tensors of a rank that reach into what is gone, and which bytes of each."""
+        """The lost range of each tensor of a rank."""
         return [
             (kept, max(gone.low, kept.at) - kept.at, min(gone.high, kept.at + kept.size) - kept.at)
             for kept in self.foreseen.kept[gone.rank]
@@ -110,7 +119,10 @@ class VaultPlan:
 
 
 def _domains_of(layout: Layout, call: str) -> tuple[tuple[int, ...], ...]:
-    """The domains that a layout tells, of nodes or else of processes. Raises: UcplError E690."""
+    """The domains of a layout: of nodes, or else of processes.
+
+    Raises: UcplError E690.
+    """
     for kind in KINDS:
         if found := domains_of(layout, kind):
             return found
@@ -133,14 +145,14 @@ def plan_vault(
     most: int | None = None,
     replays: int = 0,
 ) -> VaultPlan:
-    """What a vault of a layout will be.
+    """The plan of a vault for a layout.
 
-    domains: the ranks of each, how many of ranks that follow each other, or None: as the layout's `domain` says.
-    protect: `none`, `mirror(2)`, `raim5`, `rs(6, 2)`; None: the one of least memory under which any `safe` domains may be lost.
-    most:    bytes that a tensor is taken to have, where it has more.
-    replays: saves between two of all, of gradients alone.
+    domains: the ranks of each, or the number of consecutive ranks, or None for the layout's `domain` statement.
+    protect: `none`, `mirror(2)`, `raim5`, `rs(6, 2)`; None: the one of least memory that survives the loss of any
+    `safe` domains. most: the largest number of bytes that a tensor is counted with. replays: saves of gradients between
+    two complete ones.
 
-    Raises: UcplError E690, and what planning raises.
+    Raises: UcplError E690, and all errors of planning.
     """
     foreseen = foresee(call, given, most)
     if replays and not foreseen.made:
@@ -168,6 +180,9 @@ def plan_vault(
 
 
 def shape_of(call: str, given: Given | None = None) -> tuple[tuple[int, ...], ...]:
-    """The domains of a job of which only the layout is said. Raises: UcplError E690, and what planning raises."""
+    """The domains of a job, from its layout alone.
+
+    Raises: UcplError E690, and all errors of planning.
+    """
     here, _, _ = described(Asked(call, call), given or Given())
     return _domains_of(here.layout, call)

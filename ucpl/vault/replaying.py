@@ -1,8 +1,10 @@
-"""Saves of gradients alone: what is lacking is made of the generation before, by the optimizer's own step.
+"""Saves of gradients alone.
 
-That may be where nothing changed since but by that one step. What can be seen of it is looked at, of every tensor: its version,
-where it lies. What is written past autograd (`tensor.data`) cannot be seen, so all of what came out is digested (marking):
-what is replayed is held against that.
+The state is computed by replaying the optimizer's step.
+
+A replay starts from the previous generation. It is valid only if that one step was the only change. The changes that
+can be detected are checked for every tensor: its version and its address. A write past autograd (`tensor.data`) cannot
+be detected. So the complete result of the step is digested (`marking`), and a replay is compared with this digest.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
 def is_replayed(what: object) -> TypeGuard[Pair]:
-    """Whether what is saved is stepped on by an optimizer whose steps can be replayed."""
+    """True if the value's optimizer has steps that can be replayed."""
     if not (isinstance(what, tuple) and len(what) == 2):
         return False
     return isinstance(what[0], torch.nn.Module) and type(what[1]) is torch.optim.AdamW
@@ -50,7 +52,7 @@ def is_replayed(what: object) -> TypeGuard[Pair]:
 
 @define(eq=False)
 class _Watch:
-    """What an optimizer did since the last save, by hooks before and after its steps."""
+    """Hooks that record an optimizer's steps since the last save."""
 
     optimizer: torch.optim.Optimizer
     steps: int = 0  # that were begun
@@ -61,7 +63,7 @@ class _Watch:
     grads: dict[int, tuple[weakref.ref[torch.Tensor], Stamp]] = field(factory=dict)
     stamps: list[Stamp] = field(factory=list)  # after the last save, then after the step
     hooks: list[RemovableHandle] = field(factory=list)
-    marks: Marks | None = None  # of the last save: no step writes to what is not digested yet
+    marks: Marks | None = None  # of the last save: a step waits until they are taken
 
     def begin(self) -> None:
         def before(_: object, args: tuple[object, ...], named: dict[str, object]) -> None:
@@ -71,7 +73,12 @@ class _Watch:
         self.hooks.append(self.optimizer.register_step_post_hook(lambda *_: self._look(self._after)))
 
     def _look(self, act: Callable[[], None]) -> None:
-        """Whatever cannot be looked at ends no step, and no save: what came of it is kept as a whole."""
+        """Run `act`.
+
+        An error in it ends neither the step nor the save.
+
+        After an error the complete state is saved.
+        """
         try:
             act()
         except Exception as error:
@@ -99,7 +106,10 @@ class _Watch:
         self.stamps = self.all_stamps()
 
     def _before(self, closure: object) -> None:
-        """closure: what is called within the step may change anything."""
+        """The hook before a step.
+
+        closure: code that the step calls, which may change anything.
+        """
         if self.marks is not None:
             self.marks.settled()
             self.marks = None
@@ -125,7 +135,10 @@ class _Watch:
         return self.is_plain and self.steps == 1
 
     def _is_alone(self) -> bool:
-        """Whether no other hook is part of the step: what it changes between ours would not be seen."""
+        """True if the step has no other hooks.
+
+        Changes that another hook makes between ours would not be detected.
+        """
         own = self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks
         of_all = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
         return all(len(hooks) == 1 for hooks in own) and not any(of_all)
@@ -137,7 +150,10 @@ class _Watch:
             self.stamps = self.all_stamps()
 
     def one_step(self) -> bool:
-        """Whether there was one since the last save, and nothing else that can be seen. Its gradients are there."""
+        """True if one step is the only detectable change since the save.
+
+        Its gradients are available.
+        """
         return (
             self.steps == self.ended == 1
             and self.is_plain
@@ -159,7 +175,10 @@ class _Watch:
 
 
 def _numbers(group: Mapping[str, object]) -> Told | None:
-    """What a step asks of a parameter group, as JSON that comes back as it is; None: it is no such thing."""
+    """The numbers of a parameter group that a step needs, as JSON.
+
+    None: a value does not survive JSON unchanged.
+    """
     told: Told = {}
     for name in NUMBERS:
         if name not in group:
@@ -178,8 +197,8 @@ class Replaying:
 
     def __init__(self) -> None:
         self._watch: _Watch | None = None
-        self.asked: int | None = None  # the generation that `files` was asked for last
-        # Of gradients that `files` gave. Whoever says what was saved takes them, or drops them.
+        self.asked: int | None = None  # the generation of the last call of `files`
+        # The digests of its gradients. The code that records the save takes or drops them.
         self.marks: Marks | None = None
         self._last: int | None = None  # the generation that was saved last
         self._tried = False  # whether a step came out as it was trained, of one parameter
@@ -188,17 +207,17 @@ class Replaying:
         self._sizes: dict[str, int] = {}  # of values that are no tensors, of the last save of all
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """See what it does from here on."""
+        """Record the steps of an optimizer from now on."""
         if self._watch is None or self._watch.optimizer is not optimizer:
             self.close()
             self._watch, self._tried, self.is_refused = _Watch(optimizer), False, False
             self._watch.begin()
 
     def files(self, one: Ready, generation: int, *, may: bool) -> tuple[list[ToSave], Told | None]:
-        """What is to be saved; and where that is gradients alone, what is said of the step. All ranks call it together.
+        """The files to save; for gradients alone, also the step's record.
 
-        one: with the optimizer that is watched. may: whether the generation before counts, and others may be made of it.
-        Raises: UcplError E693.
+        Collective. one: the values, with the watched optimizer. may: the previous generation is committed, and a replay
+        can start from it. Raises: UcplError E693.
         """
         assert self._watch is not None
         self.asked, self.marks = generation, None
@@ -206,7 +225,7 @@ class Replaying:
         with suppress(Exception):  # whatever it is, all ranks hear of it from DCP below
             flat, is_as_before = looked_at(one, self._whole)
             sizes = sizes_of(flat)
-            # Of values that are no tensors the new ones stand where the old ones stood.
+            # New values of non-tensors replace the old ones in place.
             if may and is_as_before and not self.is_refused and sizes == self._sizes and self._last == generation - 1:
                 if self._watch.one_step() and (found := self._gradients(flat)) is not None:
                     made = ready(found[0]), found[1]
@@ -218,9 +237,10 @@ class Replaying:
         return of_state(one, self._whole), None
 
     def attempt(self, newest: Commit, memory: Callable[[], Memory], rank: int) -> None:
-        """Of the first gradients that count, make the step of a parameter: where that is not what was trained, none are kept.
+        """Test the replay of a parameter's step with the first committed gradients.
 
-        So it is where a step is compiled, say. Raises: UcplError E691, E692, E698.
+        If the result differs from the trained value (for example with a compiled step), no gradients are saved from
+        then on. Raises: UcplError E691, E692, E698.
         """
         if self._tried or self.is_refused or not newest.depth:
             return
@@ -241,13 +261,16 @@ class Replaying:
             self._watch.saved()
 
     def _gradients(self, flat: dict[str, object]) -> tuple[dict[str, object], list[_Unit]] | None:
-        """What is saved, by name, and what is made of it. None: not all can be made."""
+        """The values to save by name, and the parameters to replay.
+
+        None: some values cannot be replayed.
+        """
         assert self._watch is not None
         by_place: dict[tuple[object, ...], list[str]] = {}
         for name, value in flat.items():
             if isinstance(value, torch.Tensor) and part_of(value).numel():
                 by_place.setdefault(place_of(value), []).append(name)
-        # Of what a rank has nothing of, it saves nothing.
+        # A rank saves nothing for values that it does not have.
         light = {n: v for n, v in flat.items() if not isinstance(v, torch.Tensor) or part_of(v).numel()}
         units = []
         for number, parameter in self._watch.parameters():
@@ -264,7 +287,10 @@ class Replaying:
         return light, units
 
     def _told(self, files: list[ToSave], units: list[_Unit]) -> Told:
-        """Of the parameters whose gradients this rank saves; their marks are taken later."""
+        """Of the parameters whose gradients this rank saves.
+
+        Their marks are taken later.
+        """
         assert self._watch is not None
         mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
         some = [unit for unit in units if GRADIENT + unit.name in mine]
@@ -274,7 +300,7 @@ class Replaying:
         return {"optimizer": "AdamW", "by": made_by(device), "groups": self._watch.groups, "units": told}
 
     def drop(self) -> None:
-        """Nothing of the last save is kept: no step waits for its marks."""
+        """Drop the last save; no step waits for its digests."""
         if self.marks is not None:
             self.marks.drop()
 
@@ -287,7 +313,7 @@ class Replaying:
 
 @define(eq=False)
 class _Unit:
-    """A parameter that is stepped on: what it and its state are called."""
+    """A parameter that the optimizer updates, with its names."""
 
     name: str  # its first weight's
     group: int
@@ -301,7 +327,10 @@ class _Unit:
     def of(
         cls, group: int, parameter: torch.Tensor, state: Mapping[str, object], by_place: Mapping[tuple[object, ...], list[str]]
     ) -> _Unit | None:  # fmt: skip
-        """None: it is not saved as a whole, or not by itself."""
+        """The unit of a parameter.
+
+        None: it is not saved completely or not separately.
+        """
         grad = parameter.grad
         assert grad is not None
         placed = parameter.placements if is_placed(parameter) else None
@@ -334,6 +363,6 @@ class _Unit:
         }
 
     def marked(self) -> Iterator[tuple[str, torch.Tensor, list[str]]]:
-        """What is digested, by name, in the order of its marks, and where they go."""
+        """The tensors to digest, by name, with the destination of each digest."""
         names = (self.name, *self.moments.values())
         return ((name, tensor, self.marks) for name, tensor in zip(names, self.tensors, strict=True))

@@ -1,7 +1,7 @@
-"""The newest state that can be had: of a generation in memory, the one before it, or what was persisted on a disk.
+"""The newest state that can be read from memory or disk.
 
-A try that ends with its process is counted in the vault. A generation of which so many tries came to no end is suspect: the
-one before it is taken.
+The order is: a generation in memory, the one before it, a persisted one. An attempt that ends with its process is
+counted in the vault. A generation with too many unfinished attempts is suspect, and the previous one is read.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ucpl.vault.persisted import STATE, Persisted, persisted_in, state_text, sta
 __all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]
 
 TRIES = 3  # of one generation, that came to no end
-GONE = ("E691", "E692", "E698")  # what cannot be rebuilt or replayed, or is there no more
+GONE = ("E691", "E692", "E698")  # cannot be rebuilt, cannot be replayed, or was removed
 
 
 @frozen
 class Restored:
-    """What was read."""
+    """The result of a restore."""
 
     source: str  # vault:ROOT/JOB@G, or a folder
     step: int
     passed: tuple[tuple[str, str], ...]  # newer sources that were passed over, and why
-    silent: tuple[str, ...] = ()  # persisted folders of which nobody knows when they were saved: they come last
-    damage: str = ""  # what is wrong with what ranks gave beside it; the tensors are what was saved
+    silent: tuple[str, ...] = ()  # persisted folders without a time; they are tried last
+    damage: str = ""  # of the JSON of the ranks; the tensors are intact
 
 
 @frozen
@@ -46,19 +46,21 @@ class _Choice:
     step: int
     tries: Path | None  # of a generation, where its tries are counted
     is_silent: bool = False  # nothing says when it was saved
-    damage: str = ""  # of what ranks gave
+    damage: str = ""  # of the JSON of the ranks
 
 
 def restored(
     home: Path, read: Callable[[str], None], *, generation: int | None = None, persisted: Path | None = None
 ) -> Restored:
-    """Read the newest source that can be: `read` is called with one after the other until it raises no E691, E692 or E698,
-    nor what says that a persisted one is damaged.
+    """Read the newest source that can be read.
 
-    generation: this one and no other.
-    persisted:  a folder of `step-N` folders, as a server writes with --into, for what memory does not suffice for.
+    `read` is called with one source after the other, until it raises neither E691, E692, E698 nor the damage of a
+    persisted one.
 
-    Raises: UcplError E692 where there is nothing, and what `read` raises of the last source that there is, or of any else.
+    generation: only this one. persisted: a folder of `step-N` folders, as a server writes with --into; used if memory
+    does not suffice.
+
+    Raises: UcplError E692, if there is no source, and the errors of `read` for the last source; all its other errors.
     """
     unknown = _unsaid(home) if generation is None else []
     passed = list(unknown)
@@ -103,19 +105,25 @@ def restored(
 
 
 def _unsaid(home: Path) -> list[tuple[str, str]]:
-    """Generations that may be newer than any that is tried here, and why they are not."""
+    """Generations that may be newer than all sources, with the reason.
+
+    These cannot be read.
+    """
     return [(f"vault:{home.absolute()}@{number}", why) for number, why in newer(home).items()]
 
 
 def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
-    """With what was passed over before."""
+    """The last error, with the sources that were skipped before."""
     notes = (f"{source} was passed over: {why}" for source, why in passed[:-1])
     first, *rest = last.diagnostics
     return UcplError(evolve(first, notes=(*first.notes, *notes)), *rest)
 
 
 def _choices(home: Path, generation: int | None, persisted: Path | None) -> list[_Choice]:
-    """What was saved last first, whatever step it was: a run may have gone back to an older one."""
+    """The sources, latest save first.
+
+    The step is no order: a run may have returned to an older step.
+    """
     job = job_at(home)
     if job is None and (persisted is None or generation is not None):
         no_vault(home)
@@ -149,7 +157,10 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> list
 
 
 def _times(home: Path, commits: Sequence[Commit]) -> list[int]:
-    """When each of them, newest first, was committed; where an older version did not say, when that was written here."""
+    """The commit time of each generation, newest first.
+
+    Records of older versions have no time; for them it is the time of the file.
+    """
     times: list[int] = []
     for one in commits:
         at, written = one.at, list[int]()
@@ -157,19 +168,22 @@ def _times(home: Path, commits: Sequence[Commit]) -> list[int]:
             with suppress(OSError):
                 written.append(Domain(home, number).commit(one.generation).stat().st_mtime_ns // 1_000_000)
         at = at or min(written, default=0)
-        times.append(min([at, *times[-1:]]))  # a text that was mended is younger than what it says
+        times.append(min([at, *times[-1:]]))  # a repaired text is younger than its content
     return times
 
 
 def _since(one: Persisted, some: Sequence[Persisted]) -> int:
-    """When it was written at the latest, of one that does not say: before what its vault committed after it."""
+    """The latest possible time of a persisted generation without a time.
+
+    It is earlier than the later commits of its vault.
+    """
     return min(other.written for other in some if other.vault == one.vault and other.generation >= one.generation)
 
 
 def state_of(source: str) -> dict[str, object]:
-    """What ranks gave beside a source that `restored` reads: before it is read, since it may be gone thereafter.
+    """The JSON of the ranks for a source that `restored` reads.
 
-    Raises: UcplError E692.
+    Call it before the read: later the source may be gone. Raises: UcplError E692.
     """
     if not source.startswith("vault:"):
         return told_in(Path(source))
@@ -180,9 +194,11 @@ def state_of(source: str) -> dict[str, object]:
 
 
 def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
-    """Put that, as JSON, into the folder that was made of the source, or beside a file.
+    """Write the JSON of the ranks into the target folder.
 
-    Returns where; None: ranks gave nothing, or the target is nowhere here. Raises: UcplError E503.
+    If the target is a file, the JSON is written next to it.
+
+    Returns its path. None: there is no JSON, or the target is not on this machine. Raises: UcplError E503.
     """
     if not told.get("ranks") or not target.exists():
         return None
@@ -206,7 +222,10 @@ def _count(tries: Path | None) -> int:
 
 
 def _tell(tries: Path | None, count: int) -> None:
-    """Where memory is full, or another's, nothing is counted: what can be restored is restored all the same."""
+    """Count an attempt; if the memory cannot be written, count nothing.
+
+    The restore continues in any case.
+    """
     if tries is not None and is_owned(tries.parent):
         with suppress(OSError):
             write_whole(tries, str(count).encode())

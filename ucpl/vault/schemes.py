@@ -1,4 +1,7 @@
-"""Which protection suits a layout and its domains: each with what it costs and what it survives, the best first."""
+"""The protections that fit a layout and its domains, best first.
+
+Each one has its costs and the losses that it survives.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["Scheme", "default_protection", "schemes"]
 
 @frozen(eq=False)
 class Scheme:
-    """A protection, and what it is for these domains."""
+    """A protection, with its costs and benefits for these domains."""
 
     guarded: Guarded
     for_others: int  # bytes of one generation, of all domains
@@ -38,7 +41,7 @@ class Scheme:
 
     @property
     def why(self) -> str:
-        """What speaks for it and what against it, in a few words."""
+        """Its advantages and disadvantages, in a few words."""
         share = self.for_others / self.saved if self.saved else 0.0
         made = self.guarded.made_of
         rebuilt = f"a lost byte is made of {made}" if made else "nothing is rebuilt"
@@ -47,15 +50,17 @@ class Scheme:
 
 
 def default_protection(domains: int) -> str:
-    """What is meant where nothing is said: one domain may be lost, for the least memory."""
+    """The default protection: survives one lost domain with the least memory."""
     return "raim5" if domains > 2 else "mirror" if domains > 1 else "none"
 
 
 def schemes(stretches: Sequence[Stretch], safe: int, told: int, asked: str | None = None) -> list[Scheme]:
-    """Protections for these domains: first those under which any `safe` domains may be lost, of these the one of least memory.
+    """The protections for these domains, best first.
 
-    told:  for how many lost domains at once it is counted what survives.
-    asked: one that is wanted whatever it is; it comes first. Raises: UcplError E690, where it does not fit the domains.
+    First come those that survive the loss of any `safe` domains; among these, the one with the least memory.
+
+    told: the largest number of simultaneously lost domains for which the survival is counted. asked: a requested
+    protection; it comes first. Raises: UcplError E690, if it does not fit the domains.
     """
     count = len(stretches)
     found: dict[str, Scheme] = {}

@@ -1,7 +1,7 @@
-"""The server of a domain: it stands beside the trainer and makes what was saved outlive it.
+"""The server of a domain: saved shards outlive the trainer.
 
-It holds what its ranks saved against their digests, makes what its domain keeps for others, and when every domain has done so,
-the generation is committed in all of them. It can be killed at any point and started anew.
+It checks the shards of its ranks against their digests, and computes the redundancy of its domain. After every domain
+has done this, the generation is committed in all of them. The server can be killed and restarted at any point.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Say: TypeAlias = Callable[[str], None]
 
 @frozen(eq=False)
 class _Round:
-    """What all ranks have saved of one generation that does not count yet."""
+    """The shards of all ranks for one uncommitted generation."""
 
     generation: int
     run: str
@@ -63,7 +63,10 @@ class _Round:
 
 @define(eq=False)
 class Server:
-    """One domain's. Use it in a `with` statement: a second one is refused."""
+    """The server of one domain, for a `with` statement.
+
+    A second server of the domain is rejected.
+    """
 
     home: Path
     number: int
@@ -73,7 +76,7 @@ class Server:
     at: Address | None = None  # where other hosts ask this one; None: as the vault's list of hosts says
     _ends: ExitStack = field(factory=ExitStack)
     _others: Others | None = None  # of a vault on several hosts
-    _bad: set[str] = field(factory=set)  # marks of shards that are not as they were said to be
+    _bad: set[str] = field(factory=set)  # digests of shards that differ from their records
 
     def __enter__(self) -> Server:
         """Raises: UcplError E686, E687, E692, E694, E695."""
@@ -107,9 +110,9 @@ class Server:
         self._ends.close()
 
     def _take_up(self) -> None:
-        """What counts elsewhere counts here; of a domain that was lost, its part is rebuilt.
+        """Copy commits of other domains; rebuild the lost part of this domain.
 
-        Raises: OSError, also where one on another host did not answer for all that is lost here: it is to be tried again.
+        Raises: OSError, also if a server of another host does not answer for lost parts. Try again then.
         """
         found = committed_in(self._holders(), self.job, sure=True)
         for commit in found[: self.job.kept]:
@@ -132,7 +135,10 @@ class Server:
         return [n for n in range(len(self.job.domains)) if holder_of(self.home, n).is_there()]
 
     def _make_ready(self) -> None:
-        """Have memory for all slots of each rank as soon as the first of their kind is known: a save need not wait for it."""
+        """Allocate all slots of a rank when its first shard arrives.
+
+        A later save does not wait for this.
+        """
         for rank in self.job.domains[self.number]:
             for kind in (range(WHOLE), range(WHOLE, self.job.slots)):
                 sizes = {}
@@ -144,7 +150,7 @@ class Server:
                         _have_room(self.here.arena(rank, slot), max(sizes.values()))
 
     def _told(self, newest: Commit) -> None:
-        """What another host was told counts here, too. Raises: OSError."""
+        """Copy a commit record that another host received. Raises: OSError."""
         if not has_commit(self.here, newest, self.job):
             with self.here.locked(LOCKED) as mine:
                 if mine:
@@ -153,9 +159,9 @@ class Server:
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
     def turn(self) -> int | None:
-        """Do what can be done now. Returns the generation that was committed, by this server.
+        """Do all work that is possible now; return the committed generation.
 
-        Raises: OSError; UcplError E694, of a domain that has another server by now.
+        Raises: OSError; UcplError E694, if the domain has another server now.
         """
         if self._others is not None and not self._others.are_heard(self._take_up):
             return None
@@ -177,8 +183,8 @@ class Server:
         return holders_of(self.home, self.job)
 
     def _round(self, holders: Sequence[Holder], newest: Commit | None) -> _Round | None:
-        """The newest generation that all ranks of one run have saved and that does not count yet."""
-        # Gradients that could count lie in one slot: behind what counts.
+        """The newest uncommitted generation that all ranks of one run have saved."""
+        # Gradients after the committed generation can only be in one slot.
         behind = newest.depth + 1 if newest is not None else 1
         slots = [*range(WHOLE), *([slot_of(behind, 0)] if behind <= self.job.replays else [])]
         saved = saved_in(holders, self.job, slots)
@@ -199,7 +205,7 @@ class Server:
         return _Round(*which, shards, marks) if _follows(shards, newest) else None
 
     def _vote_on(self, found: _Round, where: Holder) -> Parity | None:
-        """What a domain has made of exactly these shards."""
+        """The parity that a domain computed from exactly these shards."""
         depth = found.shards[0].depth
         for slot in (slot_of(depth, 0),) if depth else range(WHOLE):
             vote = where.vote_in(slot)
@@ -213,7 +219,10 @@ class Server:
         return None
 
     def _protect(self, found: _Round, newest: Commit | None) -> bool:
-        """Look at what this domain's ranks saved, and make what it keeps for others. False: not now. Raises: OSError."""
+        """Check the shards of this domain's ranks, and compute its redundancy.
+
+        False: not now. Raises: OSError.
+        """
         depth, kept = found.shards[0].depth, newest.parity[self.number].base if newest is not None else 1
         base = kept if depth else 1 - kept
         slot = slot_of(depth, base)
@@ -226,7 +235,8 @@ class Server:
         ]
         memory = Memory(self.home, self.job, Commit(found.generation, found.shards[0].step, found.shards, tuple(blank)))
         with self.here.locked(LOCKED) as mine:
-            # What counts since these were looked at has parity in the other slot. Who saved this round here knows of it.
+            # A generation that was committed after the last look has its parity in the other slot. The ranks that saved
+            # this round know that commit.
             before = newest.generation if newest is not None else 0
             if not mine or any(
                 generation > before
@@ -264,7 +274,10 @@ class Server:
         return all(piece.is_whole(low) for low in range(0, piece.size, CHUNK))
 
     def _made(self, memory: Memory, slot: int, size: int) -> tuple[int, ...] | None:
-        """Write what this domain keeps for others; digests of its chunks. None: theirs are not as they say. Raises: OSError."""
+        """Write the redundancy of this domain; return the digests of its chunks.
+
+        None: shards of another domain differ from their records. Raises: OSError.
+        """
         fd = disk().open(self.here.parity(slot), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         chunks: list[int] = []
         try:
@@ -284,7 +297,10 @@ class Server:
         return tuple(chunks)
 
     def _commit(self, found: _Round) -> int | None:
-        """Where every domain has voted, and nobody has taken back what it saved. Raises: OSError."""
+        """Commit, if every domain voted and no rank withdrew its save.
+
+        Raises: OSError.
+        """
         holders = self._holders()
         if not all(self._vote_on(found, where) for where in holders):
             return None
@@ -295,7 +311,8 @@ class Server:
                         return None
                 except FileNotFoundError:  # the domain is gone
                     return None
-            # Asked of those who hold the locks, over what holds them: a lock that was lost meanwhile gives no answer.
+            # The holders of the locks are asked over the same connections. If a lock was lost meanwhile, the answer is
+            # missing.
             newest = next(iter(committed_in(holders, self.job, sure=True)), None)
             again = self._round(holders, newest)
             if again is None or dict(again.marks) != dict(found.marks):
@@ -317,7 +334,7 @@ class Server:
             for where in holders:
                 try:
                     where.tell(commit.generation, text, self.job)
-                except OSError as error:  # of another host: it counts, and who could not be told hears of it later
+                except OSError as error:  # another host gets the record later
                     if isinstance(where, Domain):
                         raise
                     self.say(
@@ -329,14 +346,17 @@ class Server:
 
 
 def has_commit(here: Domain, commit: Commit, job: Job) -> bool:
-    """Whether a domain says that a generation counts, in a text that is whole."""
+    """True if a domain has an undamaged commit record of the generation."""
     with suppress(OSError):
         return here.commit_in(commit.generation, job) is not None
     return False
 
 
 def mend_commit(here: Domain, commit: Commit, job: Job) -> bool:
-    """Have a domain say that a generation counts. Returns whether it did not, or in a damaged text. Raises: OSError."""
+    """Write the commit record of a generation in a domain, if needed.
+
+    Returns True if it was missing or damaged. Raises: OSError.
+    """
     if has_commit(here, commit, job):
         return False
     with here.locked(LOCKED) as mine:  # who commits writes the same text
@@ -346,7 +366,7 @@ def mend_commit(here: Domain, commit: Commit, job: Job) -> bool:
 
 
 def mend_job(here: Domain, job: Job) -> bool:
-    """The same of the text that says which vault this is. Raises: OSError."""
+    """The same for the identity record of the vault. Raises: OSError."""
     with suppress(OSError):
         if read_sealed(here.job()) == job.sealed():
             return False
@@ -355,7 +375,10 @@ def mend_job(here: Domain, job: Job) -> bool:
 
 
 def _follows(shards: Sequence[Shard], newest: Commit | None) -> bool:
-    """Whether what is made of the generation before, and alone says how, follows just that one."""
+    """True if the shards can be replayed from `newest`.
+
+    True too if they are complete: then they do not depend on another generation.
+    """
     depths = {shard.depth for shard in shards}
     if depths == {0}:
         return True
@@ -385,9 +408,9 @@ def _is_all_there(memory: Memory, number: int) -> bool:
 
 
 def heal(memory: Memory, number: int) -> int:
-    """Rebuild what a domain has lost or has damaged of a generation that counts. Returns the chunks that were rebuilt.
+    """Rebuild a domain's lost and damaged chunks of a committed generation.
 
-    What cannot be rebuilt stays as it is: it is refused when it is read. Raises: OSError.
+    Returns the number of rebuilt chunks. Other damage remains; a later read rejects it. Raises: OSError.
     """
     here = Domain(memory.home, number)
     count = 0
@@ -425,7 +448,7 @@ def _put(piece: Piece, low: int, data: Bytes) -> None:
     try:
         make_room(fd, piece.size)
         write_all(fd, data.data, low)
-    except OSError as error:  # of a file that is open, nothing says which one it is
+    except OSError as error:  # an error of an open file does not name the file
         error.filename = error.filename or str(piece.path)
         raise
     finally:

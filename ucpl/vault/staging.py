@@ -1,8 +1,8 @@
-"""Tensors of a device on their way into an arena: straight into its pages, where the driver has pinned them.
+"""Copies of device tensors into an arena.
 
-Elsewhere they come a bucket at a time: one is on its way into page-locked memory while the CPU copies and digests the one
-before. Tensors in the CPU's memory need no staging. `Cuda` is all that we ask of a GPU; tests have a stand-in for it, which
-copies late.
+If the driver has pinned the pages of the arena, the device writes into them directly. Otherwise the bytes come in
+buckets: one bucket is on its way into page-locked memory, while the CPU copies and digests the previous one. Tensors in
+CPU memory need no staging. `Cuda` is the only interface to a GPU; tests replace it by a class that copies late.
 """
 
 from __future__ import annotations
@@ -35,34 +35,41 @@ class Copying(Protocol):
 
 
 class Lane(Protocol):
-    """How bytes come from one device."""
+    """The path of bytes from one device."""
 
     def room(self, size: int) -> torch.Tensor:
-        """Bytes of the CPU's memory that the device writes into by itself."""
+        """CPU memory that the device writes into directly."""
         ...
 
     def begin(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copying:
-        """Copy bytes of the device, each into its place of a room, once what computes them is done."""
+        """Start the copy of each device tensor into its place.
+
+        The copy begins after the pending computation of the tensors.
+        """
         ...
 
     def pin(self, memory: torch.Tensor) -> bool:
-        """Have the device write into mapped memory by itself from now on; False where it cannot."""
+        """Let the device write directly into mapped memory; False if impossible."""
         ...
 
     def unpin(self, memory: torch.Tensor) -> None:
-        """Undo `pin`, before the memory is unmapped: another mapping may get the same addresses."""
+        """Undo `pin` before the memory is unmapped.
+
+        Another mapping may get the same addresses.
+        """
         ...
 
     def reaches(self, memory: torch.Tensor) -> bool:
-        """Whether the CPU reads at the end of pinned memory what the device writes there.
+        """True if the CPU sees the bytes that the device writes.
 
-        It does not after somebody has cut the file and let it grow again: the pinned pages belong to no file then.
+        It is tested at the end of the pinned memory. If another process has truncated and extended the file, the pinned
+        pages belong to no file.
         """
         ...
 
 
 class Cuda:
-    """A stream beside the one that trains."""
+    """A CUDA stream next to the stream of the training."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -102,7 +109,12 @@ class Cuda:
 
 
 def lane_of(device: torch.device) -> Lane | None:
-    """None: what lies there is taken as it lies, or brought here as a whole, where it is no GPU of NVIDIA's or AMD's."""
+    """The lane of a device.
+
+    None: its tensors are used in place or copied at once.
+
+    Devices with a lane are GPUs of NVIDIA and AMD.
+    """
     return Cuda(device) if device.type == "cuda" else None
 
 
@@ -118,7 +130,10 @@ class _Part:
 
 @define(eq=False)
 class Stages:
-    """Lanes of all devices, and rooms of each, which are used from save to save: page-locked memory is expensive to get."""
+    """The lanes of all devices, with their staging memory.
+
+    The memory is reused, because page-locked memory is expensive to allocate.
+    """
 
     lane_of: Callable[[torch.device], Lane | None] = lane_of
     bucket: int = BUCKET
@@ -126,7 +141,7 @@ class Stages:
     _rooms: dict[torch.device, list[torch.Tensor]] = field(factory=dict)
 
     def lane(self, data: bytes | torch.Tensor) -> Lane | None:
-        """The lane of a tensor's device; None for what needs none."""
+        """The lane of a tensor's device; None if it needs none."""
         if not isinstance(data, torch.Tensor):
             return None
         if data.device not in self._lanes:
@@ -134,7 +149,10 @@ class Stages:
         return self._lanes[data.device]
 
     def staged(self, data: Sequence[bytes | torch.Tensor]) -> Iterator[tuple[int, memoryview]]:
-        """(number, bytes) in their order, of what is large in several parts, each to be used before the next is asked for."""
+        """(number, bytes) of the data in order, large data in parts.
+
+        Use each part before you request the next.
+        """
         device, some = None, [0, 0]
         for end, one in enumerate(data):  # runs of tensors of one device
             here = one.device if isinstance(one, torch.Tensor) and self.lane(one) is not None else None
@@ -146,9 +164,10 @@ class Stages:
     def placed(
         self, data: Sequence[bytes | torch.Tensor], into: torch.Tensor
     ) -> Generator[tuple[int, memoryview | int], None, None]:
-        """The same where devices write into the arena by themselves: of what they wrote, the number of bytes alone.
+        """The same for devices that write directly into the arena.
 
-        All copies are begun before the first is waited for, and none is under way when this ends.
+        For their data the second value is the number of bytes. All copies start before the first wait, and all have
+        ended when this ends.
         """
         parts: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         at = 0
@@ -220,5 +239,8 @@ class Stages:
 
 
 def _near(data: bytes | torch.Tensor) -> memoryview:
-    """Bytes as they are in memory; those on another device are brought here first."""
+    """Bytes as they are in memory.
+
+    Those on another device are brought here first.
+    """
     return memoryview(data) if isinstance(data, bytes) else memory_of(data)

@@ -1,8 +1,8 @@
-"""Which bytes are gone when domains are: worked out of the protection and of what each domain holds, without a vault.
+"""The bytes that a loss of domains destroys, computed without a vault.
 
-In a group of blocks, those that are there make up for as many as the group has blocks of parity. Bytes behind the end of a
-domain's data are zeros, which nothing is needed for. What is rebuilt is held against digests, so that a chunk of 1 MiB comes
-back as a whole or not at all.
+The inputs are the protection and the data of each domain. In a group of blocks, the remaining blocks replace as many
+lost ones as the group has parity blocks. Bytes after the end of a domain's data are zeros and need no source. Rebuilt
+bytes are checked against digests, so a chunk of 1 MiB is restored completely or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ucpl.remotes.vaults.records import CHUNK
 __all__ = ["Gone", "Guarded", "Survived"]
 
 Span = tuple[int, int]
-LOOKED_AT = 200_000  # losses of so many domains at once, in one set: beyond it the rule alone is told
+LOOKED_AT = 200_000  # sets of lost domains that are counted; beyond it only the rule of the code is reported
 
 
 @frozen
@@ -34,13 +34,13 @@ class Gone:
 
 @frozen
 class Survived:
-    """Of all losses of so many domains at once, those after which everything is there."""
+    """The survivable losses among all losses of n domains at once."""
 
     lost: int
     whole: int
     of: int
     example: tuple[int, ...] | None  # the first loss that takes something with it
-    is_counted: bool = True  # else `whole` is what the rule alone says: it may be more
+    is_counted: bool = True  # False: `whole` follows from the rule of the code, and may be too small
 
 
 @frozen(eq=False)
@@ -84,7 +84,7 @@ class Guarded:
         return max((len(g.data) for g in groups), default=0)
 
     def gone(self, lost: Collection[int]) -> tuple[Gone, ...]:
-        """What cannot be had without these domains, by rank."""
+        """The data that is lost without these domains, by rank."""
         found: list[Gone] = []
         for among in self.sets:
             places = [i for i, domain in enumerate(among) if domain in lost]
@@ -96,7 +96,7 @@ class Guarded:
         return tuple(found)
 
     def loses(self, lost: Collection[int]) -> bool:
-        """Whether anything is gone without these domains."""
+        """True if data is lost without these domains."""
         for among in self.sets:
             places = [i for i, domain in enumerate(among) if domain in lost]
             if self._loses(among, places):
@@ -124,7 +124,10 @@ class Guarded:
         return Survived(lost, ways[lost], comb(count, lost), example, is_counted)
 
     def _whole(self, among: Sequence[int], size: int) -> tuple[int, tuple[int, ...] | None, bool]:
-        """Of all losses of so many domains of a set: those that take nothing, and the first that does."""
+        """The number of losses without effect, and the first with one.
+
+        The losses are those of n domains of a set.
+        """
         if size <= self.protection.copies:
             return comb(len(among), size), None, True
         if comb(len(among), size) > LOOKED_AT:
@@ -134,7 +137,10 @@ class Guarded:
         return comb(len(among), size) - len(bad), first, True
 
     def _gone(self, among: Sequence[int], places: Collection[int]) -> Iterator[tuple[int, Span]]:
-        """(place in the set, bytes of its data) that cannot be had without some of a set's domains."""
+        """(place in the set, bytes of its data) that are lost.
+
+        They are lost without the domains at `places`.
+        """
         groups = self._groups[len(among)]
         if not groups:  # nothing is kept for others
             yield from ((place, (0, self.stretches[among[place]].size)) for place in places)
@@ -163,7 +169,7 @@ def _held(stretch: Stretch) -> Iterator[Span]:
 
 
 def _cut(spans: Mapping[int, Iterable[Span]]) -> Iterator[tuple[int, int, list[int]]]:
-    """Where one set of places has spans, and where another."""
+    """Split spans where the set of places changes."""
     ends = sorted({end for some in spans.values() for span in some for end in span})
     for low, high in pairwise(ends):
         mine = [place for place, some in spans.items() if any(a <= low and high <= b for a, b in some)]
@@ -172,7 +178,10 @@ def _cut(spans: Mapping[int, Iterable[Span]]) -> Iterator[tuple[int, int, list[i
 
 
 def _by_rank(stretch: Stretch, spans: Iterable[Span]) -> Iterator[Gone]:
-    """Spans of a domain's data as those of its arenas, in whole chunks, joined."""
+    """Spans of a domain as spans of its arenas.
+
+    They consist of complete chunks, and adjacent ones are joined.
+    """
     of_data = sorted(spans)
     for rank, start, size in zip(stretch.ranks, stretch.starts, stretch.sizes, strict=False):
         joined: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""Values of a running job as value trees: what torch.save would write of them, with tensors by reference and none copied.
+"""Values of a running job as value trees that refer to tensors.
 
-A pickle is made of the value, as torch.save makes one, and read at once by our own machine: objects become inert, and the
-file that is laid out of the tree is the one that the framework would write.
+The tree equals the one that a reader of torch.save's file would get. The value is pickled as torch.save does it, and
+the pickle is read at once by our own machine: objects become inert. No tensor is copied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Reduced = tuple[Callable[..., object], tuple[object, ...]]
 
 @frozen(eq=False)
 class Held:
-    """A value tree, and the tensors that its storages are the bytes of."""
+    """A value tree, and the tensors of its storages."""
 
     tree: object
     tensors: Mapping[str, torch.Tensor]  # by the storage's name
@@ -38,7 +38,7 @@ class Held:
 
 @frozen
 class _Storage:
-    """Stands for a storage in a pickle that is being made."""
+    """A stand-in for a storage during the pickling."""
 
     kind: object
     name: str
@@ -72,7 +72,10 @@ def dtype_name(tensor: torch.Tensor, where: str) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """As torch.save makes a pickle, each tensor with a storage of its own elements alone."""
+    """A pickler like torch.save's, with one storage per tensor.
+
+    The storage has only the elements of its tensor.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=2)
@@ -103,7 +106,10 @@ class _Pickler(pickle.Pickler):
 
 
 def held_in(value: object, where: str) -> Held:
-    """A value as torch.save would write it. where: what it is called in errors. Raises: UcplError E693."""
+    """A value as torch.save would write it.
+
+    where: the name of the value in errors. Raises: UcplError E693.
+    """
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:

@@ -1,7 +1,7 @@
-"""No search for garbage while a job stands still.
+"""A pause of the garbage collector during a save.
 
-What a save makes are tens of thousands of small records, of which none is garbage, and Python would look through all that a
-trainer holds, again and again, as they come to be.
+A save creates tens of thousands of small live records. Without the pause, Python would search all objects of the
+trainer again and again meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ __all__ = ["unsearched"]
 
 @contextmanager
 def unsearched() -> Iterator[None]:
-    """As a decorator: for each call. Who has it off anyway keeps it off."""
+    """Pause the collector for a `with` block or a decorated function.
+
+    If it was off before, it stays off.
+    """
     was = gc.isenabled()
     gc.disable()
     try:

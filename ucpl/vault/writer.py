@@ -1,7 +1,8 @@
-"""What a rank of a job saves by: a copy into memory that is its own, and a text that says what lies there.
+"""The writer of a rank: copies and records its state.
 
-A generation is what all ranks save at their n-th call. It counts when every domain has committed it, beside the trainer. A
-rank has two slots: it never writes where the newest generation lies that counts. A save that fails says so and ends nothing.
+A generation consists of the saves of all ranks at their n-th call. It is committed after every domain has committed it;
+servers do this next to the trainer. A rank has two slots, and never writes into the slot of the newest committed
+generation. A failed save is reported, and training continues.
 """
 
 from __future__ import annotations
@@ -50,37 +51,40 @@ __all__ = ["Saved", "ToWrite", "Writer"]
 _log = logging.getLogger("ucpl")
 POLL = 0.002  # seconds between two looks whether a generation counts
 STATE_MAX = 64 << 20
-GIVES_WAY = 10  # the niceness of what runs beside
+GIVES_WAY = 10  # niceness of the background thread
 PAUSE_MAX = 0.5  # seconds for which it lets others copy first
-STEP_MAX = 10**15  # a float still tells each of them from the next
-SEATS, SEATED = 20, 0.15  # how often a lock is asked for where another server is known, and seconds between
-HOPELESS = 1.0  # seconds for which a save waits for one of which it is known that it will not count
+STEP_MAX = 10**15  # a float still represents each step up to here exactly
+SEATS, SEATED = 20, 0.15  # attempts for a lock whose server is known elsewhere, and seconds between them
+HOPELESS = 1.0  # seconds that a save waits for a generation that cannot be committed
 
 
 class ToWrite(TypedDict, total=False):
-    """What is said beside the rank."""
+    """The options of a writer besides its rank."""
 
-    layout: str | None  # FILE.ucpl:NAME(...), of what is given by keys
+    layout: str | None  # FILE.ucpl:NAME(...), for values that are given by keys
     run: (
         str | None
     )  # one text for all ranks of a run, another for each; by default torch.distributed's ranks agree on one
     wait: float  # seconds for which a save waits until the one before it counts (default 30)
-    strict: bool  # a save that fails raises; by default it says so on standard error, and training goes on
-    # What was copied is digested by a thread, while training goes on: by default so, unless `strict`. A save of which that
-    # fails says so in the log, and in `Writer.error`.
+    strict: bool  # a failed save raises; by default it is reported on standard error, and training continues
+    # A thread digests the copied bytes during training (default, unless `strict`). If that fails, the log and
+    # `Writer.error` report it.
     beside: bool
 
 
 @frozen
 class Saved:
-    """What came of a save. It is true where all of it was saved; that it counts, `Writer.committed` says."""
+    """The result of a save. It is true if everything was saved.
+
+    `Writer.committed` reports the commit.
+    """
 
     generation: int
     step: int
     bytes: int  # of this rank
-    seconds: float  # for which the job stood still
+    seconds: float  # that the job was stopped for
     waited: float  # of these, until the save before counted
-    replays: int = 0  # steps of which gradients are kept; 0: all is kept
+    replays: int = 0  # saved steps of gradients; 0: the state is complete
     error: UcplError | None = None
 
     def __bool__(self) -> bool:
@@ -102,7 +106,7 @@ class Writer:
         self.error: UcplError | None = None  # of the last save that was not kept
         self._arenas = Arenas()
         self._sealing: threading.Thread | None = None
-        self._unsaid: int | None = None  # a generation that will never count: what was copied could not be said
+        self._unsaid: int | None = None  # a generation without a record, which will not be committed
         self._ends = ExitStack()
         self._pending: int | None = None
         self._is_closed, self._process = False, os.getpid()  # whose the lock is
@@ -127,7 +131,10 @@ class Writer:
             raise
 
     def _agreed(self, run: str | None) -> tuple[str, int]:
-        """What tells this run from others, and its first generation: the same on all ranks. Raises: UcplError E693."""
+        """The name of this run and its first generation.
+
+        Raises: UcplError E693.
+        """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             return self._agreed_by_all(run or token_hex(8))
         if run is None and self.job.ranks > 1:
@@ -137,7 +144,10 @@ class Writer:
         return run or token_hex(8), self._first(run)
 
     def _agreed_by_all(self, run: str) -> tuple[str, int]:
-        """The same of ranks that speak with each other: what one cannot know ends all. Raises: UcplError E695, E697."""
+        """The same for ranks that communicate: an error on one ends all.
+
+        Raises: UcplError E695, E697.
+        """
         first, error = 0, None
         try:
             first = self._first()
@@ -158,10 +168,11 @@ class Writer:
         return told[0][0], max(one for _, one, _ in told)
 
     def _first(self, run: str | None = None) -> int:
-        """The generation behind all that count, and that a run before has saved: it may count in a moment.
+        """The first generation after all committed and all saved ones.
 
-        Ranks of a run that begin one after the other find the same one. Each says what it found before it saves, which is what
-        takes from the others what they would find it by. Raises: UcplError E695, E697.
+        A saved generation of an earlier run may be committed at any moment. Ranks of one run that start one after the
+        other find the same number. Each records it before it saves, because its save overwrites the files that the
+        others derive the number from. Raises: UcplError E695, E697.
         """
         try:
             if hosts_at(self.home) is not None and (none := silent(self.home, self.job)):
@@ -172,7 +183,7 @@ class Writer:
             first = 1 + max([last, *(one.generation for one in saved)])
             if run is None:
                 return first
-            # Only now: who has not said so yet has taken nothing away.
+            # Not earlier: a rank without this record has overwritten nothing.
             for where, ranks in zip(holders, self.job.domains, strict=True):
                 for begun in map(where.begun_in, ranks):
                     if begun is not None and (begun.ident, begun.run) == (self.job.ident, run) and begun.first > last:
@@ -185,20 +196,24 @@ class Writer:
         return first
 
     def committed(self) -> tuple[int, int] | None:
-        """(generation, step) of what would be restored."""
+        """(generation, step) that a restore would return."""
         return next(((one.generation, one.step) for one in committed(self.home, self.job)), None)
 
     @unsearched()
     def save(self, step: int, what: object, state: Mapping[str, Json] | None = None) -> Saved:
-        """Keep what this rank has. All ranks call it, as often as each other, with the same step.
+        """Save the state of this rank.
 
-        what:  tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
-        state: small JSON of the caller's (where its data are, random numbers): it comes back as JSON has it.
+        All ranks call it equally often, with the same step.
 
-        Returns when all is copied: from then on everything may change, but for weights and moments behind gradients alone
-        (`Saved.replays`) that are digested beside: the optimizer's next step waits for that, and whatever else writes to them
-        before takes the save back; past autograd (`tensor.data`) that is not seen, and what is read is refused (E698).
-        Raises: where `strict`, UcplError E693, E695.
+        what: tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors. state:
+        small JSON of the caller (position in the data, random numbers); a restore returns it.
+
+        Returns after the copy. Then everything may be changed, with one exception: if only gradients are saved
+        (`Saved.replays`), weights and moments are digested in the background. The optimizer's next step waits for that.
+        Any other write to them before withdraws the save. A write past autograd (`tensor.data`) is not detected, and a
+        later read fails with E698.
+
+        Raises: if `strict`, UcplError E693, E695.
         """
         begin, number, said, waited, met = time.perf_counter(), 0, Told(), 0.0, None
         generation, self._next = self._next, self._next + 1
@@ -206,9 +221,9 @@ class Writer:
             _demand_own(self)
             try:
                 _demand_open(self)
-                waited = self._settle()  # what was copied before is digested by then
+                waited = self._settle()  # the previous copy is digested after this
                 number, said = _step(step), _json(state)
-            except Exception as error:  # which the other ranks are told: they wait for this one
+            except Exception as error:  # reported to the other ranks, which wait for this one
                 met = error
             files, replay = self._told(number, what, met)
             size, depth = self._save(generation, number, files, (said, replay))
@@ -233,10 +248,11 @@ class Writer:
         return self.error
 
     def _told(self, step: int, what: object, met: Exception | None) -> tuple[list[ToSave], Told | None]:
-        """What is saved, and where that is gradients alone, how the rest is made of them. met: why there is nothing to save.
+        """The files to save; for gradients alone, also the step's record.
 
-        What this rank can do by itself is done first. Then all ranks agree to go on; without that, one that met an error would
-        leave others in the midst of what they do together. Raises: on all ranks, where any met an error.
+        met: the error of this rank, if it has nothing to save. The rank's own work comes first. Then all ranks agree to
+        continue: otherwise a rank with an error would leave the others inside a collective call. Raises: on all ranks,
+        if one has an error.
         """
         if self.keyed is not None:
             if met is not None:
@@ -246,7 +262,7 @@ class Writer:
 
         one, replaying, found = None, None, None
         try:
-            one = ready(what)  # whatever this rank met: what is asked here may ask all ranks (state_dict of FSDP, say)
+            one = ready(what)  # even with an error: this may be a collective call (state_dict of FSDP)
             replaying = self._watching(what) if met is None else None
             found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
         except Exception as error:
@@ -264,7 +280,7 @@ class Writer:
         return files_of(one, step, self._shares), None
 
     def _watching(self, what: object) -> Replaying | None:
-        """Who may keep gradients alone of what is saved, if anybody may."""
+        """The replay state, if gradients alone may be saved for `what`."""
         if not self.job.replays:
             return None
         from ucpl.vault.replaying import Replaying, is_replayed
@@ -278,21 +294,24 @@ class Writer:
     def _attempt(self, replaying: Replaying, newest: Commit) -> None:
         try:
             replaying.attempt(newest, lambda: generation_at(self.home, newest.generation), self.rank)
-        except UcplError as error:  # else what it is made of is lost, or gone: the next one is tried
+        except UcplError as error:  # its base is lost or removed: the next one is tried
             if replaying.is_refused:
                 _log.warning("all is kept at each step: %s", error.diagnostics[0].message)
         except Exception as error:  # others wait for this rank: it is tried once more at the next save
             _log.warning("no step was tried: %s: %s", type(error).__name__, error)
 
     def _follows(self, newest: Commit) -> bool:
-        """Whether the generation that is saved now may be made of the newest that counts."""
+        """True if this save may be replayed from the newest committed one."""
         return (newest.generation, newest.shards[0].run) == (
             self._next - 2,
             self.run,
         ) and newest.depth < self.job.replays
 
     def _settle(self) -> float:
-        """Wait until the generation before counts, or take it back. Returns the seconds. Raises: OSError."""
+        """Wait until the generation before counts, or take it back.
+
+        Returns the seconds. Raises: OSError.
+        """
         pending, self._pending = self._pending, None
         begin = time.perf_counter()
         self._join()
@@ -308,7 +327,7 @@ class Writer:
         return time.perf_counter() - begin
 
     def _tell_late(self, generation: int, seconds: float) -> None:
-        """What was saved last is taken back, since it does not count: say so, and why."""
+        """Report that the last save is withdrawn, and the reason."""
         self._late += 1
         is_hopeless = False
         try:
@@ -317,7 +336,7 @@ class Writer:
             why = error.strerror or str(error)
         if not is_hopeless:
             self._patience = math.inf
-        else:  # longer each time: what is waited for may come back
+        else:  # longer each time: the missing server may return
             self._patience = HOPELESS if self._patience == math.inf else 2 * self._patience
         told = f"generation {generation} does not count after {seconds:.0f} s, and is taken back: {why}"
         try:
@@ -327,9 +346,12 @@ class Writer:
         _log.warning("%s", told)
 
     def _save(self, generation: int, step: int, files: list[ToSave], said: tuple[Told, Told | None]) -> tuple[int, int]:
-        """(bytes, steps of which gradients are kept). said: the caller's JSON, and what is said of a step. Raises: OSError."""
+        """Save the files: (bytes, saved steps of gradients).
+
+        said: the JSON of the caller, and the record of a step. Raises: OSError.
+        """
         state, replay = said
-        # Whoever commits holds this lock of every domain: from here on a generation either counts, or never does.
+        # A committer holds this lock of every domain: under it, a generation is either committed or never will be.
         with ExitStack() as locks:
             _lock(locks, [self.here], self.wait)
             newest = self._newest()
@@ -367,7 +389,7 @@ class Writer:
         begin = time.perf_counter()
         size, told = self._arenas.copy(arena, files)
         if marks is not None:
-            marks.fetch()  # what is on a device has come to all that was asked of it, as what was copied has
+            marks.fetch()  # all device work that was queued so far, the copies included, has ended
         took = min(time.perf_counter() - begin, PAUSE_MAX)
 
         def finish() -> None:
@@ -380,11 +402,11 @@ class Writer:
                 if marks is None:
                     time.sleep(took)  # other ranks of this host still copy
                 seal(told())
-            except Exception as error:  # which nobody can be told by raising it
+            except Exception as error:  # a thread has no caller to raise it to
                 self._unsaid = generation
                 self._not_kept(step, error)
 
-        self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # which the process waits for where it ends
+        self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # Python waits for it at exit
         try:
             self._sealing.start()
         except RuntimeError:  # there are too many
@@ -393,16 +415,17 @@ class Writer:
         return size, depth
 
     def _join(self) -> None:
-        """What was copied last is digested, and said."""
+        """Wait until the last copy is digested and recorded."""
         if self._sealing is not None:
             self._sealing.join()
             self._sealing = None
 
     def _is_open(self, newest: Commit | None) -> bool:
-        """Whether this domain has voted for what may count on another host by now, of which nobody here was told.
+        """True if this domain's vote may have been committed on another host.
 
-        A lock that is held over a network may be lost while who holds it goes on. So what was voted for is not written over
-        before every domain has said, under the locks of all, that it does not count.
+        The record of that commit may not have arrived here. A lock that is held over a network can be lost while its
+        holder continues. So a generation with a vote is overwritten only after every domain, under the locks of all,
+        denied its commit.
         """
         if hosts_at(self.home) is None:
             return False
@@ -411,9 +434,10 @@ class Writer:
         return any(v is not None and v.ident == self.job.ident and v.generation > last for v in votes)
 
     def _newest(self, holders: Sequence[Holder] = ()) -> Commit | None:
-        """The newest generation that counts anywhere: one that whoever committed it could not tell all is told here.
+        """The newest committed generation of all domains.
 
-        holders: all domains, under their locks, each of which must say. Raises: OSError.
+        If a committer could not send it to all hosts, it is copied to the rest here. holders: all domains, under their
+        locks; each of them must answer. Raises: OSError.
         """
         found = committed_in(holders, self.job, sure=True) if holders else committed(self.home, self.job)
         if found and found[0].generation not in self.here.commits():
@@ -444,7 +468,10 @@ def _unheard(home: Path, who: str) -> NoReturn:
 
 
 def _lock_all(writer: Writer, locks: ExitStack) -> list[Holder]:
-    """Those of all domains. One whose server was begun anew may be known elsewhere first. Raises: OSError."""
+    """Those of all domains.
+
+    One whose server was begun anew may be known elsewhere first. Raises: OSError.
+    """
     for left in reversed(range(SEATS)):
         holders = holders_of(writer.home, writer.job)
         try:
@@ -478,7 +505,10 @@ def _step(step: object) -> int:
 
 
 def _demand_own(writer: Writer) -> None:
-    """Before ranks speak to each other: what a fork speaks by is its parent's, too. Raises: UcplError E693."""
+    """Reject a forked process before the ranks communicate.
+
+    It shares the connections of its parent. Raises: UcplError E693.
+    """
     if os.getpid() != writer._process:
         what = f"the writer of rank {writer.rank} was made by another process, which holds its lock"
         fail("E693", what, Label(str(writer.here.folder)), remedy="make a writer in the process that saves")
@@ -493,7 +523,7 @@ def _demand_open(writer: Writer) -> None:
 def _shown(step: object) -> str:
     try:
         return str(step)[:40]
-    except Exception:  # of whoever made it
+    except Exception:  # of any caller
         return type(step).__name__
 
 
@@ -506,7 +536,10 @@ def _once(pairs: list[tuple[str, object]]) -> Told:
 
 
 def _json(state: object) -> Told:
-    """As it will come back. Raises: UcplError E693, and whatever an object of the caller's raises."""
+    """As it will come back.
+
+    Raises: UcplError E693, and whatever an object of the caller's raises.
+    """
     try:
         text = json.dumps({} if state is None else state)
         if len(text) > STATE_MAX:
@@ -521,7 +554,7 @@ def _json(state: object) -> Told:
 
 def _failed(writer: Writer, error: Exception) -> UcplError:
     where = str(writer.here.folder)
-    if not isinstance(error, OSError):  # whatever is said of what was given: training goes on
+    if not isinstance(error, OSError):  # all other errors of the given values: training continues
         try:
             fail("E693", text_of(error), Label("what is saved"))
         except UcplError as told:

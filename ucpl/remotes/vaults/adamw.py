@@ -1,7 +1,7 @@
-"""A step of AdamW made once more, by the optimizer itself, of what it was made of: bit for bit what it was.
+"""Replay of one AdamW step by the optimizer itself, bit for bit.
 
-Each element is stepped by itself, so a tensor that is stepped alone comes out as it did among others. What else its bits hang
-on is said beside the gradients (`made_by`).
+Each element is updated independently, so a tensor that is updated alone gets the same bits as among others. The other
+facts that the bits depend on are saved with the gradients (`made_by`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")  # of a parameter, the las
 
 @frozen(eq=False)
 class Raw:
-    """A tensor as bytes, which whoever asks for the tensor may write over."""
+    """The bytes of a tensor.
+
+    The user of the tensor may overwrite them.
+    """
 
     data: bytearray | memoryview
     dtype: str  # torch's word
     shape: tuple[int, ...]
 
     def tensor(self) -> torch.Tensor:
-        """The same memory. Raises: ValueError, TypeError, RuntimeError, where the bytes are none of such a tensor's."""
+        """A tensor over the same memory.
+
+        Raises: ValueError, TypeError, RuntimeError, if the bytes do not fit such a tensor.
+        """
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.dtype!a} is no dtype")
@@ -42,7 +48,10 @@ class Raw:
 
 
 def made_by(device: str) -> dict[str, str]:
-    """What the bits of a step hang on, beside its numbers: how torch was built, and what it runs on."""
+    """The environment that the bits of a step depend on.
+
+    It is the build of torch and the device.
+    """
     found = {"torch": torch.__version__, "device": device, "denormals": "flushed" if flushes() else "kept"}
     if device == "cpu":
         return {**found, "runs on": torch.backends.cpu.get_cpu_capability()}
@@ -52,21 +61,24 @@ def made_by(device: str) -> dict[str, str]:
 
 
 def flushes() -> bool:
-    """Whether this thread takes the smallest numbers for zero: which threads of a step do is not said."""
+    """True if this thread flushes denormal numbers to zero.
+
+    Other threads of a step may differ.
+    """
     return not bool(torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1.0)  # whatever is the caller's default
 
 
 def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
-    """A parameter and its optimizer's state after a step, as bytes: in the memory of what they were before, where that may be.
+    """The parameter and its optimizer state after a step, as bytes.
 
-    group: the numbers of its parameter group, as the step had them. had: `weight`, `step` and MOMENTS, before the step.
-    Raises: whatever torch says of numbers that no optimizer has.
+    They reuse the memory of the old values if possible. group: the numbers of its parameter group at the step. had:
+    `weight`, `step` and MOMENTS before the step. Raises: all errors of torch for numbers that no optimizer has.
     """
     weight = torch.nn.Parameter(had["weight"].tensor().to(device))
     weight.grad = grad.tensor().to(device)
     optimizer = torch.optim.AdamW([weight])
     optimizer.param_groups[0].update({k: tuple(v) if isinstance(v, list) else v for k, v in group.items()})
-    # As torch keeps it: on the CPU, but where the step is made on a device as a whole.
+    # As torch keeps it: on the CPU, except if the complete step runs on a device.
     far = bool(group.get("capturable")) or bool(group.get("fused"))
     optimizer.state[weight] = {
         name: raw.tensor().to(device if name != "step" or far else "cpu")

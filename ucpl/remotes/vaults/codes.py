@@ -1,9 +1,9 @@
-"""Which domains protect each other, and how bytes of one are made of those of others.
+"""Redundancy between domains: sets, groups of blocks, and their codes.
 
-Domains stand in *sets*. Under `raim5`, in a set of n, each domain's data is n - 1 blocks, and each of n *groups* has a block of
-every domain but one, which holds the XOR of them: any one domain of a set can be lost. `rs(k, m)` is the same with m of them,
-which hold m codes of Reed and Solomon's: any m can be lost. `mirror(m)` gives the whole data of a domain to the m that follow
-it in their set: any m can be lost.
+Domains form *sets*. With `raim5` in a set of n domains, each domain's data is n - 1 blocks. Each of n *groups* has one
+block of every domain but one; this one stores the XOR of the blocks. A set survives the loss of any one domain. `rs(k,
+m)` has m such domains per group, which store m Reed-Solomon codes: a set survives the loss of any m domains.
+`mirror(m)` stores the data of a domain on the next m domains of its set, with the same result.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "demand_ea
 
 BLOCK = 4096  # bytes that blocks are multiples of
 SHOWN = 4  # ranks that a message names
-CODED_MAX = 32  # domains of a set under rs: what pyeclib takes
+CODED_MAX = 32  # domains of a set with rs: the limit of pyeclib
 _CALL = re.compile(r"\s*([a-z][a-z0-9]*)\s*(?:\(\s*(\d{1,4})\s*(?:,\s*(\d{1,4})\s*)?\))?\s*")
 _FORMS = "none, mirror, mirror(2), raim5, raim5(4) for sets of four domains, or rs(6, 2) for sets of eight, of which two may go"
 
 
 @frozen
 class Group:
-    """Blocks that can be made of each other. Each: (place in the set, which of the blocks that it holds).
+    """Blocks that can be computed from each other.
 
-    Under `rs`, the n-th block of parity is the n-th code.
+    Each is (place in the set, number of the block on that domain). With `rs`, the n-th parity block is the n-th code.
     """
 
     data: tuple[tuple[int, int], ...]
@@ -37,7 +37,10 @@ class Group:
 
 @frozen
 class Protection:
-    """`size`: domains of a set, 0: all of them. `copies`: how many domains of a set may be lost."""
+    """The redundancy of a vault.
+
+    `size`: domains per set, 0: all of them. `copies`: domains of a set that may be lost.
+    """
 
     name: str  # none, mirror, raim5, rs
     size: int = 0
@@ -71,7 +74,7 @@ class Protection:
         return f"raim5({self.size})" if self.name == "raim5" and self.size else self.name
 
     def blocks(self, size: int) -> tuple[int, int]:
-        """(blocks that the data of a domain is, blocks that it holds for others), in a set of so many domains."""
+        """(data blocks, redundancy blocks) of a domain in such a set."""
         if self.name == "none":
             return 1, 0
         if self.name == "mirror":
@@ -95,7 +98,7 @@ class Protection:
 
 
 def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks that follow each other, as many in each domain. Raises: UcplError E690."""
+    """Consecutive ranks, equally many per domain. Raises: UcplError E690."""
     if domains < 1 or ranks % domains:
         what = f"{ranks} ranks do not divide into {domains} domains"
         fail("E690", what, Label("--domains", where=str(domains)), remedy="say which ranks lie in which domain")
@@ -104,11 +107,9 @@ def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
 
 
 def demand_each(domains: Sequence[Sequence[int]], ranks: int | None = None, of: str = "") -> None:
-    """Each rank lies in one domain.
+    """Check that each rank is in one domain. Raises: UcplError E690.
 
-    ranks: how many there are; None: those up to the greatest that is named. of: what has so many.
-
-    Raises: UcplError E690.
+    ranks: their number; None: the highest rank plus one. of: the object that has this number of ranks.
     """
     places: dict[int, list[int]] = {}
     for number, some in enumerate(domains):
@@ -131,7 +132,10 @@ def demand_each(domains: Sequence[Sequence[int]], ranks: int | None = None, of: 
 
 
 def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]:
-    """The domains of each set, in order; sets are as even as they can be. Raises: UcplError E690."""
+    """The domains of each set, in order; sets have about equal sizes.
+
+    Raises: UcplError E690.
+    """
     size = protection.size or domains
     if domains < size or (protection.name != "none" and size < 2):
         what = f"{protection} is for {max(2, size)} domains or more, there are {domains}"
@@ -149,6 +153,6 @@ def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]
 
 
 def block_size(lengths: Sequence[int], blocks: int) -> int:
-    """Bytes of a block, where domains of a set have data of these lengths."""
+    """Bytes per block for domains with these data lengths."""
     most = -(-max(lengths, default=0) // blocks)
     return -(-most // BLOCK) * BLOCK

@@ -1,4 +1,4 @@
-"""Which vault this is, where its domains are, and which of its generations count."""
+"""The identity of a vault, its domains, and its committed generations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def domains_of(home: Path) -> list[int]:
 
 
 def barred(home: Path) -> str:
-    """What keeps who asks from looking into a folder, or into what may be a domain in it; empty: nothing does."""
+    """The reason why the folder or a domain in it is unreadable.
+
+    Empty: it is readable.
+    """
     try:
         for name in os.listdir(home):
             if _DOMAIN.fullmatch(name) and stat.S_ISDIR(os.lstat(home / name).st_mode):
@@ -52,7 +55,10 @@ def barred(home: Path) -> str:
 
 
 def holder_of(home: Path, number: int) -> Holder:
-    """A domain's folder, or its server on another host where the vault has hosts and the folder is not here."""
+    """A domain's local folder, or its server on another host.
+
+    The server is used if the vault has hosts and there is no local folder.
+    """
     here = Domain(home, number)
     if not here.is_there():
         with suppress(OSError):
@@ -68,7 +74,10 @@ def silent(home: Path, job: Job) -> list[int]:
 
 
 def job_at(home: Path) -> Job | None:
-    """Which vault this is, as most of its domains that are here say, and its list of hosts; None: there is none."""
+    """The job of a vault; None: there is none.
+
+    The majority of the local domains and the list of hosts decide.
+    """
     said: dict[bytes, int] = {}
     for number in domains_of(home):
         data = None
@@ -84,7 +93,10 @@ def job_at(home: Path) -> Job | None:
 
 
 def no_vault(home: Path) -> NoReturn:
-    """Say so, and what was probably meant. Raises: UcplError E692, always."""
+    """Report that there is no vault, and suggest the probable path.
+
+    Raises: UcplError E692, always.
+    """
     why = "no folder d0, d1, ... in it says which job it is of"
     text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
     if any(os.path.lexists(Domain(home, number).job()) for number in domains_of(home)):
@@ -116,7 +128,10 @@ def holders_of(home: Path, job: Job) -> list[Holder]:
 def saved_in(
     holders: Sequence[Holder], job: Job, slots: Iterable[int] | None = None
 ) -> dict[int, list[tuple[Shard, str]]]:
-    """What each rank has in its slots (or in these), whether it counts or not, with the marks of its texts. Raises: OSError."""
+    """The content of each rank's slots, committed or not.
+
+    Each comes with the digest of its text. Raises: OSError.
+    """
     found: dict[int, list[tuple[Shard, str]]] = {}
     for where, ranks in zip(holders, job.domains, strict=True):
         for rank in ranks:
@@ -128,14 +143,17 @@ def saved_in(
 
 
 def committed(home: Path, job: Job) -> list[Commit]:
-    """Generations that count, newest first: those of which any domain that is there says so."""
+    """The committed generations, newest first.
+
+    A commit record in one domain is sufficient.
+    """
     return committed_in(holders_of(home, job), job)
 
 
 def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
-    """Generations above those that count, newest first, and the texts that are here and damaged by which they would.
+    """Generations newer than the committed ones, with their damaged texts.
 
-    Whoever takes the newest that counts takes an older one than was saved, and says so.
+    Newest first. A reader of the newest committed generation reports that a newer one was saved.
     """
     newest = found[0].generation if found else -1
     texts: dict[int, list[Path]] = {}
@@ -148,14 +166,17 @@ def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
 
 
 def newer(home: Path) -> dict[int, str]:
-    """Generations that may be newer than all that count, newest first, and why nobody takes them."""
+    """Generations that may be newer than all committed ones, newest first.
+
+    Each comes with the reason why it is not read.
+    """
     job = job_at(home)
     found = unsaid(home, committed(home, job)) if job is not None else {}
     return {number: unsaid_text(texts) for number, texts in found.items()}
 
 
 def unsaid_text(texts: Sequence[Path]) -> str:
-    """What is wrong with a generation that nothing whole says to count, and what may mend it."""
+    """The damage of a generation without intact commit record, and a remedy."""
     some = ", ".join(f"{path.parent.name}/{path.name}" for path in texts)
     return f"{some}, which would say that it counts, is damaged; `ucpl vault scrub`, or its servers as they start, may mend it"
 
@@ -167,14 +188,20 @@ def _is_damaged(path: Path) -> bool:
 
 
 def made_of(commit: Commit, found: Sequence[Commit]) -> list[Commit]:
-    """A generation and those before it that it is made of, the one that is whole first; of `found`, as many as there are."""
+    """A generation and those of `found` that it is replayed from.
+
+    The complete one is first.
+    """
     some = [one for one in found if commit.needs(one.generation) and one.shards[0].run == commit.shards[0].run]
     chain = [one for one in some if one.depth == commit.depth - (commit.generation - one.generation)]
     return sorted(chain, key=attrgetter("generation"))
 
 
 def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
-    """Raises: OSError of one on another host. A text that is here and cannot be read is as if it were not there."""
+    """The commit record of a domain; None if unreadable locally.
+
+    Raises: OSError, if the domain is on another host.
+    """
     try:
         return here.commit_in(generation, job)
     except OSError:
@@ -184,9 +211,10 @@ def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
 
 
 def committed_in(holders: Sequence[Holder], job: Job, *, sure: bool = False) -> list[Commit]:
-    """The same of domains that are known. sure: whoever would write over what is older must hear all of them.
+    """The committed generations of these domains.
 
-    Raises: OSError, where `sure` and one on another host does not answer: it may alone know what counts.
+    sure: all domains must answer, because the caller overwrites older generations. Raises: OSError, if `sure` and a
+    domain on another host does not answer: it may have the only record.
     """
     found: dict[int, Commit] = {}
     for here in holders:

@@ -1,6 +1,7 @@
-"""Reed and Solomon's codes over the blocks of a group, by pyeclib (ISA-L where the processor has it).
+"""Reed-Solomon codes over the blocks of a group, by pyeclib.
 
-Codes are of bytes that have one place in their blocks, so that any range of a block is made of the same ranges of others.
+pyeclib uses ISA-L if the processor supports it. Codes relate bytes at equal positions, so any range of a block can be
+computed from the same ranges of the others.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ __all__ = ["Codes", "codes_of"]
 
 Bytes = NDArray[np.uint8]
 KIND = "isa_l_rs_cauchy"
-UNIT = 64  # bytes that what is coded is a multiple of
+UNIT = 64  # coded sizes are multiples of this many bytes
 
 
 class _Driver(Protocol):
-    """What is asked of pyeclib."""
+    """The interface of pyeclib that is used here."""
 
     def encode(self, data: bytes) -> list[bytes]: ...
     def reconstruct(self, fragments: list[bytes], missing: list[int]) -> list[bytes]: ...
 
 
 class Codes:
-    """`data` blocks and `codes` of them: any `data` of these make the others."""
+    """`data` blocks and `codes` codes; any `data` of them give the rest."""
 
     def __init__(self, data: int, codes: int) -> None:
         """Raises: UcplError E690, where pyeclib is not installed."""
@@ -43,7 +44,7 @@ class Codes:
         self._heads: dict[int, tuple[bytes, ...]] = {}
 
     def code(self, blocks: Sequence[Bytes], which: int, out: Bytes) -> None:
-        """One of the codes of all data blocks, or of one range of each."""
+        """One code of all data blocks, or of one range of each."""
         whole = _rounded(len(out))
         room = np.zeros((self.data, whole), np.uint8)
         for i, block in enumerate(blocks):
@@ -52,7 +53,10 @@ class Codes:
         out[:] = np.frombuffer(made, np.uint8)[len(made) - whole :][: len(out)]
 
     def rebuild(self, have: Mapping[int, Bytes], wanted: int, out: Bytes) -> None:
-        """A block of which nothing is left, of `data` others by their numbers: data first, then codes."""
+        """A lost block, from `data` others.
+
+        `have`: their numbers; data blocks are first, codes follow.
+        """
         whole = _rounded(len(out))
         heads = self._heads_of(whole)
         fill = bytes(whole - len(out))
@@ -62,7 +66,10 @@ class Codes:
         out[:] = np.frombuffer(made, np.uint8)[len(made) - whole :][: len(out)]
 
     def _heads_of(self, whole: int) -> tuple[bytes, ...]:
-        """What pyeclib has before each fragment of this size, which no vault keeps: it says the size and the number."""
+        """The header that pyeclib writes before each fragment.
+
+        It states the size and the number. A vault does not store it.
+        """
         if whole not in self._heads:
             made = self._driver.encode(bytes(self.data * whole))
             self._heads[whole] = tuple(one[: len(one) - whole] for one in made)

@@ -1,4 +1,7 @@
-"""A domain on another host: what its server says of its folder. One that does not answer is not there."""
+"""A domain on another host, read through its server.
+
+A domain whose server does not answer is missing.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,15 @@ PATIENCE = 5.0  # seconds for which an answer is waited for
 SILENT, SILENT_MAX = 0.5, 5.0  # seconds for which one that did not answer is not asked again: twice as many each time
 
 T = TypeVar("T")
-_lines: dict[
-    tuple[int, Address, str, str, int], Line
-] = {}  # by process, too: what is forked has connections of its own
-_silent: dict[Address, tuple[float, float]] = {}  # until when one is not asked, and for how long that was
+_lines: dict[tuple[int, Address, str, str, int], Line] = {}  # per process, because a fork needs its own connections
+_silent: dict[Address, tuple[float, float]] = {}  # the end of a pause without requests, and its length
 
 
 class Far(Holder):
-    """Asked over connections that are kept, with the seat of who asks."""
+    """A remote domain, asked over persistent connections.
+
+    A question has the seat of the caller's domain.
+    """
 
     def __init__(self, home: Path, number: int, hosts: Hosts) -> None:
         self.home, self.number, self.hosts = home, number, hosts
@@ -49,7 +53,10 @@ class Far(Holder):
         return _lines[key]
 
     def ask(self, question: Question, patience: float | None = None) -> bytes:
-        """Raises: OSError; Silence where no answer comes, at once of one that gave none a moment ago."""
+        """Send a question.
+
+        Raises: OSError; Silence, if no answer comes, and immediately if the previous question had none.
+        """
         if self._holds is None and time.monotonic() < _silent.get(self.address, (0.0, 0.0))[0]:
             raise Silence(f"d{self.number} of {self.home.name} does not answer")
         line, told = self._line(), {**question, "domain": self.number}
@@ -129,7 +136,7 @@ class Far(Holder):
             yield mine
         finally:
             self._holds = None
-            hang_up(channel)  # which lets go of it
+            hang_up(channel)  # this releases it
             channel.close()
 
     def tell(self, generation: int, text: bytes, job: Job) -> None:

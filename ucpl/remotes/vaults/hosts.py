@@ -1,8 +1,8 @@
-"""A vault whose domains lie on several hosts: where the server of each domain is.
+"""The list of hosts of a vault: addresses of the servers.
 
-ROOT/JOB/hosts.json is there on every host, and says the same but for what was not heard yet. Who serves a domain takes its
-*seat*, and says so to all others; a later seat is that of who replaced a lost host, and whoever has an earlier one is told
-nothing any more.
+Every host has ROOT/JOB/hosts.json, equal on all except for news that has not arrived. A server that serves a domain
+takes its *seat* and informs all others. A later seat replaces an earlier one: it belongs to the replacement of a lost
+host, and the server with the earlier one gets no more answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ucpl.remotes.vaults.sealed import Told, opened, read_sealed, seal, write_wh
 __all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]
 
 FILE = "hosts.json"
-LOCK = "hosts.lock"  # held by who changes it
+LOCK = "hosts.lock"  # held during a change
 PORT_MAX = 65_535
 
 
@@ -39,15 +39,18 @@ def _address(text: str) -> Address:
 
 @frozen
 class Hosts:
-    """Where the server of each domain is."""
+    """The address of each domain's server."""
 
     keys: str  # the folder of this host's keys
     at: tuple[Address, ...]  # by domain
-    seats: tuple[int, ...]  # by domain, the time in ns at which it was taken; 0: nobody has said
-    job: bytes = field(repr=False)  # the sealed text of which vault this is, for hosts without a domain
+    seats: tuple[int, ...]  # per domain, the time in ns at which it was taken; 0: unknown
+    job: bytes = field(repr=False)  # the checksummed identity record of the vault, for hosts without a domain
 
     def seated(self, number: int, address: Address, seat: int) -> Hosts:
-        """With who serves a domain now: what is earlier than what is known changes nothing."""
+        """The list with the current server of a domain.
+
+        An earlier seat changes nothing.
+        """
         if seat <= self.seats[number]:
             return self
         at, seats = list(self.at), list(self.seats)
@@ -55,7 +58,7 @@ class Hosts:
         return evolve(self, at=tuple(at), seats=tuple(seats))
 
     def with_all(self, at: Sequence[Address], seats: Sequence[int]) -> Hosts:
-        """With what another host has heard."""
+        """The list merged with that of another host."""
         found = self
         for number, one in enumerate(zip(at, seats, strict=False)):
             if number < len(self.at):
@@ -63,7 +66,7 @@ class Hosts:
         return found
 
     def told(self) -> Told:
-        """What hosts tell each other."""
+        """The table that hosts exchange."""
         return {"at": [list(one) for one in self.at], "seats": list(self.seats)}
 
     def write(self, home: Path) -> None:
@@ -72,7 +75,7 @@ class Hosts:
 
 
 def table_of(told: Told) -> tuple[tuple[Address, ...], tuple[int, ...]]:
-    """What `Hosts.told` told. Raises: ValueError."""
+    """The addresses and seats of a table. Raises: ValueError."""
     at, seats = told.get("at"), told.get("seats")
     if not isinstance(at, list) or not isinstance(seats, list) or len(at) != len(seats):
         raise ValueError("a table of hosts")
@@ -89,9 +92,9 @@ _known: dict[Path, tuple[tuple[int, int, int], Hosts | None]] = {}
 
 
 def hosts_at(home: Path) -> Hosts | None:
-    """Where the domains of a vault are; None: all are here. What was read before is not read again.
+    """The hosts of a vault; None: all domains are local. Cached.
 
-    Raises: OSError, of a list that is damaged, too: without it nobody knows whom to ask.
+    Raises: OSError, also for a damaged list, because the servers cannot be found without it.
     """
     try:
         state = (home / FILE).lstat()

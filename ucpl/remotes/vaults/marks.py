@@ -1,7 +1,7 @@
-"""What every byte of a tensor comes to, by which one that is made once more is known to be the one that was trained.
+"""Digests of a tensor's bytes, to check a replayed value.
 
-On the CPU it is xxh3's digest. What lies on a GPU stays there: its words are weighed and summed by the GPU itself, each with an
-odd number of its own, so that one word that is another always tells.
+On the CPU it is xxh3. A tensor on a GPU stays there: the GPU multiplies each word by its own odd weight and adds the
+products, so one changed word always changes the sum.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ _STEPS = -7046029254386353131, -4658895280553007687  # as int64: 0x9E3779B97F4A7
 
 
 def mark_of(data: memoryview, like: str = _DIGEST) -> str:
-    """like: a mark, or what it begins with: of two kinds none is the other's."""
+    """The digest of bytes, of the same kind as `like`.
+
+    like: a digest or its prefix. Digests of different kinds are never equal.
+    """
     if like.startswith(_SUM):
         return of_sum(weighed(tensor_of(data, torch.uint8, (len(data),))))
     return _DIGEST + xxhash.xxh3_64_hexdigest(data)
 
 
 def of_sum(found: torch.Tensor) -> str:
-    """Of what `weighed` gave, which has to have come from its device by then."""
+    """The digest of a result of `weighed` on the CPU."""
     return f"{_SUM}{int(found) & (1 << 64) - 1:016x}"
 
 
 def weighed(tensor: torch.Tensor) -> torch.Tensor:
-    """A sum, as int64 without dimensions, on the tensor's device, that is there when the device has come to it.
+    """The weighted sum of a contiguous tensor, on its device.
 
-    tensor: contiguous.
+    It is an int64 without dimensions. It is available when the device has computed it.
     """
     raw = flat_bytes(tensor)
     found = torch.zeros((), dtype=torch.int64, device=raw.device)
     for low in range(0, raw.numel(), 8 * TILE):
         tile = raw[low : low + 8 * TILE]
-        if tile.numel() % 8 or not is_aligned(tile, 8):  # words lie at multiples of 8
+        if tile.numel() % 8 or not is_aligned(tile, 8):  # words start at multiples of 8
             whole = torch.zeros(-(-tile.numel() // 8) * 8, dtype=torch.uint8, device=raw.device)
             whole[: tile.numel()] = tile
             tile = whole

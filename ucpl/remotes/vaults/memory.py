@@ -1,7 +1,7 @@
-"""Arenas of one generation, read by range: as they lie there, against their digests; rebuilt from others where they do not.
+"""Reads of ranges in the arenas of one generation.
 
-A chunk is held against its digest when something of it is read for the first time, and is as good as lost where it has
-another. What is lost is made of the blocks of its group, of which only the bytes that are asked for are read.
+A chunk is compared with its digest at its first read, and counts as lost if it differs. Lost bytes are computed from
+the other blocks of their group; only the required ranges of these are read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ KEPT = 32  # rebuilt chunks: neighbouring tiles have chunks in common
 
 
 class Lost(Exception):
-    """What cannot be had: of which domain, and which others its group lacks."""
+    """Bytes that cannot be read, with their domain.
+
+    It also names the domains that their group lacks.
+    """
 
     def __init__(self, domain: int, lacking: Sequence[int]) -> None:
         super().__init__(domain, tuple(lacking))
@@ -46,7 +49,10 @@ class Lost(Exception):
 
 @frozen
 class Stretch:
-    """The data of a domain: arenas of its ranks, end to end, each begun at a multiple of BLOCK."""
+    """The data of a domain: its ranks' arenas, end to end.
+
+    Each arena starts at a multiple of BLOCK.
+    """
 
     ranks: tuple[int, ...]
     starts: tuple[int, ...]  # of each, and behind the last
@@ -84,7 +90,10 @@ def xor_into(into: Bytes, other: Bytes) -> None:
 
 
 class _Scratch(threading.local):
-    """Room of each thread's own: what is as large as a chunk is expensive to get anew, since the kernel clears it first."""
+    """Buffers of each thread.
+
+    A new buffer of a chunk's size is expensive, because the kernel clears it.
+    """
 
     def __init__(self) -> None:
         self.rooms = [np.empty(CHUNK, np.uint8) for _ in range(3)]
@@ -95,13 +104,16 @@ _scratch = _Scratch()
 
 @define(eq=False)
 class Piece:
-    """A file of a vault with digests of its chunks: an arena, or what a domain holds for others."""
+    """A file of a vault with digests of its chunks.
+
+    It is an arena, or the redundancy of a domain.
+    """
 
     where: Holder
     name: str  # in the domain's folder
     size: int
     chunks: tuple[int, ...]
-    is_good: NDArray[np.bool_]  # (chunks,) was looked at, and is what was written
+    is_good: NDArray[np.bool_]  # (chunks,) compared with its digest and equal
     is_bad: NDArray[np.bool_]
     _is_sure: bytearray  # `is_good`, as is asked soonest
     _fd: int | None = None
@@ -125,14 +137,17 @@ class Piece:
             return self._fd
 
     def is_short(self) -> bool:
-        """Whether it is not there, or cut short."""
+        """True if the file is missing or too short."""
         try:
             return self.where.size(self.name) < self.size
         except OSError:
             return True
 
     def read(self, low: int, out: Bytes) -> bool:
-        """Fill `out` with bytes from `low` on, all of one chunk. False: they are not what was written. Raises nothing."""
+        """Fill `out` with bytes from `low`, all in one chunk.
+
+        False: they are damaged. Raises nothing.
+        """
         number = low // CHUNK
         begin, end = number * CHUNK, min(self.size, (number + 1) * CHUNK)
         if self.is_bad[number]:
@@ -150,7 +165,10 @@ class Piece:
         return True
 
     def quick(self, position: int, into: memoryview) -> bool:
-        """The same for a few bytes of one chunk that was looked at already. False: ask `read`."""
+        """The same for a few bytes of a checked chunk.
+
+        False: call `read`.
+        """
         number = position >> _CHUNK_BITS
         if self._fd is None or number != (position + len(into) - 1) >> _CHUNK_BITS or not self._is_sure[number]:
             return False
@@ -160,13 +178,16 @@ class Piece:
             return False
 
     def raw(self, low: int, out: Bytes) -> bool:
-        """Fill `out` with whatever lies from `low` on, of several chunks. False: it is not there, or known to be damaged."""
+        """Fill `out` with unchecked bytes from `low`, across chunks.
+
+        False: the file is missing or known to be damaged.
+        """
         if self.is_bad[low // CHUNK : -(-(low + len(out)) // CHUNK)].any():
             return False
         return self._got(out, low)
 
     def is_whole(self, low: int) -> bool:
-        """Whether the chunk that begins there is what was written."""
+        """True if the chunk that begins at `low` is undamaged."""
         return self.read(low, _scratch.rooms[1][: min(CHUNK, self.size - low)])
 
     def _got(self, out: Bytes, position: int) -> bool:
@@ -176,7 +197,7 @@ class Piece:
             return False
 
     def mended(self, number: int) -> None:
-        """A chunk was written once more: it is looked at again, in the file that has this name now."""
+        """Note a rewritten chunk: check it again in the current file."""
         self.close()
         self.is_good[number] = self.is_bad[number] = False
         self._is_sure[number] = 0
@@ -191,9 +212,9 @@ class Piece:
 
 @define(eq=False)
 class _FarPiece(Piece):
-    """One on another host: chunks come whole, and those that came last are kept."""
+    """A piece on another host: complete chunks are fetched and cached."""
 
-    _came: dict[int, Bytes] = field(factory=dict)  # chunks that are as they were written, by where they begin
+    _came: dict[int, Bytes] = field(factory=dict)  # correct chunks, by their start
 
     def read(self, low: int, out: Bytes) -> bool:
         begin = low // CHUNK * CHUNK
@@ -220,7 +241,10 @@ class _FarPiece(Piece):
 
 @frozen
 class _Part:
-    """Bytes of a block that is made of others: of which group, from `begin` on. checked: others against their digests."""
+    """A range of a block that is computed from others.
+
+    It belongs to a group and starts at `begin`. checked: compare the others with their digests.
+    """
 
     group: Group
     missing: tuple[int, int]  # (place in the set, which of its blocks)
@@ -236,9 +260,9 @@ class Memory:
     home: Path
     job: Job
     commit: Commit
-    before: tuple[Memory, ...] = ()  # the generations that it is made of, the one that is whole first
+    before: tuple[Memory, ...] = ()  # the generations that it is replayed from, the complete one first
     lost: frozenset[int] = frozenset()  # domains to do without, whether they are there or not
-    read: int = 0  # bytes that were read where they lie
+    read: int = 0  # bytes that were read without rebuilding
     rebuilt: int = 0  # bytes that were made of others
     _arenas: dict[int, Piece] = field(factory=dict)
     _parity: dict[int, Piece] = field(factory=dict)
@@ -247,12 +271,12 @@ class Memory:
 
     @property
     def whole(self) -> Memory:
-        """The generation of which everything was saved: itself, or the one that it is made of."""
+        """The complete generation: this one, or its base."""
         return self.before[0] if self.before else self
 
     @property
     def all_rebuilt(self) -> int:
-        """Bytes that were made of others, in all that it is made of."""
+        """Bytes that were rebuilt, in this generation and its bases."""
         return self.rebuilt + sum(one.rebuilt for one in self.before)
 
     @cached_property
@@ -264,7 +288,7 @@ class Memory:
         return tuple(stretch_of(ranks, self.commit.shards) for ranks in self.job.domains)
 
     def arena(self, rank: int) -> Piece | None:
-        """What a rank saved; None: its domain is lost."""
+        """The arena of a rank; None: its domain is lost."""
         domain = self.job.domain_of(rank)
         if domain is None or domain in self.lost:
             return None
@@ -276,12 +300,15 @@ class Memory:
             return self._arenas[rank]
 
     def is_lost(self, rank: int) -> bool:
-        """Whether what a rank saved is not there, or is cut short. What is damaged shows when it is read."""
+        """True if the arena of a rank is missing or too short.
+
+        Damage is detected when it is read.
+        """
         piece = self.arena(rank)
         return piece is None or piece.is_short()
 
     def others(self, domain: int) -> tuple[int, ...]:
-        """The domains of a lost one's set that are there, in all of their ranks."""
+        """The domains of a lost domain's set that have all their arenas."""
         among = next(some for some in self.sets if domain in some)
         return tuple(d for d in among if d != domain and not any(map(self.is_lost, self.job.domains[d])))
 
@@ -316,7 +343,10 @@ class Memory:
                 self._refuse(rank, lost)
 
     def made(self, rank: int, low: int, out: Bytes) -> None:
-        """Bytes of one chunk of an arena, of others' alone, held against the chunk's digest. Raises: Lost."""
+        """Rebuild bytes of one chunk of an arena, and check the chunk.
+
+        Raises: Lost.
+        """
         shard = self.commit.shards[rank]
         number = low // CHUNK
         begin, end = number * CHUNK, min(shard.size, (number + 1) * CHUNK)
@@ -339,10 +369,10 @@ class Memory:
             out[:] = room[low - begin : low - begin + len(out)]
 
     def _rebuilt_sure(self, domain: int, low: int, out: Bytes, digest: int) -> None:
-        """Bytes of a domain's data that have this digest, of what the others of its set hold. Raises: Lost.
+        """Rebuild bytes of a domain's data that have this digest.
 
-        What comes out is held against its digest, so what it is made of is not: only where that fails are those that are
-        damaged looked for, and done without.
+        The result is compared with the digest, so the inputs need no check. Only if the result differs, the inputs are
+        checked and damaged ones are replaced. Raises: Lost.
         """
         for checked in (False, True):
             with suppress(Lost) if not checked else nullcontext():
@@ -352,7 +382,7 @@ class Memory:
         raise Lost(domain, (domain,))
 
     def _rebuilt(self, domain: int, low: int, out: Bytes, checked: bool) -> None:
-        """Bytes of a domain's data, of what the others of its set hold. Raises: Lost."""
+        """Rebuild bytes of a domain's data from its set. Raises: Lost."""
         among = next(some for some in self.sets if domain in some)
         groups = self.job.protection.groups(len(among))
         if not groups:
@@ -366,7 +396,10 @@ class Memory:
             self._of_group(part, out[at - low : end - low])
 
     def _of_group(self, part: _Part, out: Bytes) -> None:
-        """Bytes of one block, of the others of its group: as many as its data. Raises: Lost."""
+        """Compute a range of one block from the others of its group.
+
+        Their number is that of the data blocks. Raises: Lost.
+        """
         if self.job.protection.name == "rs":
             self._of_codes(part, out)
             return
@@ -413,9 +446,10 @@ class Memory:
         return piece is not None and self._gathered(piece, at, out, part.checked)
 
     def data_bytes(self, domain: int, number: int, begin: int, out: Bytes, checked: bool = True) -> bool:
-        """Bytes of a block of a domain: zeros behind the end of its data, and between arenas, for which nothing is read.
+        """Bytes of a domain's block.
 
-        checked: against their digests. False: they are not there.
+        Bytes after its data and between arenas are zeros, without a read. checked: compare the bytes with their
+        digests. False: they are missing.
         """
         stretch = self.stretches[domain]
         low = number * self.commit.parity[domain].block + begin
@@ -433,13 +467,16 @@ class Memory:
         return True
 
     def parity_made(self, domain: int, low: int, out: Bytes) -> None:
-        """Bytes of a chunk of what a domain holds for others, of their data. Raises: Lost."""
+        """Bytes of one chunk of a domain's redundancy. Raises: Lost.
+
+        They are computed from the data of the other domains.
+        """
         self.make_parity(domain, low, out)
         if xxhash.xxh3_64_intdigest(out.data) != self.commit.parity[domain].chunks[low // CHUNK]:
             raise Lost(domain, (domain,))
 
     def make_parity(self, domain: int, low: int, out: Bytes) -> None:
-        """What a domain holds for others, from `low` on, of their data. Raises: Lost."""
+        """Compute a domain's redundancy from `low`. Raises: Lost."""
         among = next(some for some in self.sets if domain in some)
         place, block = among.index(domain), self.commit.parity[domain].block
         groups = self.job.protection.groups(len(among))
@@ -493,7 +530,7 @@ class Memory:
         )
 
     def _instead(self) -> str:
-        """What can be read where this generation cannot."""
+        """Readable alternatives to this generation."""
         older = [one.generation for one in committed(self.home, self.job) if one.generation < self.commit.generation]
         before = (
             f"vault:{self.home}@{older[0]} is the generation before it" if older else "no generation before it counts"

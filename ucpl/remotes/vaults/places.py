@@ -1,11 +1,13 @@
-"""Where things lie: ROOT/JOB has a folder d0, d1, ... for each domain, and each of these what its ranks and its server keep.
+"""The files of a vault: ROOT/JOB has a folder d0, d1, ...
 
-job.json              which vault this is
-r3.s0, r3.s0.json     what rank 3 saved in slot 0: its arena, and what lies in it (2, 3, ...: gradients of a step each)
-r3.run.json           of which run rank 3 is, and with which generation it began
-p.s0, p.s0.json       what the domain holds for others, and its vote
-commit.12.json        generation 12 counts
-*.lock                held by who writes these
+for each domain.
+
+    job.json              the identity of the vault
+    r3.s0, r3.s0.json     slot 0 of rank 3: its arena, and the list of the content (2, 3, ...: gradients of one step each)
+    r3.run.json           the run of rank 3, and the run's first generation
+    p.s0, p.s0.json       the redundancy of the domain, and its vote
+    commit.12.json        the commit record of generation 12
+    *.lock                held by the process that writes these files
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ __all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "Holder", "held", "is_held"]
 POLL = 0.002  # seconds between two looks whether a lock is free
 LOOKED_AT = 0.5  # seconds that who takes a lock for good waits: another may only look whether somebody has it
 COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
-# Of a domain's folder; what ends with .new was being written.
+# Files of a domain's folder; those that end with .new are incomplete.
 OURS = re.compile(
     r"(?:job\.json|commit\.\d+\.json|r\d+\.s\d+(?:\.json)?|r\d+\.run\.json|p\.s\d+(?:\.json)?"
     r"|(?:server|commit|r\d+)\.lock)(?:\.new)?"
@@ -43,9 +45,9 @@ T = TypeVar("T")
 
 
 def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | None:
-    """What a sealed text says. One that was read before is not read again: servers look many times a second.
+    """The content of a checksummed text, cached.
 
-    what: which question `made` answers. Raises: OSError.
+    Servers read it many times a second. what: the question that `made` answers. Raises: OSError.
     """
     try:
         state = os.lstat(path)
@@ -60,25 +62,31 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
 
 
 class Holder(ABC):
-    """A domain, wherever it is: what its folder has, by name."""
+    """A domain on any host: the files of its folder, by name."""
 
     number: int
 
     @property
     @abstractmethod
     def origin(self) -> Hashable:
-        """What tells its folder from any other."""
+        """The identity of its folder."""
 
     @abstractmethod
     def is_there(self) -> bool: ...
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Of what is in its folder; none where it is not there. Raises: OSError, of one that does not answer."""
+        """The names in its folder; none if it is missing.
+
+        Raises: OSError, if the server of another host does not answer.
+        """
 
     @abstractmethod
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
-        """What a sealed text says; None: there is none. what: which question `made` answers. Raises: OSError."""
+        """The content of a checksummed text; None: there is none.
+
+        what: the question that `made` answers. Raises: OSError.
+        """
 
     @abstractmethod
     def size(self, name: str) -> int:
@@ -86,7 +94,10 @@ class Holder(ABC):
 
     @abstractmethod
     def locked(self, wait: float) -> AbstractContextManager[bool]:
-        """As long as this is held, nothing is committed there. Gives False where another has it. Raises: OSError."""
+        """Lock the commits of the domain.
+
+        Gives False, if another process holds the lock. Raises: OSError.
+        """
 
     @abstractmethod
     def tell(self, generation: int, text: bytes, job: Job) -> None:
@@ -104,7 +115,10 @@ class Holder(ABC):
         return found if found is not None and found.generation == generation else None
 
     def shard_in(self, rank: int, slot: int) -> tuple[Shard, bytes] | None:
-        """What a rank has saved in a slot, and its text. Raises: OSError."""
+        """The shard of a rank in a slot, with its text.
+
+        Raises: OSError.
+        """
 
         def made(data: bytes) -> tuple[Shard, bytes] | None:
             shard = Shard.of(data)
@@ -113,7 +127,7 @@ class Holder(ABC):
         return self.text(f"r{rank}.s{slot}.json", (rank, slot), made)
 
     def begun_in(self, rank: int) -> Begun | None:
-        """What a rank said as it began. Raises: OSError."""
+        """The record of a rank's run. Raises: OSError."""
         return self.text(f"r{rank}.run.json", rank, Begun.of)
 
     def vote_in(self, slot: int) -> Parity | None:
@@ -182,9 +196,10 @@ class Domain(Holder):
 
 @contextmanager
 def held(path: Path, *, wait: float, within: int | None = None) -> Iterator[bool]:
-    """A lock, for as long as it is held or this process lives. Gives False where another has it for so many seconds.
+    """Hold a lock until the end of the block or process.
 
-    within: a descriptor of the folder that `path` is relative to. Raises: OSError.
+    Gives False, if another process holds it for `wait` seconds. within: a descriptor of the folder that `path` is
+    relative to. Raises: OSError.
     """
     with unshared(path, os.O_RDWR | os.O_CREAT, within) as fd:
         yield _locked(fd, time.monotonic() + wait)
@@ -205,7 +220,7 @@ def _locked(fd: int, end: float) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process has a lock. Nothing is made where there is none."""
+    """True if a running process holds a lock. Creates no file."""
     if not os.path.exists(path):  # or nobody may look
         return False
     try:

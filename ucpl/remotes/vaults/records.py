@@ -1,7 +1,7 @@
-"""What the texts of a vault say, as records: of the job, of what a rank saved, of parity, of what is committed.
+"""The records of a vault: job, shard, parity and commit.
 
-Texts are sealed, so one that opens was written by us; but a vault may be anyone's, and whatever is taken from it is looked
-at before it is used: what does not hold is as if it were not there.
+The texts are checksummed, so an intact one was written by us. But a vault may belong to anyone, so each value is
+checked before its use; a wrong record counts as missing.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")  # of a job
 
 
 class _Wrong(ValueError):
-    """A text does not say what texts of its kind do."""
+    """A text whose content is not that of its kind."""
 
 
 def mark_of(data: bytes) -> str:
-    """What tells one sealed text from any other."""
+    """The digest of a checksummed text."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -110,17 +110,20 @@ def _digits(chunks: Sequence[int]) -> str:
 
 @frozen
 class Job:
-    """A vault: which ranks lie in which domain, and how they are protected. The same text in every domain."""
+    """The identity of a vault: its domains, ranks and protection.
+
+    Every domain has the same text.
+    """
 
     name: str
     ident: str  # of this vault alone
     domains: tuple[tuple[int, ...], ...]  # ranks of each
     protection: Protection
-    replays: int = 0  # steps of which gradients alone are kept, at most, one after the other
+    replays: int = 0  # maximum number of consecutive saves of gradients
 
     @property
     def slots(self) -> int:
-        """Of a rank: two for all that it has, and one for the gradients of each step that may be replayed."""
+        """Slots of a rank: two complete ones, and one per replayed step."""
         return WHOLE + self.replays
 
     @property
@@ -165,7 +168,10 @@ class Job:
 
 @frozen
 class Segment:
-    """Bytes of a file in an arena: [begin, begin + size) of the file lie at `at`."""
+    """Bytes of a file in an arena.
+
+    Bytes [begin, begin + size) of the file are at byte `at` of the arena.
+    """
 
     begin: int
     size: int
@@ -174,9 +180,10 @@ class Segment:
 
 @frozen
 class Late:
-    """Bytes of a file that depend on CRCs of its storages, which are known when all are saved.
+    """Bytes of a file that depend on the CRCs of its storages.
 
-    begin: where they lie in the file; data: with zeros for CRCs; holes: (storage, position in data).
+    The CRCs are known after the save. begin: the position in the file; data: with zeros for CRCs; holes: (storage,
+    position in data).
     """
 
     begin: int
@@ -186,7 +193,10 @@ class Late:
 
 @frozen
 class Named:
-    """What a rank saved under a name, whole: a tensor, or a value as it is written (without a storage and a dtype)."""
+    """A complete value that a rank saved under a name.
+
+    It is a tensor, or a serialized value (without a storage and a dtype).
+    """
 
     name: str  # as its framework calls it, with the place of its first element where it is a tensor: "model.up@0,128"
     storage: str  # in `File.crcs`
@@ -210,20 +220,21 @@ class Named:
 
 @frozen
 class File:
-    """A part of one file that a rank saved. `crcs`: of the storages that lie in it. `late`: by whom saves its beginning.
+    """The part of one file that a rank saved.
 
-    named: what lies in it, in vaults that keep gradients.
+    `crcs`: of the storages in it. `late`: on the rank that saves the beginning of the file. named: its values, in
+    vaults that keep gradients.
     """
 
     name: str
-    size: int  # of the whole file
+    size: int  # of the complete file
     segments: tuple[Segment, ...]
     crcs: Mapping[str, int]
     late: tuple[Late, ...] = ()
     named: tuple[Named, ...] = ()
 
     def told(self) -> Told:
-        data: dict[bytes, int] = {}  # most files end as others do: each of such ends is said once
+        data: dict[bytes, int] = {}  # most files have equal ends, and each end is stored once
         late = [[one.begin, data.setdefault(one.data, len(data)), list(map(list, one.holes))] for one in self.late]
         segments = [[s.begin, s.size, s.at] for s in self.segments]
         told: Told = {"name": self.name, "size": self.size, "segments": segments, "crcs": dict(self.crcs), "late": late}
@@ -260,7 +271,7 @@ def _bytes(value: object) -> bytes:
 def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
     if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int:
         raise _Wrong("late")
-    if isinstance(value[1], str):  # each said by itself, as older versions did
+    if isinstance(value[1], str):  # older versions stored each separately
         data = _bytes(value[1])
     elif type(value[1]) is int and 0 <= value[1] < len(every):
         data = every[value[1]]
@@ -281,9 +292,10 @@ def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
 
 
 class Files(Sequence[File]):
-    """What a rank saved, by its text, which is as long as a job has tensors: it is taken apart when somebody looks.
+    """The files of a rank, parsed from their text on demand.
 
-    Who saves or votes need not, many times a minute. Raises: ValueError, where one looks, and the text says no files.
+    The text grows with the number of tensors, and saves and votes do not need the content. Raises: ValueError, when the
+    content is read and is no list of files.
     """
 
     def __init__(self, text: str, arena: int) -> None:
@@ -334,16 +346,19 @@ def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
 
 
 def slot_of(depth: int, base: int) -> int:
-    """Where a generation lies that is `depth` steps of gradients behind one that is whole, which lies in slot `base`."""
+    """The slot of a generation `depth` gradient steps after its base.
+
+    The base is complete, and is in slot `base`.
+    """
     return WHOLE + depth - 1 if depth else base
 
 
 @frozen
 class Shard:
-    """What one rank saved of a generation.
+    """One rank's save of a generation.
 
-    depth: 0, where it is all that the rank has; else the gradients of one step, which is the `depth`-th behind the generation
-        that lies in slot `base`. replay: what is said of the step.
+    depth: 0 for a complete save; else the number of gradient steps after the generation in slot `base`. replay: the
+    step's record.
     """
 
     ident: str  # of the vault
@@ -378,7 +393,7 @@ class Shard:
             return None
         try:
             size = _number(told, "size")
-            within = told.get("files")  # older versions said them as a part of this text
+            within = told.get("files")  # older versions have them in this text
             files = Files(json_text(within) if isinstance(within, list) else _text(told, "files"), size)
             slot, depth, base = _rests(told)
             return cls(
@@ -392,7 +407,10 @@ class Shard:
 
 @frozen
 class Begun:
-    """What a rank of a run takes for the run's first generation: it says so before it saves, for those that begin later."""
+    """The first generation of a run, as one rank determined it.
+
+    The rank writes it before it saves, for ranks that start later.
+    """
 
     ident: str
     run: str
@@ -412,7 +430,10 @@ class Begun:
 
 @frozen
 class Parity:
-    """What a domain holds for the others of its set, of one generation. It is its vote for that generation, too."""
+    """The redundancy that a domain stores for its set.
+
+    It is of one generation, and is the domain's vote for it.
+    """
 
     ident: str
     run: str
@@ -453,7 +474,10 @@ class Parity:
 
 @frozen(eq=False)
 class Commit:
-    """A generation that counts: all that was saved, and all parity. The same text in every domain."""
+    """A committed generation: all shards and all parity.
+
+    Every domain has the same text.
+    """
 
     generation: int
     step: int
@@ -463,11 +487,11 @@ class Commit:
 
     @property
     def depth(self) -> int:
-        """Steps of gradients since the generation of which everything is kept; 0: it is that."""
+        """Gradient steps since the complete generation; 0: it is complete."""
         return self.shards[0].depth
 
     def needs(self, generation: int) -> bool:
-        """Whether it is made of that generation, too."""
+        """True if it is replayed from that generation."""
         return self.generation - self.depth <= generation <= self.generation
 
     def sealed(self) -> bytes:
@@ -477,7 +501,12 @@ class Commit:
 
     @classmethod
     def of(cls, data: bytes | None, job: Job) -> Commit | None:
-        """Raises nothing: what does not fit the job is none."""
+        """The commit record of a text.
+
+        None if it does not fit the job.
+
+        Raises nothing.
+        """
         told = opened(data) if data is not None else None
         if told is None:
             return None
@@ -506,7 +535,7 @@ class Commit:
         )
 
     def _is_protected(self, job: Job) -> bool:
-        """Whether what each domain holds for others is as large as what it would be made of."""
+        """True if the redundancy of each domain has the right size."""
         sizes = [sum(-(-self.shards[rank].size // BLOCK) * BLOCK for rank in ranks) for ranks in job.domains]
         for among in sets_of(len(job.domains), job.protection):
             data, held = job.protection.blocks(len(among))
@@ -516,7 +545,10 @@ class Commit:
         return True
 
     def read(self) -> Iterator[tuple[int, File]]:
-        """What each rank saved, part by part. Raises: ValueError, where a text says no files."""
+        """The file parts of each rank.
+
+        Raises: ValueError, if a text is no list of files.
+        """
         for shard in self.shards:
             try:
                 files = tuple(shard.files)
@@ -525,12 +557,15 @@ class Commit:
             yield from ((shard.rank, file) for file in files)
 
     def files(self) -> Mapping[str, Sequence[tuple[int, File]]]:
-        """Every file by its name: who saved which part of it, in order, without a hole. Raises: ValueError."""
+        """Every file by name: its parts with their ranks, in order.
+
+        The parts have no gap. Raises: ValueError.
+        """
         return self._files
 
     @cached_property
     def _files(self) -> dict[str, list[tuple[int, File]]]:
-        """Asked for more than once by who opens it."""
+        """Cached, because readers call it more than once."""
         found: dict[str, list[tuple[int, File]]] = {}
         for rank, file in self.read():
             found.setdefault(file.name, []).append((rank, file))

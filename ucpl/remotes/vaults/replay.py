@@ -1,7 +1,7 @@
-"""Generations of which gradients alone were saved: what else they are is made of the one before, step by step.
+"""Generations with gradients alone: their state is replayed from the previous one.
 
-`Replay` knows what every value that a generation has by name is made of: bytes that were saved with it, or an optimizer's step
-over what the generation before has. `Over` lays that over a file of the generation of which everything was saved.
+`Replay` has the origin of every named value of a generation: saved bytes, or an optimizer step over the previous
+generation. `Over` lays the replayed values over a file of the complete generation.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ucpl.remotes.vaults.records import File, Named, Shard
 
 __all__ = ["GRADIENT", "Over", "Replay"]
 
-GRADIENT = "grad."  # before the name of a parameter, in what was saved
+GRADIENT = "grad."  # prefix of a parameter's name
 KEPT = 256 << 20  # bytes of tensors that were made last
 
 
 class _Wrong(ValueError):
-    """What is said of a step is not what is said of steps."""
+    """A malformed record of a step."""
 
 
 @frozen(eq=False)
@@ -53,7 +53,10 @@ class _Place:
 
 @frozen(eq=False)
 class _Unit:
-    """A parameter that a step was made of, as its rank had it: names end with the place of its first element."""
+    """A parameter of a step, on its rank.
+
+    Its names end with the position of its first element.
+    """
 
     group: Mapping[str, object]
     device: str
@@ -66,13 +69,13 @@ class _Unit:
 
     @property
     def made(self) -> dict[str, str]:
-        """Which name is what of the parameter."""
+        """The role of each name in the parameter's state."""
         return dict.fromkeys(self.weights, "weight") | {name: what for what, name in self.moments.items()}
 
 
 @define(eq=False)
 class _Step:
-    """One generation: what was saved of it by name, and what else is made of the one before."""
+    """One generation: the saved values by name, and the replayed ones."""
 
     memory: Memory
     places: dict[str, _Place] = field(factory=dict)
@@ -139,12 +142,12 @@ def _are_texts(some: object) -> TypeGuard[list[str]]:
 
 @define(eq=False)
 class Replay:
-    """What the newest of some generations is made of."""
+    """The origin of the values in the newest of several generations."""
 
     memory: Memory  # with those before it
-    _made: dict[str, dict[str, memoryview]] = field(factory=dict)  # by the gradient's name, what was made last
+    _made: dict[str, dict[str, memoryview]] = field(factory=dict)  # by the gradient's name, the last result
     _held: int = 0  # bytes of these
-    _crcs: dict[str, int] = field(factory=dict)  # of what was made, by name, where somebody asked
+    _crcs: dict[str, int] = field(factory=dict)  # of replayed values by name, if requested
     _lock: threading.RLock = field(factory=threading.RLock)
 
     @cached_property
@@ -169,7 +172,7 @@ class Replay:
         return [base, *steps]
 
     def over(self, file: str) -> Over:
-        """What lies over a file. Raises: UcplError E698."""
+        """The replayed ranges of a file. Raises: UcplError E698."""
         base, newest = self._steps[0], self._steps[-1]
         over = Over()
         for name, place in base.places.items():
@@ -192,11 +195,14 @@ class Replay:
         return over
 
     def _gradients(self, name: str) -> int:
-        """Bytes of gradients that are read for what steps make of it."""
+        """Bytes of gradients that a replay of this value reads."""
         return sum(s.places[s.units[name].gradient].named.size for s in self._steps if name in s.units)
 
     def attempt(self, rank: int) -> None:
-        """Make the newest step of the smallest parameter whose gradient a rank saved. Raises: UcplError E691, E698."""
+        """Replay the newest step of the smallest parameter of a rank.
+
+        Raises: UcplError E691, E698.
+        """
         units = {id(unit): unit for unit in self._steps[-1].units.values()}.values()
         places = self._steps[-1].places
         mine = [(places[u.gradient].named.size, u.weights[0]) for u in units if places[u.gradient].rank == rank]
@@ -228,7 +234,7 @@ class Replay:
         return self._crcs[name]
 
     def _stepped(self, unit: _Unit, number: int) -> dict[str, memoryview]:
-        """What a step made, by name. Raises: UcplError E691, E698."""
+        """The result of a step, by name. Raises: UcplError E691, E698."""
         from ucpl.remotes.vaults.adamw import Raw, made_by, stepped  # torch, which most that is read needs not
         from ucpl.remotes.vaults.marks import mark_of
 
@@ -258,9 +264,9 @@ class Replay:
             steps = bytes(step.places[unit.step].read())
         except UcplError:
             raise
-        except Exception as error:  # whatever torch says of what it is given
+        except Exception as error:  # all errors of torch for these inputs
             self._refuse(f"{unit.gradient}: {type(error).__name__}: {str(error)[:200]}")
-        is_last = number == len(self._steps) - 1  # what is wrong before that is wrong in what comes out of it
+        is_last = number == len(self._steps) - 1  # an error in an earlier step changes this result too
         for mark, what in zip(unit.marks, ("weight", *unit.moments), strict=True) if is_last else ():
             if " " not in mark:
                 self._refuse(f"{names[what]}: it was saved by another version of ucpl")
@@ -287,7 +293,7 @@ def _crc_of(place: _Place) -> int:
 
 
 def _holes(place: _Place) -> list[int]:
-    """Where the CRC of a storage lies in its file."""
+    """Positions of a storage's CRC in its file."""
     if not place.named.storage:
         return []
     return [late.begin + at for late in place.file.late for name, at in late.holes if name == place.named.storage]
@@ -298,17 +304,20 @@ _Fill = Callable[[memoryview, int], None]
 
 @define(eq=False)
 class Over:
-    """What lies over a file: bytes that are given by others, ascending."""
+    """Replayed ranges of a file, ascending."""
 
     pieces: list[tuple[int, int, _Fill, _Fill]] = field(factory=list)  # exact, and sooner had
-    replayed: list[tuple[int, int, int]] = field(factory=list)  # what steps make, and bytes of gradients that take part
+    replayed: list[tuple[int, int, int]] = field(factory=list)  # replayed values, and bytes of gradients that they need
     _begins: Sequence[int] = ()
 
     def add(self, begin: int, size: int, fill: _Fill, sooner: _Fill | None = None) -> None:
         self.pieces.append((begin, begin + size, fill, sooner or fill))
 
     def add_crcs(self, holes: Sequence[int], crc: Callable[[], int], mark: int | None = None) -> None:
-        """mark: what stands for the CRC where nobody waits for it to be made."""
+        """Add the positions and the function of a CRC.
+
+        mark: a value in its place for readers that do not need the CRC.
+        """
 
         def fill(into: memoryview, offset: int) -> None:
             into[:] = crc().to_bytes(4, "little")[offset : offset + len(into)]
@@ -325,7 +334,10 @@ class Over:
         self._begins = [begin for begin, *_ in self.pieces]
 
     def fill(self, into: memoryview, position: int, under: _Fill, *, exact: bool = True) -> None:
-        """Bytes of the file from `position` on. under: gives those over which nothing lies. exact: its CRCs, too."""
+        """Bytes of the file from `position`.
+
+        under: fills the ranges that are not replayed. exact: also compute the CRCs.
+        """
         at, end = position, position + len(into)
         i = max(0, bisect_right(self._begins, position) - 1)
         while i < len(self.pieces) and self.pieces[i][0] < end:

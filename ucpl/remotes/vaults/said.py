@@ -1,7 +1,8 @@
-"""What texts of domains said when they were read last: servers look many times a second, and texts of large jobs are long.
+"""A cache of the parsed texts of domains.
 
-Kept is what is in a domain's folder, and nothing else: a generation that counts no more would be as large as the one that does.
-A text that several domains have is taken apart once.
+Servers read the texts many times a second, and texts of large jobs are long. Only texts that exist in a domain's folder
+are kept: a removed generation would need as much memory as the current one. Equal texts of several domains are parsed
+once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["keep", "known", "only"]
 
 T = TypeVar("T")
 FOLDERS_MAX = 4096  # those that were asked for last: more than a vault's domains
-Known = dict[tuple[str, object], tuple[object, object]]  # name and question -> stamp of the text, what it says
+Known = dict[tuple[str, object], tuple[object, object]]  # name and question -> stamp of the text, content
 
 _folders: dict[Hashable, Known] = {}
 _asking = RLock()  # servers answer others in threads
@@ -26,7 +27,10 @@ _same: WeakValueDictionary[tuple[str, object, str], object] = WeakValueDictionar
 
 
 def known(folder: Hashable, name: str, what: object) -> tuple[object, object] | None:
-    """The stamp of a text as it was read last, and what it said; None: it was not read, or said nothing."""
+    """The stamp and content of a text at its last read.
+
+    None: it was not read, or had no content.
+    """
     with _asking:
         return _of(folder).get((name, what))
 
@@ -34,13 +38,13 @@ def known(folder: Hashable, name: str, what: object) -> tuple[object, object] | 
 def keep(
     folder: Hashable, name: str, what: object, stamp: object, data: bytes, made: Callable[[bytes], T | None]
 ) -> T | None:
-    """What a text says. what: which question `made` answers."""
+    """Parse and cache a text. what: the question that `made` answers."""
     key = name, what, mark_of(data)
     found: T | None = _same.get(key)  # type: ignore[assignment]  # an answer to the same question
     if found is None:
         found = made(data)
     if found is not None:
-        with _asking, suppress(TypeError):  # what no weak reference can be had of is short
+        with _asking, suppress(TypeError):  # objects without weak references are short
             _of(folder)[name, what] = stamp, found
             _same[key] = found
     return found

@@ -1,4 +1,7 @@
-"""Small texts with a digest of their own behind them: one that was damaged or cut short is as if it were not there."""
+"""Small texts with a digest at their end.
+
+A damaged or truncated text counts as missing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def json_text(told: object) -> str:
 
 
 def opened(data: bytes) -> Told | None:
-    """What was sealed; None: it is not what was."""
+    """The content of a checksummed text; None: it is damaged or none."""
     text = _inner(data)
     if text is None:
         return None
@@ -47,13 +50,16 @@ def opened(data: bytes) -> Told | None:
 
 
 def _inner(data: bytes) -> bytes | None:
-    """What has its digest behind it."""
+    """The text before a correct digest."""
     text, mark = data[: -_MARK - 1], data[-_MARK:]
     return text if len(data) > _MARK and mark == xxhash.xxh3_128_hexdigest(text).encode() + b"\n" else None
 
 
 def read_sealed(path: Path) -> bytes | None:
-    """A sealed text that is whole, with its digest; None: there is none. Raises: OSError, where it cannot be read."""
+    """An intact checksummed text with its digest; None: there is none.
+
+    Raises: OSError, if the file cannot be read.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -72,7 +78,10 @@ def read_sealed(path: Path) -> bytes | None:
 
 
 def was_sealed(path: Path) -> bool:
-    """Whether a file ends as what was sealed does, be it damaged by now: nobody else's does. Raises: OSError."""
+    """True if a file ends like a checksummed text, even damaged.
+
+    Files of other programs do not. Raises: OSError.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(fd)
@@ -83,7 +92,7 @@ def was_sealed(path: Path) -> bool:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A file that is there whole or not at all. Raises: OSError."""
+    """Write a file, complete or not at all. Raises: OSError."""
     new = path.with_name(f"{path.name}.new")
     try:
         fd = open_new(new)

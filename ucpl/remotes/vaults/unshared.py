@@ -1,7 +1,7 @@
-"""Descriptors of locks, which a process that is forked does not keep.
+"""Descriptors of locks that a fork does not keep.
 
-A lock of flock's is the open file's, and a fork has the same one: workers that load data would hold what their trainer held,
-long after it died.
+A lock of flock belongs to the open file, and a fork shares it: data loader workers would hold the lock of their trainer
+long after its death.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Opened:
         self.file = state.st_dev, state.st_ino
 
     def close(self) -> None:
-        """Where others closed it, its number may be another file's."""
+        """Close it; if others closed it, its number may be another file."""
         with suppress(OSError):
             state = os.fstat(self.fd)
             if (state.st_dev, state.st_ino) == self.file:
@@ -35,7 +35,10 @@ _changing = threading.RLock()  # no fork sees a descriptor that is open and not 
 
 @contextmanager
 def unshared(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
-    """A descriptor, until the end of this or a fork, of this process alone. within: the folder's. Raises: OSError."""
+    """A descriptor of this process, until its end or a fork.
+
+    within: the descriptor of the folder. Raises: OSError.
+    """
     with _changing:
         mine = _Opened(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=within))
         _opened.add(mine)
@@ -51,7 +54,7 @@ def unshared(path: Path, flags: int, within: int | None = None) -> Iterator[int]
 def _in_child() -> None:
     try:
         for one in _opened:
-            one.close()  # which lets go of nothing as long as the parent has it, too
+            one.close()  # keeps the lock if the parent has it too
     finally:
         _opened.clear()
         _changing.release()

@@ -1,4 +1,7 @@
-"""A generation as a folder of files: of their names and sizes, whose bytes come from memory as they are read."""
+"""A generation as a folder of files, read from memory on demand.
+
+The files have their names and sizes; the bytes come from the arenas.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["SCHEME", "Stored", "View", "generation_at", "passed_over", "pinned", "stored_at", "view"]
 
 SCHEME = "vault"
-Parts = Sequence[tuple[int, File]]  # ranks, with what they saved of a file
+Parts = Sequence[tuple[int, File]]  # ranks, with their parts of a file
 
 
 @define(eq=False)
 class View:
-    """All files of a generation, and where their bytes lie."""
+    """All files of a generation, with the places of their bytes."""
 
     memory: Memory
     url: str
@@ -47,11 +50,14 @@ class View:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """What makes bytes of a generation of which gradients alone were saved. Raises: UcplError E698."""
+        """The replay of a generation with gradients alone. Raises: UcplError E698."""
         return Replay(self.memory) if self.memory.before else None
 
     def look_again(self) -> None:
-        """A slot that is written once more has other digests: what is read of it is rebuilt, or refused."""
+        """Do nothing: a read compares each chunk with its digest.
+
+        If a slot was overwritten, its chunks are rebuilt, or the read fails.
+        """
 
 
 @define(eq=False)
@@ -69,7 +75,7 @@ class Stored:
 
     @cached_property
     def spans(self) -> list[tuple[int, int, int, int | bytes]]:
-        """(begin, end, rank, where in its arena or the bytes), ascending, without a hole."""
+        """(begin, end, rank, position in its arena or bytes), ascending, without gaps."""
         crcs = {name: crc for _, file in self.parts for name, crc in file.crcs.items()}
         found: list[tuple[int, int, int, int | bytes]] = []
         for rank, file in self.parts:
@@ -83,7 +89,7 @@ class Stored:
 
     @property
     def lost(self) -> list[tuple[int, int, int]]:
-        """(begin, end, domain) of what lay in domains that are gone, ascending, joined where it may be."""
+        """(begin, end, domain) of bytes in lost domains, ascending and joined."""
         memory, found = self.view.memory.whole, list[tuple[int, int, int]]()
         for begin, end, rank, where in self.spans:
             domain = memory.job.domain_of(rank)
@@ -101,12 +107,15 @@ class Stored:
 
     @property
     def replayed(self) -> list[tuple[int, int, int]]:
-        """[begin, end) of what an optimizer's steps make, ascending, and the bytes of gradients that they make it of."""
+        """[begin, end) of replayed values, ascending, and their gradients' bytes."""
         return self._over.replayed if self._over is not None else []
 
     @cached_property
     def made(self) -> list[Range]:
-        """The same for readers of archives: what `read` gives for their CRCs tells them apart, and is not theirs."""
+        """The same for readers of archives.
+
+        `read` gives a marker in place of their CRCs.
+        """
         return [(begin, end) for begin, end, _ in self.replayed]
 
     @cached_property
@@ -134,7 +143,7 @@ class Stored:
             self._over.fill(into, position, self._saved)
 
     def _saved(self, into: memoryview, position: int) -> None:
-        """As it lies in the generation of which everything was saved. Raises: UcplError E691."""
+        """Bytes of the complete generation. Raises: UcplError E691."""
         memory = self.view.memory.whole
         end = position + len(into)
         i = bisect_right(self._begins, position) - 1
@@ -153,7 +162,10 @@ class Stored:
             position, i = high, i + 1
 
     def hint(self, ranges: Iterable[Range], *, payload: bool) -> None:
-        """It is in memory. What is asked for as a whole is put where it lies for those who read it by other means."""
+        """Place complete files for readers that do not use `reading`.
+
+        Other hints do nothing, because the bytes are in memory.
+        """
         if payload or list(ranges) != [(0, self.size)]:
             return
         with open(self.view.root / self.name, "r+b") as file:
@@ -176,7 +188,7 @@ class Stored:
 
 
 def stored_at(path: Path) -> Stored | None:
-    """What a file is of a vault; None: it is of none, or not there."""
+    """The file of a vault at a path; None: it is none."""
     try:
         found = remote_of(os.stat(path))
     except OSError:
@@ -185,7 +197,10 @@ def stored_at(path: Path) -> Stored | None:
 
 
 def generation_at(home: Path, generation: int | None = None) -> Memory:
-    """A generation of a vault, the newest that counts if none is named. Raises: UcplError E692."""
+    """A generation of a vault, by default the newest committed one.
+
+    Raises: UcplError E692.
+    """
     job = job_at(home)
     if job is None:
         no_vault(home)
@@ -214,7 +229,10 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
 
 
 def _demand_whole(home: Path, commit: Commit) -> None:
-    """Gradients of a step are no whole files. Raises: UcplError E692."""
+    """Reject a request for files of a generation with gradients alone.
+
+    Raises: UcplError E692.
+    """
     try:
         if commit.depth:
             list(commit.read())
@@ -226,7 +244,10 @@ def _demand_whole(home: Path, commit: Commit) -> None:
 
 
 def view(url: str) -> Path:
-    """The folder that stands for `vault:ROOT/JOB`, or `vault:ROOT/JOB@GENERATION`. Raises: UcplError E691, E692."""
+    """The local folder for `vault:ROOT/JOB` or `vault:ROOT/JOB@GENERATION`.
+
+    Raises: UcplError E691, E692.
+    """
     memory = generation_at(*_parted(url))
     try:
         return lay(memory, url).root
@@ -236,7 +257,10 @@ def view(url: str) -> Path:
 
 
 def passed_over(url: str) -> tuple[str, ...]:
-    """Generations that may be newer than what a URL that names none stands for, and why they are passed over."""
+    """Generations that may be newer than a URL's, with the reasons.
+
+    Empty if the URL names a generation.
+    """
     home, generation = _parted(url)
     if generation is not None:
         return ()
@@ -256,13 +280,19 @@ def _parted(url: str) -> tuple[Path, int | None]:
 
 
 def pinned(url: str) -> str:
-    """The same with the generation that it means now: what is newest may be another one soon. Raises: UcplError E692."""
+    """The URL with its current generation. Raises: UcplError E692.
+
+    The newest generation may change at any time.
+    """
     home, generation = _parted(url)
     return url if generation is not None else f"{url}@{generation_at(home).commit.generation}"
 
 
 def lay(memory: Memory, url: str) -> View:
-    """Files of the right names and sizes, in a temporary folder. Raises: OSError."""
+    """Create files with names and sizes in a temporary folder.
+
+    Raises: OSError.
+    """
     root = folders.fresh() / (memory.job.name or "vault")
     root.mkdir()
     found = View(memory, url, root)
