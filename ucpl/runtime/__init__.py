@@ -1,4 +1,4 @@
-"""Moving data: a plan is run (execute), held against what exists (compare), and files against their digests (verify)."""
+"""Moving data: run a plan (execute), compare its result (compare), check digests (verify)."""
 
 from ucpl.runtime.compare import Comparison, Unequal, compare
 from ucpl.runtime.counters import Report

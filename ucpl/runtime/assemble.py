@@ -1,10 +1,11 @@
-"""One tile: every element of a range of a target tensor, put together from the source in the worker's buffer.
+"""Assembly of one tile: all elements of a range of a target tensor.
 
-The nodes of the graph that have boxes in the range run in its order, each kind by the function that `HANDLERS` has for it.
-An Extract and a Split are the two ends of a row of the node between them: what is read goes straight to its place, and what a
-Reconstruct names is made where it is read. A target has no position that no node reaches (`execute` refuses it); what is
-compared may have. Not here: which tiles there are, and what happens to the bytes (execute writes them, compare holds them
-against others).
+A tile is put together from the source in the worker's buffer. The nodes of the graph that have boxes in the range run
+in the graph's order, each kind by its function in `HANDLERS`. An Extract and a Split are the two ends of a row of the
+node between them: elements are read straight to their place, and a Reconstruct computes its elements where they are
+read. In a target, some node reaches every position (`execute` refuses others); in a comparison, positions may be left
+out. Not here: the division into tiles, and the use of the bytes (execute writes them, compare compares them with
+others).
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ I64 = NDArray[np.int64]
 
 @frozen
 class CopyDifference:
-    """The first element of a box whose copy is not what the tile holds. Positions are row-major in the stored tensors."""
+    """First element of a box whose copy differs from the tile.
+
+    Positions are row-major in the stored tensors.
+    """
 
     row: int
     target: int  # index into the places of the target
@@ -54,7 +58,7 @@ class CopyDifference:
 
 @frozen(eq=False)
 class Assembly:
-    """Elements [low, high) of a target on their way into the front of `work.tile`."""
+    """Elements [low, high) of a target, assembled at the front of `work.tile`."""
 
     target: int
     low: int
@@ -70,7 +74,10 @@ class Assembly:
 
     @property
     def single_crc(self) -> int | None:
-        """The CRC of a tile that was read as one run, the first of its group. What is held was read for others, too."""
+        """CRC of a tile that was read as one run, the first of its group.
+
+        Held windows are excluded: they are read for other tiles, too.
+        """
         fragments = self.reader.fragments
         alone = len(fragments) == 1 and not self.reader.holds
         return fragments.crc[0] if alone and fragments.size[0] == self.size else None
@@ -85,7 +92,10 @@ class Assembly:
 
 @frozen(eq=False)
 class Assembler:
-    """Everything that stays the same from tile to tile. `file_of[s]` is the index of source s's file in the reader's files."""
+    """State that is the same for all tiles.
+
+    `file_of[s]` is the index of source s's file in the reader's files.
+    """
 
     rows: Rows
     fills: Fills
@@ -103,9 +113,10 @@ class Assembler:
         work: Workspace,
         on_difference: Callable[[CopyDifference], None] | None = None,
     ) -> int | None:
-        """Elements [low, high) of a target into the front of `work.tile`. Returns their CRC where reading has computed it.
+        """Assemble elements [low, high) of a target at the front of `work.tile`.
 
-        Raises: UcplError E605, E607, E610, E611, E613 (unless `on_difference` takes it).
+        Returns their CRC if reading has computed it. Raises: UcplError E605, E607, E610, E611, E613 (unless
+        `on_difference` takes it).
         """
         rows = self.rows
         tile = Assembly(target, low, high, self.targets[target].itemsize, reader, work, on_difference)
@@ -124,9 +135,10 @@ class Assembler:
         return tile.single_crc if run else None
 
     def _walk(self, within: range, fills: range) -> Iterator[tuple[Handler, I64]]:
-        """What is done with rows of one target, node by node in the graph's order. Neighbours that do the same run at once.
+        """Actions on rows of one target, node by node in the graph's order.
 
-        So do the sources of one mean, which are of several nodes where they are stored in different ways.
+        Neighbours with the same action run at once. So do the sources of one mean, which belong to several nodes if
+        they are stored in different ways.
         """
         rules, filled = self.rows.rule[within.start : within.stop], self.fills.node[fills.start : fills.stop]
         steps = [(self.rows.order[n], self.rows.rules[n].node, n) for n in each(rules)]
@@ -142,7 +154,10 @@ class Assembler:
     # ---- one operation each ----------------------------------------------------------------------------------------------
 
     def _merge(self, tile: Assembly, among: I64) -> None:
-        """Boxes from where they are read to where the Split has them, cast on the way where the dtypes differ."""
+        """Move boxes from their source to the Split's place.
+
+        If the dtypes differ, values are cast on the way.
+        """
         run = self.rows.run[among]
         self._runs(tile, among[run])
         for row in among[~run].tolist():
@@ -199,7 +214,10 @@ class Assembler:
         return scratch[: box.elements * size]
 
     def _check(self, tile: Assembly, among: I64) -> None:
-        """Boxes held against what stands at their places: the first difference of each row is told."""
+        """Compare boxes with the elements at their places.
+
+        The first difference of each row is reported.
+        """
         for row in among.tolist():
             if (found := self._difference(tile, row)) is None:
                 continue
@@ -241,7 +259,10 @@ class Assembler:
                 there[...] = strided(cell, 0, (1,) * len(box.shape), (0,) * len(box.shape), tile.itemsize)
 
     def _reduce(self, tile: Assembly, rows: I64) -> None:
-        """Means, sums and maxima: in order of the sources, a block of the tile at a time, rounded once."""
+        """Compute means, sums and maxima, rounded once.
+
+        Sources are added in their order, one block of the tile at a time.
+        """
         among = sorted(rows.tolist(), key=lambda row: (int(self.rows.source[row]), row))
         conversions = {row: self._conversion(row, tile.target) for row in among}
         for conversion in conversions.values():
@@ -255,7 +276,7 @@ class Assembler:
             (row, conversions[row].rule.node, self.sources[int(self.rows.source[row])].rank) for row in among
         )
         wide = _dtype_of(node.how, conversions.values())
-        # The sums, one member and what is held against it live as long as the values that are added.
+        # The sums, one member and the numbers that it is compared with live as long as the values that are added.
         block = tile.work.share.block // 4
         for begin in range(tile.low, tile.high, block):
             end = min(tile.high, begin + block)
@@ -277,7 +298,10 @@ class Assembler:
                 goal[count > 0] = values[count > 0]
 
     def _put(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: _Sums) -> None:
-        """One of those that are put together: the first copy that has an element gives it, the others must equal it."""
+        """Put one of several copies: the first that has an element gives it.
+
+        The others must equal it.
+        """
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
         end = sums.begin + len(sums.total)
@@ -301,7 +325,10 @@ class Assembler:
             put(node.how, (sums.total, sums.count), (own.total, own.count))
 
     def _scale(self, tile: Assembly, among: I64) -> None:
-        """Boxes of the tile times a factor each: in fp32, rounded once. A factor is read once for all elements of a block."""
+        """Multiply boxes of the tile by a factor each, in fp32, rounded once.
+
+        A factor is read once for all elements of a block.
+        """
         dtype = self.targets[tile.target].dtype
         for row in among.tolist():
             source = int(self.rows.source[row])
@@ -334,7 +361,7 @@ class Assembler:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _logical(self, row: int, goal: int) -> int:
-        """Where in the source tensor's row-major order the element lies that a row has for a target position."""
+        """Row-major position in the source tensor of a target position of a row."""
         rows = self.rows
         position = int(rows.logical[row])
         left = goal - int(rows.low[row])
@@ -359,7 +386,7 @@ class Assembler:
         )
 
     def provider(self, target: int, position: int) -> tuple[Place, int] | None:
-        """Which source tensor a copy takes a target element from, and the element's place in it."""
+        """The source tensor from which a copy takes a target element, and the element's place in it."""
         for row in self.rows.within(target, position, position + 1):
             node = self.rows.rules[int(self.rows.rule[row])].node
             if not isinstance(node, Check | Scale) and any(clip(self.rows.box(row), position, position + 1)):
@@ -396,7 +423,10 @@ class Assembler:
         )
 
     def _members_differ(self, tile: Assembly, among: list[int], row: int, box: Box, at: int) -> NoReturn:
-        """Two copies of one member of a mean or sum are not equal: ranks that differ along other axes than it is over."""
+        """Report two unequal copies of one member of a mean or sum.
+
+        They come from ranks that differ along other axes than those that are reduced.
+        """
         goal = _element(at, box.shape, box.target, box.target_step)
         first = next(r for r in among if any(clip(self.rows.box(r), goal, goal + 1)))
         labels = [self._origin(one, goal) for one in (first, row)]
@@ -412,7 +442,10 @@ class Assembler:
         )
 
     def _demand_finite(self, tile: Assembly, row: int, box: Box, made: U8, before: Callable[[], Array]) -> None:
-        """No cast makes a number infinite. What stands there already is held against as it is."""
+        """Check that no cast makes a number infinite.
+
+        Elements that are already in place are compared as they are.
+        """
         there = self.targets[tile.target]
         if tile.on_difference is not None or not self._conversion(row, tile.target).may_overflow:
             return
@@ -436,7 +469,7 @@ class Assembler:
 
 Handler = Callable[[Assembler, Assembly, I64], None]
 
-# What runs of a node between its ends. A new operation is one more entry.
+# Handlers of the nodes between the ends of a row. A new operation is one more entry.
 HANDLERS: dict[type[Node], Handler] = {
     Merge: Assembler._merge,
     Derive: Assembler._merge,
@@ -453,7 +486,10 @@ def _work(node: Node) -> tuple[Handler, str]:
 
 
 def blocks(box: Box, limit: int, *, by_source: bool = False) -> list[Box]:
-    """A box as boxes of at most `limit` elements, cut along its first dims; by_source: those that are first in the source."""
+    """Cut a box into boxes of at most `limit` elements, along its first dims.
+
+    by_source: the dims that are first in the source.
+    """
     if box.elements <= limit:
         return [box]
     axes = [i for i, n in enumerate(box.shape) if n > 1]
@@ -480,7 +516,7 @@ def _products(values: Array, factors: Array) -> Array:
 
 
 def _as_packed(made: U8, box: Box, itemsize: int) -> NDArray[Any]:
-    """Elements that lie one behind the other, in the shape of a box."""
+    """Contiguous elements in the shape of a box."""
     return strided(made, 0, box.shape, packed(box.shape, itemsize), itemsize)
 
 
@@ -496,7 +532,10 @@ def _element(at: int, shape: tuple[int, ...], start: int, step: tuple[int, ...])
 
 @frozen(eq=False)
 class _Sums:
-    """Elements of a target from `begin` on: what was put together, in a type of 8 bytes, and of how many values."""
+    """Accumulated elements of a target from `begin` on, in a type of 8 bytes.
+
+    Each has the number of values that were added to it.
+    """
 
     begin: int
     total: Array
@@ -514,13 +553,19 @@ class _Sums:
 
 
 def _dtype_of(how: str, conversions: Iterable[Conversion]) -> Wide:
-    """The type in which values are put together: fp64, but for the greatest of whole numbers that it does not hold."""
+    """Type of the accumulated values: fp64.
+
+    The maximum of integers that fp64 does not hold is kept as an integer.
+    """
     wide = {conversion.wide for conversion in conversions}
     return wide.pop() if how == "max" and len(wide) == 1 else np.dtype(np.float64)
 
 
 def _members_of(among: Iterable[tuple[int, Node, int]]) -> list[list[int]]:
-    """Rows (each with its node and the rank of its source) by what is put together: of one member, copies of each other."""
+    """Rows by the member that they are copies of.
+
+    Each row comes with its node and the rank of its source.
+    """
     found: dict[tuple[str, int], list[int]] = {}
     for row, node, rank in among:
         assert isinstance(node, Reduce)
@@ -530,7 +575,7 @@ def _members_of(among: Iterable[tuple[int, Node, int]]) -> list[list[int]]:
 
 
 def _refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: float | int) -> NoReturn:
-    """A mean or sum that is to be exact, and that the target's type does not hold. E605."""
+    """Raise E605: the target's type does not hold an exact mean or sum."""
     fail(
         "E605",
         f"{name}: the {node.how} {value!r} at {there.index_text(goal)} has no equal in {there.dtype}",

@@ -1,10 +1,10 @@
-"""Batches: tiles that are assembled at once, because one read of the source serves all of them.
+"""Batches: tiles that are assembled at once because one read serves all of them.
 
-A group has tiles, of several targets mostly, that are made of the same bytes of the source, in runs too short to be read alone.
-A matrix that is cut by column is the case: a rank of the target has a few hundred bytes of each row of the source, and the
-next rank those behind them. What lies between the first byte and the last that the tiles of a group need is a window: it
-is read once, and each tile takes its runs from there, one tile after the other. Tiles stay what is digested, written and
-journalled.
+The tiles of a group, mostly of several targets, are made of the same bytes of the source, in runs too short to be read
+alone. An example is a matrix that is cut by column: a rank of the target has a few hundred bytes of each row of the
+source, and the next rank has the bytes behind them. A window reaches from the first byte to the last that the tiles of
+a group need: it is read once, and each tile takes its runs from there, one tile after the other. Tiles stay the unit of
+digests, writes and the journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RUN_WANTED", "Batch", "bands_of", "cut_bands", "group_bands", "narro
 RUN_MAX = 16384  # bytes of a run from which on a call for it takes less than copying it once more
 WINDOW_BYTES = 4 << 20  # of a window that tiles are cut for, where they need not become small for it
 PARTS_MAX = 4  # of a tile: it is not cut smaller for that
-PARTS_MOST = 16  # and where memory is short, not smaller than this
+PARTS_MOST = 16  # the least size if memory is short
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -35,7 +35,7 @@ Bools = NDArray[np.bool_]
 
 @frozen
 class Batch:
-    """Bands, each tiles [first, end) of one unit, in their order, and what is read for all of them at once."""
+    """Bands that one read serves, each tiles [first, end) of one unit, in order."""
 
     bands: tuple[tuple[int, int], ...]
     windows: tuple[Window, ...] = ()
@@ -48,15 +48,21 @@ class Batch:
 
 @frozen(eq=False)
 class _Narrow:
-    """Rows whose runs are short and have gaps between them, where another row needs bytes of the same source."""
+    """Rows with short runs and gaps between them.
+
+    Another row needs bytes of the same source.
+    """
 
     row: I64  # their numbers
-    run: I64  # bytes that lie together in the file
-    share: NDArray[np.float64]  # bytes from the first to the last of what a tile needs, over those that it needs
+    run: I64  # contiguous bytes of the file
+    share: NDArray[np.float64]  # bytes from the first to the last that a tile needs, over those that it needs
 
 
 def _narrow(rows: Rows, sources: Sequence[Place], tile: int) -> _Narrow:
-    """Only rows that go through the source in the order of the target: of others, a tile has something of every run."""
+    """Keep rows that go through the source in the order of the target.
+
+    Of other rows, a tile has something of every run.
+    """
     size = np.array([p.itemsize for p in sources] or [1], np.int64)[rows.source]
     run, needed, span = size.copy(), size.copy(), size.copy()
     together, falls = np.ones(len(size), np.bool_), rows.shape[:, 0] > 1
@@ -79,10 +85,11 @@ def _narrow(rows: Rows, sources: Sequence[Place], tile: int) -> _Narrow:
 def narrow_bands(
     rows: Rows, places: tuple[Sequence[Place], Sequence[Place]], units: Sequence[Unit], tile: int, limit: int
 ) -> dict[int, int]:
-    """Bytes after which tiles of a unit begin anew, for each that has bytes in windows: rows of the target, of one
-    number for all that are made of the same sources, as many as have a window in what memory has beside a tile.
+    """Bytes after which tiles of a unit begin anew, if it has bytes in windows.
 
-    places: of the source, and of the target. Units that are not named are cut as they would be without windows.
+    A band has rows of the target, the same number for all units that are made of the same sources: as many as have a
+    window in the memory that remains. places: of the source, and of the target. Other units are cut as they would be
+    without windows.
     """
     sources, targets = places
     narrow = _narrow(rows, sources, tile)
@@ -96,7 +103,7 @@ def narrow_bands(
         share[t] = max(share.get(t, 1.0), more)
     wanted = {t: max(WINDOW_BYTES / q, tile / PARTS_MAX) for t, q in share.items()}
     most = {t: int(min(tile, wanted[t], room / q)) for t, q in share.items()}
-    # Where tiles of two ranks end at other rows, two groups have in common what a few tiles are made of.
+    # If tiles of two ranks end at different rows, two groups share the source of a few tiles.
     least = {t: int(min(most[t], max(room / q / WASTE_MAX, tile / PARTS_MOST))) // 16 * 16 for t, q in share.items()}
     found: dict[int, int] = {}
     links = set(zip(target.tolist(), (-1 - source).tolist(), strict=True))  # sources are below 0
@@ -112,7 +119,10 @@ def narrow_bands(
 
 
 def _pitch(rows: Rows, target: int, itemsize: int) -> int:
-    """Bytes from one row of a target to the next, if all its boxes have rows of one length; else 0."""
+    """Bytes from one row of a target to the next.
+
+    0 if its boxes have rows of different lengths.
+    """
     mine = slice(int(rows.starts[target]), int(rows.starts[target + 1]))
     shape, step = rows.shape[mine], rows.target_step[mine]
     return int(step[0, 0]) * itemsize if (shape[:, 0] > 1).all() and (step[:, 0] == step[0, 0]).all() else 0
@@ -127,11 +137,12 @@ def group_bands(
     *,
     shared: bool = False,
 ) -> list[Batch]:
-    """Every band in one group, groups in the order of their first bands; windows of one group have `room` bytes at most.
+    """Put every band in one group, groups in the order of their first bands.
 
-    assembled: the rows, places of the source, the file of each, and places of the target.
-    shared: what several tiles are made of is read once for them in any case, in long runs too. By default it is not: it
-    lies in the page cache of the one process that reads it again, and is copied from there as fast as from a window.
+    Windows of one group have `room` bytes at most. assembled: the rows, places of the source, the file of each, and
+    places of the target. shared: bytes that several tiles need are read once for all of them in any case, in long runs
+    too. By default they are not: the page cache of a single process has them when it reads them again, and a copy from
+    there is as fast as from a window.
     """
     rows, sources, file_of, targets = assembled
     chosen = _shared(rows, sources) if shared else _narrow(rows, sources, int(tiles.size.max(initial=1)))
@@ -151,13 +162,13 @@ def group_bands(
 
 @frozen
 class _Item:
-    """What a band needs of one row: bytes [low, high) of a file from the first to the last."""
+    """Bytes [low, high) of a file that a band needs of one row."""
 
     file: int
     low: int
     high: int
     band: int  # its number
-    cost: int  # bytes that are read for it alone, with what a call costs reckoned as bytes
+    cost: int  # bytes that are read for it alone; the cost of a call is counted as bytes
     along: float  # how far into its source it begins
 
 
@@ -209,7 +220,10 @@ def _items(
 
 
 def _spans(rows: Rows, row: I64, part: tuple[I64, I64], size: I64) -> tuple[I64, I64, I64]:
-    """Of parts [low, high) of boxes: bytes from the first to the last in the file, and how many are needed at most."""
+    """Span of parts [low, high) of boxes in the file.
+
+    Returns the first byte, the last, and the number of needed bytes at most.
+    """
     low, high = part[0] - rows.low[row], part[1] - rows.low[row]
     shape, step, along = rows.shape[row], rows.source_step[row], rows.target_step[row]
     begin = rows.position[row].copy()
@@ -229,7 +243,10 @@ def _spans(rows: Rows, row: I64, part: tuple[I64, I64], size: I64) -> tuple[I64,
 
 
 def _joined(items: Sequence[_Item], room: int) -> list[list[_Item]]:
-    """Items by the bands that have bytes together; as many bands at once as leave windows within `room`."""
+    """Items of bands that share bytes, joined.
+
+    As many bands are joined as leave windows within `room`.
+    """
     of: dict[int, list[_Item]] = {}
     for item in items:
         of.setdefault(item.band, []).append(item)
@@ -273,7 +290,10 @@ def _components(links: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 def _clusters(items: Sequence[_Item]) -> list[list[_Item]]:
-    """Neighbours in a file that have more than a row or two together. Items are in order of file and byte."""
+    """Neighbours in a file that share more than a row or two.
+
+    Items are in order of file and byte.
+    """
     found: list[list[_Item]] = []
     reach = 0
     for item in items:
@@ -288,7 +308,10 @@ def _clusters(items: Sequence[_Item]) -> list[list[_Item]]:
 
 
 def _windows(items: Sequence[_Item]) -> list[Window]:
-    """What is worth being read at once: not where it would be more than is read for each item alone."""
+    """Windows that are worth one read.
+
+    A window is left out if it reads more than all of its items alone.
+    """
     found = []
     for some in _clusters(sorted(items, key=lambda item: (item.file, item.low))):
         low, high = some[0].low, max(item.high for item in some)
@@ -298,7 +321,10 @@ def _windows(items: Sequence[_Item]) -> list[Window]:
 
 
 def _apart(groups: Sequence[Batch]) -> list[Batch]:
-    """With the place in each window up to which others have its bytes: runs of CRCs that do not overlap cover them all."""
+    """Groups with the place in each window up to which others have its bytes.
+
+    Runs of CRCs that do not overlap cover all windows.
+    """
     reach: dict[int, int] = {}
     made: dict[tuple[int, int], Window] = {}
     order = sorted(
@@ -315,9 +341,11 @@ def _apart(groups: Sequence[Batch]) -> list[Batch]:
 
 
 # --- Bands ----------------------------------------------------------------------------------------------------------
-# A transposed matrix is the case: a row of the target is a column of the source, an element of each of its rows. As many rows
-# of the target as memory allows make runs of the source out of them, each of which is read once. Tiles stay what is digested,
-# written and journalled.
+#  An example is a transposed matrix: a row of the target is a column of the source, an element of each of its rows. As
+#  many rows
+#  of the target as memory allows turn these into runs of the source, each read once. Tiles stay the unit of digests,
+#  writes and
+#  the journal.
 
 RUN_WANTED = 4096  # bytes of a run of the source: longer ones were not faster, and their bands leave the cache
 
@@ -325,10 +353,10 @@ RUN_WANTED = 4096  # bytes of a run of the source: longer ones were not faster, 
 def bands_of(
     rows: Rows, places: tuple[Sequence[Place], Sequence[Place]], units: Sequence[Unit], tile: int, limit: int
 ) -> I64:
-    """Bytes of each unit that are a band, of at most `limit`: whole rows of the target, as far as it has room for one.
+    """Bytes of each unit's band, at most `limit`: complete rows of the target if they fit.
 
-    A unit that needs none is in bands of one tile, or of less where it shares windows of the source with others (groups).
-    places: of the source, and of the target.
+    A unit that needs no bands has bands of one tile, or of less if it shares windows of the source with others
+    (groups). places: of the source, and of the target.
     """
     reach, row = _reach(rows, *places)
     order = np.lexsort((reach, rows.target))  # the last of each target reaches farthest
@@ -347,7 +375,10 @@ def bands_of(
 
 
 def cut_bands(tiles: Tiles, most: int, done: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """What is assembled at once: tiles [first, end) of one band that are not done, at most so many, in their order."""
+    """Divide unfinished tiles into runs [first, end) of one band, in order.
+
+    A run has at most so many tiles.
+    """
     number = np.arange(len(tiles))
     within = (number - tiles.first[tiles.unit]) % tiles.together[tiles.unit]
     head = within % most == 0
@@ -358,12 +389,15 @@ def cut_bands(tiles: Tiles, most: int, done: NDArray[np.bool_]) -> list[tuple[in
 
 
 def _reach(rows: Rows, sources: Sequence[Place], targets: Sequence[Place]) -> tuple[I64, I64]:
-    """Bytes of the target, end to end, over which a box has a run of RUN_WANTED in the file, or its longest; and of one row."""
+    """Bytes of the target over which a box has a run of RUN_WANTED in the file.
+
+    If it has no such run, its longest counts. Also returns the bytes of one row.
+    """
     size = np.array([p.itemsize for p in sources] or [1], np.int64)[rows.source]
     goal = np.array([p.itemsize for p in targets] or [1], np.int64)[rows.target]
     shape = rows.shape
     step = np.where((shape > 1) & (rows.source_step > 0), rows.source_step, np.iinfo(np.int64).max)
-    order = np.argsort(step, axis=1, kind="stable")  # what lies closest in the file comes first
+    order = np.argsort(step, axis=1, kind="stable")  # the closest elements in the file come first
     shape, step, along = (np.take_along_axis(a, order, 1) for a in (shape, step, rows.target_step))
     run, open_ = size.copy(), ~rows.run
     reach, row = np.zeros_like(size), np.ones_like(size)

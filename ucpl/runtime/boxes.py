@@ -1,8 +1,8 @@
-"""Boxes of strided elements: cutting one to a contiguous range of the target, and carrying one into a strided extent.
+"""Boxes of strided elements: cut to a range, or carried into a strided extent.
 
-A box has sizes `shape` and, on each side, a start and a step for every dim; dims are major first. On the target's side it
-is nested: the elements below one index of a dim end before the next index begins, so a range of positions cuts it into at
-most 2k - 1 boxes (a ragged head, a full middle, a ragged tail, per dim).
+A box has sizes `shape` and, on each side, a start and a step for every dim; dims are major first. On the target's side
+it is nested: the elements below one index of a dim end before the next index begins, so a contiguous range of positions
+cuts it into at most 2k - 1 boxes (a ragged head, a full middle, a ragged tail, per dim).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Ints = tuple[int, ...]
 
 @frozen
 class Box:
-    """Element (j0, j1, ...) lies at `source + sum(j * source_step)` and goes to `target + sum(j * target_step)`.
+    """Element (j0, j1, ...) comes from `source + sum(j * source_step)`.
 
-    Units are the caller's: source in bytes or elements, target in elements.
+    It goes to `target + sum(j * target_step)`. Units are the caller's: source in bytes or elements, target in elements.
     """
 
     shape: Ints
@@ -36,7 +36,8 @@ class Box:
 
 
 def clip(box: Box, low: int, high: int) -> Iterator[Box]:
-    """The parts of a nested box whose targets lie in [low, high), in order.
+    """The parts of a nested box with targets in [low, high), in order.
+
 
     >>> [(b.shape, b.source, b.target) for b in clip(Box((3, 4), 0, (4, 1), 0, (10, 1)), 2, 12)]
     [((1, 2), 2, 2), ((1, 2), 4, 10)]
@@ -65,7 +66,7 @@ def clip(box: Box, low: int, high: int) -> Iterator[Box]:
     last = min(count - 1, (high - 1 - target) // step)
     if first > last:
         return
-    # Indices that lie inside it as a whole.
+    # Indices that are inside it completely.
     first_full = max(first, -((target - low) // step)) if target < low else first
     last_full = min(last, (high - 1 - reach - target) // step)
     head, tail = shape[:axis], shape[axis + 1 :]
@@ -86,10 +87,12 @@ def clip(box: Box, low: int, high: int) -> Iterator[Box]:
 
 
 def compose(box: Box, shape: Ints, stride: Ints) -> Iterator[Box]:
-    """A box whose source counts elements in row-major order of `shape`, as boxes over a storage laid out by `stride`.
+    """Carry a box into a strided storage.
 
-    Source and steps of the results are positions in the storage, relative to element (0, ..., 0). A box that no single
-    set of steps can describe (a run over the end of a row of a transposed tensor) is cut.
+    The source of the box counts elements in row-major order of `shape`; the results are boxes over a storage with
+    `stride`. Source and steps of the results are positions in the storage, relative to element (0, ..., 0). A box that
+    no single set of steps can describe (a run over the end of a row of a transposed tensor) is cut.
+
 
     >>> [(b.shape, b.source, b.source_step) for b in compose(Box((6,), 0, (1,), 0, (1,)), (2, 3), (1, 2))]
     [((2, 3), 0, (1, 2))]
@@ -148,7 +151,10 @@ def _slice(b: Box, axis: int, low: int, high: int) -> Box:
 
 
 def _cut_rows(b: Box, axis: int, shape: Ints, weights: list[int], start: list[int]) -> list[Box]:
-    """Cut a run along a dim at the ends of the source's rows: head, full rows as two dims, tail. Empty: not such a run."""
+    """Cut a run along a dim at the ends of the source's rows.
+
+    The result is a head, full rows as two dims, and a tail. Empty: no such run.
+    """
     step, n = b.source_step[axis], b.shape[axis]
     at = next((i for i, w in enumerate(weights) if w == step and shape[i] > 1), None)
     if at is None or at == 0:

@@ -1,8 +1,8 @@
-"""The memory of the data plane: a fixed set of buffers for each worker, all of them within one budget.
+"""Memory of the data plane: fixed buffers for each worker, within one budget.
 
-A worker owns a `tile` (bytes of the target as they are assembled), a `staging` (bytes of a source that must be read together
-with others) and a `scratch` (values on their way through a cast or an accumulation). What NumPy allocates while values
-change is reserved here, too.
+A worker owns a `tile` (bytes of the target as they are assembled), a `staging` (bytes of a source that must be read
+together with others) and a `scratch` (values on their way through a cast or an accumulation). NumPy's allocations
+during these steps are reserved here, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ U8 = NDArray[np.uint8]
 
 @frozen
 class WorkerMemory:
-    """What one worker may use, in bytes: all together at most memory / workers, less a tile."""
+    """Bytes that one worker may use.
+
+    Together they are at most memory / workers, less a tile.
+    """
 
     tile: int
     staging: int
@@ -43,11 +46,12 @@ class WorkerMemory:
 
 
 def share_of(memory: int, workers: int) -> WorkerMemory:
-    """Divide a budget. A tile is 1 MiB where there is room: larger ones were measured to be slower (they leave the cache).
+    """Divide a budget.
 
-    The room of one more tile is left over: of one that is read back beside what they move.
+    A tile is 1 MiB if there is room: larger ones were measured to be slower (they leave the cache). The room of one
+    more tile is left over, for a tile that is read back while others move.
 
-    Raises: UcplError E508 where the budget is too small for any tile.
+    Raises: UcplError E508 if the budget is too small for any tile.
     """
     each = memory // workers
     if each < MEMORY_MIN:
@@ -65,7 +69,10 @@ def share_of(memory: int, workers: int) -> WorkerMemory:
 
 
 class Budget:
-    """Counts live bytes of buffers; `live_max` is the peak, which tests hold against the budget."""
+    """Count of the live bytes of buffers.
+
+    Tests compare its peak, `live_max`, with the budget.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -86,7 +93,10 @@ class Budget:
 
 
 class Workspace:
-    """Buffers of one worker, made once and reused for every tile. A context manager: leaving it returns the bytes."""
+    """Buffers of one worker, made once and reused for every tile.
+
+    A context manager: leaving it returns the bytes.
+    """
 
     def __init__(self, share: WorkerMemory, budget: Budget) -> None:
         self.share = share
@@ -109,12 +119,12 @@ class Workspace:
         self._taken += size
 
     def _array(self, size: int) -> U8:
-        """Anonymous memory of its own pages, so that positional reads land page by page."""
+        """Anonymous memory with its own pages: positional reads land page by page."""
         self._take(size)
         return np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
 
     def hold(self, size: int) -> None:
-        """Make `tile` as large as a band of that many bytes, which is at most `share.band`."""
+        """Make `tile` as large as a band of that size, at most `share.band`."""
         if size <= len(self.tile):
             return
         old, self.tile, self.tile_view = len(self.tile), np.zeros(0, np.uint8), memoryview(b"")

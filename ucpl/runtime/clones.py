@@ -1,9 +1,9 @@
-"""Ranges that a file system may share between two files instead of writing them (FICLONERANGE: btrfs, XFS).
+"""Ranges that two files share on the disk instead of a copy (FICLONERANGE).
 
-A tile that is one run of one source file, at a place that agrees with its own modulo the file system's block, shares all
-whole blocks of it; what is left at its ends is written. It was read all the same: its digests are of bytes, and what is read
-back is held against them. Where the file system refuses, for whatever reason, the bytes are written, and between these two
-files nothing is asked for again.
+btrfs and XFS can do so. If a tile is one run of one source file, and both places agree modulo the file system's block,
+it shares all complete blocks of the run; the ends are written. The run is read all the same: digests are computed from
+bytes, and bytes that are read back are compared with them. If the file system refuses for any reason, the bytes are
+written, and no clone is tried again between these two files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _NEVER_HERE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.EXDEV)
 
 
 class Clones:
-    """What may be shared between the files of a source and of a target. Used by all threads of a run."""
+    """Shared blocks between the files of a source and of a target.
+
+    All threads of a run use it.
+    """
 
     def __init__(self, sources: SourceFiles, files: TargetFiles) -> None:
         self._sources, self._files = sources, files
@@ -35,9 +38,10 @@ class Clones:
             self._never = True
 
     def put(self, origin: tuple[int, int], file: int, view: memoryview, position: int) -> int:
-        """Share what can be shared of a run, write the rest. Returns the bytes that are shared: 0 where nothing was done.
+        """Share as much of a run as possible and write the rest.
 
-        origin: (index of the source's file, byte position) of the same bytes. Raises: UcplError E503.
+        Returns the bytes that are shared, or 0. origin: (index of the source's file, byte position) of the same bytes.
+        Raises: UcplError E503.
         """
         source, at = origin
         head = -position % self._block if not self._never else 0

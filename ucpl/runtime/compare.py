@@ -1,7 +1,8 @@
-"""A plan held against a target that exists: the same tiles, put together from the source, compared and not written.
+"""Comparison of a plan's result with a target that exists.
 
-Only elements that a move reaches are compared, so padding has no say. Bits are compared: a NaN equals itself.
-Not here: what is not a tensor (`verification.compare` compares envelopes), and files that one side lacks (the plan names them).
+The same tiles are put together from the source, but compared instead of written. Only elements that a move reaches are
+compared, so padding is left out. Bits are compared: a NaN equals itself. Not here: data that is not a tensor
+(`verification.compare` compares envelopes), and files that one side lacks (the plan names them).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["Comparison", "Measured", "Unequal", "compare", "measure"]
 
 @frozen
 class Unequal:
-    """The first element of a target tensor that is not what the plan puts there."""
+    """First element of a target tensor that differs from the plan's."""
 
     target: int  # index into the plan's targets
     element: tuple[int, ...]  # of the stored target tensor
@@ -49,10 +50,10 @@ class Unequal:
     source_file: str = ""  # where that comes from (the first of several, for a mean)
     source_key: str = ""
     source_element: tuple[int, ...] = ()
-    half: int | None = None  # where two elements lie in a byte, which `element` names: the first of them that differs
+    half: int | None = None  # if an element is half a byte: the first half of byte `element` that differs
 
     def position(self, shape: tuple[int, ...]) -> int:
-        """Where it is among the elements of a stored tensor of that shape, in row-major order."""
+        """Row-major index among the elements of a stored tensor of that shape."""
         index = self.element if self.half is None else (*self.element[:-1], 2 * self.element[-1] + self.half)
         position = 0
         for n, i in zip(shape, index, strict=True):
@@ -67,7 +68,10 @@ class Unequal:
 
 @frozen
 class Comparison:
-    """All target tensors that differ, in the plan's order, each by its first element, and what was compared."""
+    """All target tensors that differ, in the plan's order.
+
+    Each has its first unequal element. The number of compared tensors is given, too.
+    """
 
     unequal: tuple[Unequal, ...]
     elements: int  # that moves reach, all of them compared
@@ -78,16 +82,22 @@ class Comparison:
         return iter(self.unequal)
 
     def __bool__(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.unequal
 
     @property
     def constant(self) -> frozenset[str]:
-        """Tensors without two different finite values: a wrong order of their elements does not show."""
+        """Tensors without two different finite values.
+
+        They cannot show a wrong order of elements.
+        """
         return frozenset(name for name, seen in self.seen.items() if not seen.varies)
 
     def doubt(self, what: str) -> str:
-        """The reason why no tensor of this comparison could have differed, or "". what: the compared values, in the plural."""
+        """Reason why no tensor of this comparison could have differed, or "".
+
+        what: the compared values, in the plural.
+        """
         if any(seen.varies for seen in self.seen.values()):
             return ""
         return doubt(together(self.seen.values()), what)
@@ -96,7 +106,7 @@ class Comparison:
 def compare(
     plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int = 512 << 20, workers: int = 2
 ) -> Comparison:
-    """Whether `target` holds what the plan makes of `source`.
+    """Compare `target` with the plan's result for `source`.
 
     Raises: UcplError E600, E601 (either side does not fit the plan), E603, E605, E610, E611, E613.
     """
@@ -123,7 +133,7 @@ def compare(
 
 @frozen(eq=False)
 class _Comparer(Assembler):
-    """An assembler that notes the values of the other side, which are `sources[base:]`."""
+    """Assembler that notes values of the other side, which are `sources[base:]`."""
 
     base: int
     seen: dict[str, Seen] = field(factory=dict)
@@ -145,9 +155,9 @@ class _Comparer(Assembler):
 def measure(
     plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int = 512 << 20, workers: int = 2
 ) -> tuple[dict[str, Measured], Report]:
-    """How far `target` is from what the plan makes of `source`, by tensor, in f32. Both sides are floats of at most 32 bits.
+    """Measure the distance of `target` from the plan's result, by tensor, in f32.
 
-    Raises: UcplError as `compare`.
+    Both sides are floats of at most 32 bits. Raises: UcplError as `compare`.
     """
     both = _Both.of(plan, source, target, WIDE)
     try:
@@ -160,7 +170,10 @@ def measure(
 
 @frozen(eq=False)
 class _Both:
-    """A plan bound to the files of both sides: the target's stand beside the source's, under their absolute paths."""
+    """A plan bound to the files of both sides.
+
+    The target's files are listed after the source's, under their absolute paths.
+    """
 
     rows: Rows
     fills: Fills
@@ -174,7 +187,10 @@ class _Both:
 
     @classmethod
     def of(cls, plan: Plan, source: Checkpoint, target: Checkpoint, wide: str | None = None) -> _Both:
-        """`wide`: the type in which tiles are held against each other; None: the target's own."""
+        """Bind a plan to both sides.
+
+        `wide`: the type in which tiles are compared; None: the target's own.
+        """
         here, there = fit(plan.sources, source.extents), fit(plan.targets, target.extents, "target")
         roots = [str(source.root.resolve()), str(target.root.resolve())]
         places = (*(_rooted(p, roots[0]) for p in here), *(_rooted(p, roots[1]) for p in there))
@@ -200,7 +216,7 @@ class _Both:
 
     @property
     def parts(self) -> tuple[Rows, Fills, Sequence[Place], Sequence[Place], Sequence[int], Sequence[str]]:
-        """What an assembler is made of."""
+        """Arguments of an assembler."""
         file_of = [self.files.index[p.extent.file] for p in self.places if p.extent]
         return self.rows, self.fills, self.places, self.there, file_of, self.tensors
 
@@ -239,14 +255,17 @@ def _rooted(place: Place, root: str) -> Place:
 
 
 def _with(bound: Bound, mirrored: Sequence[Runs]) -> Bound:
-    """A plan, and behind all of it the checks of what it makes."""
+    """Append checks of the plan's results to the plan."""
     last = [m.replace(node=np.full(len(m), len(bound.nodes), np.int32)) for m in mirrored]
     boxes = Side.concat(m.table(bound.spaces).target_side for m in mirrored)
     return evolve(bound, nodes=(*bound.nodes, Check("what is there", (), boxes)), moves=(*bound.moves, *last))
 
 
 def _mirror(m: Runs, base: int) -> Runs:
-    """The same boxes of the target, to be checked against the target as it is. Its values are as stored: no factors."""
+    """Boxes of the target that are compared with the target as it is.
+
+    Its values are as stored: no factors.
+    """
     if m.kind in ("mean", "sum", "max") and len(m):  # several sources of one place: it is compared once
         places = np.column_stack((m.target, m.target_offset, m.shape, m.target_stride))
         m = m.take(np.unique(places, axis=0, return_index=True)[1].astype(np.int64))
@@ -276,15 +295,19 @@ def _named(d: CopyDifference, assembler: Assembler, there: Sequence[Place]) -> U
 
 
 # --- Distances between the elements of two checkpoints of different types -------------------------------------------
-# Tiles are put together from the source as a plan says, in f32 whatever the target's type is, and the target's own elements
-# are held against them in f32, too: both casts are exact, so that what is counted is the distance of the stored values.
+#  Tiles are put together from the source as a plan says, in f32 for every type of target, and compared with the
+#  target's own
+#  elements, in f32, too: both casts are exact, so that the count is of the distance of the stored values.
 
 WIDE = "f32"
 
 
 @define
 class Measured:
-    """One tensor: how many of its elements were held against each other, how many differ, and by how much at most."""
+    """Result for one tensor.
+
+    The number of compared elements, the number that differ, and the largest distance.
+    """
 
     elements: int = 0
     differ: int = 0
@@ -293,7 +316,10 @@ class Measured:
 
 @frozen(eq=False)
 class _Measurer(Assembler):
-    """An assembler whose checks of the other side's elements count, and tell nothing. `sources[base:]` are that side's."""
+    """Assembler that counts differences instead of reporting them.
+
+    `sources[base:]` are those of the other side.
+    """
 
     base: int
     measured: dict[str, Measured] = field(factory=dict)

@@ -1,4 +1,4 @@
-"""What a run cost: bytes and seconds, counted where they happen and frozen into a report."""
+"""Costs of a run: bytes and seconds, counted during it, frozen into a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Counters", "Report", "Unverified"]
 
 @frozen
 class Unverified:
-    """A member of the source that was read in part, and whose CRC was not compared."""
+    """Member of the source that was read in part, without comparing its CRC."""
 
     file: str
     storage: str
@@ -36,7 +36,10 @@ class Unverified:
 
 @frozen
 class Report:
-    """What `execute` did. All sizes are in bytes; `seconds` is wall time by phase, in the order of the phases."""
+    """Result of `execute`.
+
+    All sizes are in bytes; `seconds` is wall time by phase, in the order of the phases.
+    """
 
     target: str
     done_before: bool = False  # the target was finished by an earlier run: nothing was moved
@@ -44,7 +47,7 @@ class Report:
     bytes_read: int = 0  # of the source, for the moves
     bytes_received: int = 0  # of the source, headers too, that ranks read for others, whose disks do not have them
     bytes_read_verify: int = 0  # of the source, for its CRCs and padding alone
-    bytes_rebuilt: int = 0  # of a vault, that were lost or damaged and made of what others hold
+    bytes_rebuilt: int = 0  # lost or damaged bytes of a vault that were computed from those of others
     bytes_written: int = 0
     bytes_cloned: int = 0  # of the target that are the source's own blocks, and were not written
     bytes_target: int = 0  # sum of the sizes of the target's files
@@ -58,7 +61,7 @@ class Report:
     seconds: dict[str, float] = field(factory=dict)
     source_bytes_without_crc: int = 0  # of storages that were touched, in a format that states no CRC
     unverified: tuple[Unverified, ...] = ()  # the members that `source_bytes_unverified` counts
-    remarks: tuple[str, ...] = ()  # what looks odd in the source and stops nothing
+    remarks: tuple[str, ...] = ()  # oddities of the source that stop nothing
     account: Account | None = None  # of all that the source has, where its headers were read as it was planned
 
     def __str__(self) -> str:
@@ -115,7 +118,10 @@ class Counters:
         digest: float = 0.0,
         beside: float = 0.0,
     ) -> None:
-        """digest, beside: seconds of one worker in digests, and in reading back while others move."""
+        """Add counts of one worker.
+
+        digest, beside: its seconds in digests, and in reading back while others move.
+        """
         with self._lock:
             self.bytes_read += read
             self.bytes_written += written
@@ -129,7 +135,10 @@ class Counters:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Wall time of a phase. `digest` and `read-back beside` are apart: time of workers, which overlaps with `move`."""
+        """Wall time of a phase.
+
+        `digest` and `read-back beside` are separate: they are time of workers, which overlaps with `move`.
+        """
         begin = time.perf_counter()
         try:
             yield

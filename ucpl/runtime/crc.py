@@ -1,8 +1,8 @@
-"""CRC-32 of a file from the CRCs of its pieces, computed in any order and by anyone.
+"""CRC-32 of a file, combined from the CRCs of its pieces in any order.
 
-A CRC is linear: appending n bytes to what was digested maps its CRC through a fixed 32 × 32 matrix over GF(2), the n-th
-power of the matrix of one byte, and then adds (XOR) the CRC of what was appended. Powers of two of that matrix are kept as
-four tables of 256 words, so that shifting many CRCs by many lengths is a few lookups for each bit of the lengths.
+A CRC is linear: appending n bytes maps the CRC so far through a fixed 32 × 32 matrix over GF(2), the n-th power of the
+matrix of one byte, and then adds (XOR) the CRC of the appended bytes. Powers of two of that matrix are kept as four
+tables of 256 words, so that shifting many CRCs by many lengths is a few lookups for each bit of the lengths.
 
 The polynomial and the conventions are zlib's, which zip uses. Not here: digesting bytes (zlib.crc32).
 """
@@ -25,7 +25,10 @@ I64 = npt.NDArray[np.int64]
 
 
 def combine(crcs: npt.ArrayLike, lengths: npt.ArrayLike) -> int:
-    """The CRC of the concatenation of pieces with these CRCs (u32) and lengths in bytes (i64), in their order.
+    """CRC of concatenated pieces from their CRCs (u32) and lengths (i64).
+
+    Lengths are in bytes; pieces are in order.
+
 
     >>> import zlib
     >>> combine([zlib.crc32(b"uni"), zlib.crc32(b"versal")], [3, 6]) == zlib.crc32(b"universal")
@@ -40,7 +43,10 @@ def combine(crcs: npt.ArrayLike, lengths: npt.ArrayLike) -> int:
 
 
 def combine_groups(crcs: npt.ArrayLike, lengths: npt.ArrayLike, starts: npt.ArrayLike) -> U32:
-    """As `combine` for many files at once: group g is the pieces from starts[g] up to starts[g + 1]. None may be empty."""
+    """Do `combine` for many files at once.
+
+    Group g is the pieces from starts[g] up to starts[g + 1]. None may be empty.
+    """
     pieces = np.asarray(crcs, dtype=np.uint32).reshape(-1)  # (pieces,)
     sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
     first = np.asarray(starts, dtype=np.int64).reshape(-1)  # (groups,)
@@ -54,7 +60,10 @@ def combine_groups(crcs: npt.ArrayLike, lengths: npt.ArrayLike, starts: npt.Arra
 
 
 def shift(crcs: npt.ArrayLike, nbytes: npt.ArrayLike) -> U32:
-    """What CRCs contribute when `nbytes` further bytes follow: `crc(a + b) == shift(crc(a), len(b)) ^ crc(b)`."""
+    """Contribution of CRCs that `nbytes` further bytes follow.
+
+    `crc(a + b) == shift(crc(a), len(b)) ^ crc(b)`.
+    """
     moved = np.array(crcs, dtype=np.uint32, copy=True, ndmin=1)
     left = np.broadcast_to(np.asarray(nbytes, dtype=np.int64), moved.shape)
     if moved.size and left.min() < 0:
@@ -70,10 +79,11 @@ def shift(crcs: npt.ArrayLike, nbytes: npt.ArrayLike) -> U32:
 
 
 def overlay(crcs: npt.ArrayLike, lengths: npt.ArrayLike, behind: npt.ArrayLike, total: int) -> int:
-    """The CRC of `total` bytes that are zero but for pieces laid over them, each with `behind` bytes after it.
+    """CRC of `total` zero bytes with pieces laid over them.
 
-    Where pieces meet the same bytes, their bytes are added (XOR): pieces that interleave may each have zeros where the
-    other has its bytes.
+    Each piece has `behind` bytes after it. If pieces meet the same bytes, these are added (XOR): pieces that interleave
+    may each have zeros where the other has its bytes.
+
 
     >>> import zlib
     >>> overlay([zlib.crc32(b"uni"), zlib.crc32(b"versal")], [3, 6], [6, 0], 9) == zlib.crc32(b"universal")
@@ -85,7 +95,7 @@ def overlay(crcs: npt.ArrayLike, lengths: npt.ArrayLike, behind: npt.ArrayLike, 
 
 
 def crc_of_comb(crcs: npt.ArrayLike, size: int, step: int) -> int:
-    """The CRC of runs of `size` bytes that begin `step` bytes apart, with zeros between them."""
+    """CRC of runs of `size` bytes, `step` bytes apart, with zeros between."""
     runs = np.asarray(crcs, dtype=np.uint32).reshape(-1) ^ np.uint32(crc_of_zeros(size))
     total = (len(runs) - 1) * step + size
     while len(runs) > 1:  # neighbours become one
@@ -122,7 +132,7 @@ def crc_of_zeros(nbytes: int) -> int:
 
 
 def _apply(table: U32, crcs: U32) -> U32:
-    """A matrix, as a table (4, 256) over the bytes of a word, times each word."""
+    """Multiply each word by a matrix, given as a byte table (4, 256)."""
     found: U32 = table[0][crcs & 0xFF]
     found ^= table[1][(crcs >> 8) & 0xFF]
     found ^= table[2][(crcs >> 16) & 0xFF]

@@ -1,4 +1,4 @@
-"""A few threads that work until there is no more to do, an error, or Ctrl-C."""
+"""Worker threads that run until no work is left, an error, or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ EVERY = 0.05  # seconds between two looks of the thread that waits
 
 @define
 class Queue:
-    """Numbers from 0 to `count`, each handed out once, in order. `skip` names those that are done."""
+    """Numbers from 0 to `count`, each handed out once, in order.
+
+    `skip` names those that are done.
+    """
 
     count: int
     skip: Callable[[int], bool] = lambda _: False
@@ -36,9 +39,10 @@ class Queue:
 
 
 def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], None] | None = None) -> None:
-    """Run a work that takes all from a queue, in so many threads as have something to take; in this one, where one is enough.
+    """Run `work` until a queue is empty, in at most as many threads as it has items.
 
-    A small checkpoint is read in less time than a few threads take to start. meanwhile: as of `run_crew`.
+    A single thread is this one: a small checkpoint is read in less time than a few threads take to start. meanwhile: as
+    in `run_crew`.
     """
     count = min(workers, queue.count)
     if count > 1 or meanwhile is not None:
@@ -50,10 +54,10 @@ def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], 
 def run_crew(
     works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None, look: threading.Event | None = None
 ) -> None:
-    """Run each work in a thread of its own, calling `meanwhile` now and then in this one, until all have ended.
+    """Run each work in its own thread; call `meanwhile` in this one until all end.
 
-    look: whoever sets it has `meanwhile` called at once. The first error stops all, as does one of `meanwhile` or the user's
-    (KeyboardInterrupt). It is raised once all have ended.
+    look: when it is set, `meanwhile` is called at once. The first error stops all; so does an error of `meanwhile` or
+    an interrupt by the user (KeyboardInterrupt). It is raised once all have ended.
     """
     stop, wake = threading.Event(), look or threading.Event()
     errors: list[BaseException] = []

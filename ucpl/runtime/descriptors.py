@@ -1,7 +1,7 @@
-"""Open files of several threads: each has descriptors of its own, and all together stay below what the process may have.
+"""Open files of several threads: each thread has its own descriptors.
 
-Shards may be thousands and `ulimit -n` 256; who moves data must leave some for sockets, journals and modules. Not here: how a
-file is opened.
+Together they stay below the limit of the process. Shards may be thousands and `ulimit -n` 256; the data plane leaves
+some for sockets, journals and modules. Not here: opening a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ THREADS = 4  # that are reckoned with at least: so a share does not shrink as th
 
 
 def _open_now() -> int:
-    """How many descriptors this process has; of a system that does not say it, the three that every one has."""
+    """Number of descriptors of this process.
+
+    If the system does not report it, the three that every process has.
+    """
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))
     return 3
@@ -35,7 +38,10 @@ def _open_now() -> int:
 
 @define(eq=False)
 class Descriptors:
-    """Descriptors by the number of a file, for each thread; the least recently used are closed."""
+    """Descriptors by file number, for each thread.
+
+    The least recently used are closed.
+    """
 
     _local: threading.local = field(factory=threading.local)
     _all: list[OrderedDict[int, int]] = field(factory=list)
@@ -68,7 +74,7 @@ class Descriptors:
         return fd
 
     def _share(self) -> int:
-        """How many this thread may have."""
+        """Number of descriptors that this thread may have."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
             return OPEN_MAX
@@ -76,7 +82,10 @@ class Descriptors:
         return max(OPEN_MIN, min(OPEN_MAX, (soft - self._taken - RESERVED) // (SETS * threads)))
 
     def close(self, *, quietly: bool = False) -> None:
-        """Close all; quietly, where nothing depends on how it ends. No other thread may be using one. Raises: OSError."""
+        """Close all; quietly, if errors in closing do not matter.
+
+        No other thread may be using one. Raises: OSError.
+        """
         with self._lock:
             for table in self._all:
                 while table:

@@ -1,9 +1,10 @@
-"""The one seam between the runtime and the disk: every call that opens, reads, writes, syncs or renames goes through it.
+"""The one seam between the runtime and the disk.
 
-A test puts a recorder in its place, which logs the order of calls, cuts reads and writes short, and replays what a crash
-would have left. Loops over short reads and writes stand here, too.
+Every call that opens, reads, writes, syncs or renames goes through it. A test puts a recorder in its place, which logs
+the order of calls, cuts reads and writes short, and replays the state after a crash. Loops over short reads and writes
+are here, too.
 
-Not here: which files there are (sources, targets), and what makes a rename safe (publish).
+Not here: the list of files (sources, targets), and the safety of renames (publish).
 """
 
 from __future__ import annotations
@@ -52,15 +53,21 @@ class Disk:
         os.close(fd)
 
     def read(self, fd: int, views: Sequence[memoryview], position: int) -> int:
-        """Bytes that were read into the views, one after another: perhaps fewer than they have room for."""
+        """Read into the views, one after another.
+
+        Returns the bytes that were read, perhaps fewer than the views have room for.
+        """
         return preadv(fd, views, position)
 
     def write(self, fd: int, view: memoryview, position: int | None) -> int:
-        """Bytes that were written, perhaps fewer than there are. Without a position: at the end of a file opened to append."""
+        """Write; returns the bytes written, perhaps fewer than there are.
+
+        Without a position: at the end of a file opened to append.
+        """
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def start_writing(self, fd: int, position: int, size: int) -> None:
-        """Let the disk begin with these bytes, which a later sync waits for."""
+        """Start writing these bytes to the disk; a later sync waits for them."""
         linux.start_writing(fd, position, size)
 
     def sync(self, fd: int, *, data_only: bool = False) -> None:
@@ -70,11 +77,17 @@ class Disk:
             os.fsync(fd)
 
     def forget(self, fd: int, position: int, size: int) -> None:
-        """Drop pages of a file from the page cache, as far as the kernel lets go of them. No size: up to the end."""
+        """Drop pages of a file from the page cache, if the kernel allows it.
+
+        No size: up to the end.
+        """
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def lock_file(self, fd: int) -> None:
-        """For this open file alone, as long as it is open. Raises: BlockingIOError, PermissionError where another has it."""
+        """Lock a file for this open file alone, as long as it is open.
+
+        Raises: BlockingIOError, PermissionError if another has it.
+        """
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def lock_range(self, fd: int) -> None:
@@ -88,7 +101,10 @@ class Disk:
         linux.allocate(fd, size)
 
     def clone(self, source: tuple[int, int], target: tuple[int, int], size: int) -> None:
-        """Share a range of one file with another. Each: (descriptor, position), whole blocks."""
+        """Share a range of one file with another.
+
+        Each: (descriptor, position), complete blocks.
+        """
         linux.clone_range(source, target, size)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -103,7 +119,10 @@ class Disk:
         return linux.exchange(one, other)
 
     def make_folder(self, path: Path, *, fresh: bool = False) -> None:
-        """One folder, which may be there, unless it is to be a fresh one. Raises: FileExistsError, too."""
+        """Make one folder, which may exist unless it must be fresh.
+
+        Raises: FileExistsError, too.
+        """
         path.mkdir(exist_ok=not fresh)
 
     def remove_folder(self, path: Path) -> None:
@@ -130,7 +149,7 @@ def disk() -> Disk:
 
 
 def use_disk(other: Disk) -> Disk:
-    """Put another in its place, for tests. Returns the one that was there."""
+    """Replace the disk, for tests; returns the one before."""
     global _current
     before, _current = _current, other
     return before
@@ -144,7 +163,10 @@ def write_all(fd: int, data: bytes | memoryview, position: int | None) -> None:
 
 
 def read_upto(fd: int, view: memoryview, position: int) -> int:
-    """Fill a buffer; fewer bytes than it has where the file ends. Raises: OSError."""
+    """Fill a buffer, or a part of it if the file ends.
+
+    Raises: OSError.
+    """
     done = 0
     while done < len(view):
         got = _current.read(fd, [view[done:]], position + done)
@@ -155,9 +177,10 @@ def read_upto(fd: int, view: memoryview, position: int) -> int:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """All bytes of a file that a run left: a regular one, in its own place, of at most `most` bytes.
+    """All bytes of a regular file of at most `most` bytes.
 
-    A FIFO would be waited for, and a link may lead anywhere. Raises: OSError, ValueError where it has more bytes.
+    For files that a run left. A FIFO would be waited for, and a link may lead anywhere. Raises: OSError, ValueError if
+    it has more bytes.
     """
     fd = _current.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
@@ -173,7 +196,10 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def make_folders(top: Path, below: Path) -> None:
-    """The folder `below`, and all between it and `top`, which is there. Raises: OSError, also where one is a link."""
+    """Make the folder `below`, and all between it and `top`, which exists.
+
+    Raises: OSError, also if one is a link.
+    """
     missing = [below, *below.parents]
     for folder in reversed(missing[: missing.index(top)]):
         _current.make_folder(folder)
@@ -182,7 +208,10 @@ def make_folders(top: Path, below: Path) -> None:
 
 
 def demand_own(folder: Path) -> None:
-    """Close a folder of ours to others, who could read it or put a link where we write. Raises: OSError."""
+    """Close a folder of ours to other users.
+
+    They could read it or put a link where we write. Raises: OSError.
+    """
     state = os.lstat(folder)
     if not stat.S_ISDIR(state.st_mode):
         raise OSError(errno.ENOTDIR, "it is a link, or no folder", str(folder))
@@ -199,9 +228,10 @@ def demand_own(folder: Path) -> None:
 
 
 def make_file(path: Path, data: bytes) -> None:
-    """A file of this content, durable; its name is durable once its folder is synced.
+    """Make a durable file of this content.
 
-    Raises: OSError, also where a FIFO has its name: nobody waits for who reads from it.
+    Its name is durable once its folder is synced. Raises: OSError, also if a FIFO has its name: nobody waits for its
+    reader.
     """
     fd = _current.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -223,7 +253,10 @@ def forget(fd: int, position: int, size: int) -> bool:
 
 
 def sync_data(fd: int) -> None:
-    """Bytes and size of a file, durable: all of it where the file system does not know the difference. Raises: OSError."""
+    """Make bytes and size of a file durable.
+
+    If the file system does not know the difference, all of the file is synced. Raises: OSError.
+    """
     try:
         _current.sync(fd, data_only=True)
     except OSError as error:
@@ -233,7 +266,10 @@ def sync_data(fd: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names in a folder durable, where folders can be synced: elsewhere they are when they are made. Raises: OSError."""
+    """Make names in a folder durable, if folders can be synced.
+
+    On other systems names are durable when they are made. Raises: OSError.
+    """
     fd = _current.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _current.sync(fd)
@@ -245,7 +281,10 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders(top: Path) -> None:
-    """All folders below and including `top`, the deepest first. Raises: OSError, also where one cannot be listed."""
+    """Sync all folders below and including `top`, the deepest first.
+
+    Raises: OSError, also if one cannot be listed.
+    """
     for folder, _, _ in os.walk(top, topdown=False, onerror=_raised):
         sync_folder(Path(folder))
 

@@ -1,6 +1,6 @@
-"""What an earlier run left: a journal to go on from, a target that it published, or one that is finished.
+"""Remains of an earlier run: a journal, a published target, or a finished one.
 
-Not here: going on (execute), and what a journal's bytes mean (journal).
+Not here: resuming (execute), and the meaning of a journal's bytes (journal).
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ __all__ = ["cut_of", "is_finished", "is_other_run", "is_published", "journal_of"
 
 
 def journal_of(work: Workplace) -> Past | None:
-    """What the journals of all ranks of an earlier run say together, however many they were. Raises: UcplError E503."""
+    """Joined journals of all ranks of an earlier run, of any number.
+
+    Raises: UcplError E503.
+    """
     path = work.journal
     try:
         demand_own(work.folder)
@@ -40,7 +43,7 @@ def journal_of(work: Workplace) -> Past | None:
 
 
 def is_published(past: Past, target: Path) -> bool:
-    """Whether the target is the very file or folder that the earlier run was about to rename."""
+    """True if the target is the file or folder that the earlier run renamed."""
     if past.publishing is None:
         return False
     try:
@@ -50,7 +53,7 @@ def is_published(past: Past, target: Path) -> bool:
 
 
 def was_published(work: Workplace, digests: Mapping[str, str], layout: TargetPlan) -> bool:
-    """Whether the target that several ranks were writing is there, as the files on the disk say."""
+    """True if the target that several ranks wrote exists, according to the files on the disk."""
     try:
         past = journal_of(work)
     except UcplError:
@@ -61,13 +64,19 @@ def was_published(work: Workplace, digests: Mapping[str, str], layout: TargetPla
 
 
 def is_other_run(past: Past, digests: Mapping[str, str]) -> str:
-    """What the earlier run had another of: plan, source, or metadata of the target. Empty: it is this run."""
+    """Name the parts in which the earlier run differs.
+
+    They are plan, source, or metadata of the target. Empty: it is this run.
+    """
     of = (("digest", "plan"), ("content", "source"), ("files", "target's metadata"))
     return next((what for name, what in of if past.header.get(name) != digests[name]), "")
 
 
 def cut_of(past: Past, share: WorkerMemory, work: Workplace) -> tuple[int, int]:
-    """How many bytes its tiles have, and the largest bands. Raises: UcplError E602, E508."""
+    """Bytes of the earlier run's tiles, and its largest bands.
+
+    Raises: UcplError E602, E508.
+    """
     tile, band = past.header.get("tile"), past.header.get("band")
     whole = isinstance(tile, int) and isinstance(band, int) and 0 < tile <= band < 1 << 62
     if not isinstance(tile, int) or not isinstance(band, int) or not whole or tile % 16 or band % tile:
@@ -78,7 +87,10 @@ def cut_of(past: Past, share: WorkerMemory, work: Workplace) -> tuple[int, int]:
 
 
 def is_finished(target: Path, digests: Mapping[str, str], layout: TargetPlan) -> bool:
-    """Whether a folder is what a run with these digests writes: by its manifest, and the sizes of its files."""
+    """True if a folder is the result of a run with these digests.
+
+    Its manifest and the sizes of its files decide.
+    """
     try:
         manifest = read_manifest(target)
         return (

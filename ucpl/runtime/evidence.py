@@ -1,7 +1,7 @@
-"""Whether the source is what was saved: every member that was touched against its CRC, padding against what it must be.
+"""Checks of the source: members against their CRCs, padding against zero.
 
-CRCs of the runs that were read are laid over each other. What is left of a member (padding, nearly always) is read for it,
-as long as all that is left is little beside what was moved.
+CRCs of the runs that were read are combined. The rest of a member (padding, nearly always) is read for its CRC if the
+rests of all members are small next to the bytes that were moved.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
 
 U32 = NDArray[np.uint32]
 
-REST_SHARE = 50  # what was left of members is read as a whole where it is at most 1/50 of the bytes that moves ask for
+REST_SHARE = 50  # rests of members are read completely if they are at most 1/50 of the bytes that moves read
 CELLS_BYTES = 1 << 16  # of padding that are looked at together
 REST_MIN = 1 << 20  # and always up to this: below, reading costs less than saying that it was not done
 
 
 @frozen
 class TouchedMember:
-    """A storage of the source that moves touch: a member of an archive, with the CRC that it states."""
+    """Storage of the source that moves touch: an archive member with its stated CRC."""
 
     file: int  # index into the source files
     start: int
@@ -72,7 +72,10 @@ class TouchedMember:
 
 @frozen(eq=False)
 class Inspection:
-    """What checking the source reads with: its files, one buffer, the counters, and how many bytes it may read anew."""
+    """Tools of a check of the source.
+
+    Its files, one buffer, the counters, and the bytes that may be read again.
+    """
 
     files: SourceFiles
     buffer: U8
@@ -82,7 +85,7 @@ class Inspection:
 
 
 def allowance(moved: int, *, everything: bool) -> int | None:
-    """How many bytes may be read for CRCs and padding alone, beside `moved` bytes."""
+    """Bytes that may be read for CRCs and padding alone, besides `moved` bytes."""
     return None if everything else max(REST_MIN, moved // REST_SHARE)
 
 
@@ -109,7 +112,10 @@ def members_of(places: Iterable[Place], files: SourceFiles) -> tuple[TouchedMemb
 
 @frozen(eq=False)
 class _Runs:
-    """Fragments of one member, none of which overlaps another, and the gaps that they leave: [start, stop) in the file."""
+    """Disjoint fragments of one member, and the gaps between them.
+
+    Gaps are [start, stop) in the file.
+    """
 
     position: I64
     span: I64
@@ -123,9 +129,9 @@ class _Runs:
 
 
 def check_members(members: Sequence[TouchedMember], read: Fragments, how: Inspection) -> tuple[Unverified, ...]:
-    """Compare the CRC of each member, reading what is left of it, smallest rests first. Returns those that were left.
+    """Compare the CRC of each member, reading its rest, smallest rests first.
 
-    Raises: UcplError E612, with every member that does not match.
+    Returns the members that were left out. Raises: UcplError E612, with every member that does not match.
     """
     covers = [_cover(m, part) for m, part in zip(members, _by_member(members, read), strict=True)]
     order = sorted(range(len(members)), key=lambda i: (covers[i].open_bytes, i))
@@ -156,7 +162,7 @@ def check_members(members: Sequence[TouchedMember], read: Fragments, how: Inspec
 
 
 def damage_of(members: Sequence[TouchedMember], how: Inspection) -> tuple[Diagnostic, ...]:
-    """Which of these members, read as a whole, do not match their CRC."""
+    """Members whose bytes do not match their CRC; each is read completely."""
     none = np.zeros(0, np.int64)
     found = []
     for member in members:
@@ -179,7 +185,10 @@ def _damaged(member: TouchedMember, found: int, files: SourceFiles) -> Diagnosti
 
 
 def _by_member(members: Sequence[TouchedMember], read: Fragments) -> list[tuple[I64, U32]]:
-    """The fragments that lie in each member, sorted, each once: columns (position, size, count, step), and their CRCs."""
+    """Fragments of each member, sorted, each once, and their CRCs.
+
+    The columns are position, size, count and step.
+    """
     of = [np.array(c, np.int64) for c in (read.file, read.position, read.size, read.count, read.step)]
     order = np.lexsort(of[::-1])
     file, position, size, count, step = of = [c[order] for c in of]
@@ -221,7 +230,10 @@ def _spread(table: I64) -> tuple[I64, I64]:
 
 
 def _disjoint(table: I64) -> list[int]:
-    """Fragments of one run each that do not overlap, and have the most bytes together (weighted interval scheduling)."""
+    """Disjoint fragments of one run each, with the most bytes in total.
+
+    This is weighted interval scheduling.
+    """
     solid = np.flatnonzero(table[:, 2] == 1)
     stop = table[solid, 0] + table[solid, 1]
     solid = solid[np.argsort(stop, kind="stable")]
@@ -243,7 +255,7 @@ def _disjoint(table: I64) -> list[int]:
 
 
 def _crc_of(member: TouchedMember, cover: _Runs, how: Inspection) -> int:
-    """The member's CRC, of what was read and of the gaps, which are read now."""
+    """CRC of a member from the fragments and from its gaps, read now."""
     crcs, spans, positions = [cover.crc], [cover.span], [cover.position]
     rest = []
     for begin, end in zip(cover.start.tolist(), cover.stop.tolist(), strict=True):
@@ -271,7 +283,10 @@ def _read_crc(file: int, begin: int, end: int, how: Inspection) -> int:
 
 @frozen
 class _Odd:
-    """Padding of one tensor that is not zero: its first such element, and whether all of it is the same."""
+    """Padding of one tensor that is not zero.
+
+    It has the first such element; a flag is set if all of the padding is the same.
+    """
 
     position: int
     value: bytes
@@ -327,9 +342,9 @@ def _not_zero(blank: Blank, odd: _Odd, code: str) -> Diagnostic:
 
 
 def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20) -> tuple[Diagnostic, ...]:
-    """Padding of kind zero that is not, in a checkpoint that a plan reads all of: findings E634.
+    """Find nonzero bytes in zero padding: findings E634.
 
-    Raises: UcplError E600, E601, E610.
+    The plan reads all of the checkpoint. Raises: UcplError E600, E601, E610.
     """
     places = fit(plan.sources, checkpoint.extents)
     rows = bind_rows(Bound.of(plan), places, tuple(map(Place.of, plan.targets)))
@@ -343,7 +358,10 @@ def check_padding(plan: Plan, checkpoint: Checkpoint, *, memory: int = 512 << 20
 
 
 def damage_in(checkpoint: Checkpoint, named: Container[tuple[str, str]], *, memory: int) -> tuple[Diagnostic, ...]:
-    """Which storages of these tensors, each a file and the text of a key, do not match their CRC: E612."""
+    """Storages of these tensors that do not match their CRC: E612.
+
+    Each tensor is a file and the text of a key.
+    """
     places = [
         Place(file, key, "", extent.dtype, extent.shape, extent)
         for (file, key), extent in checkpoint.extents.items()

@@ -1,10 +1,12 @@
-"""Run a plan: read the source in tiles, write the target beside its place, read it back from the disk, publish it.
+"""Run a plan: read, write next to the target's place, read back, publish.
 
-    fit → skeleton → layout → rows, tiles → lock → files → MOVE → evidence → finish → sync → READ BACK → manifest → publish
 
-Nothing is decided here that the plan leaves open. The source is only read. The two steps in capitals have modules of their
-own (moving, read_back); what an earlier run left is told by `earlier`. Where ranks run a plan together, all of them do these
-two steps, each its share of tiles, and the one that leads does all else.
+    fit → skeleton → layout → rows, tiles → lock → files → MOVE → evidence → finish → sync → READ BACK → manifest →
+    publish
+
+The plan decides everything that it can; nothing is added here. The source is only read. The two steps in capitals have
+modules of their own (moving, read_back); `earlier` reads the remains of an earlier run. If ranks run a plan together,
+all of them do these two steps, each for its share of tiles, and the leader does everything else.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need
 OF_A_JOB = "torchrun ends all ranks where one is gone: it says which was the first, and how it ended"
 _BLOCK = 4096  # bytes
 _OF_A_RUN = 8  # files and folders that a run makes next to those of a target: its lock, journal, manifest
-_FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # what `--resume` cannot go on from
+_FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # `--resume` cannot continue from these
 
 
 def execute(
@@ -82,8 +84,8 @@ def execute(
 
     team: the processes that do so together, each of which calls this with the same plan and options.
 
-    The target appears as a whole or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
-    fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays, `resume` goes on), E621-E623 (the team).
+    The target appears complete or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
+    fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays for `resume`), E621-E623 (the team).
     """
     options = options or RunOptions()
     counters = Counters()
@@ -125,9 +127,9 @@ class TargetSizes:
 def rehearse(
     plan: Plan, source: Checkpoint, framework: Framework, target: Path, options: RunOptions | None = None
 ) -> TargetSizes:
-    """All that `execute` does before it writes. A missing parent is one that a run makes.
+    """Do all that `execute` does before it writes.
 
-    Raises: UcplError as `execute`: E501, E503 to E508, E600 to E607.
+    A missing parent is one that a run makes. Raises: UcplError as `execute`: E501, E503 to E508, E600 to E607.
     """
     options = options or RunOptions()
     there = target.absolute()
@@ -147,7 +149,7 @@ def rehearse(
 
 
 def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
-    """A plan bound to the source's files and to the target's, and the target's texts."""
+    """Bind a plan to the source's files and to the target's files and texts."""
     sources = fit(plan.sources, source.extents)
     skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
     skeleton = with_beside(skeleton, source, plan.target)
@@ -162,7 +164,10 @@ def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOpti
 
 
 def _files(sources: Sequence[Place], layout: TargetPlan, planned: int) -> Files:
-    """What the files say of the plan's tensors: which share bytes, and which are beside the plan."""
+    """Facts of the files on the plan's tensors.
+
+    They are the tensors that share bytes, and those that are not in the plan.
+    """
     carried = tuple((planned + i, t, where.numel) for i, (where, t) in enumerate(layout.carried))
     return Files(np.array(layout.owners, np.int64), views_of(sources), carried)
 
@@ -186,7 +191,7 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
         cannot_write(parent, error, resumable=False)
     if not is_folder:
         fail("E507", f"{parent} is no folder", Label(str(target)))
-    if place_of(place) is not None:  # they lie where their URLs say
+    if place_of(place) is not None:  # local files are at the path of their URL
         place, top, within = Path(called(str(place))), Path(called(str(top))), place
     else:
         within = place
@@ -229,7 +234,7 @@ def _demand_room(layout: TargetPlan, target: Path) -> int:
 
 
 def _shipping(target: Path, layout: TargetPlan, single: bool) -> Shipping | None:
-    """How a target goes into a store, where it does."""
+    """Shipping of a target into a store; None for a local target."""
     place = place_of(target)
     if place is None:
         return None
@@ -261,7 +266,7 @@ class _Run:
         self.fills = bound.fills
         (self.options, self.team), self.plane, self.counters = how, plane, plane.counters
         self.leads = self.team.rank == 0
-        self.look = self.team.look if self.team.size > 1 else None  # called now and then in what takes long
+        self.look = self.team.look if self.team.size > 1 else None  # called from time to time during long steps
         self.target = target
         self.work = Workplace(target)
         self.single = target.suffix in SINGLE and len(self.layout.files) == 1
@@ -284,7 +289,10 @@ class _Run:
         self.shipping = _shipping(target, self.layout, self.single)
 
     def close(self) -> None:
-        """Whatever is open. What was written is durable or counts for nothing: an error here says nothing new."""
+        """Close all that is open.
+
+        Written bytes are durable or do not count: an error here adds nothing.
+        """
         for opened in (self.files, self.sources, self.journal):
             if opened is not None:
                 with suppress(OSError):
@@ -294,7 +302,7 @@ class _Run:
     # ---- ends ----------------------------------------------------------------------------------------------------
 
     def after(self, error: UcplError) -> UcplError:
-        """The error with what became of the work: kept where it can be resumed, else removed."""
+        """The error with the state of the work: kept for a resume, or removed."""
         if self.shipping is not None:
             self.work.clear()
             return self.shipping.undo(error, alone=self.team.size == 1)
@@ -310,7 +318,10 @@ class _Run:
         return UcplError(evolve(first, notes=(*first.notes, note)), *error.diagnostics[1:])
 
     def refused(self, error: OSError) -> UcplError:
-        """Of a call about no one file: to look whether a name is there, to close what was written."""
+        """The error of a call that belongs to no single file.
+
+        Examples: to look for a name, or to close written files.
+        """
         named = Path(os.fsdecode(error.filename)) if error.filename is not None else self.target
         try:
             cannot_write(named, error, resumable=self.keep)
@@ -342,11 +353,11 @@ class _Run:
         return self._lead() if self.leads else self._follow()
 
     def _follow(self) -> Report:
-        """Move a share of the tiles, once the target's files are there, and read it back."""
+        """Move a share of the tiles once the target's files exist, and read it back."""
         header = together.order_of(self.team)
         if header is None:
             return _report_of(self, done_before=True)
-        if self.shipping is not None:  # what goes up grows in a place of this process's own
+        if self.shipping is not None:  # files for a store grow in this process's own place
             self.journal = self._begin(None, header)
             tile, band = header["tile"], header["band"]
             assert isinstance(tile, int) and isinstance(band, int)
@@ -397,7 +408,10 @@ class _Run:
         return cut_tiles(self.layout.units, cut[0], bands)
 
     def _past(self) -> Past | None:
-        """What an interrupted run left, if it is to be resumed. Raises: UcplError E602, E503."""
+        """Journal of an interrupted run that is to be resumed.
+
+        Raises: UcplError E602, E503.
+        """
         if not self.options.resume:
             return None
         past = earlier.journal_of(self.work)
@@ -406,14 +420,17 @@ class _Run:
         other = earlier.is_other_run(past, self.digests)
         if not other:
             return past
-        if earlier.is_published(past, self.target):  # that one is done: what it left is of no use
+        if earlier.is_published(past, self.target):  # that run is done: its remains are of no use
             self.work.clear()
             return None
         self.work.restore()
         fail("E602", f"the interrupted run into {self.target} had another {other}", Label(str(self.work.folder)))
 
     def _is_finished(self) -> bool:
-        """Whether the target is what this run would write: as its manifest says, or, where it has none, in every byte."""
+        """True if the target is what this run would write.
+
+        Its manifest decides, or, without a manifest, every byte.
+        """
         if not self.single:
             return earlier.is_finished(self.target, {name: self.digests[name] for name in IDENTITY}, self.layout)
         (file,) = self.layout.files
@@ -429,7 +446,10 @@ class _Run:
             there.close()
 
     def _begin(self, past: Past | None, header: dict[str, object]) -> Journal:
-        """Files of their final size, durable names, a journal. Raises: UcplError E501, E503."""
+        """Make files of their final size, durable names, and a journal.
+
+        Raises: UcplError E501, E503.
+        """
         if past is None:
             self.work.clear()
             if self.shipping is None:  # else it grows here a few files at a time
@@ -459,7 +479,10 @@ class _Run:
         return journal
 
     def _header(self, cut: tuple[int, int]) -> dict[str, object]:
-        """What a run is, and a mark of its own: which journals are of one run."""
+        """Identity of a run and a mark of its own.
+
+        The mark tells journals of one run from others.
+        """
         identity = {name: self.digests[name] for name in IDENTITY}
         return {"tile": cut[0], "band": cut[1], **identity, "run": token_hex(8)}
 
@@ -468,11 +491,11 @@ class _Run:
         return Assembler(self.rows, self.fills, self.places, self.layout.places, file_of, self.plan.tensors)
 
     def _fill(self, known: DoneTiles) -> None:
-        """All that is between an empty tree and the rename, and the rename."""
+        """All steps from an empty tree to the rename."""
         assert self.journal is not None
         if self.shipping is not None:
             return self._ship(known)
-        self.team.all("ready")  # all have read what earlier journals say: from here on they grow
+        self.team.all("ready")  # all have read the earlier journals; these grow from here on
         again = ReadBack(self.files, known, self.plane) if self.options.read_back else None
         if again is not None:
             for i, parts in enumerate(patches_of(self.layout, np.zeros(len(self.layout.units), np.uint32))):
@@ -500,7 +523,7 @@ class _Run:
         self.remarks += together.published(self.team, self.target)
 
     def counted(self) -> None:
-        """What this process read and wrote; of the one that leads, what all did."""
+        """Counts of this process; for the leader, of all processes."""
         self.counters.bytes_rebuilt = self.sources.bytes_rebuilt
         together.counted(self.team, self.counters)
 
@@ -514,7 +537,10 @@ class _Run:
         self.remarks += together.published(self.team, self.target)
 
     def _finish_all(self, known: DoneTiles, again: ReadBack | None, mine: NDArray[np.bool_]) -> None:
-        """From the last tile to the rename. mine: tiles that this process reads back."""
+        """All steps from the last tile to the rename.
+
+        mine: tiles that this process reads back.
+        """
         if self.team.size > 1:
             self._take_over(known)
         with self.counters.phase("source"):
@@ -538,7 +564,10 @@ class _Run:
             self._publish()
 
     def _take_over(self, known: DoneTiles) -> None:
-        """What the others' journals say, which is durable as they are. Raises: UcplError E503."""
+        """Take over the others' journals, which are durable as they are.
+
+        Raises: UcplError E503.
+        """
         past = earlier.journal_of(self.work)
         if past is None:
             fail("E503", f"{self.work.journal} is gone while it was written", Label(str(self.work.journal)))
@@ -546,7 +575,10 @@ class _Run:
         self.fragments = past.fragments
 
     def check_source(self) -> None:
-        """Members that were touched against their CRCs, padding against zero. Raises: UcplError E611, E612, E614."""
+        """Check members that were touched against their CRCs, padding against zero.
+
+        Raises: UcplError E611, E612, E614.
+        """
         self.sources.check_unchanged()
         members = members_of((self.places[s] for s in each(self.rows.source)), self.sources)
         blanks = blanks_of(self.plan.sources, self.places, self.rows, self.sources)
@@ -560,7 +592,10 @@ class _Run:
             raise UcplError(*findings[:20])
 
     def _finish(self, patches: Sequence[Parts]) -> list[Parts]:
-        """Patch what depends on CRCs. Returns, for each file, every byte that is no payload."""
+        """Patch bytes that depend on CRCs.
+
+        Returns, for each file, every byte that is no payload.
+        """
         for i, parts in enumerate(patches):
             for position, data in parts:
                 self.files.write(i, memoryview(data), position)

@@ -1,8 +1,9 @@
-"""Places where a test can make the machine fail: named, counted, chosen by one environment variable.
+"""Failpoints: places where a test lets the machine fail.
 
-`UCPL_FAIL_AT="tile-written:17:kill"` kills the process at the 17th time that a tile was written, `"vault-*:3:kill"` at the
-third of all whose names begin so. Actions: kill, interrupt, terminate, hangup, stop (each its signal), enospc and eio.
-Several, separated by commas. Without the variable a failpoint costs one comparison.
+They are named and counted; one environment variable chooses them. `UCPL_FAIL_AT="tile-written:17:kill"` kills the
+process at the 17th time that a tile was written, `"vault-*:3:kill"` at the third of all whose names begin so. Actions:
+kill, interrupt, terminate, hangup, stop (each its signal), enospc and eio. Several, separated by commas. Without the
+variable a failpoint costs one comparison.
 """
 
 from __future__ import annotations
@@ -49,13 +50,16 @@ _traps: tuple[_Trap, ...] = _parse(os.environ.get("UCPL_FAIL_AT", ""))
 
 
 def set_failpoints(text: str) -> None:
-    """Replace the traps of this process, as the environment variable would: for tests."""
+    """Replace the traps of this process for a test, as the variable would."""
     global _traps
     _traps = _parse(text)
 
 
 def failpoint(name: str) -> None:
-    """Fail here, if a trap says so. Raises: OSError for enospc and eio."""
+    """Fail here if a trap is set.
+
+    Raises: OSError for enospc and eio.
+    """
     if not _traps:
         return
     for trap in _traps:

@@ -1,4 +1,7 @@
-"""What a plan's Fills put into the target, bound to its stored tensors, and whether all of the target is reached."""
+"""Fills of a plan, bound to stored tensors, and the check that all is reached.
+
+Every element of the target must be copied, reduced or filled.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,26 @@ I64 = NDArray[np.int64]
 
 @frozen(eq=False)
 class Fills:
-    """Columns of all boxes that are filled, sorted by (target, low): elements from `low` on, each dim with its step."""
+    """Columns of all boxes that are filled, sorted by (target, low).
+
+    Elements are from `low` on, each dim with its step.
+    """
 
     node: I64  # (N,) index into nodes
     target: I64
     low: I64
     shape: I64  # (N, D)
     step: I64  # (N, D)
-    reach: I64  # (N,) the running maximum of where boxes of a target end
+    reach: I64  # (N,) the running maximum of the ends of a target's boxes
     nodes: tuple[Fill, ...]
     order: tuple[int, ...]  # of each of these nodes: its place among all that run
     starts: I64  # (targets + 1,): rows of target t are starts[t]:starts[t + 1]
 
     def within(self, target: int, low: int, high: int) -> range:
-        """Rows that may have elements in [low, high) of a target; all that do are among them."""
+        """Rows that may have elements in [low, high) of a target.
+
+        All rows that have some are among them.
+        """
         a, b = int(self.starts[target]), int(self.starts[target + 1])
         if a == b:
             return range(0)
@@ -51,7 +60,10 @@ class Fills:
 
 
 def bind_fills(bound: Bound, targets: Sequence[Place]) -> Fills:
-    """One table of all boxes of all Fills. Raises: UcplError E603 where a box leaves its tensor."""
+    """One table of all boxes of all Fills.
+
+    Raises: UcplError E603 if a box leaves its tensor.
+    """
     space = bound.spaces[1]
     found = [(i, node) for i, node in enumerate(bound.nodes) if isinstance(node, Fill)]
     sides = [expanded(Moves.between(n.boxes, n.boxes), space, space).target_side for _, n in found]
@@ -71,14 +83,15 @@ def bind_fills(bound: Bound, targets: Sequence[Place]) -> Fills:
 
 
 def demand_whole(rows: Rows, fills: Fills, owners: Sequence[int], targets: Sequence[Place]) -> None:
-    """Every element of what is written is copied, reduced or filled. Raises: UcplError E603.
+    """Check that every written element is copied, reduced or filled.
 
-    Told by their number: that no two boxes meet is the plan's affair. Of a mean, whose sources meet, only that they are enough.
+    Elements are only counted: the plan guarantees that no two boxes meet. The sources of a mean meet; for them the
+    check is only that they are enough. Raises: UcplError E603.
     """
     reached, lavish = np.zeros(len(targets), np.int64), np.zeros(len(targets), np.bool_)
     kinds: list[type[Node]] = [type(r.node) for r in rows.rules]
     reduces, checks = (np.array([k is kind for k in kinds] or [False])[rows.rule] for kind in (Reduce, Check))
-    checks |= np.array([k is Scale for k in kinds] or [False])[rows.rule]  # changes what is there
+    checks |= np.array([k is Scale for k in kinds] or [False])[rows.rule]  # changes elements in place
     np.add.at(reached, rows.target[~checks], rows.shape[~checks].prod(axis=1))
     np.add.at(reached, fills.target, fills.shape.prod(axis=1))
     lavish[rows.target[reduces]] = True

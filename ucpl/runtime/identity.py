@@ -1,4 +1,4 @@
-"""Digests that tell whether a run is the same run: of a plan, of the files it writes, of the files it reads."""
+"""Digests that identify a run: of its plan, its written files, its sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ucpl.schedule.plan import Plan
 
 __all__ = ["IDENTITY", "digest_of_files", "digest_of_plan", "digest_of_sources"]
 
-IDENTITY = ("digest", "files", "content")  # what tells that a run is the same run
+IDENTITY = ("digest", "files", "content")  # digests that identify a run
 
 
 def digest_of_plan(plan: Plan) -> str:
@@ -32,7 +32,7 @@ def digest_of_plan(plan: Plan) -> str:
         for column in (m.source, m.target, m.shape, m.source_offset, m.source_stride, m.target_offset, m.target_stride):
             state.update(column.astype("<i8").tobytes())
     for node in plan.nodes:
-        if isinstance(node, Fill) and node.value != 0:  # where zeros are is where nothing is moved to
+        if isinstance(node, Fill) and node.value != 0:  # zeros need no Fill: elements that no move reaches are zero
             state.update(repr((node.label, node.state, node.value)).encode())
             for column in (node.boxes.offset, node.boxes.shape, node.boxes.stride):
                 state.update(column.astype("<i8").tobytes())
@@ -57,7 +57,10 @@ def digest_of_files(files: Sequence[TargetFile], texts: Mapping[str, str]) -> st
 
 
 def digest_of_sources(sources: SourceFiles, made: Set[str] = frozenset()) -> str:
-    """Size, time and inode of every file that is read; the size alone of what was `made` for the target, anew each time."""
+    """Digest of size, time and inode of every file that is read.
+
+    Files that are `made` for the target, anew each time, count by their size alone.
+    """
     state = xxhash.xxh3_128()
     for file, identity in sorted(sources.identity.items()):
         if file in made:

@@ -1,4 +1,7 @@
-"""integrity.json, which Megatron-Core writes under --verify-integrity: a SHA-256 of each file of an iteration.
+"""integrity.json, which Megatron-Core writes under --verify-integrity.
+
+It has a SHA-256 of each file of an iteration.
+
 
     {"algorithm": "sha256", "files": {"__0_0.distcp": "9fd2...", ".metadata": "5bda..."}}
 
@@ -40,7 +43,10 @@ class Sums:
 
     @classmethod
     def of(cls, root: Path) -> Sums:
-        """Those of a folder: none where it has no integrity.json. One that cannot be read is a finding."""
+        """Digests of a folder; none without an integrity.json.
+
+        An unreadable file is a finding.
+        """
         out = cls(root)
         path = root / INTEGRITY
         if not path.is_file():

@@ -1,13 +1,13 @@
-"""What is done, on disk: a header that says of which run, then one record for each finished tile.
+"""Journal: a header that identifies the run, then a record per finished tile.
 
-    header   one line of JSON (what run it is: digests of plan, layout and source, sizes of tiles, its mark), "\\n"
-    record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
+   header   one line of JSON (identity of the run: digests of plan, layout and source, sizes of tiles, its mark), "\\n"
+   record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
 
-Runs of the source that were read are recorded, too. Where one record speaks of several runs, the place of the xxh3 holds how
-many they are and how far apart.
+Runs of the source that were read are recorded, too. If one record covers several runs, the place of the xxh3 holds their
+number and their distance.
 
-A record is appended only after the bytes that it speaks of are on the disk, and the journal is synced after it. So a record
-that can be read is true; a torn or garbled tail is where the next run begins to append.
+A record is appended only after its bytes are on the disk, and the journal is synced after it. So a record that can be read
+is true; at a torn or garbled tail the next run begins to append.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ucpl.runtime.reading import Fragments
 
 __all__ = ["FORMAT", "DoneTile", "Journal", "Past", "joined", "read_journal"]
 
-FORMAT = 3  # how tiles are cut, too: what is told of them is of no use to who cuts them in another way
+FORMAT = 3  # covers the cut of tiles, too: records are useless for another cut
 TILE, FRAGMENT, PUBLISH = 1, 2, 3
 _RECORD = np.dtype(
     [
@@ -55,19 +55,22 @@ assert _RECORD.itemsize == 48
 
 @frozen(eq=False)
 class Past:
-    """A journal that was read: its header, the records by kind, and how many bytes of it are whole."""
+    """A journal that was read: its header, the records by kind, its valid bytes."""
 
     header: dict[str, object]
     tile: NDArray[np.int64]
     tile_crc: NDArray[np.uint32]
     tile_xxh3: NDArray[np.uint64]
     fragments: Fragments = field(repr=False)
-    publishing: tuple[int, int] | None  # (inode, device) of what a rename was about to publish
+    publishing: tuple[int, int] | None  # (inode, device) of the file or folder that a rename was about to publish
     size: int
 
 
 def read_journal(path: Path) -> Past | None:
-    """None where there is no journal, or its header is not whole. Raises: OSError."""
+    """Read a journal; None if there is none or its header is cut off.
+
+    Raises: OSError.
+    """
     try:
         raw = read_regular(path, _PLACE_MAX)
     except FileNotFoundError:
@@ -104,7 +107,10 @@ def read_journal(path: Path) -> Past | None:
 
 
 def joined(pasts: Sequence[Past]) -> Past:
-    """What journals of one run say together; its header, what was published and the size are the first one's."""
+    """Join the journals of one run.
+
+    Header, published inode and size are those of the first journal.
+    """
     first = pasts[0]
     if len(pasts) == 1:
         return first
@@ -116,7 +122,7 @@ def joined(pasts: Sequence[Past]) -> Past:
 
 
 def _sane(records: NDArray[np.void]) -> int:
-    """How many records come before one that speaks of places which no file has."""
+    """Number of records before the first with an impossible place."""
     sane = (records["at"] < _PLACE_MAX) & (records["size"] < _PLACE_MAX)
     comb = records["xxh3"]
     runs = records["kind"] == FRAGMENT
@@ -129,7 +135,7 @@ def _sane(records: NDArray[np.void]) -> int:
 
 @frozen
 class DoneTile:
-    """A tile whose bytes are on the disk: which of the table, how many bytes, their digests."""
+    """Tile whose bytes are on the disk: its index, its size, its digests."""
 
     index: int
     size: int
@@ -151,7 +157,10 @@ class Journal:
 
     @staticmethod
     def begin(path: Path, header: Mapping[str, object]) -> Journal:
-        """A new journal, durable with its header before it has its name. Raises: OSError."""
+        """Start a journal: its header is durable before it gets its name.
+
+        Raises: OSError.
+        """
         fresh = path.with_name(path.name + ".new")
         line = json.dumps({"ucpl journal": FORMAT, **header}, separators=(",", ":")).encode() + b"\n"
         make_file(fresh, line)
@@ -182,7 +191,7 @@ class Journal:
 
 
 class _Body(NamedTuple):
-    """A record but for its own CRC, in the order of the file."""
+    """A record without its own CRC, in the order of the file."""
 
     kind: int
     file: int

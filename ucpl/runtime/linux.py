@@ -1,7 +1,7 @@
-"""Linux: system calls that Python does not offer, by ctypes, and the types of mounted file systems.
+"""Linux: system calls that Python lacks, by ctypes, and types of file systems.
 
-Each call says what to do where the kernel or the file system lacks it. On a network file system some promises of a disk are
-those of its server.
+Each call documents its result if the kernel or the file system lacks it. On a network file system some promises of a
+disk are those of its server.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Give a file its size, and blocks for all of it where the file system can reserve them.
+    """Give a file its size, and reserve blocks if the file system can.
 
-    Not posix_fallocate: where the file system cannot, glibc writes into every block. Raises: OSError (ENOSPC, ...).
+    Not posix_fallocate: if the file system cannot, glibc writes into every block. Raises: OSError (ENOSPC, ...).
     """
     libc = _libc()
     call = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
@@ -52,12 +52,18 @@ def allocate(fd: int, size: int) -> None:
 
 
 def clone_range(source: tuple[int, int], target: tuple[int, int], size: int) -> None:
-    """Let a range of one file be the same blocks as one of another. Each: (descriptor, position). Raises: OSError."""
+    """Let a range of one file share its blocks with one of another.
+
+    Each: (descriptor, position). Raises: OSError.
+    """
     fcntl.ioctl(target[0], _FICLONERANGE, struct.pack("=qQQQ", source[0], source[1], size, target[1]))
 
 
 def start_writing(fd: int, position: int, size: int) -> None:
-    """Ask the kernel to begin writing these bytes to the disk. A hint: nothing is durable by it, nothing is lost without it."""
+    """Ask the kernel to begin writing these bytes to the disk.
+
+    A hint: nothing is durable by it, nothing is lost without it.
+    """
     call = getattr(_libc(), "sync_file_range", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
@@ -65,7 +71,10 @@ def start_writing(fd: int, position: int, size: int) -> None:
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> bool:
-    """Whether the call did it; False where there is no such call here. Raises: OSError."""
+    """Call renameat2; False if this system has no such call.
+
+    Raises: OSError.
+    """
     call = getattr(_libc(), "renameat2", None)
     if call is None:
         return False
@@ -88,9 +97,9 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two names at once; False where the file system cannot, or not these: overlayfs moves no folder of a lower layer.
+    """Swap two names at once; False if the file system cannot.
 
-    Raises: OSError.
+    Some cannot in part: overlayfs moves no folder of a lower layer. Raises: OSError.
     """
     try:
         return _renameat2(one, other, _EXCHANGE)
@@ -132,7 +141,10 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 def kind_of(place: Path, table: Path = TABLE) -> str:
-    """The type of the file system that a path is on, such as ext4 or nfs4; empty where nothing tells."""
+    """Type of the file system of a path, such as ext4 or nfs4.
+
+    Empty if it is unknown.
+    """
     try:
         lines = table.read_bytes().splitlines()
     except OSError:
@@ -150,7 +162,10 @@ def kind_of(place: Path, table: Path = TABLE) -> str:
 
 
 def network_remark(place: Path, table: Path = TABLE) -> str:
-    """What is not promised where a place is on a network, or on what a program serves; else empty."""
+    """Missing guarantees of a network file system, or of one that a program serves.
+
+    Empty for a disk.
+    """
     kind = kind_of(place, table)
     if kind not in NETWORKS and not kind.startswith("fuse."):
         return ""

@@ -1,7 +1,7 @@
-"""`ucpl/manifest.json`: what a written checkpoint consists of, byte for byte, and what it was made from.
+"""`ucpl/manifest.json`: the bytes of a written checkpoint and its sources.
 
-Paths are relative to the checkpoint. `crc32` of a file covers all of it; each storage has its own. Neither depends on how the
-run was cut into tiles: equal plans of equal sources give equal manifests.
+Paths are relative to the checkpoint. `crc32` of a file covers all of it; each storage has its own. Neither depends on
+the division of the run into tiles: equal plans of equal sources give equal manifests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
 def storage_crcs(
     target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32], files: range | None = None
 ) -> NDArray[np.uint32]:
-    """CRC-32 of each unit, of its tiles': of those in `files`, where some are named. All others, and the empty, have 0."""
+    """CRC-32 of each unit, from its tiles: of those in `files`, if given.
+
+    All others, and empty units, have 0.
+    """
     found = np.zeros(len(target.units), np.uint32)
     filled = np.flatnonzero(np.diff(tiles.first) > 0)
     if files is not None:
@@ -55,7 +58,10 @@ def storage_crcs(
 
 @frozen(eq=False)
 class ManifestContents:
-    """What a manifest tells of: the target's files, the CRC of each unit, and for each file its bytes that are no payload."""
+    """Contents of a manifest.
+
+    The target's files, the CRC of each unit, and for each file its bytes that are no payload.
+    """
 
     layout: TargetPlan
     unit_crc: NDArray[np.uint32]
@@ -88,7 +94,10 @@ def manifest_of(plan: Plan, digests: Mapping[str, str], written: ManifestContent
 
 
 def _lined(value: object, indent: str = "") -> str:
-    """JSON, a line for whatever holds no table: json's encoder is in C only without `indent`."""
+    """JSON with one line for each value that holds no table.
+
+    json's encoder is in C only without `indent`.
+    """
     inner = indent + " "
     if isinstance(value, dict) and any(isinstance(held, dict) or _has_tables(held) for held in value.values()):
         rows = [f"{inner}{_ENCODE(str(key))}: {_lined(held, inner)}" for key, held in value.items()]
@@ -133,7 +142,7 @@ def _entry_of(written: ManifestContents, f: int, units: Sequence[int]) -> dict[s
 
 @frozen
 class Stated:
-    """What a manifest says of one run of bytes: a file, or a storage within it."""
+    """A manifest's facts on one run of bytes: a file, or a storage within it."""
 
     start: int
     size: int
@@ -150,14 +159,17 @@ class StatedFile:
 
 @frozen
 class Manifest:
-    """A manifest as it was read: all of it has the types that it must have."""
+    """A manifest that was read; all its values have the right types."""
 
-    plan: dict[str, str]  # digests by name, and what else the plan's entry says in words
+    plan: dict[str, str]  # digests by name, and all other entries of the plan as text
     files: dict[str, StatedFile]
 
 
 def read_manifest(top: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None where it has none. Raises: OSError, ValueError where it is none of ours."""
+    """Read the manifest of a checkpoint; None if it has none.
+
+    Raises: OSError, ValueError if it is none of ours.
+    """
     path = top / MANIFEST
     try:
         raw = read_regular(path, BYTES_MAX)
@@ -188,7 +200,10 @@ def _file(entry: object, name: str) -> StatedFile:
 
 
 def _name(name: str) -> str:
-    """A name of a file below the checkpoint. Raises: ValueError for any other."""
+    """Name of a file below the checkpoint.
+
+    Raises: ValueError for any other.
+    """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or not name.isprintable():
         raise ValueError(f"{name!a} is no name of a file in it")

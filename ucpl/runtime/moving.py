@@ -1,8 +1,9 @@
-"""Tiles on their way: assembled, digested, written and journalled, in a few threads over one queue.
+"""Movement of tiles: assembled, digested, written and journalled by threads.
 
 The threads share one queue of tiles, or of bands of them, in the order of the target's files. The thread that waits for
-them syncs what they wrote and journals it; one more reads that back from the disk meanwhile (read_back), and so do those
-that have no more to move. Not here: what a tile is made of (assemble), and what is done before and after (execute).
+them syncs the written files and journals the tiles; one more reads them back from the disk meanwhile (read_back), and
+so do those that have no more to move. Not here: the contents of a tile (assemble), and the steps before and after
+(execute).
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ _OF_VALUES = ("E605", "E607", "E613")  # errors that a damaged source makes like
 
 @frozen
 class TileRange:
-    """One tile as numbers: elements [low, high) of a target, `size` bytes at `position` of a file."""
+    """One tile as numbers.
+
+    Elements [low, high) of a target, `size` bytes at `position` of a file.
+    """
 
     target: int
     low: int
@@ -68,7 +72,10 @@ def tile_of(layout: TargetPlan, tiles: Tiles, i: int) -> TileRange:
 
 @define(eq=False)
 class Mover:
-    """Moves every tile that is not known yet. `fragments` are the runs of the source whose tiles are journalled."""
+    """Mover of every tile that is not done yet.
+
+    `fragments` are the runs of the source whose tiles are journalled.
+    """
 
     plane: DataPlane
     layout: TargetPlan
@@ -94,9 +101,10 @@ class Mover:
     _phase: ExitStack = field(factory=ExitStack)
 
     def move(self) -> None:
-        """Assemble, digest and write. Raises: what a tile raises; those that were finished are journalled.
+        """Assemble, digest and write all tiles.
 
-        Counts two phases: `move` ends when all is durable, and what is read back from then on is `read-back`.
+        Raises: errors of tiles; tiles that were finished are journalled. Counts two phases: `move` ends when all is
+        durable, and reading back after that is `read-back`.
         """
         tiles, known = self.known.tiles, self.known
         self._done_bytes = self._flushed_bytes = int(tiles.size[known.done].sum())
@@ -144,7 +152,7 @@ class Mover:
         self._say()
 
     def _spans(self, groups: list[Batch]) -> Iterator[tuple[int, int, int]]:
-        """What groups make: (target, its first element, the one behind the last)."""
+        """Results of groups: (target, its first element, the one behind the last)."""
         tiles = self.known.tiles
         for first, end in (band for group in groups for band in group.bands):
             unit = self.layout.units[int(tiles.unit[first])]
@@ -153,7 +161,10 @@ class Mover:
             yield unit.target, int(tiles.low[first]) // itemsize, high // itemsize
 
     def _made_of(self, group: Batch) -> dict[str, int]:
-        """Bytes of each file of the source, by path, that a group is made of: about as many, for boxes met in part."""
+        """Approximate bytes of each source file, by path, that a group needs.
+
+        The number is not exact for boxes that are used in part.
+        """
         a, found = self.assembler, dict[str, int]()
         for target, low, high in self._spans([group]):
             mine = slice(int(a.rows.starts[target]), int(a.rows.starts[target + 1]))
@@ -164,9 +175,10 @@ class Mover:
         return found
 
     def _band(self, group: Batch, reader: Reader, space: Workspace) -> None:
-        """One band, or those that share windows of the source, one by one.
+        """Move one band, or bands that share windows of the source, one by one.
 
-        They are told of at once, with what was read for them: a journal that has a tile has its runs of the source.
+        They are reported at once, with the runs that were read for them: a journal that has a tile has its runs of the
+        source.
         """
         bands = [[tile_of(self.layout, self.known.tiles, i) for i in range(*band)] for band in group.bands]
         front = max(sum(tile.size for tile in tiles) for tiles in bands)
@@ -186,7 +198,7 @@ class Mover:
         reader.bytes_read, reader.digest = 0, 0.0
 
     def _tiles(self, first: int, tiles: list[TileRange], reader: Reader, space: Workspace) -> list[DoneTile]:
-        """Tiles of one unit: assembled at once, digested and written one by one."""
+        """Assemble tiles of one unit at once; digest and write them one by one."""
         try:
             crc = self.assembler.assemble(tiles[0].target, tiles[0].low, tiles[-1].high, reader, space)
         except UcplError as error:
@@ -200,7 +212,10 @@ class Mover:
         return done
 
     def _one(self, i: int, tile: TileRange, view: memoryview, run: tuple[int, int, int] | None) -> DoneTile:
-        """run: where a tile that is one run of a source lies in it (file, byte), and its CRC."""
+        """Finish one tile.
+
+        run: the place (file, byte) of a tile that is one run of a source, and its CRC.
+        """
         begin = time.perf_counter()
         crc = crc32(view) if run is None else run[2]
         xxh3 = xxhash.xxh3_64_intdigest(view)
@@ -213,7 +228,7 @@ class Mover:
         return DoneTile(i, tile.size, crc, xxh3)
 
     def _cause(self, error: UcplError, tiles: list[TileRange], space: Workspace) -> UcplError:
-        """The damaged members of the source that a band was made of, where its values are what fails; else the error."""
+        """Damaged source members of a band whose values fail; else the error."""
         if error.diagnostics[0].code not in _OF_VALUES:
             return error
         rows, places = self.assembler.rows, self.assembler.sources
@@ -242,7 +257,7 @@ class Mover:
             self.progress(self._done_bytes, int(self.known.tiles.size.sum()))
 
     def _flush(self) -> None:
-        """What was written becomes durable, then the journal says so. Raises: UcplError E503."""
+        """Make written files durable, then journal the tiles. Raises: UcplError E503."""
         with self._lock:
             records, runs = self._finished, self._fresh
             self._finished, self._fresh = [], Fragments()

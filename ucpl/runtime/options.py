@@ -1,4 +1,4 @@
-"""How a plan is run: what the caller may choose, and what the threads of one run share."""
+"""Options of a run, and the state that its threads share."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ Progress = Callable[[int, int], None]  # (bytes of the target that are done, all
 
 @frozen
 class RunOptions:
-    """What a caller chooses: the one list of it, with what holds where nothing is said. Keywords of Python have these names."""
+    """Options of the caller, with their defaults: the one list of them.
+
+    Keywords of Python have these names.
+    """
 
     memory: int = 512 << 20  # bytes of all buffers together
     workers: int = 2  # threads that move data
-    resume: bool = False  # go on from what an interrupted run left
+    resume: bool = False  # continue from an interrupted run
     force: bool = False  # replace a target that exists
     verify_source: bool = False  # read the rest of every storage that is touched, however much it is
     read_back: bool = True  # all that was written, from the disk, before it is published
-    reflink: bool = True  # share whole blocks with the source where the file system can
+    reflink: bool = True  # share complete blocks with the source if the file system can
     progress: Progress | None = None
     tag: str | None = None  # of the target's step, where its framework has one
     allow_globals: Sequence[str] = ()  # classes that its pickles may name
-    look: Callable[[Path], None] | None = None  # at what was written; what it raises keeps that from appearing
+    look: Callable[[Path], None] | None = None  # called with the written files; its error keeps them from appearing
 
 
 @frozen(eq=False)
 class DataPlane:
-    """What the workers of one run share: the bytes that each may use, the count of all of them, and what they cost."""
+    """Shared state of the workers of one run.
+
+    The bytes that each may use, the count of all of them, and their costs.
+    """
 
     workers: int
     share: WorkerMemory

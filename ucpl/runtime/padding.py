@@ -1,7 +1,7 @@
-"""Elements of stored tensors that belong to no tensor of the model: which they are.
+"""Elements of stored tensors that belong to no tensor of the model.
 
-A layout tells three kinds of padding apart: `zero` is held against the bytes, `live` is trained, `undefined` may hold anything.
-Which elements of a stored tensor are padding is said by nobody: they are those that no box covers.
+A layout has three kinds of padding: `zero` is compared with the bytes, `live` is trained, `undefined` may hold
+anything. No entry lists the padding elements of a stored tensor: they are those that no box covers.
 
 Not here: reading them (evidence).
 """
@@ -26,7 +26,10 @@ I64 = NDArray[np.int64]
 
 @frozen(eq=False)
 class Blank:
-    """The padding of one source tensor that must be zero. `start[i]` to `stop[i]` are bytes of its file."""
+    """Padding of one source tensor that must be zero.
+
+    `start[i]` to `stop[i]` are bytes of its file.
+    """
 
     place: Place
     state: str
@@ -43,7 +46,7 @@ class Blank:
         return self.place.extent.storage if self.place.extent is not None else ""
 
     def element(self, at: int) -> int:
-        """Which element of the tensor begins at a byte of the file."""
+        """Index of the tensor's element that begins at a byte of the file."""
         assert self.place.extent is not None
         return (at - _base(self.place.extent, self.place.itemsize)) // self.place.itemsize
 
@@ -51,10 +54,10 @@ class Blank:
 def blanks_of(
     tensors: Sequence[StoredTensor], places: Sequence[Place], rows: Rows, files: SourceFiles
 ) -> tuple[Blank, ...]:
-    """The padding of kind zero of every source tensor that moves touch.
+    """Zero padding of every source tensor that moves touch.
 
-    Where the moves leave out more of a tensor than its padding (a tensor that was dropped, a copy that is not read), nobody
-    says which of it is padding: such a tensor has no row here.
+    If the moves leave out more of a tensor than its padding (a tensor that was dropped, a copy that is not read), its
+    padding is unknown: such a tensor has no row here.
     """
     order = np.argsort(rows.source, kind="stable")
     bounds = np.searchsorted(rows.source[order], np.arange(len(places) + 1))
@@ -66,7 +69,7 @@ def blanks_of(
             continue
         if extent is None or not extent.is_contiguous:
             continue
-        numel = places[s].numel  # of bytes, where two elements lie in one
+        numel = places[s].numel  # of bytes, if a byte has two elements
         low, high = uncovered(numel, rows.logical[mine], rows.shape[mine], rows.logical_step[mine])
         if int((high - low).sum()) * tensor.numel != tensor.padding * numel:
             continue

@@ -1,7 +1,7 @@
-"""Where a target grows and how it appears: a hidden folder beside it, a lock, and one rename at the end.
+"""Publishing: a hidden folder next to the target, a lock, and one rename.
 
 .NAME.ucpl-lock       held by the living process that writes NAME
-.NAME.ucpl-work/      journal (of rank 3: journal-3), and tree/: what becomes NAME
+.NAME.ucpl-work/      journal (of rank 3: journal-3), and tree/: the later NAME
 """
 
 from __future__ import annotations
