@@ -1,4 +1,4 @@
-"""Moving data: run a plan (execute), compare its result (compare), check digests (verify)."""
+"""Moving data: run plans (execute), compare results (compare), check digests (verify)."""
 
 from ucpl.runtime.compare import Comparison, Unequal, compare
 from ucpl.runtime.counters import Report

@@ -1,4 +1,4 @@
-"""Assembly of one tile: all elements of a range of a target tensor.
+"""Assembly of one tile: the elements of a target's range.
 
 A tile is put together from the source in the worker's buffer. The nodes of the graph that have boxes in the range run
 in the graph's order, each kind by its function in `HANDLERS`. An Extract and a Split are the two ends of a row of the
@@ -74,9 +74,9 @@ class Assembly:
 
     @property
     def single_crc(self) -> int | None:
-        """CRC of a tile that was read as one run, the first of its group.
+        """CRC of a tile that one read has filled.
 
-        Held windows are excluded: they are read for other tiles, too.
+        It is the first of its group: held windows are read for other tiles, too.
         """
         fragments = self.reader.fragments
         alone = len(fragments) == 1 and not self.reader.holds
@@ -135,7 +135,7 @@ class Assembler:
         return tile.single_crc if run else None
 
     def _walk(self, within: range, fills: range) -> Iterator[tuple[Handler, I64]]:
-        """Actions on rows of one target, node by node in the graph's order.
+        """Actions on rows of one target, node by node.
 
         Neighbours with the same action run at once. So do the sources of one mean, which belong to several nodes if
         they are stored in different ways.
@@ -298,9 +298,9 @@ class Assembler:
                 goal[count > 0] = values[count > 0]
 
     def _put(self, tile: Assembly, among: list[int], conversions: Mapping[int, Conversion], sums: _Sums) -> None:
-        """Put one of several copies: the first that has an element gives it.
+        """Put one of several copies.
 
-        The others must equal it.
+        The first that has an element gives it; the others must equal it.
         """
         node = conversions[among[0]].rule.node
         assert isinstance(node, Reduce)
@@ -325,9 +325,9 @@ class Assembler:
             put(node.how, (sums.total, sums.count), (own.total, own.count))
 
     def _scale(self, tile: Assembly, among: I64) -> None:
-        """Multiply boxes of the tile by a factor each, in fp32, rounded once.
+        """Multiply boxes of the tile by a factor each, in fp32.
 
-        A factor is read once for all elements of a block.
+        The product is rounded once. A factor is read once for all elements of a block.
         """
         dtype = self.targets[tile.target].dtype
         for row in among.tolist():
@@ -361,7 +361,10 @@ class Assembler:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _logical(self, row: int, goal: int) -> int:
-        """Row-major position in the source tensor of a target position of a row."""
+        """Position of an element in the source tensor, row-major.
+
+        goal: its position in the target.
+        """
         rows = self.rows
         position = int(rows.logical[row])
         left = goal - int(rows.low[row])
@@ -386,7 +389,7 @@ class Assembler:
         )
 
     def provider(self, target: int, position: int) -> tuple[Place, int] | None:
-        """The source tensor from which a copy takes a target element, and the element's place in it."""
+        """Source tensor of a copied element, and the element's place in it."""
         for row in self.rows.within(target, position, position + 1):
             node = self.rows.rules[int(self.rows.rule[row])].node
             if not isinstance(node, Check | Scale) and any(clip(self.rows.box(row), position, position + 1)):
@@ -486,9 +489,9 @@ def _work(node: Node) -> tuple[Handler, str]:
 
 
 def blocks(box: Box, limit: int, *, by_source: bool = False) -> list[Box]:
-    """Cut a box into boxes of at most `limit` elements, along its first dims.
+    """Cut a box into boxes of at most `limit` elements.
 
-    by_source: the dims that are first in the source.
+    It is cut along its first dims; by_source: the dims that are first in the source.
     """
     if box.elements <= limit:
         return [box]
@@ -532,9 +535,9 @@ def _element(at: int, shape: tuple[int, ...], start: int, step: tuple[int, ...])
 
 @frozen(eq=False)
 class _Sums:
-    """Accumulated elements of a target from `begin` on, in a type of 8 bytes.
+    """Accumulated elements of a target from `begin` on.
 
-    Each has the number of values that were added to it.
+    Their type has 8 bytes. Each element has the number of values that were added to it.
     """
 
     begin: int
@@ -575,7 +578,7 @@ def _members_of(among: Iterable[tuple[int, Node, int]]) -> list[list[int]]:
 
 
 def _refuse_rounded(name: str, node: Reduce, there: Place, goal: int, value: float | int) -> NoReturn:
-    """Raise E605: the target's type does not hold an exact mean or sum."""
+    """Raise E605: the target's type rounds an exact mean or sum."""
     fail(
         "E605",
         f"{name}: the {node.how} {value!r} at {there.index_text(goal)} has no equal in {there.dtype}",

@@ -1,4 +1,4 @@
-"""Batches: tiles that are assembled at once because one read serves all of them.
+"""Batches: tiles that are assembled together, from one read.
 
 The tiles of a group, mostly of several targets, are made of the same bytes of the source, in runs too short to be read
 alone. An example is a matrix that is cut by column: a rank of the target has a few hundred bytes of each row of the
@@ -35,7 +35,10 @@ Bools = NDArray[np.bool_]
 
 @frozen
 class Batch:
-    """Bands that one read serves, each tiles [first, end) of one unit, in order."""
+    """Bands that one read serves, in order.
+
+    A band is tiles [first, end) of one unit.
+    """
 
     bands: tuple[tuple[int, int], ...]
     windows: tuple[Window, ...] = ()
@@ -59,7 +62,7 @@ class _Narrow:
 
 
 def _narrow(rows: Rows, sources: Sequence[Place], tile: int) -> _Narrow:
-    """Keep rows that go through the source in the order of the target.
+    """Keep rows that go through source and target in one order.
 
     Of other rows, a tile has something of every run.
     """
@@ -85,7 +88,7 @@ def _narrow(rows: Rows, sources: Sequence[Place], tile: int) -> _Narrow:
 def narrow_bands(
     rows: Rows, places: tuple[Sequence[Place], Sequence[Place]], units: Sequence[Unit], tile: int, limit: int
 ) -> dict[int, int]:
-    """Bytes after which tiles of a unit begin anew, if it has bytes in windows.
+    """Band size of each unit that has bytes in windows.
 
     A band has rows of the target, the same number for all units that are made of the same sources: as many as have a
     window in the memory that remains. places: of the source, and of the target. Other units are cut as they would be
@@ -137,12 +140,12 @@ def group_bands(
     *,
     shared: bool = False,
 ) -> list[Batch]:
-    """Put every band in one group, groups in the order of their first bands.
+    """Put every band in one group.
 
-    Windows of one group have `room` bytes at most. assembled: the rows, places of the source, the file of each, and
-    places of the target. shared: bytes that several tiles need are read once for all of them in any case, in long runs
-    too. By default they are not: the page cache of a single process has them when it reads them again, and a copy from
-    there is as fast as from a window.
+    Groups are in the order of their first bands. Windows of one group have `room` bytes at most. assembled: the rows,
+    places of the source, the file of each, and places of the target. shared: bytes that several tiles need are read
+    once for all of them in any case, in long runs too. By default they are not: the page cache of a single process has
+    them when it reads them again, and a copy from there is as fast as from a window.
     """
     rows, sources, file_of, targets = assembled
     chosen = _shared(rows, sources) if shared else _narrow(rows, sources, int(tiles.size.max(initial=1)))
@@ -162,7 +165,7 @@ def group_bands(
 
 @frozen
 class _Item:
-    """Bytes [low, high) of a file that a band needs of one row."""
+    """Bytes [low, high) of a file that a band needs."""
 
     file: int
     low: int
@@ -321,9 +324,9 @@ def _windows(items: Sequence[_Item]) -> list[Window]:
 
 
 def _apart(groups: Sequence[Batch]) -> list[Batch]:
-    """Groups with the place in each window up to which others have its bytes.
+    """Groups with the end of each window's shared part.
 
-    Runs of CRCs that do not overlap cover all windows.
+    Other groups have the bytes up to there. Runs of CRCs that do not overlap cover all windows.
     """
     reach: dict[int, int] = {}
     made: dict[tuple[int, int], Window] = {}
@@ -353,10 +356,10 @@ RUN_WANTED = 4096  # bytes of a run of the source: longer ones were not faster, 
 def bands_of(
     rows: Rows, places: tuple[Sequence[Place], Sequence[Place]], units: Sequence[Unit], tile: int, limit: int
 ) -> I64:
-    """Bytes of each unit's band, at most `limit`: complete rows of the target if they fit.
+    """Bytes of each unit's band, at most `limit`.
 
-    A unit that needs no bands has bands of one tile, or of less if it shares windows of the source with others
-    (groups). places: of the source, and of the target.
+    A band has complete rows of the target if they fit. A unit that needs no bands has bands of one tile, or of less if
+    it shares windows of the source with others (groups). places: of the source, and of the target.
     """
     reach, row = _reach(rows, *places)
     order = np.lexsort((reach, rows.target))  # the last of each target reaches farthest
@@ -389,9 +392,9 @@ def cut_bands(tiles: Tiles, most: int, done: NDArray[np.bool_]) -> list[tuple[in
 
 
 def _reach(rows: Rows, sources: Sequence[Place], targets: Sequence[Place]) -> tuple[I64, I64]:
-    """Bytes of the target over which a box has a run of RUN_WANTED in the file.
+    """Bytes of the target over which boxes have efficient runs.
 
-    If it has no such run, its longest counts. Also returns the bytes of one row.
+    A run has RUN_WANTED bytes in the file or, if a box has none, its largest run. Also returns the bytes of one row.
     """
     size = np.array([p.itemsize for p in sources] or [1], np.int64)[rows.source]
     goal = np.array([p.itemsize for p in targets] or [1], np.int64)[rows.target]

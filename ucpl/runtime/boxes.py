@@ -1,4 +1,4 @@
-"""Boxes of strided elements: cut to a range, or carried into a strided extent.
+"""Boxes of strided elements, cut to ranges or carried into extents.
 
 A box has sizes `shape` and, on each side, a start and a step for every dim; dims are major first. On the target's side
 it is nested: the elements below one index of a dim end before the next index begins, so a contiguous range of positions
@@ -36,11 +36,11 @@ class Box:
 
 
 def clip(box: Box, low: int, high: int) -> Iterator[Box]:
-    """The parts of a nested box with targets in [low, high), in order.
+    """Parts of a nested box with targets in [low, high), in order.
 
 
-    >>> [(b.shape, b.source, b.target) for b in clip(Box((3, 4), 0, (4, 1), 0, (10, 1)), 2, 12)]
-    [((1, 2), 2, 2), ((1, 2), 4, 10)]
+    >>> [(b.shape, b.source, b.target) for b in clip(Box((3, 4), 0, (4, 1), 0, (10, 1)), 2, 12)] [((1, 2), 2, 2), ((1,
+    2), 4, 10)]
     """
     shape, source, source_step, target, target_step = (
         box.shape,
@@ -151,7 +151,7 @@ def _slice(b: Box, axis: int, low: int, high: int) -> Box:
 
 
 def _cut_rows(b: Box, axis: int, shape: Ints, weights: list[int], start: list[int]) -> list[Box]:
-    """Cut a run along a dim at the ends of the source's rows.
+    """Cut a run along a dim at the source's row ends.
 
     The result is a head, full rows as two dims, and a tail. Empty: no such run.
     """

@@ -1,4 +1,4 @@
-"""Memory of the data plane: fixed buffers for each worker, within one budget.
+"""Memory of the data plane: fixed buffers within one budget.
 
 A worker owns a `tile` (bytes of the target as they are assembled), a `staging` (bytes of a source that must be read
 together with others) and a `scratch` (values on their way through a cast or an accumulation). NumPy's allocations
@@ -124,7 +124,7 @@ class Workspace:
         return np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
 
     def hold(self, size: int) -> None:
-        """Make `tile` as large as a band of that size, at most `share.band`."""
+        """Make `tile` as large as a band, at most `share.band`."""
         if size <= len(self.tile):
             return
         old, self.tile, self.tile_view = len(self.tile), np.zeros(0, np.uint8), memoryview(b"")

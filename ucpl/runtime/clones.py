@@ -1,4 +1,4 @@
-"""Ranges that two files share on the disk instead of a copy (FICLONERANGE).
+"""Shared ranges of two files on a disk (FICLONERANGE), instead of copies.
 
 btrfs and XFS can do so. If a tile is one run of one source file, and both places agree modulo the file system's block,
 it shares all complete blocks of the run; the ends are written. The run is read all the same: digests are computed from

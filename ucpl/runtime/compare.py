@@ -94,9 +94,9 @@ class Comparison:
         return frozenset(name for name, seen in self.seen.items() if not seen.varies)
 
     def doubt(self, what: str) -> str:
-        """Reason why no tensor of this comparison could have differed, or "".
+        """Reason why no tensor could have differed, or "".
 
-        what: the compared values, in the plural.
+        `what`: the compared values, in the plural.
         """
         if any(seen.varies for seen in self.seen.values()):
             return ""
@@ -155,9 +155,9 @@ class _Comparer(Assembler):
 def measure(
     plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int = 512 << 20, workers: int = 2
 ) -> tuple[dict[str, Measured], Report]:
-    """Measure the distance of `target` from the plan's result, by tensor, in f32.
+    """Measure the distance of `target` from the plan's result.
 
-    Both sides are floats of at most 32 bits. Raises: UcplError as `compare`.
+    It is given by tensor, in f32. Both sides are floats of at most 32 bits. Raises: UcplError as `compare`.
     """
     both = _Both.of(plan, source, target, WIDE)
     try:
@@ -262,7 +262,7 @@ def _with(bound: Bound, mirrored: Sequence[Runs]) -> Bound:
 
 
 def _mirror(m: Runs, base: int) -> Runs:
-    """Boxes of the target that are compared with the target as it is.
+    """Boxes of the target that are compared with it.
 
     Its values are as stored: no factors.
     """

@@ -1,4 +1,4 @@
-"""Costs of a run: bytes and seconds, counted during it, frozen into a report."""
+"""Costs of a run: bytes and seconds, frozen into a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Counters", "Report", "Unverified"]
 
 @frozen
 class Unverified:
-    """Member of the source that was read in part, without comparing its CRC."""
+    """Member of the source that was read in part, its CRC unchecked."""
 
     file: str
     storage: str
@@ -120,7 +120,7 @@ class Counters:
     ) -> None:
         """Add counts of one worker.
 
-        digest, beside: its seconds in digests, and in reading back while others move.
+        digest, `beside`: its seconds in digests, and in reading back while others move.
         """
         with self._lock:
             self.bytes_read += read

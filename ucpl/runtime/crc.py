@@ -1,4 +1,4 @@
-"""CRC-32 of a file, combined from the CRCs of its pieces in any order.
+"""CRC-32 of a file from the CRCs of its pieces.
 
 A CRC is linear: appending n bytes maps the CRC so far through a fixed 32 × 32 matrix over GF(2), the n-th power of the
 matrix of one byte, and then adds (XOR) the CRC of the appended bytes. Powers of two of that matrix are kept as four
@@ -132,7 +132,7 @@ def crc_of_zeros(nbytes: int) -> int:
 
 
 def _apply(table: U32, crcs: U32) -> U32:
-    """Multiply each word by a matrix, given as a byte table (4, 256)."""
+    """Multiply each word by a matrix, given as bytes' table (4, 256)."""
     found: U32 = table[0][crcs & 0xFF]
     found ^= table[1][(crcs >> 8) & 0xFF]
     found ^= table[2][(crcs >> 16) & 0xFF]

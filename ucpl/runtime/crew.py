@@ -1,4 +1,4 @@
-"""Worker threads that run until no work is left, an error, or Ctrl-C."""
+"""Worker threads that run until no work is left, or an error."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Queue:
 
 
 def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], None] | None = None) -> None:
-    """Run `work` until a queue is empty, in at most as many threads as it has items.
+    """Run `work` in threads until a queue is empty.
 
-    A single thread is this one: a small checkpoint is read in less time than a few threads take to start. meanwhile: as
-    in `run_crew`.
+    There are at most as many threads as items. A single one is this thread: a small checkpoint is read in less time
+    than a few threads take to start. meanwhile: as in `run_crew`.
     """
     count = min(workers, queue.count)
     if count > 1 or meanwhile is not None:
@@ -54,10 +54,10 @@ def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], 
 def run_crew(
     works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None, look: threading.Event | None = None
 ) -> None:
-    """Run each work in its own thread; call `meanwhile` in this one until all end.
+    """Run each work in its own thread; meanwhile, call `meanwhile` in this one.
 
-    look: when it is set, `meanwhile` is called at once. The first error stops all; so does an error of `meanwhile` or
-    an interrupt by the user (KeyboardInterrupt). It is raised once all have ended.
+    It returns when all have ended. look: when it is set, `meanwhile` is called at once. The first error stops all; so
+    does an error of `meanwhile` or an interrupt by the user (KeyboardInterrupt). It is raised once all have ended.
     """
     stop, wake = threading.Event(), look or threading.Event()
     errors: list[BaseException] = []

@@ -67,7 +67,7 @@ class Disk:
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def start_writing(self, fd: int, position: int, size: int) -> None:
-        """Start writing these bytes to the disk; a later sync waits for them."""
+        """Start writing bytes to the disk; a later sync waits for them."""
         linux.start_writing(fd, position, size)
 
     def sync(self, fd: int, *, data_only: bool = False) -> None:
@@ -77,14 +77,14 @@ class Disk:
             os.fsync(fd)
 
     def forget(self, fd: int, position: int, size: int) -> None:
-        """Drop pages of a file from the page cache, if the kernel allows it.
+        """Drop pages of a file from the page cache, if possible.
 
         No size: up to the end.
         """
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def lock_file(self, fd: int) -> None:
-        """Lock a file for this open file alone, as long as it is open.
+        """Lock a file for this open file, as long as it is open.
 
         Raises: BlockingIOError, PermissionError if another has it.
         """

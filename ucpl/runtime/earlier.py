@@ -1,4 +1,4 @@
-"""Remains of an earlier run: a journal, a published target, or a finished one.
+"""Remains of an earlier run: a journal, or its target.
 
 Not here: resuming (execute), and the meaning of a journal's bytes (journal).
 """
@@ -43,7 +43,7 @@ def journal_of(work: Workplace) -> Past | None:
 
 
 def is_published(past: Past, target: Path) -> bool:
-    """True if the target is the file or folder that the earlier run renamed."""
+    """True if the target is the one that the earlier run renamed."""
     if past.publishing is None:
         return False
     try:
@@ -53,7 +53,7 @@ def is_published(past: Past, target: Path) -> bool:
 
 
 def was_published(work: Workplace, digests: Mapping[str, str], layout: TargetPlan) -> bool:
-    """True if the target that several ranks wrote exists, according to the files on the disk."""
+    """True if the files on the disk show the ranks' published target."""
     try:
         past = journal_of(work)
     except UcplError:
@@ -87,7 +87,7 @@ def cut_of(past: Past, share: WorkerMemory, work: Workplace) -> tuple[int, int]:
 
 
 def is_finished(target: Path, digests: Mapping[str, str], layout: TargetPlan) -> bool:
-    """True if a folder is the result of a run with these digests.
+    """True if a folder is the result of this run.
 
     Its manifest and the sizes of its files decide.
     """

@@ -51,7 +51,7 @@ REST_MIN = 1 << 20  # and always up to this: below, reading costs less than sayi
 
 @frozen
 class TouchedMember:
-    """Storage of the source that moves touch: an archive member with its stated CRC."""
+    """Storage of the source that moves touch, with its stated CRC."""
 
     file: int  # index into the source files
     start: int
@@ -85,7 +85,7 @@ class Inspection:
 
 
 def allowance(moved: int, *, everything: bool) -> int | None:
-    """Bytes that may be read for CRCs and padding alone, besides `moved` bytes."""
+    """Bytes that may be read for checks alone, besides `moved` bytes."""
     return None if everything else max(REST_MIN, moved // REST_SHARE)
 
 
@@ -255,7 +255,7 @@ def _disjoint(table: I64) -> list[int]:
 
 
 def _crc_of(member: TouchedMember, cover: _Runs, how: Inspection) -> int:
-    """CRC of a member from the fragments and from its gaps, read now."""
+    """CRC of a member from its fragments and the gaps, read now."""
     crcs, spans, positions = [cover.crc], [cover.span], [cover.position]
     rest = []
     for begin, end in zip(cover.start.tolist(), cover.stop.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Run a plan: read, write next to the target's place, read back, publish.
+"""Run a plan: read, write, read back, publish.
 
 
     fit → skeleton → layout → rows, tiles → lock → files → MOVE → evidence → finish → sync → READ BACK → manifest →
@@ -84,8 +84,8 @@ def execute(
 
     team: the processes that do so together, each of which calls this with the same plan and options.
 
-    The target appears complete or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
-    fit), E610-E614 (the source), E620 (interrupted: the hidden folder stays for `resume`), E621-E623 (the team).
+    The target appears completely or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
+    fit), E610-E614 (the source), E620 (interrupted; the hidden folder stays for `resume`), E621-E623 (the team).
     """
     options = options or RunOptions()
     counters = Counters()
@@ -149,7 +149,7 @@ def rehearse(
 
 
 def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
-    """Bind a plan to the source's files and to the target's files and texts."""
+    """Bind a plan to the source's files and the target's files and texts."""
     sources = fit(plan.sources, source.extents)
     skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
     skeleton = with_beside(skeleton, source, plan.target)
@@ -245,7 +245,7 @@ def _shipping(target: Path, layout: TargetPlan, single: bool) -> Shipping | None
 
 @frozen(eq=False)
 class _Bound:
-    """A plan bound to the bytes of a source and of a target."""
+    """A plan bound to the bytes of source and target."""
 
     plan: Plan
     source: Checkpoint
@@ -302,7 +302,7 @@ class _Run:
     # ---- ends ----------------------------------------------------------------------------------------------------
 
     def after(self, error: UcplError) -> UcplError:
-        """The error with the state of the work: kept for a resume, or removed."""
+        """Error with the state of the work, kept for a resume or removed."""
         if self.shipping is not None:
             self.work.clear()
             return self.shipping.undo(error, alone=self.team.size == 1)
@@ -353,7 +353,7 @@ class _Run:
         return self._lead() if self.leads else self._follow()
 
     def _follow(self) -> Report:
-        """Move a share of the tiles once the target's files exist, and read it back."""
+        """Move a share of the tiles into existing files, and read it back."""
         header = together.order_of(self.team)
         if header is None:
             return _report_of(self, done_before=True)
@@ -427,7 +427,7 @@ class _Run:
         fail("E602", f"the interrupted run into {self.target} had another {other}", Label(str(self.work.folder)))
 
     def _is_finished(self) -> bool:
-        """True if the target is what this run would write.
+        """True if the target is the result of this run.
 
         Its manifest decides, or, without a manifest, every byte.
         """
@@ -481,7 +481,7 @@ class _Run:
     def _header(self, cut: tuple[int, int]) -> dict[str, object]:
         """Identity of a run and a mark of its own.
 
-        The mark tells journals of one run from others.
+        The mark distinguishes its journals from those of other runs.
         """
         identity = {name: self.digests[name] for name in IDENTITY}
         return {"tile": cut[0], "band": cut[1], **identity, "run": token_hex(8)}

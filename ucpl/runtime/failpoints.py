@@ -50,7 +50,7 @@ _traps: tuple[_Trap, ...] = _parse(os.environ.get("UCPL_FAIL_AT", ""))
 
 
 def set_failpoints(text: str) -> None:
-    """Replace the traps of this process for a test, as the variable would."""
+    """Set the traps of this process for a test."""
     global _traps
     _traps = _parse(text)
 

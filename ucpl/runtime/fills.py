@@ -1,4 +1,4 @@
-"""Fills of a plan, bound to stored tensors, and the check that all is reached.
+"""Fills of a plan, bound to stored tensors; the check of coverage.
 
 Every element of the target must be copied, reduced or filled.
 """

@@ -1,4 +1,4 @@
-"""Digests that identify a run: of its plan, its written files, its sources."""
+"""Digests that identify a run: plan, written files, sources."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ assert _RECORD.itemsize == 48
 
 @frozen(eq=False)
 class Past:
-    """A journal that was read: its header, the records by kind, its valid bytes."""
+    """Journal that was read: header, records by kind, valid bytes."""
 
     header: dict[str, object]
     tile: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Past:
 
 
 def read_journal(path: Path) -> Past | None:
-    """Read a journal; None if there is none or its header is cut off.
+    """Read a journal; None if it or a complete header is missing.
 
     Raises: OSError.
     """
@@ -135,7 +135,7 @@ def _sane(records: NDArray[np.void]) -> int:
 
 @frozen
 class DoneTile:
-    """Tile whose bytes are on the disk: its index, its size, its digests."""
+    """Tile whose bytes are on the disk: index, size, digests."""
 
     index: int
     size: int

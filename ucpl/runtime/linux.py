@@ -1,4 +1,4 @@
-"""Linux: system calls that Python lacks, by ctypes, and types of file systems.
+"""Linux: system calls that Python lacks, and types of file systems.
 
 Each call documents its result if the kernel or the file system lacks it. On a network file system some promises of a
 disk are those of its server.
@@ -33,7 +33,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Give a file its size, and reserve blocks if the file system can.
+    """Give a file its size, and reserve blocks if possible.
 
     Not posix_fallocate: if the file system cannot, glibc writes into every block. Raises: OSError (ENOSPC, ...).
     """
@@ -52,7 +52,7 @@ def allocate(fd: int, size: int) -> None:
 
 
 def clone_range(source: tuple[int, int], target: tuple[int, int], size: int) -> None:
-    """Let a range of one file share its blocks with one of another.
+    """Share the blocks of a file's range with another file.
 
     Each: (descriptor, position). Raises: OSError.
     """
@@ -141,7 +141,7 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 def kind_of(place: Path, table: Path = TABLE) -> str:
-    """Type of the file system of a path, such as ext4 or nfs4.
+    """Type of a path's file system, such as ext4 or nfs4.
 
     Empty if it is unknown.
     """
@@ -162,7 +162,7 @@ def kind_of(place: Path, table: Path = TABLE) -> str:
 
 
 def network_remark(place: Path, table: Path = TABLE) -> str:
-    """Missing guarantees of a network file system, or of one that a program serves.
+    """Missing guarantees of a file system on a network or in a program.
 
     Empty for a disk.
     """

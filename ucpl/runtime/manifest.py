@@ -41,9 +41,9 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, default=str).encode
 def storage_crcs(
     target: TargetPlan, tiles: Tiles, crc: NDArray[np.uint32], files: range | None = None
 ) -> NDArray[np.uint32]:
-    """CRC-32 of each unit, from its tiles: of those in `files`, if given.
+    """CRC-32 of each unit, from its tiles.
 
-    All others, and empty units, have 0.
+    Only units in `files` are computed, if `files` is given. All others, and empty units, have 0.
     """
     found = np.zeros(len(target.units), np.uint32)
     filled = np.flatnonzero(np.diff(tiles.first) > 0)
@@ -142,7 +142,7 @@ def _entry_of(written: ManifestContents, f: int, units: Sequence[int]) -> dict[s
 
 @frozen
 class Stated:
-    """A manifest's facts on one run of bytes: a file, or a storage within it."""
+    """Facts of a manifest on one file, or a storage within it."""
 
     start: int
     size: int

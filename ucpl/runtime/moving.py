@@ -175,7 +175,7 @@ class Mover:
         return found
 
     def _band(self, group: Batch, reader: Reader, space: Workspace) -> None:
-        """Move one band, or bands that share windows of the source, one by one.
+        """Move one band, or several that share windows of the source.
 
         They are reported at once, with the runs that were read for them: a journal that has a tile has its runs of the
         source.
@@ -198,7 +198,7 @@ class Mover:
         reader.bytes_read, reader.digest = 0, 0.0
 
     def _tiles(self, first: int, tiles: list[TileRange], reader: Reader, space: Workspace) -> list[DoneTile]:
-        """Assemble tiles of one unit at once; digest and write them one by one."""
+        """Assemble tiles of one unit together; digest and write each."""
         try:
             crc = self.assembler.assemble(tiles[0].target, tiles[0].low, tiles[-1].high, reader, space)
         except UcplError as error:

@@ -46,7 +46,7 @@ class Blank:
         return self.place.extent.storage if self.place.extent is not None else ""
 
     def element(self, at: int) -> int:
-        """Index of the tensor's element that begins at a byte of the file."""
+        """Index of the element that begins at a byte of the file."""
         assert self.place.extent is not None
         return (at - _base(self.place.extent, self.place.itemsize)) // self.place.itemsize
 

@@ -1,7 +1,7 @@
-"""Publishing: a hidden folder next to the target, a lock, and one rename.
+"""Publishing: a hidden folder, a lock, and one rename.
 
-.NAME.ucpl-lock       held by the living process that writes NAME
-.NAME.ucpl-work/      journal (of rank 3: journal-3), and tree/: the later NAME
+.NAME.ucpl-lock       held by the living process that writes NAME .NAME.ucpl-work/      journal (of rank 3: journal-3),
+and tree/: the later NAME
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class Workplace:
         return self.folder / "journal"
 
     def journal_of(self, rank: int) -> Path:
-        """Each rank of a run has a journal of its own; the first one's is the run's."""
+        """Path of a rank's journal; the first rank's is the run's."""
         return self.journal.with_name(f"journal-{rank}") if rank else self.journal
 
     @property
     def others(self) -> tuple[Path, ...]:
-        """Journals of other ranks than the first, of this run or of those that it goes on from. Raises: OSError."""
+        """Journals of other ranks, of this run or those it resumes.
+
+        Raises: OSError.
+        """
         return tuple(sorted(self.folder.glob("journal-*[0-9]")))
 
     @property
@@ -59,10 +62,13 @@ class Workplace:
 
     @property
     def parting(self) -> Path:
-        return self.folder / "old-part"  # what of it is there so far, where its files are moved one by one
+        return self.folder / "old-part"  # files that are already moved, if they are moved one by one
 
     def restore(self) -> None:
-        """Put back a target that was moved aside and not yet replaced. Raises: UcplError E503."""
+        """Put back a target that was moved aside, if nothing replaced it.
+
+        Raises: UcplError E503.
+        """
         if not self._is_own():
             return
         is_part = os.path.lexists(self.parting)
@@ -78,7 +84,10 @@ class Workplace:
             cannot_write(self.target, error, resumable=False)
 
     def _is_own(self) -> bool:
-        """Whether the folder is there and belongs to this user. In a place for everybody, others can make it first."""
+        """True if the folder exists and belongs to this user.
+
+        In a folder that everybody can write, others can create it first.
+        """
         try:
             demand_own(self.folder)
         except OSError:
@@ -86,7 +95,10 @@ class Workplace:
         return True
 
     def clear(self) -> None:
-        """Remove it; what was moved aside goes back first. Raises: UcplError E503."""
+        """Remove it; files that were moved aside go back first.
+
+        Raises: UcplError E503.
+        """
         self.restore()
         try:
             if self.folder.is_symlink():
@@ -97,9 +109,9 @@ class Workplace:
             cannot_write(self.folder, error, resumable=False)
 
     def publish(self, thing: Path, journal: Journal, force: bool) -> None:
-        """Rename `thing` (the tree, or the only file in it) to the target, in one step where the file system can.
+        """Rename `thing` to the target, in one step if the file system can.
 
-        Raises: UcplError E500, E503.
+        It is the tree, or the only file in it. Raises: UcplError E500, E503.
         """
         try:
             if force:
@@ -130,7 +142,10 @@ class Workplace:
             disk().rename(self.parting, self.aside)
 
     def _like_before(self, thing: Path) -> None:
-        """Give it the owner and the mode of what it replaces, unless a stranger made that. Raises: OSError."""
+        """Give it the owner and mode of its predecessor.
+
+        A predecessor that a stranger made is ignored. Raises: OSError.
+        """
         try:
             before = os.lstat(self.target)
         except FileNotFoundError:
@@ -148,9 +163,10 @@ class Workplace:
 
 
 class Lock:
-    """Held while a target is written. The file goes when its holder ends well; a killed holder's lock is free at once.
+    """Lock that is held while a target is written.
 
-    `left` says so where the file could not be removed: it holds nobody up. `lacking`, where the file system has no locks.
+    Its file is removed when the holder ends normally; the lock of a killed holder is free at once. `left` is a remark
+    if the file could not be removed: it blocks nobody. `lacking` is a remark if the file system has no locks.
     """
 
     def __init__(self, target: Path) -> None:
@@ -181,7 +197,10 @@ class Lock:
                 disk().close(fd)
 
     def _take(self, fd: int) -> None:
-        """As this file system can: by the open file, else by the process, else not at all, which is said."""
+        """Lock by the open file, else by the process, else not at all.
+
+        A missing lock is reported.
+        """
         for lock in (disk().lock_file, disk().lock_range):
             try:
                 return lock(fd)
@@ -208,7 +227,7 @@ class Lock:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether a path still leads to an open file."""
+    """True if a path still leads to an open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -220,7 +239,10 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _move_apart(source: Path, target: Path) -> None:
-    """Move all files of a folder into another, which may have some of them by now, and remove the first. Raises: OSError."""
+    """Move all files of a folder into another, and remove the first.
+
+    The other may have some of them already. Raises: OSError.
+    """
     before = os.lstat(source)
     disk().make_folder(target)
     with suppress(PermissionError):

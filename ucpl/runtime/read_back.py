@@ -1,8 +1,9 @@
-"""What was written, once more from the disk: every tile against its digest, and every byte that is no payload as it is.
+"""Read-back: every written byte is read from the disk and compared.
 
-Tiles that are durable are read back while later ones are moved and synced: by a thread of its own, and by those that have no
-more to move. What shares a page with bytes that are written after all that is left for the end. A page holds bytes of
-several tiles where they end within it: a tile counts once nothing is written any more to a page that it has bytes in.
+Tiles are compared with their digests, bytes that are no payload with themselves. Tiles that are durable are read back
+while later ones are moved and synced: by a thread of its own, and by those that have no more to move. Pages that have
+bytes that are written after all tiles are left for the end. If tiles end within a page, it holds bytes of several: a
+tile is ready once nothing more is written to its pages.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ Parts = Sequence[tuple[int, bytes]]  # (byte position, bytes) of one file
 
 
 class ReadBack:
-    """Which tiles of a target were read back, and which can be. `durable` is called by one thread, in between the others'."""
+    """Tiles of a target that were read back, and those that can be.
+
+    One thread calls `durable`, in between the others' calls.
+    """
 
     def __init__(self, files: TargetFiles, known: DoneTiles, plane: DataPlane) -> None:
         self._files, self._known, self._plane = files, known, plane
@@ -67,12 +71,15 @@ class ReadBack:
         self.look()
 
     def look(self) -> None:
-        """Those that wait for more look whether there is any, or whether all is moved."""
+        """Wake waiting threads: there are more tiles, or all are moved."""
         with self._news:
             self._news.notify_all()
 
     def beside(self, stop: threading.Event, moved: threading.Event, space: Workspace) -> None:
-        """Read back what is durable, until all is moved and durable and nothing of it is left. Raises: UcplError E505."""
+        """Read back durable tiles until all are moved and read back.
+
+        Raises: UcplError E505.
+        """
         while not stop.is_set():
             is_all = moved.is_set()  # before it is looked whether there is more
             if (i := self._take()) is None:
@@ -87,14 +94,17 @@ class ReadBack:
                 self._plane.counters.add(beside=time.perf_counter() - begin)
 
     def _take(self) -> int | None:
-        """One that is ready, for whoever asks first."""
+        """A tile that is ready, for the first thread that asks."""
         try:
             return self._ready.popleft()
         except IndexError:
             return None
 
     def late(self, file: int, position: int, size: int) -> None:
-        """Bytes that are no payload will be written when all is moved: what shares a page with them is left for then."""
+        """Reserve a range that is written when all tiles are moved.
+
+        Tiles that share a page with it wait until then.
+        """
         first, last = _page(file, position), _page(file, position + size - 1)
         self._is_late[self._sharing(first, last)] = True
 
@@ -105,9 +115,10 @@ class ReadBack:
     def rest(
         self, beside: Sequence[Parts], mine: NDArray[np.bool_], meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Of `mine` all that was not read back yet. `beside[f]` are the bytes of file f that are no payload.
+        """Read back the rest of `mine`.
 
-        meanwhile: called now and then. Raises: UcplError E505, and what it raises.
+        `beside[f]` are the bytes of file f that are no payload. meanwhile: called from time to time. Raises: UcplError
+        E505, and errors of `meanwhile`.
         """
         left = np.flatnonzero(~self._is_read & mine)
         queue = Queue(len(left) + len(beside))
@@ -147,7 +158,10 @@ def _page(file: Number, position: Number) -> Number:
 
 
 def holds(files: TargetFiles, file: int, position: int, data: bytes) -> bool:
-    """Whether a file has these bytes there. Raises: UcplError E503."""
+    """True if a file has these bytes at this position.
+
+    Raises: UcplError E503.
+    """
     found = bytearray(len(data))
     return files.read(file, memoryview(found), position) == len(data) and found == data
 

@@ -1,10 +1,10 @@
-"""Reading a strided box of a file into a buffer with as few bytes and calls as its shape allows.
+"""Reading of strided boxes with as few bytes and calls as possible.
 
 Four ways, chosen per box: straight into place (one run on both sides), scattered into place (one run of the file,
-several runs of the buffer: one preadv with many parts), run by run (the file has gaps that are worth skipping), or covered:
-the span is read into the staging buffer, gaps and all, and copied with strides.
+several runs of the buffer: one preadv with many parts), run by run (the file has gaps that are worth skipping), or
+covered: the span is read into the staging buffer, gaps and all, and copied with strides.
 
-Not here: values that change on the way (values), and which boxes there are (assemble).
+Not here: values that change on the way (values), and the list of boxes (assemble).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Fragments", "Reader", "Window", "packed", "strided"]
 U8 = NDArray[np.uint8]
 Ints = tuple[int, ...]
 
-RUN_MIN = 2048  # bytes of a run from which on it is read by itself rather than with the gap behind it
-TURNED_MIN = 512  # the same where the runs of a transposed box are: the gaps are what other bands read
+RUN_MIN = 2048  # bytes of a run from which on it is read alone rather than with the gap behind it
+TURNED_MIN = 512  # the same for runs of a transposed box: other bands read the gaps
 SCATTER_MIN = 512  # bytes of a run from which on one part of a preadv is cheaper than staging
 CALL_BYTES = 6144  # bytes that could be read in the time of one more call
 SPREAD_BYTES = 1 << 19  # of runs that are spread at once: they stay in the cache
@@ -43,9 +43,10 @@ _CELLS: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np
 
 
 def strided(buffer: U8 | memoryview, at: int, shape: Ints, step: Ints, itemsize: int) -> NDArray[Any]:
-    """Elements of a buffer as integers of their size: bits are copied, and compared, as they are. Units: bytes.
+    """Elements of a buffer as integers of their size.
 
-    Elements of 16 bytes become two of eight, in a dim of their own.
+    Bits are copied, and compared, as they are. Units: bytes. Elements of 16 bytes become two of eight, in a dim of
+    their own.
     """
     if itemsize == 16:
         return np.ndarray((*shape, 2), _CELLS[8], buffer, at, (*step, 8))
@@ -53,10 +54,10 @@ def strided(buffer: U8 | memoryview, at: int, shape: Ints, step: Ints, itemsize:
 
 
 class Fragments:
-    """Runs of source files that were read, with the CRC-32 of each: evidence for the CRCs of whole members.
+    """Runs of source files that were read, with their CRC-32s.
 
-    A row is `count` runs of `size` bytes that begin `step` bytes apart. Its CRC is that of the whole span, with zeros
-    between the runs.
+    They are evidence for the CRCs of complete members. A row is `count` runs of `size` bytes that begin `step` bytes
+    apart. Its CRC is that of the complete span, with zeros between the runs.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,10 @@ class Fragments:
         self._columns = (self.file, self.position, self.size, self.crc, self.count, self.step)
 
     def add(self, file: int, position: int, size: int, crc: int, comb: tuple[int, int] = (1, 0)) -> None:
-        """`comb`: how many runs, and how many bytes from the start of one to the next."""
+        """Add runs.
+
+        `comb`: their number, and the bytes from the start of one to the next.
+        """
         for column, value in zip(self._columns, (file, position, size, crc, *comb), strict=True):
             column.append(value)
 
@@ -90,7 +94,7 @@ class Fragments:
 
     @classmethod
     def of(cls, told: Sequence[bytes]) -> Fragments:
-        """Raises: ValueError where it is not what `told` gives."""
+        """Fragments from a record. Raises: ValueError for any other value."""
         made = cls()
         for column, data in zip(made._columns, told, strict=True):
             column.frombytes(data)
@@ -101,7 +105,10 @@ class Fragments:
 
 @frozen
 class Window:
-    """Bytes [low, high) of a file, which are held for several boxes. Those below `seen` are of another window, too."""
+    """Bytes [low, high) of a file that are held for several boxes.
+
+    Those below `seen` are of another window, too.
+    """
 
     file: int
     low: int
@@ -114,9 +121,10 @@ class Window:
 
 
 class Reader:
-    """Reads for one worker. `bytes_read` and `fragments` are taken, and reset, once a group of tiles.
+    """Reader of one worker.
 
-    keeps: fragments and their CRCs, which whoever reads parts of members alone has no use for.
+    `bytes_read` and `fragments` are taken, and reset, once a group of tiles. keeps: fragments and their CRCs, which a
+    caller does without if it reads only parts of members.
     """
 
     def __init__(self, sources: SourceFiles, *, keeps: bool = True) -> None:
@@ -130,11 +138,14 @@ class Reader:
 
     @property
     def holds(self) -> bool:
-        """Whether windows are held."""
+        """True if windows are held."""
         return bool(self._held)
 
     def hold(self, windows: Sequence[Window], room: U8) -> None:
-        """Read these, one behind the other, into a buffer: `gather` finds what lies there, until others are held."""
+        """Read windows into a buffer, one behind the other.
+
+        `gather` takes bytes from there until other windows are held.
+        """
         self._held = []
         at = 0
         for window in windows:
@@ -146,7 +157,10 @@ class Reader:
             at += window.size
 
     def run(self, file: int, position: int, view: memoryview) -> int | None:
-        """One run of a file into one run of a buffer. Returns its CRC; None, where it was held and not read, or not kept."""
+        """Read one run of a file into one run of a buffer.
+
+        Returns its CRC; None if it was held and not read, or not kept.
+        """
         size = len(view)
         for window, held in self._held:
             if window.file == file and window.low <= position and position + size <= window.high:
@@ -163,11 +177,14 @@ class Reader:
         return crc
 
     def comb(self, file: int, position: int, step: int, views: list[memoryview]) -> None:
-        """Runs of one size, `step` bytes apart in the file, each read by itself."""
+        """Runs of one size, `step` bytes apart in the file, each read alone."""
         self._tell_comb(file, position, step, len(views[0]), self._runs(file, position, step, views))
 
     def _runs(self, file: int, position: int, step: int, views: list[memoryview]) -> list[int]:
-        """The CRC of each run. They are told of by `_tell_comb`."""
+        """CRC of each run.
+
+        `_tell_comb` records the runs.
+        """
         self.sources.read_runs(file, position, step, views)
         self.bytes_read += len(views[0]) * len(views)
         if not self._keeps:
@@ -178,7 +195,10 @@ class Reader:
         return crcs
 
     def _tell_comb(self, file: int, position: int, step: int, size: int, crcs: list[int]) -> None:
-        """All that were read of one comb at once: to join a few CRCs takes as long as to join thousands."""
+        """Record all runs of one comb at once.
+
+        To join a few CRCs takes as long as to join thousands.
+        """
         if not crcs:
             return
         begin = time.perf_counter()
@@ -214,7 +234,10 @@ class Reader:
         itemsize: int,
         staging: U8,
     ) -> None:
-        """Read a box: element j lies at `position + sum(j * step)` of the file, goes to `at + sum(j * out_step)`. In bytes."""
+        """Read a box, in units of bytes.
+
+        Element j comes from `position + sum(j * step)` of the file and goes to `at + sum(j * out_step)`.
+        """
         strip = _Strip(file, position, *_merged(shape, step, out_step), at, itemsize)
         for window, held in self._held:
             if window.file == file and window.low <= position and position + strip.span <= window.high:
@@ -253,7 +276,10 @@ class Reader:
             there[...] = strided(staging, 0, s.shape, s.step, s.itemsize)
 
     def _turn(self, s: _Strip, out: U8, staging: U8) -> None:
-        """A box in the order of the file, whose runs go to many places of the buffer: read a few at a time, then spread."""
+        """Read a box in the order of the file, then spread it.
+
+        Its runs go to many places of the buffer: a few are read at a time.
+        """
         depth, run = s.depth, s.together
         if depth > 1:
             axis = min(range(depth), key=lambda i: s.shape[i])
@@ -278,7 +304,10 @@ class Reader:
         self._tell_comb(s.file, s.position, s.step[0], run, crcs)
 
     def _skip_gaps(self, s: _Strip, out: U8, staging: U8) -> None:
-        """Gaps are worth skipping. Along the widest dim, so that what lies together in the file stays together."""
+        """Read a box without its gaps, along the widest dim.
+
+        So bytes that are contiguous in the file stay together.
+        """
         axis = max(range(len(s.shape)), key=lambda i: s.step[i])
         if len(s.shape) == 1 or (s.is_run and len(s.shape) == 2 and axis == 0):
             size = s.itemsize if len(s.shape) == 1 else s.run
@@ -291,7 +320,10 @@ class Reader:
 
 @frozen
 class _Strip:
-    """A box of a file and where it goes, its dims merged. In bytes, but for `shape`."""
+    """A box of a file and its target, with merged dims.
+
+    In bytes, but for `shape`.
+    """
 
     file: int
     position: int
@@ -312,17 +344,20 @@ class _Strip:
 
     @property
     def is_run(self) -> bool:
-        """Whether the last dim is a run of bytes on both sides."""
+        """True if the last dim is a run of bytes on both sides."""
         return self.step[-1] == self.itemsize == self.out_step[-1]
 
     @property
     def run(self) -> int:
-        """Bytes that lie together on both sides."""
+        """Contiguous bytes on both sides."""
         return self.shape[-1] * self.itemsize if self.is_run else self.itemsize
 
     @property
     def depth(self) -> int:
-        """How many of the first dims step over gaps in the file, where dims are in the file's order."""
+        """Number of first dims that step over gaps in the file.
+
+        Dims are in the file's order.
+        """
         depth, run = len(self.shape), self.itemsize
         while depth and self.step[depth - 1] == run:
             depth -= 1
@@ -331,7 +366,7 @@ class _Strip:
 
     @property
     def together(self) -> int:
-        """Bytes that lie together in the file, where dims are in its order."""
+        """Contiguous bytes in the file, if dims are in its order."""
         return prod(self.shape[self.depth :]) * self.itemsize
 
     def part(self, axis: int, low: int, high: int) -> _Strip:
@@ -349,7 +384,10 @@ class _Strip:
 
 
 def _turned(s: _Strip) -> _Strip | None:
-    """The same box in the order of the file, where more lies together there than in the order of the buffer."""
+    """The same box in the order of the file.
+
+    It is used if more bytes are contiguous there than in the order of the buffer.
+    """
     order = sorted(range(len(s.shape)), key=lambda i: -s.step[i])
     if order == list(range(len(s.shape))):
         return None
@@ -359,7 +397,7 @@ def _turned(s: _Strip) -> _Strip | None:
 
 
 def _is_worth(s: _Strip) -> bool:
-    """Whether runs of the file are read one by one, rather than with the gaps between them."""
+    """True if runs are read one by one, without the gaps."""
     run = s.together
     return run >= TURNED_MIN or s.span > CALL_BYTES * (s.needed // run)
 
@@ -381,7 +419,7 @@ def _starts(at: int, shape: Ints, step: Ints) -> list[int]:
 
 
 def _merged(shape: Ints, step: Ints, out_step: Ints) -> tuple[Ints, Ints, Ints]:
-    """Without dims of size 1, neighbours joined where both sides step through them as through one."""
+    """Drop dims of size 1 and join neighbours with one common step."""
     kept: list[tuple[int, int, int]] = []
     for n, s, o in zip(shape, step, out_step, strict=True):
         if n == 1:
@@ -397,7 +435,7 @@ def _merged(shape: Ints, step: Ints, out_step: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def packed(shape: Ints, itemsize: int) -> Ints:
-    """Bytes that each dim steps where elements lie one behind the other, row-major."""
+    """Bytes that each dim steps if elements are contiguous, row-major."""
     steps = [itemsize]
     for n in reversed(shape[1:]):
         steps.append(steps[-1] * n)

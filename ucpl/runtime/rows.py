@@ -1,7 +1,8 @@
-"""The moves of a plan, bound to bytes: one row a box, sorted by where it goes, found by range of a target.
+"""Moves of a plan, bound to bytes: one row a box.
 
-Binding looks up each (file, key) of the plan among the extents of the opened source and refuses one that is not what the
-plan was made for. It plans nothing: which elements go where stays as the plan says.
+Rows are sorted by their place in the target and found by its ranges. Binding looks up each (file, key) of the plan
+among the extents of the opened source and refuses an extent that differs from the plan's. It plans nothing: the plan
+alone assigns elements to places.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Bools = NDArray[np.bool_]
 
 @frozen
 class Place:
-    """A tensor of the source or the target as messages name it, with what is needed to read it.
+    """Tensor of the source or the target, for messages and for reading.
 
-    Of elements that lie two to a byte, the shape and every position count bytes.
+    Of elements that share a byte with another, the shape and every position count bytes.
     """
 
     file: str
@@ -78,7 +79,7 @@ class Place:
 
 @frozen
 class Rule:
-    """What a node does to the values of one state."""
+    """Effect of a node on the values of one state."""
 
     node: Node
     source_value: tuple[float, float] = (1.0, 0.0)
@@ -101,10 +102,12 @@ class Rule:
 
 @frozen(eq=False)
 class Rows:
-    """Columns of all moves, sorted by (target, low). Row i covers targets [low, high) in part or as a whole.
+    """Columns of all moves, sorted by (target, low).
 
-    `position` is the byte in `source`'s file where the box starts, `source_step` in bytes, targets in elements.
-    `reach` is the running maximum of `high` within a target: rows from `reach.searchsorted(x, "right")` on can cover x.
+    Row i covers targets [low, high) in part or completely.
+
+    `position` is the byte in `source`'s file where the box starts, `source_step` in bytes, targets in elements. `reach`
+    is the running maximum of `high` within a target: rows from `reach.searchsorted(x, "right")` on can cover x.
     """
 
     rule: I32  # (N,) index into rules, which are in the order of their nodes: the order in which they run
@@ -127,7 +130,10 @@ class Rows:
     bytes_needed: int
 
     def within(self, target: int, low: int, high: int) -> range:
-        """Rows that may have elements in [low, high) of a target; all that do are among them."""
+        """Rows that may have elements in [low, high) of a target.
+
+        All rows that have some are among them.
+        """
         a, b = int(self.starts[target]), int(self.starts[target + 1])
         if b - a == 1:
             return range(a, b)
@@ -136,7 +142,10 @@ class Rows:
         return range(first, last)
 
     def are_all(self, within: range, low: int, high: int) -> bool:
-        """Whether one box, or runs in the order in which they begin, leave nothing of [low, high) open."""
+        """True if boxes leave nothing of [low, high) open.
+
+        They are one box, or runs in the order in which they begin.
+        """
         if not within:
             return False
         begin, end = self.low[within.start : within.stop], self.high[within.start : within.stop]
@@ -162,7 +171,10 @@ class Rows:
 def fit(
     wanted: Sequence[StoredTensor], extents: Mapping[tuple[str, Key], Extent], side: str = "source"
 ) -> tuple[Place, ...]:
-    """Each tensor of the plan with its extent. Raises: UcplError E600, E601 (all misfits at once, up to twenty)."""
+    """Each tensor of the plan with its extent.
+
+    Raises: UcplError E600, E601 (all misfits at once, up to twenty).
+    """
     found: list[Place] = []
     misfits: list[Diagnostic] = []
     for tensor in wanted:
@@ -200,7 +212,7 @@ def fit(
                 )
             )
         else:
-            # A store may divide a file that the plan names (shards): where the tensor lies, its extent says.
+            # A store may divide a file that the plan names (shards): the extent gives the tensor's place.
             found.append(Place(extent.file, tensor.key, tensor.label, tensor.dtype, shape, extent, tensor.rank))
         if len(misfits) == 20:
             break
@@ -210,7 +222,10 @@ def fit(
 
 
 def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) -> Rows:
-    """One table of all moves. Raises: UcplError E603 where a move leaves a tensor, or its target's order is not nested."""
+    """One table of all moves.
+
+    Raises: UcplError E603 if a move leaves a tensor, or its target's order is not nested.
+    """
     filled = [m for m in bound.moves if len(m)]
     width = max((m.shape.shape[1] for m in filled), default=1)
     rules, places_of, rule = _rules(bound.nodes, filled)
@@ -288,7 +303,10 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
 
 
 def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ...], tuple[int, ...], I64]:
-    """A rule for every node of every table, in the order of the nodes; the place of each; and of each row its rule."""
+    """Rules of all nodes of all tables, their places, and the rule of each row.
+
+    Rules are in the order of the nodes.
+    """
     used = [np.unique(m.node, return_inverse=True) for m in moves]
     keys = sorted((node, i) for i, (numbers, _) in enumerate(used) for node in numbers.tolist())
     place = {key: n for n, key in enumerate(keys)}
@@ -301,7 +319,10 @@ def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ..
 
 
 def views_of(sources: Sequence[Place]) -> I64:
-    """Of each source: its own number, or that of the first one that views the same bytes in the same way."""
+    """For each source, the first one that views the same bytes.
+
+    That is its own number, or that of another with the same view.
+    """
     seen: dict[object, int] = {}
     out = np.arange(len(sources))
     for i, place in enumerate(sources):
@@ -317,14 +338,17 @@ def _base(place: Place) -> int:
 
 
 def demand_within(what: str, index: I64, box: tuple[I64, I64, I64], places: Sequence[Place]) -> None:
-    """Every box lies in its tensor. `box`: (N, D) shape, (N,) offset, (N, D) step. Raises: UcplError E603."""
+    """Check that every box is within its tensor.
+
+    `box`: (N, D) shape, (N,) offset, (N, D) step. Raises: UcplError E603.
+    """
     if not len(index):
         return
     shape, offset, step = box
     if index.min() < 0 or index.max() >= len(places):
         fail("E603", f"{what} tensor {int(index.max())}, the plan has {len(places)}")
     numel = np.array([p.numel for p in places], np.int64)
-    # Where steps are added up in 64 bits, enormous ones can come out as small as any: they are looked at one by one before.
+    # A sum of enormous steps in 64 bits can be as small as any: these are checked one by one before.
     bad = (offset < 0) | (offset >= numel[index]) | (step < 0).any(axis=1) | (shape < 0).any(axis=1)
     bad |= ((shape - 1).astype(np.float64) * step > numel[index, None]).any(axis=1)
     last = offset + np.where(bad[:, None], 0, (shape - 1) * step).sum(axis=1)
@@ -343,7 +367,10 @@ def _nested(
     rule: I64, tensor: I64, source: I64, target: I64, shape: I64, logical: I64, logical_step: I64, low: I64,
     target_step: I64, places: Sequence[Place],
 ) -> tuple[I64, ...]:  # fmt: skip
-    """Put dims in falling order of target steps; refuse boxes that visit a target element twice or are interleaved."""
+    """Put dims in falling order of target steps.
+
+    Refuses boxes that visit a target element twice or are interleaved.
+    """
     columns = (rule, tensor, source, target, shape, logical, logical_step, low, target_step)
     if not len(rule):
         return columns
@@ -368,7 +395,7 @@ def _nested(
 
 
 def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) -> tuple[I64, ...]:
-    """Rows whose source is a strided view of its storage, as boxes over that storage."""
+    """Rows with a strided source, as boxes over the source's storage."""
     rule, tensor, source, target, shape, _, _, low, target_step, logical, logical_step = table
     made: list[tuple[int, Box, Box]] = []
     for row in np.flatnonzero(strided).tolist():
@@ -422,7 +449,10 @@ def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) 
 
 
 def rows_of(rows: Rows, spans: Iterable[tuple[int, int, int]]) -> Bools:
-    """(N,) the rows that spans of targets need as a whole. spans: (target, its first element, the one behind the last)."""
+    """(N,) the rows that spans of targets need, each with all of its elements.
+
+    spans: (target, its first element, the one behind the last).
+    """
     covered = np.zeros(len(rows.low), np.int64)  # elements of a target, with those between a row's own
     for target, low, high in spans:
         within = rows.within(target, low, high)
@@ -434,11 +464,12 @@ def rows_of(rows: Rows, spans: Iterable[tuple[int, int, int]]) -> Bools:
 
 
 def wanted(rows: Rows, places: Sequence[Place], mine: Bools | None = None) -> dict[str, list[tuple[int, int]]]:
-    """Byte ranges by file: all of a tensor that is moved as a whole, else its boxes that are runs of the file.
+    """Byte ranges by file that moves read.
 
-    mine: (N,) the rows that count; None, all.
+    If all of a tensor is moved, that is the tensor, else its boxes as runs of the file. mine: (N,) the rows that count;
+    None, all.
     """
-    moved = np.zeros(len(places), np.int64)  # elements; of what several tensors are made of, more than there are
+    moved = np.zeros(len(places), np.int64)  # elements; if several tensors use one of the source, more than it has
     chosen = np.ones(len(rows.low), np.bool_) if mine is None else mine
     count = rows.shape.prod(axis=1)
     np.add.at(moved, rows.source[chosen], count[chosen])
