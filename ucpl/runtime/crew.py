@@ -54,7 +54,7 @@ def run_through(queue: Queue, work: Work, workers: int, meanwhile: Callable[[], 
 def run_crew(
     works: Sequence[Work], meanwhile: Callable[[], None] = lambda: None, look: threading.Event | None = None
 ) -> None:
-    """Run each work in its own thread; meanwhile, call `meanwhile` in this one.
+    """Run each work in its own thread; call `meanwhile` in this one.
 
     It returns when all have ended. look: when it is set, `meanwhile` is called at once. The first error stops all; so
     does an error of `meanwhile` or an interrupt by the user (KeyboardInterrupt). It is raised once all have ended.

@@ -84,7 +84,7 @@ class Disk:
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def lock_file(self, fd: int) -> None:
-        """Lock a file for this open file, as long as it is open.
+        """Lock a file for this open file until it is closed.
 
         Raises: BlockingIOError, PermissionError if another has it.
         """

@@ -82,7 +82,7 @@ def execute(
 ) -> Report:
     """Write `target` from `source`, exactly as the plan says.
 
-    team: the processes that do so together, each of which calls this with the same plan and options.
+    team: the processes that do so together, all of them call this with the same plan and options.
 
     The target appears completely or not at all. Raises: UcplError E500-E508 (the target), E600-E607 (the plan does not
     fit), E610-E614 (the source), E620 (interrupted; the hidden folder stays for `resume`), E621-E623 (the team).
@@ -149,7 +149,7 @@ def rehearse(
 
 
 def _bind(plan: Plan, source: Checkpoint, framework: Framework, options: RunOptions) -> tuple[_Bound, dict[str, str]]:
-    """Bind a plan to the source's files and the target's files and texts."""
+    """Bind a plan to the source's files, target's files and texts."""
     sources = fit(plan.sources, source.extents)
     skeleton = framework.skeleton(plan.target, as_filed(plan.targets), source, options.tag)
     skeleton = with_beside(skeleton, source, plan.target)
@@ -302,7 +302,7 @@ class _Run:
     # ---- ends ----------------------------------------------------------------------------------------------------
 
     def after(self, error: UcplError) -> UcplError:
-        """Error with the state of the work, kept for a resume or removed."""
+        """Error with the state of the work: kept or removed."""
         if self.shipping is not None:
             self.work.clear()
             return self.shipping.undo(error, alone=self.team.size == 1)
@@ -353,7 +353,7 @@ class _Run:
         return self._lead() if self.leads else self._follow()
 
     def _follow(self) -> Report:
-        """Move a share of the tiles into existing files, and read it back."""
+        """Move a share of the tiles and read it back."""
         header = together.order_of(self.team)
         if header is None:
             return _report_of(self, done_before=True)

@@ -1,13 +1,13 @@
-"""Journal: a header that identifies the run, then a record per finished tile.
+"""Journal: a header that identifies the run, then finished tiles.
 
-   header   one line of JSON (identity of the run: digests of plan, layout and source, sizes of tiles, its mark), "\\n"
-   record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
+header   one line of JSON (identity of the run: digests of plan, layout and source, sizes of tiles, its mark), "\
+" record   48 bytes: kind, file, index or position, bytes, xxh3-64 of the tile, CRC-32, CRC-32 of the record
 
-Runs of the source that were read are recorded, too. If one record covers several runs, the place of the xxh3 holds their
-number and their distance.
+Runs of the source that were read are recorded, too. If one record covers several runs, the place of the xxh3 holds
+their number and their distance.
 
-A record is appended only after its bytes are on the disk, and the journal is synced after it. So a record that can be read
-is true; at a torn or garbled tail the next run begins to append.
+A record is appended only after its bytes are on the disk, and the journal is synced after it. So a record that can be
+read is true; at a torn or garbled tail the next run begins to append.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def kind_of(place: Path, table: Path = TABLE) -> str:
 
 
 def network_remark(place: Path, table: Path = TABLE) -> str:
-    """Missing guarantees of a file system on a network or in a program.
+    """Missing guarantees of a network's or program's file system.
 
     Empty for a disk.
     """

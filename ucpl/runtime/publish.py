@@ -109,7 +109,7 @@ class Workplace:
             cannot_write(self.folder, error, resumable=False)
 
     def publish(self, thing: Path, journal: Journal, force: bool) -> None:
-        """Rename `thing` to the target, in one step if the file system can.
+        """Rename `thing` to the target, in one step if possible.
 
         It is the tree, or the only file in it. Raises: UcplError E500, E503.
         """
@@ -197,7 +197,7 @@ class Lock:
                 disk().close(fd)
 
     def _take(self, fd: int) -> None:
-        """Lock by the open file, else by the process, else not at all.
+        """Lock by the open file, else by the process, or not.
 
         A missing lock is reported.
         """

@@ -38,7 +38,7 @@ Parts = Sequence[tuple[int, bytes]]  # (byte position, bytes) of one file
 
 
 class ReadBack:
-    """Tiles of a target that were read back, and those that can be.
+    """Tiles of a target that are read back, or can be.
 
     One thread calls `durable`, in between the others' calls.
     """

@@ -177,7 +177,7 @@ class Reader:
         return crc
 
     def comb(self, file: int, position: int, step: int, views: list[memoryview]) -> None:
-        """Runs of one size, `step` bytes apart in the file, each read alone."""
+        """Runs of one size, `step` bytes apart, each read alone."""
         self._tell_comb(file, position, step, len(views[0]), self._runs(file, position, step, views))
 
     def _runs(self, file: int, position: int, step: int, views: list[memoryview]) -> list[int]:
@@ -344,7 +344,7 @@ class _Strip:
 
     @property
     def is_run(self) -> bool:
-        """True if the last dim is a run of bytes on both sides."""
+        """True if the last dim is contiguous on both sides."""
         return self.step[-1] == self.itemsize == self.out_step[-1]
 
     @property

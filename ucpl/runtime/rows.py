@@ -303,9 +303,9 @@ def bind_rows(bound: Bound, sources: Sequence[Place], targets: Sequence[Place]) 
 
 
 def _rules(nodes: Sequence[Node], moves: Sequence[Runs]) -> tuple[tuple[Rule, ...], tuple[int, ...], I64]:
-    """Rules of all nodes of all tables, their places, and the rule of each row.
+    """Rules of all nodes, their places, and the rule of each row.
 
-    Rules are in the order of the nodes.
+    All tables are covered. Rules are in the order of the nodes.
     """
     used = [np.unique(m.node, return_inverse=True) for m in moves]
     keys = sorted((node, i) for i, (numbers, _) in enumerate(used) for node in numbers.tolist())
@@ -449,7 +449,7 @@ def _composed(table: tuple[I64, ...], strided: Bools, sources: Sequence[Place]) 
 
 
 def rows_of(rows: Rows, spans: Iterable[tuple[int, int, int]]) -> Bools:
-    """(N,) the rows that spans of targets need, each with all of its elements.
+    """(N,) the rows that complete spans of targets need.
 
     spans: (target, its first element, the one behind the last).
     """

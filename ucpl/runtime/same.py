@@ -1,4 +1,4 @@
-"""Whether files that are there already are what would be written, and the bytes of a file that depend on its payload."""
+"""Up-to-date files, and bytes of a file that depend on its payload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ __all__ = ["Made", "is_same", "patches_of"]
 def patches_of(
     layout: TargetPlan, unit_crc: NDArray[np.uint32], files: range | None = None
 ) -> list[tuple[tuple[int, bytes], ...]]:
-    """For each file (of `files`), the bytes that depend on the CRCs of its payload."""
+    """Bytes of each file that depend on the CRCs of its payload.
+
+    `files` limits them to some files.
+    """
     crcs: list[dict[str, int]] = [{} for _ in layout.files]
     for unit, crc in zip(layout.units, unit_crc.tolist(), strict=True):
         crcs[unit.file][unit.storage] = crc
@@ -37,16 +40,16 @@ def patches_of(
 
 @frozen(eq=False)
 class Made:
-    """What tiles are made of, and by whom."""
+    """Sources of tiles, and the assembler."""
 
     assembler: Assembler
     sources: SourceFiles
 
 
 def is_same(files: TargetFiles, layout: TargetPlan, tiles: Tiles, made: Made, plane: DataPlane) -> bool:
-    """Whether files that exist are, byte for byte, what would be written: all is read, nothing is.
+    """True if existing files equal this run's, byte for byte.
 
-    For a target that says nothing of itself (a single file).
+    All is read, nothing is written. For a target that has no manifest (a single file).
     """
     return _begins_alike(files, layout) and _goes_on_alike(files, layout, tiles, made, plane)
 

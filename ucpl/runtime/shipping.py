@@ -1,13 +1,14 @@
-"""A target in a store: files go up as they are done, a few at a time, and count once their manifest is there.
+"""Target in a store: uploaded files, completed by the manifest.
 
-    says that a run is under way → [files grow here → up → read back from there → gone here] ... → texts → manifest
 
-Objects cannot be renamed, so no step makes a folder of them appear. What a reader goes by is the manifest, which is written
-last; until then `ucpl/unfinished.json` says that there is nothing to be read. A single file needs neither: an object is there
-whole or not at all.
+    mark the run as unfinished → [files grow here → upload → read back → removed here] ... → texts → manifest
 
-Ranks of a job send files each: neighbours, of as many bytes as the others have. The one that leads says that a run is under
-way, and writes texts and manifest once all have sent theirs and told what their tiles' CRCs are.
+Objects cannot be renamed, so no single step makes a folder of them appear. A reader goes by the manifest, which is
+written last; until then `ucpl/unfinished.json` marks the target as incomplete. A single file needs neither: an object
+appears completely or not at all.
+
+Ranks of a job send files each: neighbours, of about equal bytes. The leader marks the run as unfinished, and writes
+texts and manifest once all have sent their files and the CRCs of their tiles.
 
 Not here: moving data (moving), and requests (remotes).
 """
@@ -61,7 +62,7 @@ FETCH, FETCHES = 4 << 20, 8  # bytes of a request that reads back, and how many 
 
 
 class ShippedRun(Protocol):
-    """What is asked of a run (execute)."""
+    """Part of a run (execute) that shipping uses."""
 
     plan: Plan
     layout: TargetPlan
@@ -104,7 +105,10 @@ class Shipping:
         return range(int(np.searchsorted(whose, team.rank)), int(np.searchsorted(whose, team.rank, "right")))
 
     def waves(self, mine: range) -> Iterator[range]:
-        """Files that grow here together, in their order: as many as there is room for. Raises: UcplError E501."""
+        """Files that grow here together, in order, as many as fit.
+
+        Raises: UcplError E501.
+        """
         room, first, size = staging(), mine.start, 0
         for i in mine:
             if i > first and size + self.files[i].plan.size > room:
@@ -123,7 +127,10 @@ class Shipping:
         return wave
 
     def is_finished(self, digests: Mapping[str, str]) -> bool:
-        """Whether a run with these digests has written it already. Raises: UcplError E503, E506 where another one has."""
+        """True if a run with these digests has written the target already.
+
+        Raises: UcplError E503, E506 if another run has.
+        """
         entries = self.place.entries()
         if not entries or self.place.is_unfinished:
             return False
@@ -142,7 +149,7 @@ class Shipping:
     # ---- steps ---------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """What an earlier run left, or what is replaced, is removed; then it is said that one is under way.
+        """Remove an earlier run's remains and the old target; mark this run.
 
         Raises: UcplError E502, E503.
         """
@@ -164,7 +171,7 @@ class Shipping:
         failpoint("ship-begun")
 
     def send(self, wave: range, path_of: Callable[[int], Path]) -> None:
-        """Files that are whole here. Raises: UcplError E503, E505."""
+        """Send files that are complete here. Raises: UcplError E503, E505."""
         queue = Queue(len(wave))
 
         def work(stop: threading.Event) -> None:
@@ -187,9 +194,9 @@ class Shipping:
         self._tags[index] = found.tag
 
     def fetch(self, wave: range, path_of: Callable[[int], Path]) -> None:
-        """What the store has of files that went up comes to where they grew, in place of what is there.
+        """Fetch uploaded files from the store to the place where they grew.
 
-        Raises: UcplError E503, E505.
+        They replace the files there. Raises: UcplError E503, E505.
         """
         ranges: list[tuple[int, int, int]] = []
         for i in wave:
@@ -215,7 +222,10 @@ class Shipping:
             write_at(path, data, low)
 
     def publish(self, texts: Mapping[str, str], *, read_back: bool) -> None:
-        """Texts, of which the manifest is the last; from then on the target is there. Raises: UcplError E502, E503, E505."""
+        """Write the texts, the manifest last: from then on the target exists.
+
+        Raises: UcplError E502, E503, E505.
+        """
         objects, mark = self.place.objects, self.place.key(UNFINISHED)
         for name in sorted(texts, key=lambda name: name == MANIFEST):
             if name == MANIFEST:
@@ -243,12 +253,15 @@ class Shipping:
     # ---- an end before its time ------------------------------------------------------------------------------------
 
     def undo(self, error: UcplError, *, alone: bool = True) -> UcplError:
-        """Remove what this run wrote, and say what is there now. alone: nobody else may be sending a file still."""
+        """Remove this run's files, and return the state of the target.
+
+        alone: no other process may be sending a file still.
+        """
         if not self.begun:
             return error
         self.begun = False
         first = error.diagnostics[0]
-        if first.code == "E502":  # what is there is somebody else's
+        if first.code == "E502":  # the existing files are another run's
             return error
         mark = self.place.key(UNFINISHED)
         try:
@@ -276,9 +289,9 @@ class Shipping:
 
 
 def ship(run: ShippedRun, shipping: Shipping, known: DoneTiles) -> None:
-    """All that is between an empty place and a manifest in it.
+    """All steps from an empty place to a manifest in it.
 
-    known: all tiles, none of which is done. Raises: UcplError E501, E502, E503, E505, and what moving raises.
+    known: all tiles, none of them done. Raises: UcplError E501, E502, E503, E505, and errors of moving.
     """
     assert run.journal is not None
     tiles, counters, layout = known.tiles, run.counters, run.layout
@@ -307,11 +320,11 @@ def ship(run: ShippedRun, shipping: Shipping, known: DoneTiles) -> None:
             beside[i] = (*layout.files[i].plan.fixed, *patch)
         unit_crc |= crcs
         with counters.phase("upload"):
-            run.files.close()  # what is removed below makes room once nothing has it open
+            run.files.close()  # closed before files are removed, so that their space is free
             try:
                 shipping.send(wave, run.files.path)
             except UcplError:
-                run.team.look()  # where another rank failed, what was sent may be cleared away: that one is what is said
+                run.team.look()  # if another rank failed, its sent files may be removed: its error is the one to report
                 raise
         if run.options.read_back:
             with counters.phase("read-back"):
@@ -336,7 +349,10 @@ def ship(run: ShippedRun, shipping: Shipping, known: DoneTiles) -> None:
 
 
 def _gather(run: ShippedRun, files: range, unit_crc: NDArray[np.uint32], beside: list[Parts]) -> None:
-    """What the others have done comes to the one that leads. Raises: UcplError E621."""
+    """Gather the results of the others at the leader.
+
+    Raises: UcplError E621.
+    """
     if run.team.size == 1:
         return
     fixed = [len(file.plan.fixed) for file in run.layout.files]
@@ -363,12 +379,15 @@ def _text(data: bytes) -> str:
 
 
 def _less(progress: Progress | None, others: int) -> Progress | None:
-    """Progress of a wave, whose mover takes tiles of later ones for done."""
+    """Progress of a wave.
+
+    Its mover takes tiles of later waves for done.
+    """
     return None if progress is None else lambda done, total: progress(done - others, total)
 
 
 class _Writing:
-    """What a store refuses is an error with a place: E503."""
+    """Turn refusals by a store into errors with a place: E503."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

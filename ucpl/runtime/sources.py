@@ -1,6 +1,6 @@
-"""The files of a source: opened for reading by position, told apart from any other file, and refused once they change.
+"""Source files: opened for reading by position, refused once they change.
 
-Not here: which bytes to read (reading).
+A file is identified, so that another one in its place is noticed. Not here: the choice of bytes (reading).
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ __all__ = ["SourceFiles"]
 
 
 class SourceFiles:
-    """Files by their name relative to `root`, each opened when it is first read."""
+    """Files by their name relative to `root`.
+
+    Each is opened when it is first read.
+    """
 
     def __init__(self, root: Path, files: Iterable[str], opened: Mapping[str, Identity] | None = None) -> None:
-        """opened: paths of files whose headers were read before, as they were then. Raises: UcplError E610, E611."""
+        """opened: paths of files whose headers were read, with their state then.
+
+        Raises: UcplError E610, E611.
+        """
         self.root = root
         self.files = tuple(dict.fromkeys(files))
         self.index = {file: i for i, file in enumerate(self.files)}
@@ -41,12 +47,15 @@ class SourceFiles:
                 self.changed(file, now)
 
     def want(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Of files that lie elsewhere, all bytes that will be read. Raises: UcplError E610, E611."""
+        """Announce all bytes that will be read of remote files.
+
+        Raises: UcplError E610, E611.
+        """
         for file, some in ranges.items() if self.is_remote else ():
             want(self.descriptor(self.index[file]), some)
 
     def fetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Of files that lie elsewhere, have these bytes here, several requests at a time.
+        """Fetch these bytes of remote files, several requests at a time.
 
         Raises: UcplError E610, E611, E685.
         """
@@ -69,7 +78,7 @@ class SourceFiles:
             self.is_remote |= identity_of(status) is not None
             self.call_bytes = max(self.call_bytes, call_bytes(status))
             return Identity.of(status)
-        except OSError as error:  # it is gone where it lies
+        except OSError as error:  # the file is gone at its place
             self.lost(file, error)
 
     def lost(self, file: str, error: OSError, at: int | None = None) -> NoReturn:
@@ -107,9 +116,10 @@ class SourceFiles:
         return self._open.keep(index, fd)
 
     def read_into(self, index: int, position: int, views: list[memoryview], size: int) -> None:
-        """Fill `views` (`size` bytes together, at most IOV_MAX of them) from one position of a file.
+        """Fill `views` from one position of a file.
 
-        Raises: UcplError E610 on an error or where the file ends before them, E611 where it is another file by now.
+        They have `size` bytes together and are at most IOV_MAX. Raises: UcplError E610 on an error or a file that ends
+        early, E611 if it is another file by now.
         """
         fd = self.descriptor(index)
         done = 0
@@ -131,7 +141,10 @@ class SourceFiles:
             views = _after(views, got)
 
     def read_runs(self, index: int, position: int, step: int, views: Sequence[memoryview]) -> None:
-        """Fill each view from a position of its own, `step` bytes behind the one before. Raises: UcplError E610, E611."""
+        """Fill each view from its own position, `step` bytes after the last.
+
+        Raises: UcplError E610, E611.
+        """
         fd, read = self.descriptor(index), disk().read
         if self.is_remote:
             self._hint(index, fd, [(position + i * step, position + i * step + len(v)) for i, v in enumerate(views)])
@@ -153,11 +166,14 @@ class SourceFiles:
 
     @property
     def bytes_rebuilt(self) -> int:
-        """Of files that lie in a vault: bytes that were made of others so far, since they were opened."""
+        """Bytes of vault files that were computed from others since opening."""
         return rebuilt_of(map(self._status, self.files)) if self.is_remote else 0
 
     def check_unchanged(self) -> None:
-        """Raises: UcplError E610, E611 where a file is gone or is another one by now."""
+        """Check that no file is gone or another one by now.
+
+        Raises: UcplError E610, E611.
+        """
         if self.is_remote:
             try:
                 look_again(map(self._status, self.files))
@@ -169,12 +185,15 @@ class SourceFiles:
                 self.changed(file, now)
 
     def close(self) -> None:
-        """Close all descriptors. No other thread may be reading. What was read is read, however closing ends."""
+        """Close all descriptors.
+
+        No other thread may be reading. The bytes that were read are valid even if closing fails.
+        """
         self._open.close(quietly=True)
 
 
 def _after(views: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of `views` behind the first `done` bytes."""
+    """The rest of `views` after the first `done` bytes."""
     rest = []
     for view in views:
         if done >= len(view):

@@ -1,4 +1,7 @@
-"""The files of a target: laid out from a skeleton, made at their final size, written and read back by position."""
+"""Target files: laid out, made at full size, written, and read back.
+
+They come from a skeleton and are accessed by position.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _LARGE = 256 << 10  # bytes of a write that the disk is to begin with at once
 
 
 class FilePlan(Protocol):
-    """A file before its payload: `fixed`, the storages and what `finish` gives cover its bytes exactly once."""
+    """A file before its payload.
+
+    `fixed`, the storages and the result of `finish` cover its bytes exactly once.
+    """
 
     @property
     def size(self) -> int: ...
@@ -49,7 +55,10 @@ class FilePlan(Protocol):
 
 @frozen(eq=False)
 class TargetFile:
-    """One file: `path` is relative to the target's top, `plan` says what lies where in it."""
+    """One file.
+
+    `path` is relative to the target's top, `plan` gives the layout of its bytes.
+    """
 
     path: str
     plan: FilePlan
@@ -57,7 +66,7 @@ class TargetFile:
 
 @frozen(eq=False)
 class TargetPlan:
-    """All files, and where each tensor of the plan (and then each carried one) lies in them.
+    """All files, with the places of planned and carried tensors.
 
     `places` are the plan's targets followed by the carried storages; `owners[t]` is the target whose bytes `t` shares
     (mostly t itself). Units are in order of file and position.
@@ -75,7 +84,10 @@ class TargetPlan:
 
 
 def lay_out(skeleton: Skeleton, targets: Sequence[StoredTensor]) -> TargetPlan:
-    """Fix every byte position of the target. Raises: UcplError E604, E507, and what the file formats raise (E440-E443)."""
+    """Fix every byte position of the target.
+
+    Raises: UcplError E604, E507, and errors of the file formats (E440-E443).
+    """
     files: list[TargetFile] = []
     places = [Place.of(t) for t in targets]
     carried: list[tuple[Place, int]] = []
@@ -159,7 +171,7 @@ def _file_plan(entry: SkeletonFile) -> FilePlan:
 
 @frozen(eq=False)
 class _Whole:
-    """A file that is carried as it is: one run of bytes, and nothing of ours in it."""
+    """File that is carried as it is: one run of bytes."""
 
     size: int
     fixed: tuple[tuple[int, bytes], ...] = ()
@@ -260,7 +272,10 @@ class _Archives:
 
 @frozen(eq=False)
 class _ByStorage:
-    """A safetensors file whose tensors are called by their storages' names, as a skeleton calls them."""
+    """Safetensors file whose tensors have the names of their storages.
+
+    A skeleton calls them so, too.
+    """
 
     plan: FilePlan
     storage_of: dict[str, str]
@@ -299,9 +314,9 @@ def cannot_write(path: Path, error: OSError, *, resumable: bool = True) -> NoRet
 
 
 def _demand_alone(status: os.stat_result, path: str, known: dict[tuple[int, int], str]) -> None:
-    """A file that has one name: what is written to it is written nowhere else. Raises: OSError, UcplError E507.
+    """Check that a file has one name, so writes change no other.
 
-    known: files of the target by inode and device, to which it is added.
+    known: files of the target by inode and device, to which it is added. Raises: OSError, UcplError E507.
     """
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -328,9 +343,9 @@ class TargetFiles:
         return self.root / self.files[index].path
 
     def create(self, some: range | None = None) -> int:
-        """Make every file (of `some`) at its final size and write what is known of it. Repeating it does no harm.
+        """Make files (of `some`) at full size; write their fixed bytes.
 
-        Returns the bytes written. Raises: UcplError E503.
+        It can be repeated. Returns the bytes written. Raises: UcplError E503.
         """
         written = 0
         known: dict[tuple[int, int], str] = {}
@@ -360,25 +375,27 @@ class TargetFiles:
         try:
             failpoint("target-write")
             write_all(self.descriptor(index), view, position)
-            if (
-                len(view) >= _LARGE
-            ):  # the kernel waits for seconds, or for a share of memory, before it begins by itself
+            if len(view) >= _LARGE:  # the kernel waits for seconds, or for a share of memory, before it begins alone
                 disk().start_writing(self.descriptor(index), position, len(view))
         except OSError as error:
             cannot_write(self.path(index), error)
 
     def read(self, index: int, view: memoryview, position: int) -> int:
-        """Fill a buffer from the file; returns how many bytes there were. Raises: UcplError E503."""
+        """Fill a buffer from the file.
+
+        Returns the number of bytes. Raises: UcplError E503.
+        """
         try:
             return read_upto(self.descriptor(index), view, position)
         except OSError as error:
             cannot_write(self.path(index), error)
 
     def sync(self, indexes: Sequence[int], *, drop: bool = False, meanwhile: Callable[[], None] | None = None) -> None:
-        """Make written bytes durable; `drop` then forgets them, so that reading comes from the disk. Raises: UcplError E503.
+        """Make written bytes durable.
 
-        meanwhile: called now and then. Several files at once: what a sync waits for (the file system's own journal, the
-        disk's cache) is the same for all.
+        `drop` then drops them from memory, so that reading comes from the disk. meanwhile: called from time to time.
+        Several files at once: a sync waits for the file system's own journal and for the disk's cache, which all files
+        share. Raises: UcplError E503.
         """
         queue = Queue(len(indexes))
 
@@ -404,7 +421,10 @@ class TargetFiles:
             cannot_write(self.path(index), error)
 
     def forget(self, index: int, position: int, size: int) -> None:
-        """Bytes that are durable will be read from the disk, with all of the pages that they are in. Raises: UcplError E503."""
+        """Drop durable bytes, with all of their pages, from memory.
+
+        They will be read from the disk. Raises: UcplError E503.
+        """
         first = position // mmap.PAGESIZE * mmap.PAGESIZE
         end = -(-(position + size) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:

@@ -1,7 +1,7 @@
-"""Who runs a plan: one process alone, or some that share its tiles, each a rank. How they talk is not here (ranks).
+"""Processes that run a plan: one, or ranks that share tiles.
 
-One of them leads: it holds the lock, makes the target's files, tells the others how tiles are cut, and, when all have moved
-theirs, looks at the source, syncs, and publishes.
+One of them leads: it holds the lock, makes the target's files, sends the others the division into tiles, and, when all
+have moved theirs, checks the source, syncs, and publishes. Not here: the messages between ranks (ranks).
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from ucpl.records import frozen
 
 __all__ = ["ALONE", "Alone", "Team", "Within", "beside", "shares"]
 
-SLACK = 1.25  # of an even share: what a rank may have more, to read from its own disk
+SLACK = 1.25  # factor of an even share that a rank may have, to read from its own disk
 
 I64 = NDArray[np.int64]
 
 
 class Team(Protocol):
-    """The processes of one run. Its methods raise UcplError E621 where another one failed or is gone."""
+    """Processes of one run.
+
+    Its methods raise UcplError E621 if another one failed or is gone.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -33,17 +36,26 @@ class Team(Protocol):
 
     @property
     def near(self) -> Mapping[str, Sequence[int]]:
-        """Files of the source by path, and the ranks that have each on a disk of their own. Nothing: all have all."""
+        """Source files by path, with the ranks that have local copies.
+
+        A rank's copy is on a disk of its own. None: all ranks have all files.
+        """
 
     @property
     def received(self) -> int:
         """Bytes of the source that other ranks have read for this one."""
 
     def all(self, mine: object) -> list[object]:
-        """What each says, by rank, once all have: numbers, texts, lists and dicts of them. All are asked in one order."""
+        """Values of all ranks, by rank, once all have given theirs.
+
+        They are numbers, texts, lists and dicts of them. All ranks call in one order.
+        """
 
     def look(self) -> None:
-        """Cheap: whether all are there still, as far as is known. Called every now and then while data moves."""
+        """Check that all ranks are alive, as far as is known.
+
+        It is cheap and called from time to time while data moves.
+        """
 
 
 @frozen
@@ -67,7 +79,10 @@ ALONE = Alone()
 
 @frozen
 class Within:
-    """One of a team in a part of the work that is its own: it deals nothing out, and looks whether the others are there."""
+    """Process in a part of the work that is its own.
+
+    It distributes nothing, and checks that the others are alive.
+    """
 
     team: Team
     rank: int = 0
@@ -86,9 +101,9 @@ class Within:
 
 
 def shares(cost: I64, size: int) -> I64:
-    """Which rank has each piece of work: neighbours together, as even as pieces of these costs can be.
+    """Assign each piece of work to a rank, neighbours together.
 
-    cost: (N,) of each piece, in their order.
+    Shares are as even as pieces of these costs allow. cost: (N,) of each piece, in their order.
     """
     middle = np.cumsum(cost) - cost / 2
     whole = max(float(cost.sum()), 1.0)
@@ -97,10 +112,11 @@ def shares(cost: I64, size: int) -> I64:
 
 
 def beside(cost: I64, near: Sequence[Mapping[tuple[int, ...], int]], size: int) -> I64:
-    """Which rank has each piece of work, where ranks have disks of their own: one that has most of what it is made of.
+    """Assign each piece of work to a rank near its source.
 
-    cost: (N,) of each piece. near: of each, bytes of its source by the ranks that have them. What is near to the same ranks is
-    dealt to them as `shares` does; who then has more than SLACK times an even share gives its last pieces to who has least.
+    The rank with most of the source gets a piece. cost: (N,) of each piece. near: for each piece, bytes of its source
+    by the ranks that have them. Pieces that are near to the same ranks are divided as by `shares`; a rank with more
+    than SLACK times an even share then gives its last pieces to the rank with least.
     """
     out: I64 = np.zeros(len(cost), np.int64)
     homes = [max(some, key=lambda ranks: (some[ranks], ranks)) if some else tuple(range(size)) for some in near]

@@ -1,4 +1,7 @@
-"""The table of tiles: every byte range of every target storage that is assembled at once, in order of file and position."""
+"""Table of tiles: byte ranges of target storages, by file and position.
+
+Each is assembled at once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ I64 = NDArray[np.int64]
 
 @frozen
 class Unit:
-    """One tensor of the target: `size` bytes from `start` of a file. They are cut into tiles."""
+    """One tensor of the target: `size` bytes from `start` of a file.
+
+    They are cut into tiles.
+    """
 
     target: int  # index into the places of the target
     file: int  # index into the target's files
@@ -28,7 +34,10 @@ class Unit:
 
 @frozen(eq=False)
 class Tiles:
-    """Row i: bytes [low, low + size) of unit `unit`, at `position` of file `file`. `first[u]` is the first tile of unit u."""
+    """Row i: bytes [low, low + size) of unit `unit`.
+
+    They are at `position` of file `file`. `first[u]` is the first tile of unit u.
+    """
 
     unit: I64
     file: I64
@@ -43,9 +52,10 @@ class Tiles:
 
 
 def cut_tiles(units: Sequence[Unit], tile: int, bands: I64 | None = None) -> Tiles:
-    """Tiles of at most `tile` bytes, a multiple of 16, so that no element is cut. Units are in order of their files.
+    """Cut units into tiles of at most `tile` bytes.
 
-    bands: (units,) bytes after which tiles begin anew, whole elements; by default a tile's.
+    The size is a multiple of 16, so that no element is cut. Units are in order of their files. bands: (units,) bytes
+    after which tiles begin anew, complete elements; by default a tile's.
     """
     start = np.array([u.start for u in units], np.int64)
     size = np.array([u.size for u in units], np.int64)
@@ -69,7 +79,7 @@ def cut_tiles(units: Sequence[Unit], tile: int, bands: I64 | None = None) -> Til
 
 @frozen(eq=False)
 class DoneTiles:
-    """Tiles, and what is known of those that are durable: digests of their bytes."""
+    """Tiles, with the digests of those that are durable."""
 
     tiles: Tiles
     done: NDArray[np.bool_]
@@ -90,7 +100,7 @@ class DoneTiles:
         return known
 
     def take(self, past: Past) -> None:
-        """What other ranks' journals say, too."""
+        """Take over records of other ranks' journals, too."""
         self.done[past.tile], self.crc[past.tile], self.xxh3[past.tile] = True, past.tile_crc, past.tile_xxh3
 
     def add(self, tile: DoneTile) -> None:

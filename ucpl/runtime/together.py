@@ -1,4 +1,7 @@
-"""What ranks that run one plan say to each other, and which tiles are whose. Not here: how they talk (team, ranks)."""
+"""Messages between ranks that run one plan, and the division of tiles.
+
+Not here: their transport (team, ranks).
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ _SUMS = (
 
 
 def agree(team: Team, mine: Mapping[str, object]) -> str:
-    """That all ranks were given the same. Gives the digest of the source's files as the first one sees them.
+    """Check that all ranks were given the same.
 
-    Raises: UcplError E622.
+    Returns the digest of the source's files as the first rank sees them. Raises: UcplError E622.
     """
     told = team.all({name: str(mine[name]) for name in (*_ALIKE, "content")})
     first = told[0]
@@ -66,12 +69,15 @@ def agree(team: Team, mine: Mapping[str, object]) -> str:
 
 
 def give_order(team: Team, header: Mapping[str, object] | None) -> None:
-    """Of the one that leads: the header of the run's journal, once all files are there; None: nothing is to be done."""
+    """Send the header of the run's journal to the others.
+
+    The leader calls it once all files exist; None: nothing is to be done.
+    """
     team.all({"header": None if header is None else dict(header)})
 
 
 def order_of(team: Team) -> dict[str, object] | None:
-    """Of the others: what the one that leads says, once it does."""
+    """Receive the leader's order: the header, or None."""
     order = team.all(None)[0]
     assert isinstance(order, dict)
     header: dict[str, object] | None = order["header"]
@@ -79,7 +85,10 @@ def order_of(team: Team) -> dict[str, object] | None:
 
 
 def demand_same(past: Past | None, header: Mapping[str, object], team: Team, work: Workplace) -> Past:
-    """The journal that the one that leads began, or goes on with, as this process sees it. Raises: UcplError E623."""
+    """Check that this process sees the leader's journal of this run.
+
+    The leader began it or resumes it. Raises: UcplError E623.
+    """
     if past is None or past.header.get("run") != header.get("run"):
         what = "is not there" if past is None else "is of another run"
         fail(
@@ -91,7 +100,7 @@ def demand_same(past: Past | None, header: Mapping[str, object], team: Team, wor
 
 
 def journal_at(path: Path, header: Mapping[str, object]) -> Journal:
-    """The journal of a rank, begun or gone on with. Raises: UcplError E503."""
+    """Begin or continue the journal of a rank. Raises: UcplError E503."""
     try:
         past = read_journal(path)
         if past is not None and past.header.get("run") == header.get("run"):
@@ -106,9 +115,9 @@ def journal_at(path: Path, header: Mapping[str, object]) -> Journal:
 def share_of_groups(
     team: Team, groups: list[Batch], tiles: Tiles, near: Callable[[Batch], Mapping[str, int]]
 ) -> list[Batch]:
-    """Those of this rank: by bytes that are written and read for them; first of all, those whose source it has itself.
+    """Groups of this rank, divided by bytes that are written and read.
 
-    near: bytes of each file that a group is made of.
+    Groups whose source this rank has are first. near: bytes of each file that a group needs.
     """
     if team.size == 1:
         return groups
@@ -130,7 +139,10 @@ def share_of_groups(
 
 
 def share_of_done(team: Team, known: DoneTiles) -> NDArray[np.bool_]:
-    """Tiles that this process reads back: those that it moved, and of what earlier runs did every n-th."""
+    """Tiles that this process reads back.
+
+    Those are the tiles that it moved, and every n-th of earlier runs.
+    """
     number = np.arange(len(known.done))
     mine: NDArray[np.bool_] = known.done & (~known.told | (number % team.size == team.rank))
     return mine
@@ -149,9 +161,10 @@ def counted(team: Team, counters: Counters) -> None:
 
 
 def published(team: Team, target: Path) -> tuple[str, ...]:
-    """To the others that the target is there, by the one that leads. Gives a remark, where one of them is gone by then.
+    """Send the others the message that the target exists.
 
-    Raises: UcplError E621, of the others: they do not know what the one that leads did before it ended.
+    The leader calls it. Returns a remark if another rank is gone by then. Raises: UcplError E621, in the others: the
+    leader's last step before its end is unknown to them.
     """
     failpoint("published")
     try:
@@ -164,5 +177,5 @@ def published(team: Team, target: Path) -> tuple[str, ...]:
 
 
 def waiting(team: Team, counters: Counters) -> AbstractContextManager[None]:
-    """The time for which this process waits for the others; there are none of one process."""
+    """Seconds that this process waits for the others; 0 for one process."""
     return counters.phase("wait") if team.size > 1 else nullcontext()

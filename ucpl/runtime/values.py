@@ -1,8 +1,11 @@
-"""Values that change on the way: casts, `a * x + b`, means and sums. Everything else moves as bits.
+"""Values that change on the way: casts, `a * x + b`, means and sums.
 
-Casts round to nearest even, once: a value that was computed in fp64 goes to bf16 or f16 through an fp32 that was rounded to
-odd, so that the second rounding cannot undo the first. A NaN stays a NaN with its sign. All of it is NumPy, so that bits do
-not depend on the processor (torch's vectorised and scalar casts of NaN to bf16 differ); torch is imported for f8 alone.
+Everything else moves as bits.
+
+Casts round to nearest even, once: a value that was computed in fp64 goes to bf16 or f16 through an fp32 that was
+rounded to odd, so that the second rounding cannot undo the first. A NaN stays a NaN with its sign. All of it is NumPy,
+so that bits do not depend on the processor (torch's vectorised and scalar casts of NaN to bf16 differ); torch is
+imported for f8 alone.
 """
 
 from __future__ import annotations
@@ -66,7 +69,10 @@ def _f8_values(dtype: str) -> NDArray[np.float32]:
 
 @cache
 def _e8m0_values() -> NDArray[np.float32]:
-    """2 ** (bits - 127): an exponent alone, and NaN where all bits are set."""
+    """2 ** (bits - 127), an exponent alone.
+
+    If all bits are set, it is NaN.
+    """
     with np.errstate(over="ignore"):
         values = np.ldexp(np.float32(1), np.arange(-127, 129, dtype=np.int32)).astype(np.float32)
     values[255] = np.nan
@@ -74,9 +80,10 @@ def _e8m0_values() -> NDArray[np.float32]:
 
 
 def decode(raw: U8, dtype: str, half: str = "") -> Array:
-    """Numbers of contiguous bytes: bf16, f8 and f4 as fp32 (exact), all others as themselves.
+    """Numbers of contiguous bytes.
 
-    half: of bytes of two elements, those that are meant, "low" or "high"; without it each byte stands for itself.
+    bf16, f8 and f4 become fp32 (exact), all others stay. half: the meant element of a byte of two, "low" or "high";
+    without it each byte is a number of its own.
     """
     match bits_of(dtype):
         case "f4_e2m1fn" if half:
@@ -95,7 +102,10 @@ def decode(raw: U8, dtype: str, half: str = "") -> Array:
 
 
 def encode(values: Array, dtype: str) -> U8:
-    """Bytes of numbers in `dtype`, each rounded once, to nearest even. Of types of scaled blocks there are zeros alone."""
+    """Bytes of numbers in `dtype`, each rounded once, to nearest even.
+
+    Types of scaled blocks can hold zeros alone.
+    """
     with np.errstate(all="ignore"):
         match bits_of(dtype):
             case "f4_e2m1fn" | "f8_e8m0fnu":
@@ -126,7 +136,7 @@ def encode(values: Array, dtype: str) -> U8:
 
 
 def _single(values: Array) -> NDArray[np.float32]:
-    """fp32 of numbers on their way to a narrower float: exact, or rounded to odd."""
+    """fp32 numbers for a narrower float: exact, or rounded to odd."""
     if values.dtype in (np.float32, np.float16) or (values.dtype.kind in "iu" and values.dtype.itemsize <= 2):
         return np.ascontiguousarray(values.astype(np.float32))
     wide = values.astype(np.float64)
@@ -141,7 +151,10 @@ def _single(values: Array) -> NDArray[np.float32]:
 
 @frozen
 class Conversion:
-    """From one dtype to another under a rule. `check_exact`: no rounding is allowed, and the types alone do not rule it out."""
+    """Conversion from one dtype to another under a rule.
+
+    `check_exact`: no rounding is allowed, and the types alone do not exclude it.
+    """
 
     source: str
     target: str
@@ -168,18 +181,24 @@ class Conversion:
         )
 
     def read(self, raw: U8) -> Array:
-        """Numbers of what is stored at the source."""
+        """Numbers from stored bytes of the source."""
         return decode(raw, self.source, self.rule.half)
 
     @property
     def wide(self) -> Wide:
-        """The type of 8 bytes that holds every value of the source: whole numbers of 64 bits are no fp64."""
+        """Type of 8 bytes that holds every value of the source.
+
+        fp64 does not hold integers of 64 bits.
+        """
         if self.rule.source_value == self.rule.target_value == (1.0, 0.0) and self.source in ("i64", "u64"):
             return np.dtype(_NUMPY[self.source])
         return _FP64
 
     def logical(self, raw: U8, wide: Wide = _FP64) -> Array:
-        """Values of the tensor itself, of what is stored, x = (stored - b) / a; in fp64, or as `wide` says."""
+        """Values of the tensor from stored numbers: (stored - b) / a.
+
+        They are in fp64, or in the type `wide`.
+        """
         values: Array = self.read(raw).astype(wide)
         a, b = self.rule.source_value
         if (a, b) != (1.0, 0.0):
@@ -188,11 +207,14 @@ class Conversion:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a finite number of the source may be none in the target."""
+        """True if a finite number of the source may become infinite."""
         return largest(self.target) is not None and not (self.rule.keeps_values and _widens(self.source, self.target))
 
     def stored(self, values: Array) -> U8:
-        """Bytes on the target's side of values of the tensor: a * x + b, rounded once."""
+        """Bytes of the target for values of the tensor.
+
+        They are a * x + b, rounded once.
+        """
         a, b = self.rule.target_value
         if (a, b) != (1.0, 0.0):
             values = a * values + b
@@ -206,7 +228,10 @@ class Conversion:
         return self.stored(self.logical(raw))
 
     def rounded_at(self, values: Array, made: U8, count: Array) -> int | None:
-        """The first of the values of the tensor that was rounded, of those that something went into."""
+        """First rounded value of the tensor.
+
+        Only values that something was added to count.
+        """
         with np.errstate(all="ignore"):
             a, b = self.rule.target_value
             after = decode(made, self.target)
@@ -216,10 +241,10 @@ class Conversion:
         return None if same.all() else int(np.flatnonzero(~same)[0])
 
     def inexact_at(self, raw: U8, made: U8) -> int | None:
-        """The first element that the cast did not keep, where none may change."""
+        """First element that changed in a cast that must keep all values."""
         with np.errstate(all="ignore"):
             before, after = self.read(raw), decode(made, self.target)
-            if not self.rule.keeps_values:  # what is stored must give back the tensor's own value
+            if not self.rule.keeps_values:  # stored numbers must give back the tensor's own value
                 a, b = self.rule.target_value
                 before, after = self.logical(raw), (after.astype(np.float64) - b) / a
             same = _kept(before, after)
@@ -227,7 +252,10 @@ class Conversion:
 
 
 def infinite_at(made: U8, dtype: str, before: Callable[[], Array]) -> int | None:
-    """The first number that is finite `before` and too large for its type, which made it infinite, or NaN, or None."""
+    """First number that its type made infinite or NaN, or None.
+
+    It is finite `before` and too large for the type.
+    """
     if dtype in _EXPONENT_BITS:
         bits = _EXPONENT_BITS[dtype]
         lost = (made.view("<u2") & bits) == bits
@@ -240,7 +268,7 @@ def infinite_at(made: U8, dtype: str, before: Callable[[], Array]) -> int | None
 
 
 def _kept(before: Array, after: Array) -> Array:
-    """Where numbers of two types are the same, NaN and NaN among them."""
+    """Mask of equal numbers of two types; NaN equals NaN."""
     if before.dtype.kind in "iu" and after.dtype.kind in "iu":
         same: Array = (before == after) & ((before < 0) == (after < 0))
     elif before.dtype.kind in "iu":
@@ -255,7 +283,7 @@ def _kept(before: Array, after: Array) -> Array:
 
 
 def _widens(source: str, target: str) -> bool:
-    """Whether every value of one dtype is a value of the other."""
+    """True if one dtype holds every value of the other."""
     source, target = bits_of(source), bits_of(target)
     if source == target:
         return True
@@ -274,14 +302,18 @@ def _widens(source: str, target: str) -> bool:
 
 
 def mean(total: Array, count: Array) -> Array:
-    """Sums divided by how many values each is of; places without any keep 0."""
+    """Means from sums and the numbers of added values.
+
+    Places without any keep 0.
+    """
     return total / np.maximum(count, 1)
 
 
 def put(how: str, into: tuple[Array, Array], more: tuple[Array, Array]) -> None:
-    """Values and how many each is of, put to others at the same places: added, or the greater one kept.
+    """Add values and their numbers to others at the same places.
 
-    Of a NaN and a number the greater is a NaN, of two zeros the positive one: it does not depend on their order.
+    Or keep the greater. Of a NaN and a number the greater is a NaN, of two zeros the positive one: it does not depend
+    on their order.
     """
     (total, count), (values, seen) = into, more
     if how != "max":
@@ -300,12 +332,15 @@ def needs_arithmetic(source: str, target: str, rule: Rule) -> bool:
 
 
 def first_half(one: bytes, other: bytes) -> int:
-    """Of two bytes of two elements each, which differ: the first element that does, 0 or 1."""
+    """Index of the first different element (0 or 1) of two bytes."""
     return int(one[0] & 15 == other[0] & 15)
 
 
 def value_text(raw: bytes, dtype: str, half: str = "") -> str:
-    """One element as people read it, and its bits: `0.5 (bits 3f00)`. Of a byte of two, the `low` or the `high` one."""
+    """One element as text with its bits: `0.5 (bits 3f00)`.
+
+    Of a byte of two, the `low` or the `high` one.
+    """
     value = decode(np.frombuffer(raw, np.uint8), dtype, half)[0]
     if half:
         return f"{value.item()!r} (bits {raw[0] & 15 if half == 'low' else raw[0] >> 4:x})"

@@ -1,7 +1,7 @@
-"""Read every byte of a checkpoint and hold it against all that vouches for it: CRCs of zip members, and ucpl's manifest.
+"""Verification: all bytes of a checkpoint against zip CRCs and the manifest.
 
-Streams in a few threads within a budget. Not here: what values mean (replicas and masters are a plan's `check` moves,
-which `compare` runs).
+Bytes are read in a few threads within a budget. Not here: the meaning of values (replicas and masters are a plan's
+`check` moves, which `compare` runs).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ __all__ = ["Verified", "verify_files"]
 
 @frozen
 class Verified:
-    """What `verify_files` found. Bytes are of the checkpoint's files; each is either protected or not."""
+    """Findings of `verify_files`.
+
+    Bytes are of the checkpoint's files; each is either protected or not.
+    """
 
     findings: tuple[Diagnostic, ...]
     files: int
@@ -45,13 +48,13 @@ class Verified:
     unprotected: dict[str, int] = field(factory=dict)  # file -> bytes that nothing vouches for
 
     def __bool__(self) -> bool:
-        """Whether nothing was found to be wrong. It says nothing of unprotected bytes."""
+        """True if nothing is wrong; unprotected bytes are not covered."""
         return not self.findings
 
 
 @frozen
 class _Span:
-    """A run of one file with the digest that is stated for it."""
+    """Run of one file with the digest that is stated for it."""
 
     file: str  # relative to `root`
     start: int
@@ -63,9 +66,9 @@ class _Span:
 
 
 def verify_files(checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Verified:
-    """Check every file that belongs to the checkpoint. Damage is a finding (E630-E633, E635), not an error.
+    """Check every file that belongs to the checkpoint.
 
-    Raises: UcplError E400 where the disk does not say what is there.
+    Damage is a finding (E630-E633, E635), not an error. Raises: UcplError E400 if the disk cannot list the files.
     """
     with reading(checkpoint.top):
         return _verified(checkpoint, memory, workers)
@@ -89,7 +92,7 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
     queue = Queue(len(work_items))
     lock = threading.Lock()
     bytes_read = 0
-    seen: dict[str, list[tuple[int, int, int]]] = {}  # file -> (start, size, CRC) of what was read
+    seen: dict[str, list[tuple[int, int, int]]] = {}  # file -> (start, size, CRC) of the bytes read
 
     def work(stop: threading.Event) -> None:
         nonlocal bytes_read
@@ -119,7 +122,7 @@ def _verified(checkpoint: Checkpoint, memory: int, workers: int) -> Verified:
 
 @define(eq=False)
 class _Listed:
-    """The files of a checkpoint, what is stated of their bytes, and what nothing is stated of."""
+    """Files of a checkpoint, their stated digests, and their unprotected bytes."""
 
     base: Path  # that names start from
     stated: dict[str, StatedFile]  # by the manifest
@@ -161,7 +164,10 @@ class _Listed:
         self.spans += found
 
     def whole_files(self, seen: dict[str, list[tuple[int, int, int]]]) -> list[Diagnostic]:
-        """Files whose CRC in the manifest is not that of their bytes, all of which were read."""
+        """Files with another CRC in the manifest than that of their bytes.
+
+        All of their bytes were read.
+        """
         found = []
         for name, stated in self.whole.items():
             parts = sorted(seen.get(name, ()))
@@ -191,7 +197,10 @@ def _held(checkpoint: Checkpoint, base: Path) -> dict[tuple[str, str], list[str]
 
 
 def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manifest | None, Path]:
-    """The manifest of the folder that the user named, or of one above its root; and the folder that its paths start from."""
+    """The manifest of the user's folder, or of one above its root.
+
+    Returns the folder that its paths start from, too.
+    """
     for top in dict.fromkeys((checkpoint.top, checkpoint.root, checkpoint.root.parent)):
         try:
             manifest = read_manifest(top)
@@ -206,7 +215,10 @@ def _manifest(checkpoint: Checkpoint, findings: list[Diagnostic]) -> tuple[Manif
 def _members(
     base: Path, name: str, held: dict[tuple[str, str], list[str]], archives: tuple[tuple[int, int], ...] | None
 ) -> Iterator[_Span]:
-    """The members with CRCs of a file that is a zip archive, or of the `archives` that it has one behind the other."""
+    """Members with CRCs of a file that is a zip archive.
+
+    `archives`: those that a file has one behind the other.
+    """
     fd = disk().open(base / name, os.O_RDONLY)
     try:
         head = bytearray(4)
@@ -219,7 +231,7 @@ def _members(
                     continue
                 called = member.name if archives is None else f"{start}:{member.name}"
                 tensors = tuple(held.get((name, storage if archives is None else f"{start}:{storage}"), ()))
-                # What is made as it is read is held against what was trained, where it is made.
+                # Values that are computed while they are read are compared with the trained ones there.
                 yield _Span(
                     name, member.start, member.size, member.crc, called, "" if member.made else "E630", tensors=tensors
                 )
@@ -228,7 +240,10 @@ def _members(
 
 
 def _gaps(name: str, spans: list[_Span], size: int) -> list[_Span]:
-    """What lies between spans: read for the CRC of the whole file. Raises: ValueError where spans overlap or leave it."""
+    """Ranges between spans, read for the CRC of the complete file.
+
+    Raises: ValueError if spans overlap or leave it.
+    """
     gaps, at = [], 0
     for start, length in sorted({(s.start, s.size) for s in spans if s.size}):
         if start < at:
@@ -257,7 +272,7 @@ def _by_range(spans: list[_Span]) -> Iterator[list[_Span]]:
 
 
 def _check(base: Path, same: list[_Span], space: Workspace, stop: threading.Event) -> tuple[list[Diagnostic], int, int]:
-    """Read a range once; compare what is stated of it."""
+    """Read a range once; compare all of its stated digests."""
     first = same[0]
     path = base / first.file
     step = space.share.tile
