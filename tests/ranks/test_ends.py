@@ -92,7 +92,7 @@ def test_a_target_that_is_there_is_said_to_be(plan, tmp_path, what):
     out = tmp_path / "out"
     ends = Job(2, command(plan, out), {0: what}, hosted=False).run(tmp_path / "first")
     assert ends[1].status == 4
-    assert f"{out} is there, whole" in ends[1].said
+    assert f"{out} is complete" in ends[1].said
     assert "finished parts are kept" not in ends[1].said
     assert main(command(plan, out, "--resume")) == 0
     assert tree(out) == tree(plan[1])
@@ -102,9 +102,9 @@ def test_a_rank_that_is_gone_when_all_is_done_takes_nothing_back(plan, tmp_path)
     out = tmp_path / "out"
     ends = Job(3, command(plan, out), {2: "published:1:kill"}).run(tmp_path / "first")
     assert [end.status for end in ends] == [0, 4, -9]
-    assert re.search(r"remark +rank 2 of 3 is gone.*out was whole by then", ends[0].said)
+    assert re.search(r"remark +rank 2 of 3 is gone.*out was complete by then", ends[0].said)
     assert ends[0].seconds < GONE + MORE
-    assert f"{out} is there, whole" in ends[1].said
+    assert f"{out} is complete" in ends[1].said
     assert tree(out) == tree(plan[1])
 
 

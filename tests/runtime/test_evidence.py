@@ -161,7 +161,7 @@ def test_beyond_two_percent_what_was_not_verified_is_named_with_its_share(tmp_pa
     assert [(u.file, u.storage, u.size, u.bytes_read) for u in report.unverified] == [
         ("a", "0", 4000, 400), ("a", "1", 4000, 400),
     ]  # fmt: skip
-    assert "storage 0 of a, of which 10.0% was read" in str(report)
+    assert "storage 0 of a: 10.0% of it was read" in str(report)
     last = source.extents["a", ("x1",)]
     flipped(source.root / "a", 8 * (last.storage_start + last.storage_bytes) - 1)
     run(plan, source, tmp_path / "out2")
@@ -423,6 +423,6 @@ def test_the_report_names_what_was_left(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "REST_MIN", 0)
     monkeypatch.setattr(evidence, "REST_SHARE", 1 << 40)
     done = good("convert", FIXTURES / "z1_dp4", tmp_path / "out", "--to", "zero1(dp=2)")
-    assert "unverified" in done.out and "--verify-source" in done.out and "optim_states.pt, of which 9" in done.out
+    assert "unverified" in done.out and "--verify-source" in done.out and "optim_states.pt: 9" in done.out
     done = good("convert", FIXTURES / "z1_dp4", tmp_path / "out2", "--to", "zero1(dp=2)", "--verify-source")
     assert "unverified" not in done.out

@@ -61,7 +61,7 @@ def world(tmp_path):
 @pytest.mark.parametrize("error", REFUSALS, ids=errno.errorcode.get)
 @pytest.mark.parametrize(
     ("lacks", "said"),
-    [(("lock",), ""), (("lock", "lock_range"), "no lock is to be had"), (("forget",), "need not have come from the disk"),
+    [(("lock",), ""), (("lock", "lock_range"), "no lock is to be had"), (("forget",), "may have come from memory"),
      (("data_only",), ""), (("folder",), ""), (("exchange",), ""),
      (("lock", "lock_range", "forget", "data_only", "folder", "exchange"), "no lock is to be had")],
     ids=lambda lacks: "+".join(lacks),

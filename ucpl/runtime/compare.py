@@ -258,7 +258,7 @@ def _with(bound: Bound, mirrored: Sequence[Runs]) -> Bound:
     """Append checks of the plan's results to the plan."""
     last = [m.replace(node=np.full(len(m), len(bound.nodes), np.int32)) for m in mirrored]
     boxes = Side.concat(m.table(bound.spaces).target_side for m in mirrored)
-    return evolve(bound, nodes=(*bound.nodes, Check("what is there", (), boxes)), moves=(*bound.moves, *last))
+    return evolve(bound, nodes=(*bound.nodes, Check("the target's tensors", (), boxes)), moves=(*bound.moves, *last))
 
 
 def _mirror(m: Runs, base: int) -> Runs:

@@ -31,7 +31,7 @@ class Unverified:
         return self.bytes_read / self.size
 
     def __str__(self) -> str:
-        return f"storage {self.storage} of {self.file}, of which {self.share:.1%} was read"
+        return f"storage {self.storage} of {self.file}: {self.share:.1%} of it was read"
 
 
 @frozen

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 __all__ = ["TargetSizes", "execute", "rehearse"]
 
 SINGLE = (".pt", ".pth", ".bin")  # a target of this name is one file
-FROM_MEMORY = "pages cannot be dropped from memory here: what was read back need not have come from the disk"
-OF_A_JOB = "torchrun ends all ranks where one is gone: it says which was the first, and how it ended"
+FROM_MEMORY = "pages cannot be dropped from memory here: the read-back may have come from memory instead of the disk"
+OF_A_JOB = "if a rank is gone, torchrun ends all ranks: it reports the first one and its exit status"
 _BLOCK = 4096  # bytes
 _OF_A_RUN = 8  # files and folders that a run makes next to those of a target: its lock, journal, manifest
 _FINAL = ("E505", "E605", "E607", "E611", "E612", "E613", "E614")  # `--resume` cannot continue from these
@@ -196,8 +196,8 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
     else:
         within = place
     if place == top or top in place.parents or place in top.parents:
-        what = "holds" if place in top.parents else "is, or lies in,"
-        remedy = "the source is only read: choose a DST beside it, or anywhere else outside of it"
+        what = "holds" if place in top.parents else "is the same as, or inside,"
+        remedy = "the source is only read: choose a DST next to it, or anywhere else outside of it"
         fail("E507", f"the target {what} the source {top}", Label(str(place)), remedy=remedy)
     return within
 
@@ -313,8 +313,8 @@ class _Run:
             self.work.clear()
             return error
         is_there = self.team.size > 1 and earlier.was_published(self.work, self.digests, self.layout)
-        kept = f"finished parts are kept in {self.work.folder}: the same command with --resume goes on"
-        note = f"{self.target} is there, whole: it was published before" if is_there else kept
+        kept = f"finished parts are kept in {self.work.folder}: to continue, repeat the command with --resume"
+        note = f"{self.target} is complete: it was published before" if is_there else kept
         return UcplError(evolve(first, notes=(*first.notes, note)), *error.diagnostics[1:])
 
     def refused(self, error: OSError) -> UcplError:

@@ -170,6 +170,6 @@ def network_remark(place: Path, table: Path = TABLE) -> str:
     if kind not in NETWORKS and not kind.startswith("fuse."):
         return ""
     return (
-        f"{place} is on {kind}: whether a sync is durable, a rename one step and a lock seen on other machines is that file"
-        " system's word, and what was read back may come from a cache of its own"
+        f"{place} is on {kind}: this file system may not make syncs durable, renames atomic, or locks visible to other"
+        " machines, and the read-back may come from its cache"
     )

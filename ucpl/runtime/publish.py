@@ -213,7 +213,7 @@ class Lock:
                     fail("E502", f"another ucpl is writing {self._target}", Label(str(self.path), whose))
                 if error.errno not in LACKING:
                     raise
-        self.lacking = f"no lock is to be had beside {self._target}: nothing here keeps a second run away from it"
+        self.lacking = f"no lock is to be had next to {self._target}: a second run is not kept away from it"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

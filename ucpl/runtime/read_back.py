@@ -168,4 +168,4 @@ def holds(files: TargetFiles, file: int, position: int, data: bytes) -> bool:
 
 def _differs(files: TargetFiles, file: int, position: int, size: int) -> None:
     path = files.path(file)
-    fail("E505", f"{path}: bytes {position} to {position + size} are not what was written", Label(str(path)))
+    fail("E505", f"{path}: bytes {position} to {position + size} differ from the written ones", Label(str(path)))

@@ -153,7 +153,7 @@ class Shipping:
 
         Raises: UcplError E502, E503.
         """
-        mark = json.dumps({"run": self._run, "by": "ucpl", "is": "a target that is not whole"}).encode()
+        mark = json.dumps({"run": self._run, "by": "ucpl", "is": "an incomplete target"}).encode()
         key, objects = self.place.key(UNFINISHED), self.place.objects
         old = [entry.key for entry in self.place.entries()]
         with self._writing():
@@ -237,7 +237,11 @@ class Shipping:
                 objects.put(key, data)
                 found = read_whole(objects, Entry(key, len(data), "", 0)) if read_back else data
             if found != data:
-                fail("E505", f"{self.place.url}/{name} is not what was written", Label(f"{self.place.url}/{name}"))
+                fail(
+                    "E505",
+                    f"{self.place.url}/{name} differs from the bytes that were sent",
+                    Label(f"{self.place.url}/{name}"),
+                )
         with suppress(OSError):  # it says nothing where the manifest is
             objects.remove([mark])
         self.begun = False
@@ -273,7 +277,7 @@ class Shipping:
             else:
                 self.place.objects.remove([entry.key for entry in self.place.entries() if entry.key != mark])
                 note = (
-                    f"what is left in {self.place.url} does not count as there: the same command with --resume clears it and"
+                    f"the rest in {self.place.url} does not count as a target: the same command with --resume clears it and"
                     " begins again"
                 )
         except OSError as again:

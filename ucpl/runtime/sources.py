@@ -135,7 +135,7 @@ class SourceFiles:
                 file = self.files[index]
                 fail(
                     "E610",
-                    f"{file} ends at byte {position + done}, within what is read: it was {self.identity[file].size} bytes long",
+                    f"{file} ends at byte {position + done}, within the range to read; it had {self.identity[file].size} bytes",
                     Label(str(self.path(file))),
                 )
             views = _after(views, got)

@@ -172,7 +172,7 @@ def published(team: Team, target: Path) -> tuple[str, ...]:
     except UcplError as error:
         if team.rank != 0:
             raise
-        return (f"{error.diagnostics[0].message}; {target} was whole by then",)
+        return (f"{error.diagnostics[0].message}; {target} was complete by then",)
     return ()
 
 
