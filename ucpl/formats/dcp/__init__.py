@@ -1,4 +1,4 @@
-"""Folders of PyTorch DCP: FSDP2, FSDP, one rank, and what torch.distributed.checkpoint saves of any job."""
+"""Folders of torch.distributed.checkpoint: of FSDP2, FSDP, one rank, or any job."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Boxes of a tensor as cells of one grid, each a view of a part of its chunk: what is cut in other places for a weight than for
-its moments, or in no grid at all, is told in the language so. Nothing is moved by it.
+"""Boxes of a tensor as cells of one grid.
+
+A weight and its moments can be cut at different places, or without a grid. Each cell is a view of a part of its chunk;
+no data is moved. The language can then describe the tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Edges = tuple[tuple[int, ...], ...]  # of each dim: where cells begin, and its e
 
 
 def edges_of(shape: Shape, boxes: Iterable[Box]) -> Edges:
-    """Where some box begins or ends, along each dim."""
+    """Begins and ends of all boxes, along each dim."""
     out: list[set[int]] = [{0, n} for n in shape]
     for begin, size in boxes:
         for d, (low, n) in enumerate(zip(begin, size, strict=True)):
@@ -33,12 +35,15 @@ def edges_of(shape: Shape, boxes: Iterable[Box]) -> Edges:
 
 
 def is_grid(edges: Edges, boxes: Sequence[Box]) -> bool:
-    """Whether boxes that make up a tensor are all cells of the grid that their edges make."""
+    """Test whether the boxes fill the grid of their edges."""
     return len(boxes) == prod(len(found) - 1 for found in edges)
 
 
 def in_cells(found: Mapping[Key, Extent], edges: Edges) -> dict[Key, Extent]:
-    """Chunks by key, name and begin, as cells. edges: those of the chunks among them."""
+    """Chunks as cells, by key: name and begin.
+
+    edges: those of the chunks among them.
+    """
     out: dict[Key, Extent] = {}
     for key, extent in found.items():
         dims = len(extent.shape)
@@ -56,7 +61,10 @@ def in_cells(found: Mapping[Key, Extent], edges: Edges) -> dict[Key, Extent]:
 def on_one_grid(
     path: Path, name: str, shape: Shape, each: Sequence[Mapping[Key, Extent]]
 ) -> list[Mapping[Key, Extent]]:
-    """Chunks of a tensor, and of each of its states, as cells of one grid, by key. Raises: UcplError E523."""
+    """Chunks of a tensor and its states as cells of one grid.
+
+    Each mapping is by key. Raises: UcplError E523.
+    """
     boxes = [
         [(tuple(int(step) for step in key[len(key) - len(shape) :]), one.shape) for key, one in some.items()]
         for some in each
@@ -80,8 +88,9 @@ def _parts(edge: tuple[int, ...], low: int, n: int) -> Iterator[tuple[int, int]]
 
 
 def boxes_of_run(shape: Shape, low: int, high: int) -> Iterator[tuple[Shape, Shape, int]]:
-    """Elements low to high of a box, row by row, as boxes: (begin, shape, element of the box at which it begins); at most
-    2k - 1 of k dims.
+    """Elements low to high of a box, row by row, as boxes.
+
+    Each is (begin, shape, element of the box at which it begins). There are at most 2k - 1 boxes if the box has k dims.
     """
     if low >= high:
         return
@@ -103,9 +112,10 @@ def boxes_of_run(shape: Shape, low: int, high: int) -> Iterator[tuple[Shape, Sha
 
 
 def boxes_of_runs(found: Mapping[Key, Extent], name: str, grid: Shape, whole: Shape) -> dict[Key, Extent]:
-    """Runs of the flattened parts that a grid of ranks cuts a tensor into, as boxes of the tensor: key is name, then begin.
+    """Runs of flattened parts as boxes, by name and begin.
 
-    found: by name, a rank's place on the grid and where the run begins in its part. whole: the tensor's shape.
+    A grid of ranks cuts the tensor into parts, and each part is flattened.
+    found: by name, the rank's place on the grid, and the begin of the run in its part. `whole`: the shape of the tensor.
     """
     part = tuple(n // ways for n, ways in zip(whole, grid, strict=True))
     out: dict[Key, Extent] = {}
@@ -117,7 +127,10 @@ def boxes_of_runs(found: Mapping[Key, Extent], name: str, grid: Shape, whole: Sh
 
 
 def placed(run: Extent, name: str, begin: Shape, part: Shape, low: int) -> dict[Key, Extent]:
-    """A run of the elements of a box, from its element `low` on, as boxes of the tensor that the box begins at `begin` of."""
+    """Boxes of a run that begins at element `low` of a box.
+
+    begin: of the box in the tensor.
+    """
     strides = tuple(prod(part[d + 1 :]) for d in range(len(part)))
     out: dict[Key, Extent] = {}
     for at, size, first in boxes_of_run(part, low, low + run.numel):

@@ -1,8 +1,9 @@
-"""Chunks of tensors: what the archive of each says of itself, held against `.metadata`, and that they make up the whole.
+"""Chunks of tensors.
 
-A chunk is an archive of torch.save inside a file of a rank. torch 2.13 can save a tensor that it can never load: FSDP2 over TP
-places the last rows with a rank that does not have them, and calls those of the rank that does empty. Where exactly one box
-lacks its elements, and one archive has elements of that shape which no box names, they are put together.
+Their headers, compared with `.metadata`, and a check of completeness. A chunk is an archive of torch.save inside a file
+of a rank. torch 2.13 can save a tensor that it can never load: FSDP2 over TP assigns the last rows to a rank that does
+not have them, and records the chunk of the rank that has them as empty. If exactly one box lacks its elements, and one
+archive has elements of that shape that no box names, the two are joined.
 """
 
 from __future__ import annotations
@@ -35,17 +36,23 @@ Key = tuple[str | int, ...]
 
 
 def address(name: str, offset: Shape) -> Key:
-    """The key of a chunk, as layouts name it: the tensor's name, then where the chunk begins, a step for each dim."""
+    """The key of a chunk in layouts.
+
+    The tensor's name, then its begin per dim.
+    """
     return (name, *offset)
 
 
 @define
 class Chunks:
-    """Archives of one folder. described: names whose chunks another file than `.metadata` describes."""
+    """Archives of one folder.
+
+    described: names whose chunks another file than `.metadata` describes.
+    """
 
     root: Path
     described: Mapping[str, str] = field(factory=dict)
-    amiss: list[Diagnostic] = field(factory=list)  # what was put right, for `verify`
+    amiss: list[Diagnostic] = field(factory=list)  # issues that were corrected, for `verify`
 
     def metadata(self, name: str) -> Path:
         """The file that describes a tensor."""
@@ -55,7 +62,10 @@ class Chunks:
         return read_torch_file(self.root, place.file, place.start, place.size)
 
     def ahead(self, metadata: Metadata) -> None:
-        """Have the headers of all archives, where they lie in a store. Raises: UcplError E685."""
+        """Read the headers of all archives ahead, in an object store.
+
+        Raises: UcplError E685.
+        """
         chunks = (chunk for stored in metadata.tensors.values() for chunk in (*stored.chunks, *stored.empty))
         places = list(dict.fromkeys((*(chunk.place for chunk in chunks), *metadata.objects.values())))
         files: dict[str, list[Place]] = {}
@@ -67,7 +77,7 @@ class Chunks:
             ahead(path, [partial(self.archive, place) for place in places])
 
     def _ends(self, file: str, places: list[Place]) -> None:
-        """Where archives are read first: the end of one and the beginning of the next lie together."""
+        """Fetch the ends of archives: two neighbours meet in one range."""
         known = [(place.start, place.size) for place in places if place.size is not None and place.start >= 0]
         ends = [end for start, size in known for end in ends_of(start, size)]
         fd = open_file(self.root / file, file)
@@ -88,7 +98,10 @@ class Chunks:
         return part, part.value
 
     def extents(self, name: str, stored: Stored) -> dict[Key, Extent]:
-        """By key. Raises: UcplError E521, E522, and what the archives raise."""
+        """Chunks of a tensor by key.
+
+        Raises: UcplError E521, E522, and errors of reading the archives.
+        """
         found: list[tuple[Chunk, Extent]] = []
         lacking: list[tuple[Chunk, TensorRef]] = []
         for chunk in stored.chunks:
@@ -111,12 +124,18 @@ class Chunks:
         return {extent.key: extent for _, extent in found}
 
     def extent(self, name: str, chunk: Chunk, part: TorchFile, tensor: TensorRef) -> Extent:
-        """Storages of all archives of a file are called "0": here, by where the archive begins, too."""
+        """The chunk of an archive, with the archive's begin in its storage.
+
+        All archives of a file call their storage "0".
+        """
         made = part.extent(address(name, chunk.offset), tensor)
         return evolve(made, storage=f"{chunk.place.start}:{made.storage}")
 
     def mended(self, name: str, stored: Stored, lacking: list[tuple[Chunk, TensorRef]]) -> tuple[Chunk, Extent]:
-        """The box that lacks its elements, with those that no box names. Raises: UcplError E522."""
+        """Join the box without elements and the archive without a box.
+
+        Raises: UcplError E522.
+        """
         chunk, held = lacking[0]
         spare = [(one, *self.tensor(one.place, name)) for one in stored.empty]
         fitting = [(one, part, tensor) for one, part, tensor in spare if tensor.shape == chunk.shape]
@@ -146,7 +165,10 @@ class Chunks:
 
 
 def demand_whole(name: str, stored: Stored, path: Path) -> None:
-    """Boxes cover each element once. path: the file that describes them. Raises: UcplError E521, E523."""
+    """Check that the boxes cover each element once.
+
+    path: the file that describes them. Raises: UcplError E521, E523.
+    """
     shape = stored.shape
     if 0 in shape:
         return
@@ -184,5 +206,5 @@ def demand_whole(name: str, stored: Stored, path: Path) -> None:
 
 
 def _beside(path: Path, file: str) -> Path:
-    """A file of chunks, by the file that describes them: both lie in one folder."""
+    """A file of chunks, in the folder of their description."""
     return path.parent / Path(file).name if path.name == METADATA else path.parent / file

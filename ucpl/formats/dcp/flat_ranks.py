@@ -1,13 +1,14 @@
-"""FSDP1's flat parameters as each rank holds them (LOCAL_STATE_DICT), beside what their handles know: `rank_3.pt`.
+"""FSDP1's flat parameters of each rank (LOCAL_STATE_DICT), with their handles: `rank_3.pt`.
 
     {"state": {"layers.0._flat_param": ..., "a_buffer": ...},
      "flat_meta": {"_fsdp_wrapped_module.layers.0": {"fqns", "shapes", "numels_with_padding", "is_padding_mask", ...}},
      "optim": optimizer.state_dict()}  # or not
 
-The state dict itself names no parameter of a flat one: `flat_meta` does, with the FlatParameter's own fields. A rank has one
-run of a flat parameter, as long as the others' but for the end, so that each tensor falls into runs of its elements: boxes of
-it. Numbers of an optimizer are those of the flat parameters, in the order of `flat_meta`, which is the module's; with
-`use_orig_params` they are others, and the weights alone are read.
+The state dict itself does not name the parameters inside a flat parameter; `flat_meta` does, by fields of
+FlatParameter. Each rank has one run of a flat parameter, all of equal length except at the end. So each tensor is cut
+into runs of its elements, which are stored as boxes. The optimizer's numbers count the flat parameters in the order of
+`flat_meta`, which is the module's order. With `use_orig_params` they count something else, and only the weights are
+read.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ucpl.stores.wrappers import bare
 
 __all__ = ["flats_in", "opened_flats"]
 
-FILE = "model.pt"  # what layouts call all of it, however many ranks have saved
+FILE = "model.pt"  # the file's name in layouts, for any number of ranks
 PREFIX, STATES = "model.", "optim.state."
 _STATE, _META, _OPTIM = "state", "flat_meta", "optim"
 _FLAT = "_flat_param"
@@ -63,7 +64,7 @@ Shape = tuple[int, ...]
 
 
 def flats_in(path: Path) -> list[str]:
-    """Files of a folder that are called so, where the first one has what handles know of flat parameters."""
+    """Names of the ranks' files, if the first one has handles."""
     names = sorted((n for n in names_like(path, ".pt") if _RANK.fullmatch(n)), key=_rank)
     try:
         is_so = bool(names) and {_STATE, _META} <= Value.of(read_torch_file(path, names[0])).mapping().keys()
@@ -81,7 +82,10 @@ def _rank(name: str) -> int:
 
 @frozen
 class _Member:
-    """A parameter of a flat one. begin: the element of the flat one at which it begins."""
+    """A parameter inside a flat one.
+
+    begin: its first element in the flat one.
+    """
 
     name: str
     shape: Shape
@@ -97,7 +101,7 @@ class _Flat:
     numel: int
 
     def run(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Elements that a rank has: as many as the others, or what is left of them."""
+        """A rank's elements: as many as the others', or the rest."""
         each = -(-self.numel // ranks)
         low = min(self.numel, rank * each)
         return low, min(self.numel, low + each)
@@ -121,7 +125,10 @@ class _Ranks:
         return [Value.of(part) for part in self.parts]
 
     def runs(self, flat: _Flat, found: list[Value | None], stored: str) -> None:
-        """What ranks have of a flat parameter, or of a state of it, as boxes of its members. stored: names, `{}` in them."""
+        """Cut the runs of a flat tensor into boxes of its members.
+
+        stored: names, with `{}` for the member.
+        """
         keys: dict[str, list[Key]] = {one.name: [] for one in flat.members}
         for rank, value in enumerate(found):
             low, high = flat.run(rank, len(found))
@@ -135,7 +142,7 @@ class _Ranks:
                     Label(str(part.path), where=f"{_STATE}/{flat.key}"),
                 )
             tensor = value.tensor()
-            whole = -(-flat.numel // len(found))  # with what makes ranks equal, which the model's own has not
+            whole = -(-flat.numel // len(found))  # with padding that makes ranks equal
             if len(tensor.shape) != 1 or prod(tensor.shape) not in (high - low, whole):
                 value.wrong(f"{high - low} elements of a flat parameter of {flat.numel}")
             run = self.parts[rank].extent(value.key, tensor)
@@ -157,7 +164,10 @@ class _Ranks:
                 self.held.setdefault(one.name, []).append(keys[one.name])
 
     def align(self) -> None:
-        """Runs that begin and end within rows, as cells of one grid of each tensor. Raises: UcplError E523."""
+        """Turn runs into cells of one grid per tensor.
+
+        Raises: UcplError E523.
+        """
         shapes = {one.name: one.shape for flat in self.flats for one in flat.members}
         for name, each in self.held.items():
             found = [{key: self.extents.pop(key) for key in keys} for keys in each]
@@ -170,13 +180,16 @@ class _Ranks:
 
     @property
     def has_views(self) -> bool:
-        """Whether ranks have what is theirs of each parameter under its own name, too: `use_orig_params`."""
+        """True if ranks also store their parts by parameter (`use_orig_params`)."""
         return not self.names.isdisjoint(self.tops()[0].at(_STATE).mapping())
 
     # ---- the rest of the model, and the optimizer ----------------------------------------------------------------------
 
     def buffers(self) -> list[NamedTensor]:
-        """What every rank has whole. Raises: UcplError E456, E700."""
+        """Tensors that every rank has completely.
+
+        Raises: UcplError E456, E700.
+        """
         flat = {one.key for one in self.flats} | self.names
         out = []
         for key, value in self.tops()[0].at(_STATE).named():
@@ -214,7 +227,10 @@ class _Ranks:
             )
 
     def optimizer(self) -> tuple[ParameterGroup, ...]:
-        """States of the flat parameters by number, and groups with all that are in theirs. Raises: UcplError E455, E456."""
+        """Read states of the flat parameters by number, and the parameter groups.
+
+        A group lists all parameters in its flat ones. Raises: UcplError E455, E456.
+        """
         tops = [top.find(_OPTIM) for top in self.tops()]
         if tops[0] is None or self.has_views or skips_optimizer(_OPTIM):
             return ()
@@ -290,7 +306,7 @@ class _Ranks:
         self.states |= dict.fromkeys(names, tuple(found))
 
     def carry(self, value: Value) -> object:
-        """A value of the first rank's file, ready to be carried with the tensors in it."""
+        """A value of the first rank, with its tensors, for the envelope."""
         part = self.parts[0]
         for step, tensor in tensors_of(value.held, part.file):
             made = part.extent((*value.key, *step), tensor)
@@ -307,7 +323,10 @@ def _of_optim(top: dict[object, object], number: int) -> dict[object, object]:
 
 
 def opened_flats(root: Path) -> Checkpoint:
-    """Read all headers. Raises: UcplError E452, E455, E456, E523, E700, and what the files raise (E400-E427)."""
+    """Read all headers.
+
+    Raises: UcplError E452, E455, E456, E523, E700, and errors of reading files (E400-E427).
+    """
     names = flats_in(root)
     missing = next((n for n, name in enumerate(names) if _rank(name) != n), None)
     if missing is not None:
@@ -372,7 +391,10 @@ def opened_flats(root: Path) -> Checkpoint:
 
 
 def _flats(top: Value) -> tuple[_Flat, ...]:
-    """As the handles tell of them. Raises: UcplError E455."""
+    """Flat parameters, from the fields of their handles.
+
+    Raises: UcplError E455.
+    """
     out = []
     for module, said in top.at(_META).named():
         owner = bare(module).strip(".")

@@ -1,7 +1,8 @@
-"""Model and optimizer of FSDP in a folder each, `pytorch_model_fsdp_0` and `optimizer_0`: Accelerate's and the Trainer's.
+"""FSDP's model and optimizer in two folders: `pytorch_model_fsdp_0` and `optimizer_0`.
 
-Each is a folder of torch.distributed.checkpoint, with one dict of the state dict: `model`, and `optimizer`. Together they are
-one checkpoint, whose names are those of both. Read in accelerate 1.15, utils/fsdp_utils.py.
+Accelerate and the Trainer write them. Each is a folder of torch.distributed.checkpoint, with one dict of the state
+dict: `model`, and `optimizer`. Together they are one checkpoint, whose names are those of both. Source: accelerate
+1.15, utils/fsdp_utils.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BACKEND_BYTES_MAX = 1 << 16
 
 
 def is_apart(path: Path) -> bool:
-    """Whether a folder has the model of FSDP in one of its own, in chunks."""
+    """Test whether a folder has FSDP's model as chunks in a subfolder."""
     return bool(folders_in(path))
 
 
@@ -43,13 +44,15 @@ def _is_model(name: str) -> bool:
 
 
 def has_chunks(path: Path) -> bool:
-    """Whether a folder is one of torch.distributed.checkpoint's format, whoever saved it."""
+    """Test whether any program wrote this folder in torch.distributed.checkpoint's format."""
     return path.is_dir() and (path / METADATA).is_file() and bool(names_like(path, ".distcp"))
 
 
 def is_of_megatron(path: Path) -> bool:
-    """Whether a folder has `.metadata` beside a file of Megatron-Core's: common.pt, whatever became of metadata.json, or a
-    metadata.json that names its backend, which somebody's own does not.
+    """Test whether a folder with `.metadata` also has a file of Megatron-Core.
+
+    That is common.pt, with or without metadata.json, or a metadata.json that names its backend. A metadata.json of
+    other programs does not name one.
     """
     if not path.is_dir() or not (path / METADATA).is_file():
         return False
@@ -60,7 +63,10 @@ def is_of_megatron(path: Path) -> bool:
 
 
 def read_folders(root: Path) -> Metadata:
-    """Both folders as one. Raises: UcplError E487 for several models, E520 for a name that both have, and as read_metadata."""
+    """Read both folders as one.
+
+    Raises: UcplError E487 for several models, E520 for a name in both folders, and errors of read_metadata.
+    """
     folders = folders_in(root)
     models = [name for name in folders if name != OPTIMIZER]
     if models != [MODEL]:

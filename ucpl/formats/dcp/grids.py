@@ -1,4 +1,4 @@
-"""Chunks of tensors as a layout of its own where no mesh is known that makes them: each dim over an axis, by its widths."""
+"""A layout for chunks without a mesh: one axis for each dim."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Shape = tuple[int, ...]
 
 @frozen
 class Lines:
-    """What a layout is made of. shapes, boxes, templates: of each tensor, by name; settings: its parameters.
+    """Contents of a layout.
 
-    A tensor with an empty template is not stored by itself: its states are.
+    shapes, boxes, templates: of each tensor, by name. settings: the layout's parameters. An empty template means that
+    only the states of the tensor are stored.
     """
 
     shapes: Mapping[str, Shape]
@@ -39,9 +40,10 @@ class Lines:
 
 
 def by_dims(base: Base, lines: Lines, path: Path) -> Extended:
-    """Each dim over an axis of its own, by widths: of a tensor with fewer parts than another, the last ones are empty.
+    """A layout with one axis for each dim, by widths.
 
-    path: the file that tells of the chunks. Raises: UcplError E523.
+    If a tensor has fewer parts than another, its last parts are empty. path: the file that describes the chunks.
+    Raises: UcplError E523.
     """
     widths = {name: _widths(name, shape, lines.boxes[name], path) for name, shape in lines.shapes.items()}
     dims = max(map(len, widths.values()), default=0)
@@ -79,7 +81,10 @@ def by_dims(base: Base, lines: Lines, path: Path) -> Extended:
 
 
 def _widths(name: str, shape: Shape, found: Boxes, path: Path) -> tuple[tuple[int, ...], ...]:
-    """The widths of a tensor's parts along each dim. Raises: UcplError E523 where its chunks are no grid."""
+    """The widths of a tensor's parts along each dim.
+
+    Raises: UcplError E523 if its chunks are no grid.
+    """
     starts = [sorted({at[d] for at in found}) for d in range(len(shape))]
     widths = tuple(tuple(b - a for a, b in pairwise((*begins, n))) for begins, n in zip(starts, shape, strict=True))
     by_start = [dict(zip(begins, w, strict=True)) for begins, w in zip(starts, widths, strict=True)]

@@ -1,8 +1,8 @@
-"""Keys of a parameter group that torch.optim has and a source lacks: written where they are facts, else left out and named.
+"""Keys of torch.optim's parameter groups that a source lacks.
 
-`torch.distributed.checkpoint.load` asks for each key that the job's optimizer has, and refuses a folder that lacks one. What
-torch.optim.Adam takes for a key that a group lacks is in its `__setstate__` (torch 2.13), which AdamW shares but for
-`decoupled_weight_decay`.
+A key is written if its value is known; otherwise it is left out and reported. `torch.distributed.checkpoint.load`
+requests each key of the job's optimizer, and rejects a folder that lacks one. `torch.optim.Adam.__setstate__` (torch
+2.13) has the defaults for missing keys. AdamW shares them, except for `decoupled_weight_decay`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["advice", "completed"]
 
 DECOUPLED = "decoupled_weight_decay"
 _ADAM = frozenset({"exp_avg", "exp_avg_sq"})
-# How a step is computed, and none of its numbers; and `maximize`, without which an optimizer minimises.
+# Options of the computation of a step, and `maximize`: optimizers minimise without it.
 _NEUTRAL: dict[str, object] = {
     "maximize": False, "foreach": None, "capturable": False, "differentiable": False, "fused": None,
 }  # fmt: skip
@@ -39,9 +39,9 @@ _KNOWN = frozenset(
 
 
 def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: Collection[str]) -> dict[str, object]:
-    """Hyper-parameters of a group with those keys of torch.optim.Adam that follow from the source, or that are stated.
+    """Add the keys of torch.optim.Adam that the source or the target determines.
 
-    Raises: UcplError E471 where the target states another `decoupled_weight_decay` than the source.
+    Raises: UcplError E471 if the target states another `decoupled_weight_decay` than the source.
     """
     states = {state for tensor in structure.tensors if tensor.name in members for state in tensor.states}
     stated = _stated(structure)
@@ -62,7 +62,7 @@ def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: C
 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Keys that are added to groups, each with its value, the one that only the user knows, and states without a group."""
+    """Notes on keys added to groups, and on states without a group."""
     if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.envelope.groups):
         return ()
     return (*_of_keys(source, structure), *_of_empty(source, structure))
@@ -83,7 +83,7 @@ def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Keys of groups that are added, and the one that only the user knows."""
+    """Notes on keys added to groups, and on an unknown one."""
     added: dict[str, object] = {}
     is_open = False
     for group in source.envelope.groups:
@@ -103,7 +103,7 @@ def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _lacks_kind(structure: Structure, members: Collection[str], hyper: Hyper) -> bool:
-    """Whether a group may be Adam's or AdamW's, and does not show which."""
+    """Test whether a group is Adam's or AdamW's without a decision."""
     states = {state for tensor in structure.tensors if tensor.name in members for state in tensor.states}
     return states >= _ADAM and DECOUPLED not in hyper and hyper.keys() <= _KNOWN
 
@@ -118,7 +118,10 @@ def _is_adam(hyper: Hyper) -> bool:
 
 
 def _of_config(source: Checkpoint, hyper: Hyper) -> bool | None:
-    """The keys of ds_config for the optimizer that DeepSpeed makes; torch's own ones may be the caller's."""
+    """Read the flag from ds_config's optimizer, if DeepSpeed itself makes it.
+
+    The caller may set torch's own keys.
+    """
     config = source.envelope.blobs.get("ds_config")
     said = config.get("optimizer") if isinstance(config, Mapping) else None
     if not isinstance(said, Mapping) or "bias_correction" not in hyper:

@@ -1,7 +1,7 @@
-"""How the chunks of PyTorch's distributed format lie, as a layout in the language: one that extends the shipped `dcp`.
+"""Placement of torch.distributed.checkpoint's chunks as a layout that extends the shipped `dcp`.
 
-A line is written for each tensor that does not lie as the shipped layout has its kind. Where no mesh of FSDP and tensor
-parallelism makes the chunks, each dim is cut over an axis of its own, by the widths that are found.
+A line is written for each tensor that differs from the shipped layout's line for its kind. If no mesh of FSDP and
+tensor parallelism makes the chunks, each dim is cut over an axis of its own, by the widths of the chunks.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
 
 
 def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
-    """The shipped layout at a tensor-parallel degree: every tensor cut along the dim that the source cuts, as torch.chunk does.
+    """The shipped layout at a tensor-parallel degree.
 
-    Raises: UcplError E472 where nothing says which dims these are.
+    Every tensor is cut along the same dim as in the source, as torch.chunk cuts it. Raises: UcplError E472 if these
+    dims are unknown.
     """
     aliases = {item.path: item.owner for item in base.model.items if isinstance(item, nodes.Alias)}
     scalars = without_dims(base.model)
@@ -98,7 +99,7 @@ def _entry(name: str, axes: tuple[nodes.Axis, ...], is_alias: bool) -> nodes.Ent
 
 
 def _template(is_alias: bool) -> str:
-    """A name may have braces and slashes in it, which a template would read as its own."""
+    """A template that ignores braces and slashes in names."""
     return "{prefix}{alias}" if is_alias else "{prefix}{name}"
 
 
@@ -121,7 +122,7 @@ def _pattern(shape: tuple[int, ...], cut: Cut) -> tuple[nodes.Axis, ...]:
 
 def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], boxes: Mapping[str, Boxes]) -> Extended:
     asked = {n: base.inherited[n][0] for n in ("prefix", "states", "file")}
-    asked["flat"] = base.inherited.get("flat", (0, ""))[0]  # what no optimizer is in has none
+    asked["flat"] = base.inherited.get("flat", (0, ""))[0]  # without an optimizer no name is flat
     masters = base.inherited["masters"][0]
     if masters:
         asked["master_state"] = base.inherited.get("master_state", ("fp32", ""))[0]

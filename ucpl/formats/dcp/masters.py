@@ -1,7 +1,8 @@
-"""Which state of an optimizer is the fp32 master of weights of 16 bits: files do not say, and weights are made of it anew.
+"""The search for the state that is the master of 16-bit weights.
 
-A name is a claim, and bits prove it: of every parameter a sample of the weight has to be the state, rounded to nearest even.
-What has the bits and no name that masters have, or the name and not the bits, is none until a call says so, and a remark tells.
+Files do not mark this state, and weights are computed from it. A name is not enough: of every parameter, a sample of
+the state, rounded to nearest even, must equal the weight. If only the bits or only the name fits, the state is no
+master until the call of the source names it, and a note reports this.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from ucpl.stores.zips import open_file, read_exactly
 
 __all__ = ["with_masters"]
 
-# What optimizers call it that keep one beside their moments.
+# Names of masters in optimizers that keep one with their moments.
 _NAMES = ("master", "master_param", "master_params", "master_weight", "master_weights", "fp32_param", "fp32_params")
 _NARROW = ("bf16", "f16")
 _SAMPLE = 128  # elements at either end of a chunk
-_SPAN = 1 << 20  # bytes that a sample may lie in
+_SPAN = 1 << 20  # the largest range of bytes that a sample is read from
 
 _Places = Mapping[tuple[str, ...], list[tuple[tuple[int, ...], Extent]]]
 
 
 @frozen
 class _Held:
-    """What a sample of a state tells."""
+    """Findings of a sample of a state."""
 
     elements: int = 0
     weights: int = 0
@@ -41,7 +42,7 @@ class _Held:
 
 
 def with_masters(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint, with the state that is its master as `fp32`, or with a remark on what may be it."""
+    """Rename the master to `fp32`, or add a note on candidates."""
     trained = [t for t in checkpoint.tensors if t.states]
     narrow = [t for t in trained if t.dtype in _NARROW]
     if not narrow or any(FP32 in t.states for t in trained):
@@ -91,7 +92,7 @@ def _held(
     entries: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]],
     places: _Places,
 ) -> _Held:
-    """A sample of each chunk of weights against the state: the first that is not it, rounded, tells."""
+    """Compare a sample of each chunk of weights with the state."""
     elements = weights = 0
     seen = Seen()
     for t in holders:
@@ -122,7 +123,7 @@ def _held(
 
 
 def _sample(shape: tuple[int, ...]) -> I64:
-    """Indices of the first elements of a tensor and of its last, a row each."""
+    """Indices of a tensor's first and last elements, one row each."""
     numel = int(np.prod(shape, dtype=np.int64))
     first = np.arange(min(_SAMPLE, numel), dtype=np.int64)
     rows = np.unique(np.concatenate([first, numel - 1 - first]))
@@ -130,7 +131,7 @@ def _sample(shape: tuple[int, ...]) -> I64:
 
 
 def _read(checkpoint: Checkpoint, extent: Extent, sample: I64) -> np.ndarray | None:
-    """The bits of these elements. None: they lie too far apart to be looked at."""
+    """The bits of these elements, or None if they are far apart."""
     size = DTYPES[extent.dtype].itemsize
     places = extent.offset + sample @ np.array(extent.stride, dtype=np.int64).reshape(-1)
     out = np.zeros(len(places), dtype=f"<u{size}")
@@ -156,13 +157,13 @@ def _numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Which of these bits are no number: what such a one is rounded to is the device's own."""
+    """Mark NaN bits: each device rounds these in its own way."""
     infinity = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}[dtype]
     return (bits & ((1 << (8 * bits.itemsize - 1)) - 1)) > infinity
 
 
 def _rounded(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Of f32, as bits: the bits in another type of floats, rounded to nearest even."""
+    """Bits of f32 values, rounded to nearest even in another float type."""
     if dtype == "f16":
         with np.errstate(all="ignore"):
             return bits.view("<f4").astype("<f2").view("<u2")

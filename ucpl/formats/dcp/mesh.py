@@ -1,6 +1,7 @@
-"""How the chunks of tensors lie on a mesh: FSDP's and tensor parallelism's degrees, and which dim of each tensor tp cuts.
+"""The mesh of a folder's chunks.
 
-FSDP2 cuts dim 0 of a tensor as torch.chunk does; over tensor parallelism, it cuts what a tp rank has.
+Degrees of FSDP and tp, and cut dims.
+FSDP2 cuts dim 0 of a tensor as torch.chunk does. With tensor parallelism, it cuts the part of a tp rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Boxes = Mapping[Shape, Shape]  # where a chunk begins -> its shape; those that h
 
 @frozen
 class Cut:
-    """How one tensor is cut. dim: over tp; None: a copy on each. whole: FSDP does not cut it."""
+    """The cut of one tensor.
+
+    dim: the dim over tp, or None for a copy on each tp rank. `whole`: FSDP does not cut it.
+    """
 
     dim: int | None = None
     whole: bool = False
@@ -34,7 +38,10 @@ class Mesh:
 
 
 def boxes_of(extents: Iterable[Extent], dims: Mapping[str, int]) -> dict[str, dict[Shape, Shape]]:
-    """Of tensors by their stored names, from chunks' keys: name, then where it begins in `dims[name]` dims."""
+    """Boxes of tensors by stored name, from the keys of chunks.
+
+    A key is the name, then the begin in `dims[name]` dims.
+    """
     out: dict[str, dict[Shape, Shape]] = {}
     for extent in extents:
         for name in ("/".join(map(str, extent.key[: len(extent.key) - n])) for n in (len(extent.shape),)):
@@ -68,16 +75,16 @@ def _boxes(shape: Shape, cut: Cut, fsdp: int, tp: int) -> Iterator[tuple[Shape, 
 
 
 def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | None:
-    """The least mesh on which every tensor lies so. None: there is none.
+    """The least mesh that makes these chunks, or None.
 
-    shapes: whole; found: the chunks of each. Which of two axes cuts what they cut alike is one and the same: FSDP does.
+    shapes: complete ones. found: the chunks of each tensor. If FSDP and tp both explain a cut, FSDP is used.
     """
     marks = {name: (shape, frozenset(found[name].items())) for name, shape in shapes.items()}
     kinds: dict[object, tuple[Shape, Boxes]] = {mark: (mark[0], found[name]) for name, mark in marks.items()}
     most = max((len(boxes) for _, boxes in kinds.values()), default=1)
     if most > RANKS_MAX:
         return None
-    ordered = sorted(kinds.items(), key=lambda item: -len(item[1][1]))  # those in most chunks are the first to tell
+    ordered = sorted(kinds.items(), key=lambda item: -len(item[1][1]))  # many chunks rule out a mesh sooner
     for ranks in range(most, 2 * most + 1):
         for tp in _divisors(ranks):
             cuts: dict[object, Cut] = {}
@@ -92,7 +99,10 @@ def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | N
 
 
 def mesh_settings(shapes: Mapping[str, Shape], extents: Iterable[Extent], origin: str) -> dict[str, Setting]:
-    """The degrees as settings of a checkpoint, where there is a mesh. shapes: of tensors by their stored names."""
+    """The degrees as settings of a checkpoint, if there is a mesh.
+
+    shapes: of tensors by their stored names.
+    """
     mesh = mesh_of(shapes, boxes_of(extents, {name: len(shape) for name, shape in shapes.items()}))
     if mesh is None:
         return {}
@@ -114,12 +124,12 @@ def _cut(shape: Shape, found: Boxes, fsdp: int, tp: int) -> Cut | None:
 
 
 def _are(shape: Shape, cut: Cut, fsdp: int, tp: int, found: Boxes) -> bool:
-    """Whether so many chunks are those of a tensor that is cut so: the first that is not tells."""
+    """Compare the expected chunks of a cut with those found."""
     return all(found.get(at) == size for at, size in _boxes(shape, cut, fsdp, tp))
 
 
 def _count(shape: Shape, cut: Cut, fsdp: int, tp: int) -> int:
-    """How many chunks a tensor has that is cut so."""
+    """The number of chunks of a tensor with this cut."""
     if not shape:
         return 1
     over_fsdp = 1 if cut.whole else fsdp
@@ -131,5 +141,5 @@ def _count(shape: Shape, cut: Cut, fsdp: int, tp: int) -> int:
 
 
 def _parts(size: int, ways: int) -> int:
-    """How many parts of torch.chunk have elements."""
+    """The number of torch.chunk's parts that have elements."""
     return -(-size // -(-size // ways)) if size else 0

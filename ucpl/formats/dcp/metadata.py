@@ -1,7 +1,8 @@
-"""`.metadata` of a folder of PyTorch's distributed format: which tensors there are, in which chunks, and where each chunk lies.
+"""Read `.metadata` of a DCP folder.
 
-The file is a pickle of a few classes of torch.distributed.checkpoint.metadata (tried: releases 2.13 and 2.15); here it is read
-inert. What a chunk's own file says of it is not looked at yet (chunks).
+The tensors, their chunks, and the place of each. The file is a pickle of a few classes of
+torch.distributed.checkpoint.metadata (tested with releases 2.13 and 2.15). It is read inert, without imports. `chunks`
+reads the headers in the chunks' own files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ucpl.stores.values import Value
 __all__ = ["ENVELOPE", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
 
 METADATA = ".metadata"
-ENVELOPE = ("ucpl", "envelope")  # where a target keeps what a framework's run has that has no place in a state dict
+ENVELOPE = ("ucpl", "envelope")  # key of a run's values that have no place in a state dict
 Shape = tuple[int, ...]
 Step = str | int
 _MODULE = "torch.distributed.checkpoint"
@@ -43,7 +44,7 @@ STEPS_MAX = 100  # of dicts and lists in each other
 
 @frozen
 class Place:
-    """A run of bytes of a file: an archive of torch.save, most often."""
+    """A run of bytes of a file, usually an archive of torch.save."""
 
     file: str  # relative to the folder
     start: int
@@ -52,7 +53,7 @@ class Place:
 
 @frozen
 class Chunk:
-    """A box of a tensor: where it begins in the whole, and its shape."""
+    """A box of a tensor: its begin and its shape."""
 
     offset: Shape
     shape: Shape
@@ -68,7 +69,7 @@ class Chunk:
 
 @frozen
 class Stored:
-    """A tensor: its whole shape, and the chunks that have elements, by where they begin."""
+    """A tensor: its complete shape, and its non-empty chunks by begin."""
 
     dtype: str
     shape: Shape
@@ -78,13 +79,16 @@ class Stored:
 
 @define
 class Metadata:
-    """All of a folder. Names are as `.metadata` has them; `paths` says how each came from nested dicts and lists."""
+    """Contents of a folder's `.metadata`, under its own names.
+
+    paths: the keys of nested dicts and lists from which each name was made.
+    """
 
     tensors: dict[str, Stored] = field(factory=dict)
     objects: dict[str, Place] = field(factory=dict)  # values that are no tensors
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # in the order of the first rank's state dict
     files: tuple[str, ...] = ()
-    # Of tensors that Megatron-Core up to 0.13 saved as runs of each rank's flattened part: the whole shape.
+    # Shapes of tensors that Megatron-Core up to 0.13 saved as runs of each rank's flattened part.
     runs_of: dict[str, Shape] = field(factory=dict)
     archives: dict[str, tuple[tuple[int, int], ...]] = field(
         factory=dict
@@ -101,12 +105,15 @@ class Metadata:
         )
 
     def describes(self, name: str) -> str:
-        """The file that says what a value is and where it lies, relative to the folder."""
+        """The file that describes a value, relative to the folder."""
         return self.described.get(name, METADATA)
 
 
 def read_metadata(root: Path) -> Metadata:
-    """Raises: UcplError E400, E420-E427, E455, E520 where it contradicts itself, E452 for a file that is missing."""
+    """Read and check `.metadata`.
+
+    Raises: UcplError E400, E420-E427, E455, E520 if it contradicts itself, E452 for a missing file.
+    """
     path = root / METADATA
     raw = read_small(path, PICKLE_BYTES_MAX)
     if raw is None:
@@ -159,7 +166,10 @@ def _fields(value: Value, name: str) -> Value:
 
 
 def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """How each name came from nested dicts and lists: what the default planner keeps. Without it, names are all there is."""
+    """The path of each name, from the default planner's data.
+
+    If it is absent, only the names are known.
+    """
     if value is None or type(value.held) is not dict:
         return
     for name, steps in value.named():
@@ -172,7 +182,7 @@ def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
 
 
 def _runs_of(value: Value | None, tensors: dict[str, Stored]) -> Iterator[tuple[str, Shape]]:
-    """Tensor -> its shape, where `.metadata` has a grid of ranks for it, and a run of each one's elements."""
+    """Tensor -> its shape, if `.metadata` has runs of it."""
     if value is None:
         return
     for name, said in value.named():
@@ -197,7 +207,7 @@ def _product(shape: Shape) -> int:
 
 
 def _places(value: Value) -> dict[str, dict[Shape | None, Place]]:
-    """By name, and by where the chunk begins (None: a value that is no tensor)."""
+    """Places by name and begin (None: a value that is no tensor)."""
     out: dict[str, dict[Shape | None, Place]] = {}
     for index, held in value.mapping().items():
         said = _fields(Value(value.path, value.file, value.key, index, value.code), "MetadataIndex")
@@ -264,7 +274,10 @@ def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
 
 
 def _demand_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
-    """Names are the steps of paths, and no value stands where others' dict does: it would be lost. Raises: UcplError E520."""
+    """Check that names equal their paths, and values are leaves.
+
+    A value at the path of a dict would be lost. Raises: UcplError E520.
+    """
     dicts: dict[tuple[Step, ...], str] = {}
     for name, steps in paths.items():
         text = ".".join(map(str, steps))
@@ -291,7 +304,10 @@ def _clash(one: str, other: str, text: str, path: Path) -> NoReturn:
 
 
 def _archives(places: dict[str, dict[Shape | None, Place]], path: Path) -> dict[str, tuple[tuple[int, int], ...]]:
-    """Where values lie in each file. Raises: UcplError E520 where two have bytes in common."""
+    """Byte ranges of values in each file.
+
+    Raises: UcplError E520 if two ranges overlap.
+    """
     found: dict[str, list[tuple[int, int, str]]] = {}
     for name, held in places.items():
         for place in held.values():

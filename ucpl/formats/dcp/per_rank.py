@@ -1,9 +1,10 @@
-"""State dicts of DTensors, one of each rank: `model_world_size_8_rank_3.pt`, as verl names them, and `optim_world_size_...`.
+"""State dicts of DTensors, one per rank: `model_world_size_8_rank_3.pt`, as verl names them.
 
-A DTensor's pickle has the rank's part, the whole shape, the placements and the rank's coordinates on the mesh. Where a mesh dim
-replicates, the first copy is read, and the others are held against it by their CRCs. A ShardedTensor's has the rank's shards,
-and where they begin. An optimizer numbers its parameters: they are the model's, in its order, where shapes leave one way; of
-FSDP1's, whose states are flat, where lengths do.
+The optimizer's files are `optim_world_size_...`. A DTensor's pickle has the rank's part, the complete shape, the
+placements and the rank's coordinates on the mesh. If a mesh dim replicates, the first copy is read, and the CRCs of the
+others are compared with it. A ShardedTensor has the rank's shards and their begins. An optimizer numbers its
+parameters: the numbers follow the order of the model's parameters, if shapes leave one way. FSDP1's states are flat,
+and their lengths take the place of shapes.
 """
 
 from __future__ import annotations
@@ -52,30 +53,30 @@ from ucpl.stores.values import Value
 
 __all__ = ["FILE", "opened_ranks", "ranks_in"]
 
-FILE = "model.pt"  # what layouts call all of it, however many ranks have saved
+FILE = "model.pt"  # the file's name in layouts, for any number of ranks
 STATES = "optim.state."
 _WEIGHTS, _OPTIM = "model", "optim"
 _RANK = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<ranks>[0-9]+)_rank_(?P<rank>[0-9]+)\.pt")
 
 _SHARDED = "ShardedTensor"
-_LEAST = 2  # elements of a tensor of which equal bytes say something
+_LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
 
 Shape = tuple[int, ...]
-_Rank = tuple[Value, TorchFile]  # what an optimizer's file holds, and the file
+_Rank = tuple[Value, TorchFile]  # the contents of an optimizer's file, and the file
 
 
 def ranks_in(path: Path, what: str = _WEIGHTS) -> list[str]:
-    """Files of a folder that are called as ranks' weights are, or what else they save."""
+    """Files of ranks with this prefix: weights, optimizers or other values."""
     found = ((name, _RANK.fullmatch(name)) for name in names_like(path, ".pt"))
     return [name for name, match in found if match is not None and match["what"] == what]
 
 
 @frozen
 class _Part:
-    """What one rank has of a tensor."""
+    """A rank's part of a tensor."""
 
     extent: Extent
-    shape: Shape  # whole
+    shape: Shape  # of the tensor
     placements: tuple[
         tuple[str, int], ...
     ] = ()  # of each mesh dim: the class of its placement, and the dim that it cuts
@@ -98,7 +99,7 @@ class _Ranks:
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     carried: dict[tuple[str, Key], Extent] = field(factory=dict)
     not_read: list[NotRead] = field(factory=list)
-    along: list[Shape] = field(factory=list)  # of each rank, its coordinates on what cuts tensors
+    along: list[Shape] = field(factory=list)  # of each rank, its coordinates on the mesh dims that cut tensors
     aliases: dict[str, str] = field(factory=dict)
     runs: dict[str, list[dict[Key, Extent]]] = field(factory=dict)  # of a parameter's flat states, boxes
 
@@ -114,7 +115,10 @@ class _Ranks:
         self.along.append(along or ())
 
     def settle(self, name: str) -> NamedTensor | None:
-        """The tensor, with a chunk for each box that it falls into. Raises: UcplError E521, E522."""
+        """Combine the parts of a tensor: one chunk per box.
+
+        Raises: UcplError E521, E522.
+        """
         parts = self.parts[name]
         first = parts[0]
         for one in parts:
@@ -148,7 +152,10 @@ class _Ranks:
     # ---- the optimizer -------------------------------------------------------------------------------------------------
 
     def optimizer(self, files: list[str]) -> tuple[ParameterGroup, ...]:
-        """States by parameter, and groups; what names no parameter is left out, with a remark. Raises: UcplError E455."""
+        """Read states by parameter, and groups.
+
+        If numbers cannot be matched to parameters, they are left out with a note. Raises: UcplError E455.
+        """
         ranks = [(Value.of(part), part) for part in (read_torch_file(self.root, name) for name in files)]
         groups = [(g, [n.whole() for n in g.at("params").items()]) for g in ranks[0][0].at("param_groups").items()]
         numbers = [number for _, some in groups for number in some]
@@ -192,13 +199,16 @@ class _Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one rank saved plain tensors: FSDP leaves them so where there is nothing to cut."""
+        """True for one rank of plain tensors, which FSDP does not cut."""
         return len(self.along) == 1 and all(not p.placements for parts in self.parts.values() for p in parts)
 
     def told_alone(
         self, groups: list[list[int]], ranks: list[_Rank], by_shape: list[list[list[Member]]] | Unclear
     ) -> tuple[bool, list[list[list[Member]]] | Unclear]:
-        """Of one rank: states have the shapes of parameters, or are FSDP1's flat ones. States of one dim may be either."""
+        """Find the form of one rank's states, and its parameters.
+
+        The states have the shapes of parameters, or are FSDP1's flat ones. States of one dim may be either.
+        """
         (top, part), numbers = ranks[0], [number for some in groups for number in some]
         if any(len(shape) != 1 for n in numbers if (shape := self.numbered(top, n, part)) is not None):
             return False, by_shape
@@ -212,7 +222,10 @@ class _Ranks:
         return ()
 
     def told(self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool) -> list[list[list[Member]]] | Unclear:
-        """Which parameters a number is, of each group: of all names, or else without second names of tied tensors."""
+        """Match numbers to parameters, for each group.
+
+        All names are tried first, then names without the second names of tied tensors.
+        """
         known = [
             (n, held[0].shape)
             for n, held in self.parts.items()
@@ -241,7 +254,7 @@ class _Ranks:
         return second
 
     def ties(self, names: list[str]) -> dict[str, str]:
-        """Names of tensors whose bytes are those of one before, on every rank."""
+        """Names of tensors that equal an earlier one on every rank."""
         first: dict[object, str] = {}
         out = {}
         for name in names:
@@ -256,14 +269,17 @@ class _Ranks:
         return out
 
     def sharing(self) -> list[int]:
-        """Ranks by their place on the dim that cuts tensors: of replicas the first."""
+        """One rank per place on the dim that cuts tensors."""
         first: dict[Shape, int] = {}
         for rank, along in enumerate(self.along):
             first.setdefault(along, rank)
         return [first[along] for along in sorted(first)]
 
     def length(self, number: int, rank: _Rank) -> int:
-        """Elements that a rank has of a number's flat states. Raises: UcplError E455."""
+        """The number of elements of a rank's flat states.
+
+        Raises: UcplError E455.
+        """
         held = rank[0].at("state").find(number)
         each = [value for _, value in held.named() if _is_run(value)] if held is not None else []
         sizes = {value.tensor().shape for value in each}
@@ -272,7 +288,7 @@ class _Ranks:
         return prod(sizes.pop()) if sizes else 0
 
     def keep_runs(self, number: int, members: list[Member], ranks: list[_Rank]) -> None:
-        """What ranks have of flat states, one behind another, as boxes of the parameters in them."""
+        """Cut the ranks' flat states into boxes of their parameters."""
         boxes: dict[str, dict[str, dict[Key, Extent]]] = {one.name: {} for one in members if 0 not in one.shape}
         low = 0
         for top, part in ranks:
@@ -301,14 +317,20 @@ class _Ranks:
             self.runs[name] = list(states.values())
 
     def align(self, name: str, shape: Shape) -> None:
-        """A weight and its flat states, which are cut at other places, as cells of one grid. Raises: UcplError E523."""
+        """Turn a weight and its flat states into cells of one grid.
+
+        Raises: UcplError E523.
+        """
         mine = [key for _, key in self.extents if key[0] == name and len(key) == len(shape) + 1]
         weight = {key: self.extents.pop((FILE, key)) for key in mine}
         for some in on_one_grid(self.root, name, shape, [weight, *self.runs[name]]):
             self.extents |= {(FILE, key): one for key, one in some.items()}
 
     def numbered(self, top: Value, number: int, part: TorchFile) -> Shape | None:
-        """The shape of a number's states. None: it has none. (): they are flat, and no DTensors of several ranks."""
+        """The shape of a number's states.
+
+        None: it has no states. (): they are flat, and no DTensors of several ranks.
+        """
         held = top.at("state").find(number)
         for _, value in held.named() if held is not None else ():
             if isinstance(value.held, TensorRef) and value.held.shape:
@@ -319,7 +341,7 @@ class _Ranks:
         return None
 
     def keep_states(self, name: str, number: int, ranks: list[tuple[Value, TorchFile]]) -> None:
-        """What a number has on each rank: DTensors of the parameter's shape, and numbers of the first rank."""
+        """Keep a number's states: DTensors, and the first rank's scalars."""
         found = []
         for rank, (top, part) in enumerate(ranks):
             held = top.at("state").find(number)
@@ -353,7 +375,10 @@ class _Ranks:
         return lifted(value.held, part.file)
 
     def hold(self, name: str, kept: Extent, other: Extent) -> None:
-        """Copies of one box have equal bytes, as far as CRCs tell of storages that they fill."""
+        """Check that copies of one box have equal bytes.
+
+        CRCs are compared, so only storages that their tensors fill completely are checked.
+        """
         fill = [e.numel and e.is_contiguous for e in (kept, other)]
         if not all(fill) or kept.storage_bytes != other.storage_bytes:
             return
@@ -377,7 +402,10 @@ class _Ranks:
 
 
 def opened_ranks(root: Path) -> Checkpoint:
-    """Read all headers. Raises: UcplError E452, E455, E456, E521, E522, and what the files raise (E400-E427)."""
+    """Read all headers.
+
+    Raises: UcplError E452, E455, E456, E521, E522, and errors of reading files (E400-E427).
+    """
     names = _all_ranks(root, ranks_in(root))
     ranks = _Ranks(root)
     optims = ranks_in(root, _OPTIM)
@@ -431,7 +459,10 @@ def opened_ranks(root: Path) -> Checkpoint:
 
 
 def _values_of(root: Path, name: str) -> Iterator[NotRead]:
-    """Random numbers, schedules and whatever else a rank saves apart from its weights: the file, and each value in it."""
+    """Values that a rank saves apart from its weights, and their file.
+
+    These are random numbers, schedules and the like.
+    """
     why = "random numbers and schedules of the rank"
     yield NotRead(name, why)
     for key in Value.of(read_torch_file(root, name)).mapping():
@@ -439,7 +470,7 @@ def _values_of(root: Path, name: str) -> Iterator[NotRead]:
 
 
 def _missing(extra: list[str], ranks: int) -> Iterator[str]:
-    """Files of random numbers and schedules that some ranks have, and others lack."""
+    """Notes on files of random numbers and schedules with missing ranks."""
     there = {int(found["rank"]) for name in extra if (found := _RANK.fullmatch(name)) is not None}
     missing = [rank for rank in range(ranks) if rank not in there]
     if there and missing:
@@ -457,12 +488,15 @@ def _of_another_step(root: Path, extra: list[str], scalars: dict[str, dict[str, 
 
 
 def _kind(kind: str, is_trained: bool) -> str:
-    """The kind of a tensor: a parameter that an optimizer does not train is frozen."""
+    """The kind of a tensor: a parameter without training is frozen."""
     return "frozen" if kind == "parameter" and not is_trained else kind
 
 
 def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | None = None) -> list[str]:
-    """In order of their ranks: as many as each says, or as there are of the weights. Raises: UcplError E452, E454."""
+    """Files in the order of their ranks.
+
+    There are as many as each file states, or as there are files of weights. Raises: UcplError E452, E454.
+    """
     found = {int(m["rank"]): (name, int(m["ranks"])) for name in names if (m := _RANK.fullmatch(name)) is not None}
     said = sorted({*(n for _, n in found.values()), *([] if ranks is None else [ranks])})
     if len(said) > 1:
@@ -475,13 +509,13 @@ def _all_ranks(root: Path, names: list[str], what: str = _WEIGHTS, ranks: int | 
 
 
 def _has_states(top: Value, number: int) -> bool:
-    """Whether the optimizer has a state of a number: of parameters that are frozen it has none."""
+    """Test whether a number has optimizer states: frozen parameters have none."""
     held = top.at("state").find(number)
     return held is not None and any(True for _ in held.named())
 
 
 def _is_run(value: Value) -> bool:
-    """Whether a value is a part of a flat state."""
+    """Test whether a value is a part of a flat state."""
     return isinstance(value.held, TensorRef) and len(value.held.shape) == 1
 
 
@@ -490,7 +524,10 @@ def _has_dims(value: Value) -> bool:
 
 
 def _parts(value: Value, part: TorchFile) -> list[_Part]:
-    """What a rank has of a tensor: the shards of a ShardedTensor, else one part, or none. Raises: UcplError E455."""
+    """A rank's parts of a tensor: shards, one part, or none.
+
+    Raises: UcplError E455.
+    """
     held = value.held
     names = [one.name for one in held.args if isinstance(one, Global)] if isinstance(held, Call) else []
     if not isinstance(held, Call) or _SHARDED not in names:
@@ -520,7 +557,10 @@ def _slots(value: Value) -> Value:
 
 
 def _dtensor(value: Value, part: TorchFile) -> _Part | None:
-    """A DTensor, or a tensor that every rank has whole. None: no value at all. Raises: UcplError E455."""
+    """The part of a DTensor or of a replicated tensor.
+
+    None: no value at all. Raises: UcplError E455.
+    """
     held = value.held
     if isinstance(held, TensorRef):
         return _Part(part.extent(value.key, held), held.shape)
@@ -562,7 +602,7 @@ def _state(value: Value) -> Value:
 
 
 def _box(part: _Part, sizes: list[int]) -> tuple[Shape, Shape]:
-    """Where a rank's part begins, and its shape: strided placements cut what the others leave."""
+    """Begin and shape of a rank's part: strided placements cut last."""
     begin, shape = [0] * len(part.shape), list(part.shape)
     order = sorted(range(len(part.placements)), key=lambda i: part.placements[i][0] == "_StridedShard")
     for i in order:

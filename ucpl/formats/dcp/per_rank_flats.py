@@ -1,8 +1,9 @@
-"""Which parameters lie in the flat states of FSDP1's optimizer, whose numbers name none: told by lengths, where these do.
+"""Parameters in the flat states of FSDP1's optimizer, found by their lengths.
 
-With `use_orig_params` a number is a parameter, and ranks have runs of it, some none. Without, it is a unit that FSDP wraps: the
-parameters below a module, but for those of units inside, one behind another, filled up to equal parts for all ranks. Numbers
-follow the order of modules, a unit before those inside it. Read in torch 2.13, fsdp/_flat_param.py and _runtime_utils.py.
+The optimizer's numbers name no parameters. With `use_orig_params` a number is a parameter, and ranks have runs of it,
+or none. Without it, a number is a unit that FSDP wraps: the parameters below a module except those of units inside it,
+in order, padded to equal parts for all ranks. Numbers follow the order of modules, a unit before those inside it.
+Source: torch 2.13, fsdp/_flat_param.py and _runtime_utils.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ Named = tuple[str, Shape]
 
 @frozen
 class Member:
-    """A parameter in the flat state of a number. begin: the element of it at which the parameter begins."""
+    """A parameter in the flat state of a number.
+
+    begin: its first element in the flat state.
+    """
 
     name: str
     shape: Shape
@@ -36,8 +40,10 @@ class Member:
 def members_of(
     params: Sequence[Named], groups: Sequence[Sequence[int]], lengths: Mapping[int, int | None], ranks: int
 ) -> list[list[list[Member]]] | Unclear:
-    """Of each group and number in it. params: in the model's order. lengths: of each number, over all ranks; None: it has no
-    states. ranks: that share a flat parameter.
+    """Parameters of each number, for each group.
+
+    params: in the model's order. lengths: of each number over all ranks; None: it has no states. ranks: those that
+    share a flat parameter.
     """
     single = match(
         [(name, (prod(shape),)) for name, shape in params],
@@ -67,14 +73,20 @@ def _behind(unit: Sequence[Named]) -> list[Member]:
 
 @define(eq=False)
 class _Module:
-    """A module with what is in it, in order: modules, and parameters as numbers of the list of all."""
+    """A module with its modules and parameters in order.
+
+    Parameters are numbers of the list of all parameters.
+    """
 
     inside: list[_Module | int] = field(factory=list)
-    like: tuple[object, ...] | None = None  # what is in it, without names
+    like: tuple[object, ...] | None = None  # its contents, without names
 
 
 def _tree(params: Sequence[Named]) -> _Module:
-    """Modules by the dots of names; of one that has nothing but another one, that other: a unit of either is the same."""
+    """Build modules from the dots of names.
+
+    A module whose only content is another module is replaced by that one: a unit of either is the same.
+    """
     root, found = _Module(), dict[str, _Module]()
     for number, (name, _) in enumerate(params):
         here, path = root, ""
@@ -94,9 +106,9 @@ _Tree = tuple["_Tree | int", ...]  # parameters, in order, as they were put toge
 
 @frozen
 class _Way:
-    """What is told of some modules. left: parameters that no unit has taken. units: number, and parameters.
+    """One way to assign parameters of some modules to units.
 
-    marks: of both, equal where these are, however they came about.
+    left: parameters that no unit has taken. units: number, and parameters. marks: of both, equal for equal ways.
     """
 
     left: _Tree = ()
@@ -118,8 +130,10 @@ _From = Callable[["_Module", int, int], _Ways]
 
 @define(eq=False)
 class _Search:
-    """Which modules are units: neighbours that have the same shapes, as layers, are all or none. At each place two ways are
-    kept: more than one is one too many.
+    """The search for modules that are units.
+
+    Neighbours with the same shapes, such as layers, are all units or none. At each place two ways are kept: a second
+    one already makes the result unclear.
     """
 
     params: Sequence[Named]
@@ -139,7 +153,10 @@ class _Search:
         return [units[number] for number in range(len(self.lengths))]
 
     def at(self, modules: Sequence[_Module], taken: int, room: int) -> _Ways:
-        """Modules that are alike, each a unit or none. taken: numbers before. room: elements of the unit around them."""
+        """Ways of equal modules, each a unit or none.
+
+        taken: numbers before. room: elements of the unit around them.
+        """
         out: _Ways = {}
         for ways_of in (self.inside, self.unit):
             for (after, left), ways in ways_of(modules[0], taken, room).items():
@@ -151,7 +168,7 @@ class _Search:
         return out
 
     def equal(self, ways_of: _From, module: _Module, step: _Place, taken: int, room: int) -> _Ways:
-        """Ways that take as many numbers, and leave as many elements, as those of the module's neighbour."""
+        """Ways with the neighbour's count of numbers and of remaining elements."""
         place = taken + step[0], step[1]
         found = ways_of(module, taken, room).get(place)
         return {place: found} if found else {}
@@ -167,7 +184,7 @@ class _Search:
         return out
 
     def inside(self, module: _Module, taken: int, room: int) -> _Ways:
-        """What is in a module, one behind another."""
+        """Ways of a module's contents, in order."""
         key = id(module), taken, room
         if key in self.known:
             return self.known[key]
@@ -188,7 +205,7 @@ class _Search:
         return {(taken, numel): [_Way((parameter,), (), (hash((parameter,)), 0))]} if numel <= room else {}
 
     def like(self, one: _Module | int) -> int | tuple[object, ...]:
-        """A parameter's number; of a module the shapes of what is in it."""
+        """A parameter's number, or the shapes of a module's contents."""
         if isinstance(one, int):
             return one
         if one.like is None:
@@ -197,7 +214,10 @@ class _Search:
 
 
 def _joined(here: _Ways, following: Callable[[int, int], _Ways], room: int) -> _Ways:
-    """What comes behind each way: `following` says it of a count of numbers that are taken."""
+    """Continue each way by the ways of the following modules.
+
+    following: gives these, for a count of numbers that are taken.
+    """
     out: _Ways = {}
     for (number, left), ways in here.items():
         for (after, more), others in following(number, room).items():

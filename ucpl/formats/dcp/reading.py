@@ -1,4 +1,4 @@
-"""A folder of DCP as a checkpoint: chunks as extents, numbers, groups, and what else the run saved, carried."""
+"""Open a DCP folder: chunks, numbers, groups, and other values."""
 
 from __future__ import annotations
 
@@ -32,18 +32,24 @@ __all__ = ["Opened", "opened"]
 
 _STEP = "step"  # of torch's optimizers: a number, never a tensor of a parameter
 Shape = tuple[int, ...]
-_LEAST = 2  # elements of a tensor of which equal bytes say something
+_LEAST = 2  # equal bytes of a tensor with fewer elements are no evidence
 
 
 def opened(path: Path, metadata: Metadata) -> Checkpoint:
-    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E521, E522, E524."""
+    """Read the headers of all archives.
+
+    Raises: UcplError E455, E457, E460, E521, E522, E524.
+    """
     metadata, roles, wrapped = found_in(metadata, path)
     return Opened(path, metadata, roles, Chunks(path, metadata.described), wrapped=wrapped).checkpoint()
 
 
 @define(eq=False)
 class Opened:
-    """A folder whose archives' headers are read. What a framework does otherwise that saves so, a kind of it says."""
+    """A folder with the headers of its archives.
+
+    Subclasses override methods for frameworks that save in this format.
+    """
 
     framework: ClassVar[str] = "dcp"
 
@@ -57,7 +63,7 @@ class Opened:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: dict[str, tuple[str, ...]] = field(factory=dict)
-    # What the optimizer has states of, or lists in groups if it keeps none.
+    # Parameters with states, or those listed in groups if the optimizer keeps none.
     trained: dict[str, None] = field(default=Factory(lambda self: dict.fromkeys(self.roles.states), takes_self=True))
     empty: dict[str, object] = field(factory=dict)
     held: dict[str, list[tuple[Key, ...]]] = field(factory=dict)  # tensor -> chunks of its weight, of each state
@@ -127,17 +133,20 @@ class Opened:
         self.held.setdefault(name, []).append(tuple(found))
 
     def more_states(self) -> None:
-        """What a framework keeps of the optimizer in a form of its own."""
+        """Read states that a framework stores in a form of its own."""
 
     def as_weight(self, entry: str, found: dict[Key, Extent]) -> dict[Key, Extent]:
-        """Boxes of a state that was saved as runs of a flat tensor, as the weight has them."""
+        """The boxes of a state in the form of its weight."""
         return found
 
     def whole(self, entry: str) -> Shape:
         return self.metadata.runs_of.get(entry) or self.metadata.tensors[entry].shape
 
     def align(self) -> None:
-        """Weights and states that are cut at other places, or in no grid, as cells of one grid. Raises: UcplError E523."""
+        """Turn differently cut weights and states into cells of one grid.
+
+        Raises: UcplError E523.
+        """
         for name, keys in self.held.items():
             shape = self.shape(name)
             boxes = [[(_begin(key, shape), self.extents[METADATA, key].shape) for key in some] for some in keys]
@@ -156,7 +165,7 @@ class Opened:
                 self.extents |= {(METADATA, key): one for key, one in in_cells(old, edges).items()}
 
     def read_states(self, name: str, states: dict[str, str]) -> None:
-        """Those of a parameter's shape are its tensors, a number of one element is one of the whole parameter."""
+        """Read a parameter's states: tensors of its shape, and numbers."""
         weight = self.metadata.tensors[self.roles.weights[name]]
         found = []
         for state, entry in states.items():
@@ -180,7 +189,10 @@ class Opened:
         self.states[name] = tuple(found)
 
     def state(self, name: str, state: str, entry: str) -> None:
-        """Raises: UcplError E460 for what is saved as an object of a library's own class of tensors."""
+        """Read one state.
+
+        Raises: UcplError E460 for an object of a library's own tensor class.
+        """
         try:
             self.payload(name, entry)
         except UcplError as error:
@@ -195,8 +207,10 @@ class Opened:
             )
 
     def is_number(self, state: str) -> bool:
-        """Whether a state is no tensor of a parameter of several elements: so it is none where there is one. torch's own are
-        called `step`, which tells where no parameter has several.
+        """Test whether a state is a number, not a tensor.
+
+        If it is a number for one parameter of several elements, it is a number for all. If no parameter has several
+        elements, the name decides: torch calls its own `step`.
         """
         return state in self.counted
 
@@ -223,7 +237,11 @@ class Opened:
         return NamedTensor(name, self.shape(name), stored.dtype, self.kind(name), self.states.get(name, ()))
 
     def kind(self, name: str) -> str:
-        """Where there is an optimizer, what it does not train is a buffer where FSDP cuts others and not it, else frozen."""
+        """The kind of a tensor.
+
+        If there is an optimizer, an untrained tensor is a buffer if FSDP cuts others and not this one; otherwise it is
+        frozen.
+        """
         if not self.trained or name in self.trained:
             return "parameter"
         stored = self.metadata.tensors[self.roles.weights[name]]
@@ -233,11 +251,14 @@ class Opened:
 
     @cached_property
     def is_cut(self) -> bool:
-        """Whether there is a trained tensor in several chunks."""
+        """True if some trained tensor has several chunks."""
         return any(len(self.metadata.tensors[self.roles.weights[n]].chunks) > 1 for n in self.trained)
 
     def aliases(self) -> dict[str, str]:
-        """Second names of tied tensors, whose optimizer states are saved under one: the bytes of all chunks have equal CRCs."""
+        """Second names of tied tensors, whose states are stored under one name.
+
+        The CRCs of all their chunks are equal.
+        """
         if not self.trained:
             return {}
         bare = [n for n in self.roles.weights if n not in self.trained and n not in self.empty]
@@ -264,7 +285,7 @@ class Opened:
         return self.whole(self.roles.weights[name])
 
     def settings(self, tensors: tuple[NamedTensor, ...], aliases: dict[str, str]) -> dict[str, Setting]:
-        """The prefixes of names, and the mesh that the chunks lie on, where there is one."""
+        """Prefixes of names, and the mesh of the chunks, if known."""
         origin = f"names in {METADATA}"
         out = {"prefix": Setting(self.roles.prefix, origin), "states": Setting(self.roles.states_prefix, origin)}
         out["file"] = Setting(METADATA, "its name")
@@ -273,10 +294,11 @@ class Opened:
         shapes = {self.roles.weights[n]: self.shape(n) for n in (*(t.name for t in tensors), *aliases)}
         return out | mesh_settings(shapes, self.extents.values(), f"chunks in {METADATA}")
 
-    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+    # ---- values that are no tensors of the model
+    # -----------------------------------------------------------------------
 
     def value(self, entry: str) -> object:
-        """A value that is no tensor, ready to be carried with the tensors in it."""
+        """A value that is no tensor, with its tensors, for the envelope."""
         place = self.metadata.objects[entry]
         return self.carry(place, (entry,))
 
@@ -319,7 +341,7 @@ class Opened:
         return self.carry(stored.chunks[0].place, (entry,))
 
     def flat_groups(self) -> tuple[ParameterGroup, ...]:
-        """Of a state dict whose optimizer was flattened, each parameter has its hyper-parameters: equal ones are a group."""
+        """Groups of an optimizer that was flattened: parameters with equal hyper-parameters."""
         found: dict[str, tuple[dict[str, object], list[str]]] = {}
         if not self.roles.states:
             self.trained |= dict.fromkeys(self.roles.hypers)
@@ -334,7 +356,7 @@ class Opened:
         return tuple(out)
 
     def read_states_of_empty(self, groups: tuple[ParameterGroup, ...]) -> None:
-        """What the optimizer has of tensors without elements, which loaders look for."""
+        """Read the optimizer's states of empty tensors, which loaders request."""
         listed = {name for group in groups for name in group.every}
         for name, noted in self.empty.items():
             if name not in listed and name not in self.roles.states:
@@ -353,7 +375,10 @@ class Opened:
                     noted.setdefault("numbers", {})[state] = number_of(part.read_scalar(extent.key, tensor))
 
     def kept(self, carried: dict[object, object]) -> tuple[str, str, dict[str, object]]:
-        """Framework, version and values of the run that a conversion has kept, which are taken out of what is carried."""
+        """Framework, version and values of a run that a conversion kept.
+
+        They are removed from the carried values.
+        """
         top, last = ENVELOPE
         held = carried.get(top)
         if not isinstance(held, dict) or last not in held:
@@ -367,7 +392,7 @@ class Opened:
         return said.at("framework").text(), said.at("version").text(), {str(key): one for key, one in blobs.items()}
 
     def rest(self) -> dict[object, object]:
-        """What the run saved beside model and optimizer, in the dicts and lists that it came from."""
+        """Values outside model and optimizer, in their dicts and lists."""
         out = _Node()
         for entry in self.roles.rest:
             stored = self.metadata.tensors.get(entry)
@@ -383,7 +408,7 @@ class Opened:
             here = out
             for step in steps:
                 inner = here.setdefault(step, _Node())
-                assert isinstance(inner, _Node)  # no value stands where a dict does: so is `.metadata`
+                assert isinstance(inner, _Node)  # `.metadata` is checked: no value has the path of a dict
                 here = inner
             here[last] = self.carry(place, (entry,))
         return {key: _listed(value) for key, value in out.items()}
@@ -394,7 +419,7 @@ def _begin(key: Key, shape: Shape) -> Shape:
 
 
 class _Node(dict[object, object]):
-    """A dict or list of the state dict, as `.metadata` tells of it: keys of a list are its numbers."""
+    """A dict or list of the state dict; list keys are numbers."""
 
 
 def _objects(opened: Opened, name: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""What the entries of a folder of DCP are: weights, the optimizer's states, its groups, and what else a run saves.
+"""Roles of a DCP folder's entries: weights, states, groups, others.
 
-A state dict is nested dicts and lists; `.metadata` has one name for each leaf, and says how it came from them. Where there is
-an optimizer, its own names of parameters say which tensors are the model; nothing is guessed from how they are called.
+A state dict is nested dicts and lists. `.metadata` has one name for each leaf, and its path. If there is an optimizer,
+its names of parameters identify the model's tensors; no role is guessed from a name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ucpl.stores.skipping import skips_optimizer
 
 __all__ = ["Roles", "roles_of"]
 
-_MODELS = ("model", "module", "state_dict", "app")  # what the model's dict is called where no optimizer tells
+_MODELS = ("model", "module", "state_dict", "app")  # names of the model's dict, used if there is no optimizer
 _STATE, _GROUPS = "state", "param_groups"
 _METAS = "param_to_group_meta"  # of Megatron-FSDP: the hyper-parameters of each parameter, with its steps
 _STEP = "step"
@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r"(?P<group>[0-9]{1,9})\.(?P<key>.+)", re.DOTALL)
 
 @frozen
 class Roles:
-    """Names of `.metadata` by what they are."""
+    """Names of `.metadata` by role."""
 
     prefix: str  # of the model's tensors: "model."
     states_prefix: str  # of the optimizer's: "optim.state."; "" where there is none
@@ -67,7 +67,7 @@ def _kind_of(name: str) -> str:
 
 
 def _is_optimizer(metadata: Metadata) -> Callable[[str], bool]:
-    """Whether a name is of a dict that has `param_groups`, of its groups or of its states, whatever these are called."""
+    """A test for names of groups or states of an optimizer."""
     texts = {name: ".".join(map(str, steps)) for name, steps in metadata.paths.items()}
     tops = {root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX)}
     heads = tuple(f"{top}{word}." for top in tops for word in (_STATE, _GROUPS))
@@ -123,8 +123,8 @@ _FOLDERS = ("model", "pretrained_model", "model_0", "pytorch_model_fsdp_0", "wei
 class _Optimizer:
     prefix: str = ""  # of states
     states: dict[tuple[str, str], str] = field(factory=dict)  # (parameter, state) -> entry
-    groups: dict[str, str] = field(factory=dict)  # what follows `param_groups.` -> entry
-    model: str = ""  # what the names of the tensors that it trains begin with
+    groups: dict[str, str] = field(factory=dict)  # the name after `param_groups.` -> entry
+    model: str = ""  # prefix of the trained tensors' names
     has_metas: bool = False
 
     @property
@@ -133,8 +133,10 @@ class _Optimizer:
 
 
 def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path, metadata: Metadata) -> _Optimizer:
-    """The dict that has `state` and `param_groups`: all of its entries. Modules of a model may be called so, too: the names
-    under the optimizer's `state` are those of a model's tensors. Raises: UcplError E524.
+    """All entries of the dict that has `state` and `param_groups`.
+
+    Modules of a model can have these names, too: an optimizer is a dict whose names under `state` are tensors of a
+    model. Raises: UcplError E524.
     """
     refused: tuple[str, str, str] | None = None
     words = [word for word in (_GROUPS, _METAS) if any(word in text for text in texts.values())]
@@ -166,7 +168,10 @@ def _optimizer(texts: Mapping[str, str], tensors: Mapping[str, str], root: Path,
 
 
 def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
-    """An optimizer that keeps nothing of a parameter, as SGD without momentum. model: prefix of the tensors."""
+    """An optimizer that keeps no states, such as SGD without momentum.
+
+    model: prefix of the tensors.
+    """
     roots = dict.fromkeys(root for text in texts.values() for root in islice(_roots(text, _GROUPS), _ROOTS_MAX))
     for top in islice(roots, _ROOTS_MAX):
         groups = f"{top}{_GROUPS}."
@@ -179,7 +184,7 @@ def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
 
 
 def _model_next_to(root: Path) -> str:
-    """A remedy that names the model of a run that keeps its optimizer in a folder of its own. "": there is none."""
+    """A remedy that names the model's separate folder, or ""."""
     top = root.resolve()
     found = (top.parents[n] / name for n in range(min(2, len(top.parents))) for name in _FOLDERS)
     model = next((one for one in found if one != top and os.path.isdir(one)), None)
@@ -187,7 +192,10 @@ def _model_next_to(root: Path) -> str:
 
 
 def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
-    """(parameter, state) of an entry of the optimizer's dict: dicts and lists tell where a state has parts, `GG.0` of SOAP."""
+    """(parameter, state) of an entry of the optimizer's dict.
+
+    If a state is itself a dict or list, the state's name has several steps: `GG.0` of SOAP.
+    """
     for n in range(1, len(steps) - 1):
         owner = steps[n]
         if isinstance(owner, str) and ".".join(map(str, steps[:n])) + "." == state:
@@ -197,7 +205,7 @@ def _owned(steps: tuple[Step, ...], text: str, state: str) -> tuple[str, str]:
 
 
 def _roots(text: str, word: str) -> Iterator[str]:
-    """What stands before a step called `word`: "optim." of "optim.param_groups.0.lr"."""
+    """Texts before a step called `word`: "optim." of "optim.param_groups.0.lr"."""
     if text.startswith(word + "."):
         yield ""
     at = text.find(f".{word}.")
@@ -207,8 +215,10 @@ def _roots(text: str, word: str) -> Iterator[str]:
 
 
 def _leads(owners: set[str]) -> Iterator[str]:
-    """What an optimizer's names of parameters may begin with that the model's do not: nothing, or steps that all of them have,
-    as of a model that is wrapped (`module.module.` of Megatron-FSDP).
+    """Candidate prefixes that only the optimizer's names of parameters have.
+
+    A candidate is empty, or the first steps of all names, such as those of a wrapped model (`module.module.` of
+    Megatron-FSDP).
     """
     steps = min(owners).split(".")[:-1]
     for n in range(min(len(steps), _LEADS_MAX) + 1):
@@ -218,9 +228,9 @@ def _leads(owners: set[str]) -> Iterator[str]:
 
 
 def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -> tuple[list[str], str, str]:
-    """The prefix of the names of a model's tensors; where it is not one text, the fault and a remedy.
+    """The prefix of the model's tensors, or a fault and a remedy.
 
-    Of several models with the same names, as a run has that keeps averages of its weights, the one that is called so.
+    If several models have the same names, as with averages of weights, the one with the name of a model is used.
     """
     first = min(trained)
     ends = [text.removesuffix(first) for text, name in tensors.items() if text.endswith(first) and name not in states]
@@ -245,6 +255,6 @@ def _prefixes(trained: set[str], tensors: Mapping[str, str], states: set[str]) -
 
 
 def _prefix_alone(tensors: Mapping[str, str], metadata: Metadata) -> str:
-    """What the names of the model's tensors begin with where there is no optimizer."""
+    """The prefix of the model's tensor names if there is no optimizer."""
     tops = {str(metadata.paths[name][0]) for name in tensors.values() if len(metadata.paths[name]) > 1}
     return next((f"{top}." for top in _MODELS if top in tops), "")

@@ -1,7 +1,7 @@
-"""Shards of torch.distributed.checkpoint's HuggingFaceStorageWriter: safetensors files of each rank's chunks, weights alone.
+"""Shards of torch's HuggingFaceStorageWriter: safetensors files of each rank's chunks, weights only.
 
-The header of each says where its chunks begin. No file says how large a tensor is: it is as large as its chunks reach, so that
-the shard of the last rank is not missed where it is gone; those between are.
+The header of each file has the begins of its chunks. No file has the shape of a tensor: it is taken from its chunks. So
+a missing shard of the last rank cannot be detected; a missing shard between others can.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ucpl.texts import json_object
 
 __all__ = ["FILE", "opened_shards", "shards_in"]
 
-FILE = "model.safetensors"  # what layouts call the weights, however many shards they have
+FILE = "model.safetensors"  # the file's name in layouts, for any number of shards
 INFO = "DCP_SHARDING_INFO"
 _SHARD = re.compile(r"shard-(?P<rank>[0-9]{5,})-.+\.safetensors")
 
@@ -43,7 +43,10 @@ def shards_in(path: Path) -> list[str]:
 
 
 def opened_shards(root: Path) -> Checkpoint:
-    """Read all headers. Raises: UcplError E452, E455, E521, and what the files raise (E400, E430-E434)."""
+    """Read all headers.
+
+    Raises: UcplError E452, E455, E521, and errors of reading files (E400, E430-E434).
+    """
     names = shards_in(root)
     _demand_ranks(root, names)
     chunks: dict[str, list[Chunk]] = {}
@@ -104,7 +107,10 @@ def _columns(found: list[Chunk]) -> Iterator[tuple[Shape, Shape]]:
 
 
 def _chunks(part: SafetensorsFile) -> Iterator[tuple[str, Shape, Extent]]:
-    """Name, begin and place of each chunk of a shard. Raises: UcplError E455."""
+    """Name, begin and place of each chunk of a shard.
+
+    Raises: UcplError E455.
+    """
     text = (part.metadata or {}).get(INFO)
     said = json_object(text) if text is not None else None
     info = Value(part.path, part.file, ("__metadata__", INFO), said)

@@ -1,7 +1,8 @@
-"""Shards of safetensors as a target: a file of each rank, as HuggingFaceStorageWriter(save_distributed=True) saves them.
+"""Shards of safetensors as a target: one file per rank.
 
-Every chunk is in the file of the first rank that holds it, and the header says where it begins. Weights alone; ranks without a
-chunk have a file without tensors, so that a shard that is gone is missed. Small texts of a Hugging Face folder go along.
+HuggingFaceStorageWriter(save_distributed=True) writes them. Every chunk is in the file of the first rank that holds it,
+and the header has its begin. Only weights are written. A rank without a chunk has a file without tensors, so that a
+missing shard is detected. Small texts of a Hugging Face folder are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _VERSION = {"format": "pt", "DCP_VERSION": "1.0"}
 
 @define(eq=False)
 class _Shard:
-    """One rank's file: tensors, where they begin, and the storage of each target."""
+    """One rank's file: tensors, their begins, and each target's storage."""
 
     path: str
     value: dict[str, TensorRef]

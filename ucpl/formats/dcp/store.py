@@ -1,9 +1,9 @@
-"""PyTorch's distributed format (torch.distributed.checkpoint): a folder with `.metadata` and a file of each rank.
+"""torch.distributed.checkpoint's format: a folder with `.metadata` and one file per rank.
 
-A chunk of a tensor is found by the tensor's name and by where it begins; which rank's file has it says nothing. So layouts
-speak of one file, `.metadata`, of form dcp, and a key is a name. Read by ranges of bytes, without a process group.
+A chunk is found by its tensor's name and its begin; the file that has it is not part of the layout. So layouts use one
+file, `.metadata`, of form dcp, and a key is a name. Files are read by ranges of bytes, without a process group.
 
-Not here: what torch.distributed.checkpoint saves through stream extensions.
+Not here: data that torch.distributed.checkpoint saves through stream extensions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class DCP:
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:
-        """A folder with `.metadata` and *.distcp, and none of the files that Megatron-Core has beside them; or one of such
-        folders, of FSDP's model and optimizer.
+        """Test for a folder with `.metadata` and *.distcp, but not Megatron-Core's.
+
+        Folders of FSDP's model and optimizer, each in a folder, are also recognised.
         """
         from ucpl.formats.dcp.flat_ranks import flats_in
         from ucpl.formats.dcp.folders import has_chunks, is_apart, is_of_megatron  # most checkpoints are others
@@ -38,7 +39,10 @@ class DCP:
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E452, E455, E520-E524, and what the files raise (E400-E427)."""
+        """Read all headers.
+
+        Raises: UcplError E452, E455, E520-E524, and errors of reading files (E400-E427).
+        """
         from ucpl.formats.dcp.flat_ranks import flats_in, opened_flats
         from ucpl.formats.dcp.folders import is_apart, read_folders
         from ucpl.formats.dcp.masters import with_masters
@@ -59,7 +63,10 @@ class DCP:
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """A file of each rank, and `.metadata`; or shards of safetensors. Raises: UcplError E392, E471."""
+        """A file of each rank and `.metadata`, or shards of safetensors.
+
+        Raises: UcplError E392, E471.
+        """
         from ucpl.formats.dcp import shards_writing, writing
 
         made = shards_writing.skeleton if structure.settings.get("shards") else writing.skeleton

@@ -1,8 +1,8 @@
-"""Names that wraps of modules change in one dict of a run and not in the other: the model's and the optimizer's, say.
+"""Names with wrapper steps in only one dict of a run.
 
-`model.state_dict()` of blocks that torch.compile has wrapped has `layers.0._orig_mod.w`, and `get_optimizer_state_dict` has
-`layers.0.w`. Both are one parameter: its name is the one without wraps, and a target of this form has the names of the source's
-dicts again.
+`model.state_dict()` of blocks that torch.compile has wrapped has `layers.0._orig_mod.w`, and `get_optimizer_state_dict`
+has `layers.0.w`. Both are one parameter. Its name is the one without wrapper steps, and a target of this form has the
+names of the source's dicts again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Wrapped", "found_in"]
 
 @frozen
 class Wrapped:
-    """Of names that differ: what the model's dict and the optimizer's call a parameter."""
+    """Parameter names that differ between the model's and the optimizer's dict."""
 
     model: dict[str, str] = field(factory=dict)
     optimizer: dict[str, str] = field(factory=dict)
@@ -43,7 +43,10 @@ class Wrapped:
 
 
 def found_in(metadata: Metadata, root: Path) -> tuple[Metadata, Roles, Wrapped]:
-    """What the entries are: as they are called, or else without wraps. Raises: UcplError E524."""
+    """Roles of the entries, by names with or without wrapper steps.
+
+    Raises: UcplError E524.
+    """
     try:
         return metadata, roles_of(metadata, root), Wrapped()
     except UcplError:
@@ -61,7 +64,10 @@ def found_in(metadata: Metadata, root: Path) -> tuple[Metadata, Roles, Wrapped]:
 
 
 def _without(metadata: Metadata, words: Set[str]) -> tuple[Metadata, dict[str, str]] | None:
-    """The same without wraps, and what each name was. None where nothing changes, or two names would be one."""
+    """The metadata without wrapper steps, and each former name.
+
+    None if nothing changes, or two names would be equal.
+    """
     paths = {name: _steps(steps, words) for name, steps in metadata.paths.items()}
     names = {name: ".".join(map(str, steps)) for name, steps in paths.items()}
     if len(set(names.values())) < len(names) or all(paths[name] == steps for name, steps in metadata.paths.items()):
@@ -78,7 +84,7 @@ def _without(metadata: Metadata, words: Set[str]) -> tuple[Metadata, dict[str, s
 
 
 def _steps(steps: tuple[Step, ...], words: Set[str]) -> tuple[Step, ...]:
-    """The dict at the top is the run's own, however it is called."""
+    """A path without wrapper steps; its first step is kept."""
     out: list[Step] = []
     for n, step in enumerate(steps):
         if not isinstance(step, str):

@@ -1,7 +1,7 @@
-"""A folder of DCP as a target: a file of each rank with an archive a chunk, and `.metadata`, which is known before data moves.
+"""A DCP folder as a target: a file per rank, and `.metadata`.
 
-Every chunk is in the file of the first rank that holds it, numbers and other values in rank 0's. `.metadata` is as torch 2.13
-pickles it, which later releases read, too.
+`.metadata` is known before data moves. Every chunk is an archive in the file of the first rank that holds it; numbers
+and other values are in rank 0's. `.metadata` is pickled as in torch 2.13, which later releases read, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ _APART = ("model.", "optimizer.state.")  # of the two folders of Accelerate and 
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Skeleton:
-    """Raises: UcplError E471 for a value that would have the name of another, E486 for names that nobody looks for."""
+    """The files of a target.
+
+    Raises: UcplError E471 for a value with the name of another one, E486 for names that no loader looks for.
+    """
     return Writer(structure, targets, source).skeleton()
 
 
@@ -85,7 +88,7 @@ class Writer:
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
     places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # planner_data
-    lying: dict[Lying, Extent] = field(init=False)  # what is carried, by where it lies
+    lying: dict[Lying, Extent] = field(init=False)  # carried tensors, by their place in the source
 
     def __attrs_post_init__(self) -> None:
         self.lying = by_place(self.source.carried_extents.values())
@@ -100,14 +103,14 @@ class Writer:
 
     @property
     def has_states(self) -> bool:
-        """Whether the target has more than weights: states, or groups of an optimizer that keeps nothing of a parameter."""
+        """True if the target has states, or groups without states."""
         if self.source.envelope.scalars or any(t.states for t in self.structure.tensors):
             return True
         return has_groups_alone(self.source)
 
     @property
     def is_flat(self) -> bool:
-        """Whether the optimizer's names are keys as a whole, each parameter with hyper-parameters of its own."""
+        """True if the optimizer's names are single keys, with hyper-parameters per parameter."""
         return bool(self.structure.settings.get("flat"))
 
     def skeleton(self) -> Skeleton:
@@ -148,17 +151,20 @@ class Writer:
 
     @property
     def is_apart(self) -> bool:
-        """Whether model and optimizer have a folder each, as the source's had."""
+        """True if model and optimizer have separate folders, as the source's."""
         return self.structure.framework == "dcp" and f"{MODEL}/{METADATA}" in self.source.files
 
     def home(self, name: str) -> str:
-        """Where a value goes: all that is not the optimizer's is with the model."""
+        """The folder of a value: the optimizer's, or else the model's."""
         if not self.is_apart:
             return ""
         return f"{OPTIMIZER}/" if name.startswith(_APART[1].partition(".")[0] + ".") else f"{MODEL}/"
 
     def demand_names(self) -> None:
-        """Who loads the two folders looks for names of its own. Raises: UcplError E486."""
+        """Check the names of two folders: their loaders look for fixed names.
+
+        Raises: UcplError E486.
+        """
         has_states = any(target.state != "weight" for target in self.targets)
         names = self.prefix, self.states if has_states else _APART[1]
         if self.is_apart and (names != _APART or (has_states and self.is_flat)):
@@ -187,7 +193,7 @@ class Writer:
         return tuple(one.replace(plain, called, 1) if isinstance(one, str) and plain in one else one for one in steps)
 
     def wraps(self, name: str) -> tuple[str, str, str]:
-        """The name as it is written, and its parameter without wraps and with them."""
+        """The written name, and its parameter without and with wrapper steps."""
         top = self.states.removesuffix("state.")
         for begin, names in (
             (self.states, self.source.optimizer_names),
@@ -247,7 +253,10 @@ class Writer:
         self.paths[name] = steps
 
     def path_of(self, name: str) -> tuple[Step, ...]:
-        """The nested dicts that a name comes from: those of the prefixes, then the tensor's own, dots and all."""
+        """The path of a name in nested dicts: prefix, then name.
+
+        A tensor's name is one step, with its dots.
+        """
         if name.startswith(self.states):
             owner, _, state = name.removeprefix(self.states).rpartition(".")
             steps = self.within("state", owner, state)
@@ -256,7 +265,7 @@ class Writer:
         return steps if ".".join(map(str, steps)) == name else (name,)
 
     def within(self, *steps: Step) -> tuple[Step, ...]:
-        """Where the optimizer's dict has a value of these steps: of a flat one, they are one key."""
+        """The path in the optimizer's dict: one key if flat."""
         top = _split(self.states)[:-1]
         return (*top, ".".join(map(str, steps))) if self.is_flat else (*top, *steps)
 
@@ -272,8 +281,10 @@ class Writer:
                     self.number(name, state, number)
 
     def empty_ones(self) -> dict[str, Empty]:
-        """Tensors without elements, with what optimizers have of them. DeepSpeed's files do not say it: a job of one group has
-        the states of the others, and their step.
+        """Tensors without elements, with their optimizer states.
+
+        DeepSpeed's files do not have these states. In a job of one group they are those of the other parameters, and
+        their step.
         """
         found = empty_tensors(self.source.envelope, self.source.root)
         if self.source.framework not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
@@ -289,7 +300,7 @@ class Writer:
         return {n: one if one.buffer else evolve(one, states=states, numbers=numbers) for n, one in found.items()}
 
     def numbers(self) -> None:
-        """Numbers of whole parameters: torch's optimizers keep `step` as a tensor without dims, others as they are."""
+        """Write numbers of parameters: torch's `step` as a tensor without dims."""
         for state, values in self.source.envelope.scalars.items():
             for name, value in values.items():
                 self.number(name, state, value)
@@ -303,7 +314,8 @@ class Writer:
         else:
             self.value(self.within("state", name, state), value)
 
-    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+    # ---- values that are no tensors of the model
+    # -----------------------------------------------------------------------
 
     def groups(self) -> None:
         if not self.has_states:
@@ -338,7 +350,7 @@ class Writer:
         file.carried += [evolve(one, storage=f"{number}:{one.storage}") for one in storages.carried]
 
     def envelope(self) -> None:
-        """What a framework keeps of a run beside these, for the way back: torch.distributed.checkpoint passes it by."""
+        """Write a run's other values, which torch.distributed.checkpoint ignores."""
         self.keep(self.source.envelope.blobs)
 
     def keep(self, values: Mapping[str, object]) -> None:
@@ -349,7 +361,7 @@ class Writer:
             self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})
 
     def planner(self) -> dict[str, tuple[Step, ...]] | None:
-        """How names came from nested dicts and lists."""
+        """The paths of names in nested dicts and lists."""
         return dict(self.paths)
 
     def metadata(self, path: str = METADATA) -> bytes:
@@ -404,7 +416,10 @@ def _described(dtype: str, shape: Shape, chunks: list[object]) -> Call:
 
 
 def address(target: StoredTensor) -> tuple[str, Shape]:
-    """Name and begin of a chunk, from its key: as many steps at its end as it has dims are numbers."""
+    """Name and begin of a chunk, from its key.
+
+    The last steps of the key are numbers, one per dim.
+    """
     name, offset = target.key[: len(target.key) - len(target.shape)], target.key[len(target.key) - len(target.shape) :]
     begin = tuple(step for step in offset if isinstance(step, int))
     if len(begin) != len(offset) or not name:
@@ -428,7 +443,7 @@ def _split(prefix: str) -> tuple[Step, ...]:
 
 
 def _tensor_of(value: object) -> object:
-    """A count of steps as torch's optimizers keep it: a tensor of f32 without dims."""
+    """A step count as torch keeps it: f32 without dims."""
     number = number_of(value)
     if isinstance(value, Scalar) and value.shape == ():
         return value
@@ -444,7 +459,10 @@ def _tensor_of(value: object) -> object:
 
 
 def leaves(steps: tuple[Step, ...], value: object) -> Iterator[tuple[tuple[Step, ...], object]]:
-    """The leaves of nested dicts, and of lists that have dicts or tensors in them, as torch.distributed.checkpoint flattens."""
+    """The leaves of nested dicts, as torch.distributed.checkpoint flattens them.
+
+    A list is flattened if it has dicts or tensors in it.
+    """
     if isinstance(value, Mapping) and value and all(type(key) in (str, int) for key in value):
         for key, inner in value.items():
             yield from leaves((*steps, key), inner)
