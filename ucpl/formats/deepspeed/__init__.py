@@ -1,7 +1,8 @@
-"""DeepSpeed's checkpoints: a folder of torch files a step, for ZeRO-0 to ZeRO-3, and universal folders.
+"""DeepSpeed's checkpoints, of ZeRO-0 to ZeRO-3 and universal ones.
 
-`names` knows files and keys, `topology` which ranks wrote them, `order` the orders of parameters. `step` opens a folder: it
-sends dense model states, layers and experts to their readers, and `gathered` makes the Checkpoint. `writing` lays out a target.
+`names` parses files and keys, `topology` finds the ranks that wrote them, `order` has the orders of parameters. `step`
+opens a folder: it sends dense model states, layers and experts to their readers, and `gathered` makes the Checkpoint.
+`writing` lays out a target.
 """
 
 from __future__ import annotations

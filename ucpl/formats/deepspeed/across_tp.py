@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks side by side: they have the same tensors, and something says what of the whole each of them holds."""
+"""Tensor-parallel ranks with the same tensors, and the part of each rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ Shapes = dict[str, tuple[Shape, ...]]  # of each tensor, on each tensor-parallel
 
 
 def local_shapes(modules: Sequence[Module]) -> Shapes:
-    """The shapes of each tensor. modules: of every tensor-parallel rank, in order, with the same tensors."""
+    """The shapes of each tensor on all ranks.
+
+    modules: of every tensor-parallel rank, in order, with the same tensors.
+    """
     return {name: tuple(module.shapes[name] for module in modules) for name in modules[0].shapes}
 
 
 def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Shapes) -> dict[str, Sharding]:
-    """How each tensor is cut, where that is stated: beside the tensors, else by themselves. A buffer of one shape is a copy.
+    """The cut of each tensor, if a file states it.
 
-    With one rank nothing is, and lists of patterns say how tensors would be.
+    The statement is next to the tensors, or in the tensors' own attributes. A buffer of one shape is a copy. With one
+    rank nothing is cut, and lists of patterns state the cuts for more ranks.
     """
     info = Value.of(first).find(INFO)
     gathered.vocabulary |= vocabulary_of(first, info, local)
@@ -51,7 +55,7 @@ def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Sh
 
 
 def same_tensors(one: Module, other: Module) -> None:
-    """All ranks have the same tensors, in one order, of the same kinds, and each has some of each."""
+    """Check that all ranks have the same tensors, kinds and order."""
     for what, mine, theirs in (
         ("tensors", list(one.tensors), list(other.tensors)),
         ("trained parameters", list(one.trained), list(other.trained)),

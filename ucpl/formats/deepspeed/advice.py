@@ -1,4 +1,4 @@
-"""What whoever loads a target must do, where a plain `load_checkpoint` is not enough."""
+"""Steps that a target needs besides a plain `load_checkpoint`."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ BOOLS = "torch's optimizers make {names} of the parameters' type when they load 
 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Of parameters left out or known by one name of two, of a target made of weights alone, and of what no loader takes."""
+    """Advice on left out or tied parameters, missing states, and unsupported optimizers."""
     lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
     return (*lenient, *_mixed(structure), *_warm(source, structure), *_of_optimizer(source, structure))
 
 
 def _mixed(structure: Structure) -> tuple[str, ...]:
-    """Advice on parameters of several types, where the target's call names no type of training."""
+    """Advice on parameters of several dtypes without a training dtype."""
     found = {t.dtype for t in structure.tensors if t.kind == "parameter" and t.dtype}
     if len(found) < 2 or structure.settings.get("bf16") or structure.settings.get("fp16"):
         return ()
@@ -80,7 +80,7 @@ def _mixed(structure: Structure) -> tuple[str, ...]:
 
 
 def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """What DeepSpeed makes of this optimizer, with or without a conversion: docs/decisions/odd-optimizers.md."""
+    """DeepSpeed's own treatment of this optimizer: docs/decisions/odd-optimizers.md."""
     stage = structure.settings.get("stage")
     states = {state for tensor in structure.tensors for state in tensor.states} - {"weight", "fp32"}
     out = []
@@ -93,7 +93,7 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _frozen_in_groups(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Frozen parameters that groups of the source's optimizer have next to trained ones."""
+    """Advice on frozen parameters that share a group with trained ones."""
     kinds = {tensor.name: tensor.kind for tensor in structure.tensors}
     listed = (name for group in source.envelope.groups if group.members for name in group.every)
     found = [name for name in listed if kinds.get(name) == "frozen"]
@@ -102,14 +102,14 @@ def _frozen_in_groups(source: Checkpoint, structure: Structure) -> tuple[str, ..
 
 
 def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Where a model cuts its tensors itself, DeepSpeed's loader of stage 3 cuts none of them."""
+    """Advice on stage 3, which does not cut a model's own cuts."""
     is_cut = any(one.dim is not None for one in source.shardings.values())
     is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
     return (*((WHOLE,) if is_cut and is_bare else ()), *_first_alone(source, structure))
 
 
 def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Where groups of stage 3 differ, DeepSpeed gives all of them the values of the first."""
+    """Advice on stage 3, which uses the first group's values for all."""
     groups = [group for group in source.envelope.groups if group.members]
     if structure.settings.get("stage") != 3 or not groups:
         return ()
@@ -119,13 +119,13 @@ def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _is_tied(source: Checkpoint, structure: Structure) -> bool:
-    """Whether the class has a second name of a tensor, and nothing says which."""
+    """Test whether the class ties a tensor whose second name is unknown."""
     config = config_of(source)
     return config is not None and config.get("tie_word_embeddings") is True and not structure.aliases
 
 
 def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Groups made of weights alone have no hyper-parameters that an engine could take."""
+    """Advice on groups of weights alone, which have no hyper-parameters."""
     if any(group.hyper for group in source.envelope.groups):
         return ()
     if any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors):

@@ -1,6 +1,7 @@
-"""affine_map of universal_checkpoint_info: which views of the whole tensor make up each rank's shard (torch.as_strided).
+"""affine_map of universal_checkpoint_info: views that make up each rank's shard.
 
-Read here is what is sections of one dim, or a copy on every rank. Read in deepspeed 0.19.8, checkpoint/affine.py.
+A view is one of the complete tensor, as by torch.as_strided. This module reads sections of one dim, and copies on every
+rank. Source: deepspeed 0.19.8, checkpoint/affine.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def refuse(file: TorchFile, name: str, why: str) -> NoReturn:
 
 @frozen(eq=False)
 class _Refusing:
-    """Which tensor is looked at, for messages."""
+    """The tensor that messages name."""
 
     entry: Value
     name: str
@@ -34,7 +35,10 @@ class _Refusing:
 
 @frozen
 class _Piece:
-    """One view: a run of the whole tensor, and where in the shard it goes."""
+    """One view.
+
+    A run of the complete tensor, and its place in the shard.
+    """
 
     shape: Shape
     source: int  # first element
@@ -58,7 +62,10 @@ class _Piece:
 
 
 def affine_sharding(entry: Value, name: str, degree: int) -> Sharding:
-    """How a tensor is cut over `degree` ranks. Raises: UcplError E455, E462."""
+    """The cut of a tensor over `degree` ranks.
+
+    Raises: UcplError E455, E462.
+    """
     tensor = _Refusing(entry, name)
     origin = f"affine_map of {entry.file}"
     whole = entry.at("logical_shape").shape()
@@ -85,7 +92,10 @@ def affine_sharding(entry: Value, name: str, degree: int) -> Sharding:
 
 
 def _sections(tensor: _Refusing, runs: list[list[tuple[int, int]]], size: int) -> tuple[Section, ...]:
-    """The sections of the dim that is cut, in their order: column i of `runs` is (start, width) of the i-th on each rank."""
+    """The sections of the cut dim, in order.
+
+    runs: per rank; column i has the (start, width) of the i-th section on each rank.
+    """
     sections: list[Section] = []
     base = 0
     for column in zip(*runs, strict=True):
@@ -102,7 +112,10 @@ def _sections(tensor: _Refusing, runs: list[list[tuple[int, int]]], size: int) -
 
 
 def strides(shape: Shape) -> tuple[int, ...]:
-    """Of a row-major tensor, as DeepSpeed writes them: 0 where a dim behind has no positions."""
+    """Strides of a row-major tensor, as DeepSpeed writes them.
+
+    A stride is 0 if a later dim has no positions.
+    """
     out = [1] * len(shape)
     for i in range(len(shape) - 2, -1, -1):
         out[i] = out[i + 1] * shape[i + 1]
@@ -110,7 +123,10 @@ def strides(shape: Shape) -> tuple[int, ...]:
 
 
 def _runs(tensor: _Refusing, whole: Shape, shard: Shape, pieces: list[_Piece], dim: int) -> list[tuple[int, int]]:
-    """(start, width) along `dim` of each piece, which must fill the shard end to end in this order."""
+    """(start, width) along `dim` of each piece.
+
+    The pieces must fill the shard end to end in this order.
+    """
     of_whole, of_shard = strides(whole), strides(shard)
     out: list[tuple[int, int]] = []
     end = 0

@@ -1,4 +1,7 @@
-"""Whether a rank's file is the one that its rank wrote: torch.save calls the archive within a file by the file's own name."""
+"""A check that each rank's file has its original name.
+
+torch.save names the archive inside a file after the file.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from ucpl.stores.torch_files import TorchFile, read_torch_file
 def read_shard(root: Path, name: str) -> TorchFile:
     """The headers of one rank's file.
 
-    Files of ranks have equal keys and shapes: one that lies under another rank's name passes for that one, and at stage 3
-    nothing else would tell. Files of another kind have another form, which readers refuse. An archive that is called
-    otherwise (one that was written into memory) says nothing.
+    Files of ranks have equal keys and shapes. So a file under another rank's name passes for that rank's file, and at
+    stage 3 no other check finds it. Files of other kinds have other forms, which readers reject. An archive with a name
+    of another kind, such as one that was written to memory, is not checked.
 
     Raises: UcplError E465 where the file was written as another one, E400-E427.
     """
@@ -28,7 +31,10 @@ def read_shard(root: Path, name: str) -> TorchFile:
 
 
 def read_atom(root: Path, path: Path) -> TorchFile:
-    """The headers of one state of a parameter, in DeepSpeed's universal format. Raises: as `read_shard`, of states."""
+    """The headers of one state of a parameter, in the universal format.
+
+    Raises: as `read_shard`, of states.
+    """
     file = read_torch_file(root, path.relative_to(root).as_posix())
     if file.archive != path.stem and path.with_name(f"{file.archive}.pt").is_file():
         _refuse(file, "it is another state's")

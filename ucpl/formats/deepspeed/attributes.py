@@ -1,10 +1,9 @@
-"""How tensors are cut over tensor-parallel ranks, where they carry it themselves: Megatron's `tensor_model_parallel`,
-`partition_dim` and `partition_stride`.
+"""Cuts over tensor-parallel ranks from attributes of the tensors.
 
-A state_dict has them where its tensors are parameters (`keep_vars=True`); torch's own detaches them, and they are gone. Where
-some tensor has them, one without is a copy: so DeepSpeed takes it (`is_model_parallel_parameter` of deepspeed 0.19.8,
-runtime/utils.py). Parts are in the order of Megatron's tensor_parallel/layers.py: of a stride of 2, a rank has a part of each
-half.
+Megatron sets `tensor_model_parallel`, `partition_dim` and `partition_stride`. A state_dict keeps them if its tensors
+are parameters (`keep_vars=True`); torch's own state_dict detaches its tensors and drops them. If some tensor has them,
+a tensor without them is a copy, as in DeepSpeed (`is_model_parallel_parameter` of deepspeed 0.19.8, runtime/utils.py).
+Parts are in the order of Megatron's tensor_parallel/layers.py: with a stride of 2, a rank has a part of each half.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ def _attributes(tensor: TensorRef) -> Mapping[str, object]:
 
 
 def carries_cuts(tensors: Mapping[str, TensorRef]) -> bool:
-    """Whether any tensor says of itself that it is cut."""
+    """Test whether any tensor has an attribute that it is cut."""
     return any(_attributes(tensor).get(IS_CUT) is True for tensor in tensors.values())
 
 
 def cut_by_attributes(
     tensors: Mapping[str, TensorRef], local: Mapping[str, Sequence[Shape]], file: str
 ) -> dict[str, Sharding]:
-    """Every tensor of which that is said, or which is a copy. tensors: of the first rank. local: shapes on all ranks."""
+    """The cuts of all tensors with attributes; the others are copies.
+
+    tensors: of the first rank. local: shapes on all ranks.
+    """
     if not carries_cuts(tensors):
         return {}
     out: dict[str, Sharding] = {}
@@ -49,7 +51,7 @@ def cut_by_attributes(
 
 
 def _cut(said: Mapping[str, object], shapes: Sequence[Shape], file: str) -> Sharding | None:
-    """None where what is said does not fit the shapes: a layout has to say it."""
+    """The cut of one tensor; None if its attributes contradict its shapes."""
     dim, stride = said.get(DIM), said.get(STRIDE, 1)
     if type(dim) is not int or type(stride) is not int or stride < 1:
         return None

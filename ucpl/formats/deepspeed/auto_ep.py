@@ -1,10 +1,10 @@
-"""AutoEP: all experts of a rank in one tensor of the module, each expert in a file of its own.
+"""AutoEP: one tensor per rank for experts, one file per expert.
 
-A layer's `experts.w1` has [experts of a rank, ...] in the live module, in `param_shapes` and in the optimizer's flat buffers;
-its files have `experts.w1.3`, by the number among all experts. Those are the tensors here: end to end, in the order of their
-numbers, they are the rank's. Which experts are on which rank is said by `expert_placement` in `ds_autoep_layers`.
-Read in deepspeed 0.19.8: runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), checkpoint/autoep_affine.py,
-module_inject/auto_ep_layer.py.
+A layer's `experts.w1` has [experts of a rank, ...] in the live module, in `param_shapes` and in the optimizer's flat
+buffers. Its files have `experts.w1.3`, with the number among all experts. Here each of these is a tensor; end to end,
+in the order of their numbers, they are the rank's. `expert_placement` in `ds_autoep_layers` assigns experts to ranks.
+Source: deepspeed 0.19.8: runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`),
+checkpoint/autoep_affine.py, module_inject/auto_ep_layer.py.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ LAYERS = "ds_autoep_layers"
 Groups = tuple[dict[str, Shape], ...]
 KEYS = (LAYERS, "autoep_layers")  # today's, and that of the releases before
 GROUPS = "ds_zero_partition_groups"  # of a shard of stage 3: over which ranks each sub-group is cut
-FOLDING = "ds_autoep_folding"  # beside AutoTP
+FOLDING = "ds_autoep_folding"  # with AutoTP
 SLICED = ("zero3_partitioned", 1)  # the form at stage 3, and its version
 _ROUTER = "router"
 _NAME = re.compile(r"(?P<module>(?:.*\.)?experts\.)(?P<inner>w[123])\.(?P<number>\d{1,18})\Z", re.DOTALL)
 
 
 def layers_of(part: TorchFile) -> Value | None:
-    """What a file of model states says of AutoEP's layers. None: it has none."""
+    """The description of AutoEP's layers in model states, or None."""
     return next((found for key in KEYS if (found := Value.of(part).find(key)) is not None and found.held), None)
 
 
 def second_names(part: TorchFile, shapes: Mapping[str, Shape], trained: Container[str]) -> dict[str, str]:
-    """A layer's router has the name that transformers gives it, too, and `shared_params` does not say so.
-
-    shapes: of all tensors of the module.
-    """
+    """transformers' names of AutoEP's routers, which `shared_params` lacks."""
     stated = layers_of(part)
     out: dict[str, str] = {}
     for layer in stated.items() if stated is not None else ():
@@ -58,20 +55,20 @@ def second_names(part: TorchFile, shapes: Mapping[str, Shape], trained: Containe
 
 
 def without_routers(aliases: Mapping[str, str], experts: Experts | None) -> dict[str, str]:
-    """What `shared_params` states: of second names all but those of routers."""
+    """The second names in `shared_params`: all except those of routers."""
     modules = experts.modules if experts is not None and experts.is_fused else ()
     routers = tuple(module.removesuffix("experts.") + f"{_ROUTER}." for module in modules)
     return {alias: owner for alias, owner in aliases.items() if not (routers and owner.startswith(routers))}
 
 
 def place_of(key: str) -> tuple[str, int, str] | None:
-    """(module, number, inner) of a tensor in an expert's file, if it is AutoEP's."""
+    """(module, number, inner) of a tensor in an expert's file of AutoEP."""
     match = _NAME.match(key)
     return (match["module"], int(match["number"]), match["inner"]) if match is not None else None
 
 
 def each_apart(groups: Groups, of: Iterable[Expert]) -> Groups:
-    """param_shapes with a name and shape for each of a rank's experts, by local numbers."""
+    """param_shapes with one entry per expert of a rank, by local number."""
     fused = {one.fused for one in of if one.is_fused}
     return tuple(
         {
@@ -88,7 +85,11 @@ def _parts(name: str, shape: Shape) -> tuple[tuple[str, Shape], ...]:
 
 
 def together(flat: Flat, experts: Experts, ep: int) -> Flat:
-    """A flat buffer as a rank's own module names it: experts of one tensor as one member. Raises: UcplError E471."""
+    """A flat buffer in a rank's own names.
+
+    Experts of one tensor as one member.
+    Raises: UcplError E471.
+    """
     stacks = {one.fused: one.count // ep for one in experts.of.values() if one.is_fused}
     if not stacks.keys().isdisjoint(flat.names):  # stage 3 stacks the rows of a rank's experts
         every = ((name, (stacks.get(name, 0), shape)) for name, shape in flat.members)
@@ -164,7 +165,10 @@ def _unknown(value: object, prefix: str) -> Iterator[str]:
 
 
 def check_placement(file: TorchFile, stated: Value, experts: Experts) -> str:
-    """Expert i of n is on rank i // (n / ep), which is what DeepSpeed makes. Gives the origin. Raises: UcplError E456, E457."""
+    """Check that experts are on ranks in DeepSpeed's order: i // (n / ep).
+
+    Expert i of n is on that rank. Returns the origin. Raises: UcplError E456, E457.
+    """
     counts = {one.module: one.count for one in experts.of.values()}
     for layer in stated.items():
         module = layer.at("expert_key_prefix").text() + "."
@@ -199,9 +203,9 @@ def _demand_runs(file: TorchFile, module: str, placement: Value, each: int) -> N
 def layers(
     experts: Experts, shapes: Mapping[str, Shape], settings: Mapping[str, Plain], here: Mapping[str, int]
 ) -> list[object]:
-    """`ds_autoep_layers` of a target: as its first rank would state them, or at stage 3 as each rank does.
+    """`ds_autoep_layers` of a target.
 
-    shapes: of each expert's tensors. here: coordinates of the rank.
+    The first rank's, or at stage 3 each rank's.
     """
     ep = int(settings.get("ep") or 1)
     edp = int(settings.get("edp") or int(settings.get("dp") or 1) // ep)
@@ -239,7 +243,10 @@ def layers(
 
 
 def _map(logical: Shape, ep: int) -> dict[str, object]:
-    """Which part of the whole tensor each rank has: a run of its first dim, row-major."""
+    """Each rank's part of the complete tensor.
+
+    A run of dim 0, row-major.
+    """
     mine = (logical[0] // ep, *logical[1:])
     strides = [prod(logical[i + 1 :]) for i in range(len(logical))]
     ranks: dict[int, object] = {}

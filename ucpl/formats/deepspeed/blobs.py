@@ -1,4 +1,4 @@
-"""What a step's files hold that is neither a tensor of the model nor structure, and what a run goes on from."""
+"""Values in a step's files that are neither tensors nor structure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keep_run(gathered: Gathered, first: TorchFile, *more: str) -> None:
 
 
 def keep_scaling(gathered: Gathered, shard: TorchFile) -> None:
-    """Loss scaling and clipping, as an optimizer's shard has them: None is a value here."""
+    """Keep loss scaling and clipping from a shard; None is a value."""
     state = Value.of(shard).at("optimizer_state_dict").mapping()
     for key in SCALING:
         if key in state:
@@ -41,9 +41,11 @@ def keep_fields(gathered: Gathered, value: Value, keys: tuple[str, ...]) -> None
 
 
 def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> None:
-    """The module's own order, its attributes, and what in it is no tensor or has no elements.
+    """Keep the module's order, its attributes, and its other values.
 
-    whole: all of it. stages: the modules of its pipeline's stages, or the one that there is.
+    Other values are those that are no tensors, and tensors without elements.
+
+    `whole`: the complete module. stages: the modules of its pipeline's stages, or the only one.
     """
     blobs, extra, names = gathered.blobs, dict[str, object](), dict[str, None]()
     for module in stages:
@@ -70,7 +72,10 @@ def extra_of(part: TorchFile) -> dict[str, object]:
 
 
 def keep_extra(gathered: Gathered, first: TorchFile, others: Iterable[TorchFile]) -> None:
-    """Values of a universal folder's module that are no tensors: the first file's; those of other ranks are named."""
+    """Keep values of a universal folder's module that are no tensors.
+
+    The first file's are kept; different ones of other ranks are reported.
+    """
     if extra := extra_of(first):
         gathered.blobs["module_extra"] = extra
     why = "the values of the first rank's module are read"
@@ -79,7 +84,10 @@ def keep_extra(gathered: Gathered, first: TorchFile, others: Iterable[TorchFile]
 
 
 def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
-    """Names of the module that no parameter of the model is behind. Raises: UcplError E457 where ranks have parts of one."""
+    """Keep names in the module without a parameter of the model.
+
+    Raises: UcplError E457 if ranks have parts of one.
+    """
     names = module.left_out.names
     cut = next((name for name, one in names.items() if one.value is not None and tp > 1), None)
     if cut is not None:
@@ -90,7 +98,7 @@ def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
 
 
 def keep_whole_scaling(gathered: Gathered, module: Module) -> None:
-    """ZeRO-0's numbers of loss scaling, beside the optimizer's state."""
+    """Keep ZeRO-0's numbers of loss scaling, next to the optimizer's state."""
     optimizer = Value.of(module.file).find("optimizer")
     held = optimizer.held if optimizer is not None and isinstance(optimizer.held, dict) else {}
     if "clip_grad" in held:

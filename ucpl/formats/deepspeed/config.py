@@ -1,6 +1,7 @@
-"""The part of ds_config that must tell the truth about a target: stage, degrees, precision, batch sizes.
+"""The part of ds_config that must fit a target.
 
-`engine.load_checkpoint` does not read it; people, tools and the next conversion do.
+That is stage, degrees, precision and batch sizes. `engine.load_checkpoint` does not read it; people, tools and the next
+conversion do.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "
 
 
 def blobs_of(source: Checkpoint) -> Value:
-    """What the source carries, for those who need it in one form: it came from a file, and may be anything."""
+    """The values that the source carries, as one Value for messages.
+
+    They come from a file and can have any type.
+    """
     return Value(source.top, source.top.name, (), source.envelope.blobs)
 
 
 def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[object, object]:
-    """The source's ds_config with the target's structure; a small one where the source has none. Raises: UcplError E455."""
+    """The source's ds_config with the target's structure, or a small new one.
+
+    Raises: UcplError E455.
+    """
     out = mapped(config.mapping(), lambda tensor: tensor) if config is not None else {}
     stage = settings["stage"]
     zero = out["zero_optimization"] = _section(config, "zero_optimization")
@@ -51,7 +58,7 @@ def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[obj
 
 
 def _say_types(config: Value | None, out: dict[object, object], settings: Mapping[str, Plain]) -> None:
-    """Options of one training dtype, in another: DeepSpeed refuses a configuration that still has them."""
+    """Change options of another training dtype, which DeepSpeed rejects."""
     for section, flag in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if not settings.get(flag) and section in out:
             known = _section(config, section)
@@ -66,7 +73,10 @@ def _say_types(config: Value | None, out: dict[object, object], settings: Mappin
 
 
 def accumulates_wide(source: Checkpoint) -> bool:
-    """Whether DeepSpeed, told bf16 beside the rest of a configuration, takes BF16_Optimizer at stage 1."""
+    """Test whether DeepSpeed would use BF16_Optimizer at stage 1.
+
+    That is, with bf16 added to the rest of the configuration.
+    """
     config = blobs_of(source).find("ds_config")
     zero, types = _section(config, "zero_optimization"), _section(config, "data_types")
     offload = zero.get("offload_optimizer")
@@ -89,10 +99,11 @@ def _say(section: dict[object, object], key: str, value: object, default: object
 
 
 def _batches(config: Value | None, dp: int) -> dict[object, object]:
-    """train_batch_size = micro batch * accumulation steps * dp, at the target's dp: what of it changes.
+    """Batch sizes that change at the target's dp.
 
-    The whole batch is kept where the degree divides it, since learning rates are tuned to it: with the same micro batch where
-    that divides too, else with one accumulation step fewer or more. Where it does not divide, the micro batch is kept.
+    train_batch_size = micro batch * accumulation steps * dp. The total batch is kept if dp divides it, since learning
+    rates are tuned to it. The micro batch is kept too if possible; otherwise the number of accumulation steps changes.
+    If dp does not divide the total batch, the micro batch is kept.
     """
     stated = [config.find(key) if config is not None else None for key in (_BATCH, _MICRO, _STEPS)]
     if any(one is not None and isinstance(one.held, str) for one in stated):
@@ -122,7 +133,10 @@ def _batches(config: Value | None, dp: int) -> dict[object, object]:
 
 
 def scaling_of(source: Checkpoint, is_fp16: bool) -> Value:
-    """What the source carries, its loss scaling made anew where it is not the target's: fp16 scales losses, no other does."""
+    """Carried values with new loss scaling if the target needs another one.
+
+    Only fp16 scales losses.
+    """
     blobs, known = blobs_of(source), source.envelope.settings.get("fp16")
     if known is None or bool(known.value) == is_fp16:
         return blobs
@@ -135,7 +149,10 @@ def scaling_of(source: Checkpoint, is_fp16: bool) -> Value:
 
 
 def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> Call:
-    """The object of a ZeRO shard: the source's, or one that goes on where ZeRO-0's numbers stand, or a fresh one."""
+    """The object of a ZeRO shard.
+
+    The source's, ZeRO-0's numbers, or a new one.
+    """
     given = blobs.find("loss_scaler")
     if given is not None and isinstance(given.held, Call):
         return given.held
@@ -165,7 +182,7 @@ def loss_scaler(blobs: Value, config: Value | None, is_fp16: bool) -> Call:
 
 
 def scaling_told(source: Checkpoint, is_fp16: bool) -> str:
-    """What a plan says of a target whose losses are scaled otherwise than the source's."""
+    """The plan's note on a target with another loss scaling."""
     blobs = scaling_of(source, is_fp16)
     config = blobs.find("ds_config")
     state = loss_scaler(blobs, config, is_fp16).state
@@ -194,7 +211,7 @@ class _Numbers:
 
 
 def loss_scale_numbers(blobs: Mapping[str, object]) -> dict[str, object]:
-    """What ZeRO-0's optimizer wrapper keeps instead of an object."""
+    """The numbers that ZeRO-0's optimizer wrapper keeps instead of an object."""
     kept = blobs.get("loss_scale_config")
     if isinstance(kept, dict) and "cur_scale" in kept:
         return dict(kept)

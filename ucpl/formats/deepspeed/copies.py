@@ -1,7 +1,8 @@
-"""Which copy of a tied module's tensor counts, where copies may differ: the one that gradients reach.
+"""The choice among copies of a tied module's tensor.
 
-Only the weights named by tied_weight_attr are kept alike on all stages that hold a tied module; its other tensors go their
-own ways where no gradient reaches them. Moments that are zero throughout tell such a copy.
+The copy that gradients reach is used. Only the weights named by tied_weight_attr are synchronised on all stages that
+hold a tied module; its other tensors diverge on stages without a gradient. Moments that are zero throughout identify
+such a copy.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 def trusted(root: Path, pipeline: Pipeline, gathered: Gathered, tp: int = 1) -> dict[str, int]:
-    """Tensors of tied modules that get a gradient on some of their stages alone, and the first stage where they do.
+    """Tensors of tied modules with a gradient on some stages only.
 
-    Where no stage moves it, the first counts. There is no such evidence before the first step, or where the optimizer keeps
-    no moments: then copies must be alike. `tp`: how many ranks hold parts of it, all of which are looked at.
+    Returns the first stage with a gradient for each. If no stage moves it, the first is used. There is no such evidence
+    before the first step, or if the optimizer keeps no moments: then copies must be equal. `tp`: the number of ranks
+    that hold parts of it; all of them are checked.
     """
     out: dict[str, int] = {}
     for tensor, places in pipeline.places().items():
@@ -42,8 +44,10 @@ def trusted(root: Path, pipeline: Pipeline, gathered: Gathered, tp: int = 1) -> 
 
 
 def _parts(gathered: Gathered, tensor: str, at: tuple[int, int], state: str) -> list[tuple[Extent, int, int]]:
-    """Where a state of a tensor lies in the shards of one model-parallel rank (its number, tp): (flat part, first element,
-    end) a data-parallel rank."""
+    """A tensor's state in the shards of one model-parallel rank.
+
+    (flat part, first element, end) for each data-parallel rank.
+    """
     mp, tp = at
     here = {"pp": mp // tp, "tp": mp % tp}
     flat = next(
@@ -87,7 +91,7 @@ def _dp_rank(file: str) -> int:
 
 
 def is_zero(root: Path, extent: Extent, low: int, high: int) -> bool:
-    """Whether elements low..high are all 0, whatever their sign."""
+    """Test whether elements low..high are all 0, of either sign."""
     import numpy as np
 
     if not extent.is_contiguous:

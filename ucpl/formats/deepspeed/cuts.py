@@ -1,8 +1,8 @@
-"""How each tensor is cut over tensor-parallel ranks, from what DeepSpeed writes beside the tensors: universal_checkpoint_info.
+"""Cuts over tensor-parallel ranks, from universal_checkpoint_info.
 
-`affine_map` lists, for each rank, which views of the whole tensor make up its shard, as torch.as_strided would take them
-(deepspeed 0.19.8, checkpoint/affine.py). Older releases have lists of patterns (checkpoint/constants.py). Read here is what
-is sections of one dim, or a copy on every rank; everything else is refused, never taken for something near it.
+`affine_map` lists, for each rank, the views of the complete tensor that make up its shard, in terms of torch.as_strided
+(deepspeed 0.19.8, checkpoint/affine.py). Older releases have lists of patterns (checkpoint/constants.py). This module
+reads sections of one dim, and copies on every rank; everything else is rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ucpl.stores.values import Value, kind_text
 
 VERSION = 1  # of affine_map
 _PATTERN_CHARACTERS_MAX = 400
-_GROUP_REPEATED = re.compile(r"\)[*+?{]")  # what can make matching take for ever
+_GROUP_REPEATED = re.compile(r"\)[*+?{]")  # such patterns can take too long to match
 
 Shapes = Mapping[str, Sequence[Shape]]  # of each parameter, on each tp rank
 
@@ -57,7 +57,10 @@ def shardings_of(file: TorchFile, info: Value | None, shapes: Shapes) -> dict[st
 
 
 def is_by_lists(info: Value | None) -> bool:
-    """Whether the lists of patterns are the model's own, whose code cuts in equal parts, and not AutoTP's."""
+    """Test whether the lists of patterns are the model's own, not AutoTP's.
+
+    A model's own code cuts in equal parts.
+    """
     if info is None or not isinstance(info.held, dict):
         return False
     of_autotp = ("affine_map", "sub_param_shard_widths", "autotp_unsupported_parameter_patterns")
@@ -67,7 +70,10 @@ def is_by_lists(info: Value | None) -> bool:
 
 
 def vocabulary_of(file: TorchFile, info: Value | None, names: Iterable[str]) -> dict[str, int]:
-    """Tensors whose rows are words, and how many of them are no padding. Raises: UcplError E462."""
+    """Tensors with words as rows, and the number of rows without padding.
+
+    Raises: UcplError E462.
+    """
     words = info.find("original_vocab_size") if info is not None and isinstance(info.held, dict) else None
     listed = info.find("vocabulary_parameter_patterns") if info is not None and words is not None else None
     if listed is None or words is None:
@@ -89,7 +95,7 @@ def _affine_maps(file: TorchFile, info: Value) -> Value | None:
 
 @frozen(eq=False)
 class _Patterns:
-    """Values by regular expressions of names, matched from the start, as DeepSpeed does."""
+    """Values by regular expressions of names, matched from the start."""
 
     file: TorchFile
     table: dict[str, Value] = field(factory=dict)
@@ -125,7 +131,10 @@ def _is_name(escaped: str) -> bool:
 
 
 class _Lists:
-    """The lists of patterns of releases before affine_map. A parameter that none of them names is cut along dim 0."""
+    """The lists of patterns of releases before affine_map.
+
+    A parameter that no list names is cut along dim 0.
+    """
 
     def __init__(self, file: TorchFile, info: Value) -> None:
         self.file = file
@@ -147,7 +156,10 @@ class _Lists:
         return _Patterns.made(self.file, {one.text(): one for one in found.items()} if found is not None else {})
 
     def sharding(self, name: str, local: Sequence[Shape]) -> Sharding | None:
-        """None where the lists are missing, or say what copies do not: the average of several ranks."""
+        """The cut of a tensor, or None.
+
+        None: the lists are missing, or the tensor is an average of several ranks.
+        """
         if not self.is_there or self.average.find(name) is not None:
             return None
         origin = f"{INFO} of {self.file.file}"
@@ -169,7 +181,7 @@ class _Lists:
         return _sharding(local, dim, [tuple(s[dim] for s in local)], f"{what} of {origin}")
 
     def fused(self, name: str, sub: Value, local: Sequence[Shape], origin: str) -> Sharding:
-        """A tensor of several parts, each cut by itself."""
+        """The cut of a tensor of several parts, each cut separately."""
         dim, shape = sub.at("partition_dim").whole(), sub.at("shape").items()
         if not dim < min(len(local[0]), len(shape)):
             refuse(self.file, name, "parameter_with_sub_params is of another form")
@@ -202,9 +214,9 @@ def _sharding(local: Sequence[Shape], dim: int, widths: list[tuple[int, ...]], o
 
 
 def info_of(shardings: Mapping[str, Sharding], degree: int, kept: Mapping[str, object]) -> dict[str, object]:
-    """universal_checkpoint_info of a target, as AutoTP would publish it: maps, and lists for readers that know no maps.
+    """universal_checkpoint_info of a target, in AutoTP's form.
 
-    `kept`: the source's, for what does not depend on the degree.
+    It has maps, and lists for readers without maps. `kept`: the source's, for values that do not depend on the degree.
     """
     regenerated = {
         "affine_map",

@@ -1,8 +1,8 @@
-"""Model states in files of model-parallel ranks: whole, or a part of each tensor on every tensor-parallel rank.
+"""Model states in files of model-parallel ranks.
 
-How the parts make up whole tensors is in universal_checkpoint_info (cuts). Where that says nothing of a tensor, its shape
-here is rank 0's, and a layout of the user's has to say it: `infer` refuses. A pipeline with experts is saved so, too, each
-stage's tensors by their whole names; the experts themselves are in files of their own (experts).
+A tensor-parallel rank has a part of each tensor. universal_checkpoint_info has the cuts (cuts). If it lacks a tensor,
+its shape here is rank 0's, and a layout of the user has to give the cut: `infer` stops. A pipeline with experts is
+saved in this form, too, with complete names for each stage's tensors; the experts are in files of their own (experts).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Grid:
 def read_dense(
     gathered: Gathered, topology: Topology, order: Order | None = None
 ) -> tuple[tuple[TorchFile, ...], Facts]:
-    """Modules and shards of all model-parallel ranks. Gives the files, and what they say together."""
+    """Read modules and shards of all ranks, and return files and facts."""
     if topology.stage == 3 and auto_ep.layers_of(topology.first) is not None:
         return read_sliced_experts(gathered, topology)
     grid = _Grid(topology, experts_of(gathered, topology) if topology.listing.experts else None, order)
@@ -125,7 +125,7 @@ def _facts(gathered: Gathered, grid: _Grid, by_tp: list[Module], first: Module, 
 
 
 def _whole(local: dict[str, tuple[Shape, ...]], shardings: dict[str, Sharding]) -> dict[str, Shape]:
-    """Shapes over all ranks: the first rank's, where nothing says how a tensor is cut."""
+    """Shapes over all ranks; the first rank's if the cut is unknown."""
     return {name: shardings[name].shape if name in shardings else shapes[0] for name, shapes in local.items()}
 
 
@@ -162,7 +162,10 @@ def _pipeline(grid: _Grid) -> Pipeline:
 
 
 def _joined(modules: list[Module]) -> Module:
-    """Several stages' modules as one. What two stages hold is a tied module's, and alike. Raises: UcplError E458."""
+    """Join the modules of several stages.
+
+    A tensor on two stages is a tied module's, with equal copies. Raises: UcplError E458.
+    """
     if len(modules) == 1:
         return modules[0]
     out = evolve(modules[0])
@@ -189,7 +192,7 @@ def _joined(modules: list[Module]) -> Module:
 
 
 def _in_order(module: Module, names: list[str]) -> Module:
-    """The same with its tensors in the order of `names`, which are all of them."""
+    """The same module with its tensors in the order of `names`."""
     place = {name: i for i, name in enumerate(names)}
 
     def sorted_by(one: str) -> int:
@@ -219,7 +222,7 @@ def _shared(topology: Topology, shard: Shard) -> Value | None:
 
 
 def _same_groups(ranks: list[Gathered], modules: list[Module]) -> None:
-    """The optimizer's groups are one model's: the same members in the same order on every rank."""
+    """Check that groups have equal members and order on every rank."""
     for mine, module in zip(ranks[1:], modules[1:], strict=True):
         if [g.members for g in mine.groups] != [g.members for g in ranks[0].groups]:
             fail(

@@ -1,14 +1,14 @@
-"""Experts of deepspeed.moe layers: each in a file of its own, its optimizer state in flat buffers that fewer ranks share.
+"""Experts of deepspeed.moe layers: one file each, with states in flat buffers.
 
-Experts have global numbers in their files and local ones (0 to experts / ep - 1) in param_shapes and in the live module; a
-tensor's name here has the global number. Of a stage's ranks `ep` hold different experts, and the others the same ones, whose
-optimizer state they cut among them. With tensor parallelism, experts are whole and all dp x tp ranks are dealt so, or they are
-cut, too (enable_expert_tensor_parallelism), and the dp ranks of each tp coordinate are. Read in deepspeed 0.19.8:
-runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.py (`_create_expert_and_data_parallel`,
-`_get_expert_parallel_ranks`), moe/utils.py.
+Experts have global numbers in their files and local ones (0 to experts / ep - 1) in param_shapes and in the live
+module. A tensor's name here has the global number. Of a stage's ranks `ep` hold different experts; the others hold the
+same ones and share their optimizer state. With tensor parallelism, experts are complete and are dealt to all dp x tp
+ranks, or they are cut, too (enable_expert_tensor_parallelism), and are dealt to the dp ranks of each tp coordinate.
+Source: deepspeed 0.19.8: runtime/engine.py (`_save_moe_checkpoint`, `load_moe_state_dict`), utils/groups.py
+(`_create_expert_and_data_parallel`, `_get_expert_parallel_ranks`), moe/utils.py.
 
-AutoEP's experts are fused in the module, and apart in their files: auto_ep. What releases before 0.19.4 leave out:
-older_experts. Of experts without ZeRO, whose optimizer is in expp_rank files, the weights alone are read (E457).
+AutoEP's experts are fused in the module, but have separate files: auto_ep. `older_experts` handles fields that releases
+before 0.19.4 lack. Experts without ZeRO have their optimizer in expp_rank files; only their weights are read (E457).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAME = re.compile(rf"(?P<module>.*{re.escape(_MARK)})(?P<number>\d{{1,18}})\.(?
 
 @frozen(eq=False)
 class _Files:
-    """All tensors of experts by global name, stage by stage, layer by layer and expert by expert."""
+    """All tensors of experts by global name, per stage, layer and expert."""
 
     tensors: list[dict[str, TensorRef]]  # by tensor-parallel rank, where its files have them
     of: dict[str, Expert] = field(factory=dict)
@@ -53,7 +53,7 @@ class _Files:
 
 @frozen(eq=False)
 class HeldExperts:
-    """What a step has of experts, and which of the optimizer's groups are theirs."""
+    """A step's experts, and the numbers of their groups in the optimizer."""
 
     experts: Experts
     groups: frozenset[int]
@@ -69,7 +69,10 @@ class HeldExperts:
         return auto_ep.each_apart(groups_of(file), self.files.of.values())
 
     def tensors(self, tp: int) -> dict[str, TensorRef]:
-        """As a tensor-parallel rank holds them: its own parts, or whole ones, wherever they are."""
+        """Tensors of a tensor-parallel rank.
+
+        Its own parts, and complete ones of any rank.
+        """
         out = dict(self.files.tensors[tp])
         for mine in self.files.tensors:
             for name, ref in mine.items():
@@ -83,7 +86,10 @@ class HeldExperts:
 
 
 def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
-    """The experts' files, and the degrees that they, param_shapes and the shards tell. Raises: UcplError E452-E459."""
+    """The experts' files, and degrees from these, param_shapes and the shards.
+
+    Raises: UcplError E452-E459.
+    """
     file = topology.first
     files = _expert_files(topology)
     ours = _groups_of_experts(file, files) if groups_of(file) or topology.optims else frozenset()
@@ -115,9 +121,10 @@ def experts_of(gathered: Gathered, topology: Topology) -> HeldExperts:
 
 
 def _degrees(topology: Topology, files: _Files, ours: frozenset[int]) -> tuple[int, int, bool]:
-    """(ranks that share an expert, ranks that hold different ones, whether experts are dealt over the dp ranks alone).
+    """(ranks that share an expert, ranks with different ones, dealt over dp?).
 
-    Without shards of the optimizer, the names of param_shapes tell; without these, one rank has all experts.
+    Without shards of the optimizer, the names of param_shapes have the degrees; without these, one rank has all
+    experts.
     """
     if topology.optims:
         edp = _expert_degree(topology, ours)
@@ -135,7 +142,7 @@ def read_dense_groups(
     """The flat buffers of one rank's groups that have no experts."""
     groups = held.groups_of(shard.first)
     rest = frozenset(range(len(groups))) - held.groups
-    # Which experts a rank calls by which numbers is no matter here: their groups are passed over.
+    # The numbers of experts on a rank do not matter here: their groups are skipped.
     local = _local(_every(held, module, shard.tp), groups, held, (shard.pp, 0))
     read_flat_shards(gathered, local, Sharers(shard.optims, here, rest))
 
@@ -143,7 +150,10 @@ def read_dense_groups(
 def read_expert_groups(
     gathered: Gathered, held: HeldExperts, modules: dict[tuple[int, int], Module], topology: Topology
 ) -> None:
-    """The flat buffers of all groups of experts. modules: of each (pp, tp)."""
+    """Read the flat buffers of all groups of experts.
+
+    modules: of each (pp, tp).
+    """
     by_rank: list[list[ParameterGroup]] = []
     for shard, e, sharers in _sharers(held, topology):
         mine = gathered.apart()
@@ -159,7 +169,10 @@ def read_expert_groups(
 
 
 def _sharers(held: HeldExperts, topology: Topology) -> Iterator[tuple[Shard, int, Sharers]]:
-    """The ranks that share experts, stage by stage: the first one's shard, which experts, and the files of all in order."""
+    """The ranks that share experts, stage by stage.
+
+    Each: the first one's shard, the experts' number, and the files of all ranks in order.
+    """
     experts, tp, dp = held.experts, topology.tp, topology.dp
     for pp in range(topology.pp):
         shards = topology.shards[pp * tp : pp * tp + tp]
@@ -183,7 +196,10 @@ def _every(held: HeldExperts, module: Module, tp: int) -> Module:
 
 
 def groups_without_optimizer(held: HeldExperts, module: Module, topology: Topology) -> tuple[ParameterGroup, ...]:
-    """Groups of weights alone, without hyper-parameters: those of param_shapes, or experts apart from the others."""
+    """Groups of weights alone, without hyper-parameters.
+
+    They are those of param_shapes, or one of experts and one of others.
+    """
     of = held.files.of
     stated: list[set[object]] = []
     for shard in topology.shards:
@@ -203,7 +219,7 @@ def groups_without_optimizer(held: HeldExperts, module: Module, topology: Topolo
 
 
 def _by_kind(names: tuple[str, ...], of: dict[str, Expert]) -> tuple[str, ...]:
-    """Experts in the order of the module. Fused ones lie tensor by tensor."""
+    """Experts in the order of the module; fused ones tensor by tensor."""
     if not any(of[name].is_fused for name in names):
         return names
     modules = list(dict.fromkeys(of[name].module for name in names))
@@ -227,19 +243,22 @@ def named_experts(gathered: Gathered, held: HeldExperts, shapes: dict[str, Shape
 
 
 def _place(key: str) -> tuple[str, int, str] | None:
-    """(module, number, inner) of an expert's tensor: the number is that of its file, or the local one of a rank."""
+    """(module, number, inner) of an expert's tensor.
+
+    The number is that of its file, or a rank's local one.
+    """
     match = _NAME.match(key)
     return (match["module"], int(match["number"]), match["inner"]) if match is not None else auto_ep.place_of(key)
 
 
 def _of_expert(files: _Files, name: str) -> tuple[str, int, str] | None:
-    """The same of a name in param_shapes, if it is of a layer whose experts have files."""
+    """The same of a name in param_shapes, if experts have files."""
     place = _place(name)
     return place if place is not None and (place[0] in files.counts or _NAME.match(name)) else None
 
 
 def _groups_of_experts(file: TorchFile, files: _Files) -> frozenset[int]:
-    """Which parameter groups are experts': DeepSpeed gives them groups of their own, behind the others."""
+    """The numbers of the experts' parameter groups, which follow the others."""
     groups = auto_ep.each_apart(groups_of(file), files.of.values())
     kinds = [{_of_expert(files, name) is not None for name in group} for group in groups]
     for g, kind in enumerate(kinds):
@@ -284,7 +303,10 @@ def _places(listing: Listing) -> dict[tuple[int, int, int], str]:
 
 
 def _read_expert(held: _Files, part: TorchFile, place: tuple[int, int, int], counts: tuple[int, int]) -> None:
-    """One file. place: (layer, expert, mp rank). counts: (tp, experts of the layer)."""
+    """Read one expert's file.
+
+    place: (layer, expert, mp rank). counts: (tp, experts of the layer).
+    """
     (layer, number, mp), (tp, count) = place, counts
     held.parts[part.file] = part
     for key, value in Value.of(part).named():
@@ -308,7 +330,7 @@ def _read_expert(held: _Files, part: TorchFile, place: tuple[int, int, int], cou
 
 
 def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
-    """How many ranks share an expert's optimizer state: the same for all groups."""
+    """The number of ranks that share an expert's optimizer state."""
     part = topology.shards[0].optims[0]
     stated = Value.of(part).at("optimizer_state_dict", "partition_count")
     counts = [count.whole() for count in stated.items()] if isinstance(stated.held, list | tuple) else []
@@ -326,7 +348,10 @@ def _expert_degree(topology: Topology, ours: frozenset[int]) -> int:
 
 
 def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[int], edp: int) -> int:
-    """Over how many ranks experts are dealt: num_experts, the files and the local numbers of param_shapes must agree."""
+    """The number of ranks over which experts are dealt.
+
+    num_experts, the files and the local numbers of param_shapes must agree.
+    """
     named = _named_degree(topology, ours)
     if named is None and topology.optims and topology.tp == 1 and _is_elastic(topology) and topology.dp % edp == 0:
         named = topology.dp // edp  # an elastic checkpoint keeps no names of groups, and ranks are dealt in one way
@@ -367,7 +392,10 @@ def _expert_parallel_degree(topology: Topology, files: _Files, ours: frozenset[i
 
 
 def _named_degree(topology: Topology, ours: frozenset[int]) -> int | None:
-    """What DeepSpeed calls all groups of experts by, `ep_size_2`, where hyper-parameters are stored."""
+    """The degree in DeepSpeed's names of experts' groups: `ep_size_2`.
+
+    They are stored with hyper-parameters.
+    """
     names: set[str | None] = set()
     for shard in topology.shards if topology.optims else ():
         state = Value.of(shard.optims[0]).at("optimizer_state_dict").find("base_optimizer_state")
@@ -395,7 +423,10 @@ def _disagree(file: TorchFile, module: str, count: int, local: int) -> None:
 
 
 def _renamed(name: str, held: HeldExperts, at: tuple[int, int]) -> str:
-    """A name of param_shapes on a (stage, expert-parallel rank), with the global number."""
+    """A name of param_shapes with the expert's global number.
+
+    at: (stage, expert-parallel rank).
+    """
     place = _of_expert(held.files, name)
     if place is None:
         return name
@@ -406,7 +437,10 @@ def _renamed(name: str, held: HeldExperts, at: tuple[int, int]) -> str:
 
 
 def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]) -> Module:
-    """What a rank at a (stage, expert-parallel rank) would state in its param_shapes, by global names."""
+    """A rank's module with its own param_shapes, by global names.
+
+    at: (stage, expert-parallel rank).
+    """
     file, of = whole.file, held.files.of
     named = tuple({_renamed(name, held, at): shape for name, shape in group.items()} for group in groups)
     for group in named:
@@ -430,7 +464,10 @@ def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]
 
 
 def members_of(file: TorchFile, g: int, by_rank: list[tuple[str, ...]], of: dict[str, Expert]) -> tuple[str, ...]:
-    """A group over all experts, in the order of the module: layer by layer, expert by expert, or tensor by tensor."""
+    """A group over all experts, in the order of the module.
+
+    That is layer by layer, expert by expert, or tensor by tensor.
+    """
     held = {name for members in by_rank for name in members}
     modules: list[str] = []
     inners: dict[str, list[str]] = {}

@@ -1,6 +1,7 @@
-"""Optimizer shards of stages 1 and 2: each parameter group is one flat buffer, cut over the ranks that share it.
+"""Optimizer shards of stages 1 and 2.
 
-Read in deepspeed 0.19.8: stage_1_and_2.py, bf16_optimizer.py (`state_dict` of each).
+One flat buffer per parameter group. The buffer is cut over the ranks that share it. Source: deepspeed 0.19.8:
+stage_1_and_2.py, bf16_optimizer.py (`state_dict` of each).
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ _MASTERS = "single_partition_of_fp32_groups"
 
 @frozen(eq=False)
 class Sharers:
-    """Ranks that cut flat buffers among them: those of a tp, a pp and, for experts, an ep coordinate."""
+    """Ranks that share flat buffers.
+
+    Those of a tp, pp and ep coordinate.
+    """
 
     optims: tuple[TorchFile, ...]  # theirs, in order
     coordinates: dict[str, int] = field(factory=dict)  # of the axes that there are
     only: frozenset[int] | None = None  # the groups that they share; None: all
     cut: str = "dp"  # the axis along which they stand
-    parts: dict[str, tuple[str, ...]] = field(factory=dict)  # what a member is, where it is several tensors
+    parts: dict[str, tuple[str, ...]] = field(factory=dict)  # the tensors of a member, if it is several
 
     def has(self, g: int) -> bool:
         return self.only is None or g in self.only
@@ -50,7 +54,7 @@ class Sharers:
 
 
 def read_flat_shards(gathered: Gathered, module: Module, sharers: Sharers) -> None:
-    """Masters and states of the groups, what each group holds, and in which order."""
+    """Read masters and states of the groups, and their members in order."""
     read = _Read.of(gathered, module, sharers)
     for rank, part in enumerate(sharers.optims):
         read.shard(part, rank)
@@ -115,7 +119,10 @@ class _Read:
                 self.gathered.state(part, states, shapes, members)
 
     def demand_cut_momentum(self, part: TorchFile, states: Value, g: int, rank: int) -> None:
-        """Muon's momentum is of whole tensors, those that the rank's part touches: where none is cut, these are the part."""
+        """Check that no tensor with a Muon momentum is cut.
+
+        The momentum is of complete tensors that the rank's part touches. If none is cut, it equals the part.
+        """
         momentum = states.find("momentum_buffer")
         held = momentum.held if momentum is not None else None
         if not isinstance(held, TensorRef) or self.is_elastic or skips("momentum_buffer"):
@@ -163,7 +170,7 @@ class _Read:
         return [hyper_of(group) for group in groups]
 
     def _schedule_alone(self) -> list[dict[str, object]]:
-        """An elastic checkpoint's: what the schedule says of learning rates, and the step."""
+        """Hyper-parameters of an elastic checkpoint: the schedule's learning rates, and the step."""
         gathered = self.gathered
         hypers = _rates(self.module, len(self.runs))
         gathered.remarks.append(
@@ -183,7 +190,7 @@ def _is_elastic(base: Value) -> bool:
 
 
 def _states_of(base: Value, g: int) -> Value | None:
-    """The states of a group's one flat buffer. None before the first step."""
+    """The states of a group's flat buffer; None before the first step."""
     groups = base.at("param_groups").items()
     params = groups[g].at("params").items() if g < len(groups) else []
     if len(params) != 1:
@@ -192,7 +199,7 @@ def _states_of(base: Value, g: int) -> Value | None:
 
 
 def _rates(module: Module, count: int) -> list[dict[str, object]]:
-    """Learning rates of an elastic checkpoint's groups, from the schedule: nothing else keeps them."""
+    """Learning rates of an elastic checkpoint's groups, from the schedule."""
     schedule = Value.of(module.file).find("lr_scheduler")
     held = schedule.held if schedule is not None and isinstance(schedule.held, dict) else {}
     out: list[dict[str, object]] = [{} for _ in range(count)]
@@ -204,7 +211,8 @@ def _rates(module: Module, count: int) -> list[dict[str, object]]:
     return out
 
 
-# ---- what stage 3 asks, too ------------------------------------------------------------------------------------------
+# ---- checks that stage 3 uses, too
+# -------------------------------------------------------------------------------------
 
 
 def hyper_of(group: Value) -> dict[str, object]:
@@ -213,7 +221,7 @@ def hyper_of(group: Value) -> dict[str, object]:
 
 
 def check_flat(masters: Value, numel: int, module: Module) -> None:
-    """A flat buffer of a rank has the elements that its parameters make there."""
+    """Check that a rank's flat buffer has the elements of its parameters."""
     tensor = masters.tensor()
     if tensor.shape != (numel,):
         fail(
@@ -225,7 +233,7 @@ def check_flat(masters: Value, numel: int, module: Module) -> None:
 
 
 def check_partition_count(part: TorchFile, degree: int, only: frozenset[int] | None = None) -> None:
-    """The number of ranks that a shard says it was cut for, of each group or of all."""
+    """Check the number of ranks in a shard, for each group."""
     stated = Value.of(part).at(_STATE).find("partition_count")
     if stated is None:
         return
@@ -240,7 +248,10 @@ def check_partition_count(part: TorchFile, degree: int, only: frozenset[int] | N
 
 
 def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
-    """The multiple that each parameter starts at: from parameter_alignment, checked against the paddings in the file."""
+    """The multiple at which each parameter starts.
+
+    It comes from parameter_alignment, and is checked against the paddings in the file.
+    """
     stated = Value.of(part).at(_STATE).find("param_alignment_paddings")
     if stated is None:
         return 1
@@ -279,7 +290,10 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
 
 
 def _refuse_gaps(part: TorchFile, module: Module, alignment: int) -> None:
-    """Members that are parts of one tensor lie end to end: each of them begins at a multiple, or the rule is another."""
+    """Reject gaps between members that are parts of one tensor.
+
+    Each of them must begin at a multiple of the alignment.
+    """
     stated = {name for group in module.stated_groups for name in group}
     for group in module.groups:
         for name, shape in group.items():

@@ -1,4 +1,7 @@
-"""From what the user named to one step's folder: a save folder has `latest`, a text file with the name of a step's folder."""
+"""The step's folder of a path.
+
+A save folder names it in `latest`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def step_folder(path: Path) -> tuple[Path, str]:
             Label(str(latest), tag),
             remedy=_other_step(path),
         )
-    if not os.path.isdir(root):  # nor is one that no file can be called
+    if not os.path.isdir(root):  # os.path.isdir is False for impossible names, too
         fail(
             "E451",
             f"{latest} names {tag!r}, but there is no such folder",
@@ -59,7 +62,7 @@ def step_folder(path: Path) -> tuple[Path, str]:
 
 
 def _steps(path: Path) -> list[str]:
-    """Folders of steps with files, none of them of 0 bytes, in the order of their numbers."""
+    """Folders of steps without empty files, in the order of their numbers."""
     found = []
     for child in path.iterdir():
         if child.is_dir() and not list_files(child).is_empty and all(f.stat().st_size for f in child.glob("*.pt")):
@@ -68,7 +71,7 @@ def _steps(path: Path) -> list[str]:
 
 
 def _other_step(path: Path) -> str:
-    """The newest step that is there, to be named in place of the folder."""
+    """The newest step in the folder, for the remedy."""
     steps = _steps(path)
     return (
         f"name the step's folder, the newest is {path / steps[-1]}"

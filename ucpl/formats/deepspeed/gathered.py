@@ -1,4 +1,4 @@
-"""What is gathered while a step's files are read, and the Checkpoint that it makes up in the end."""
+"""Data gathered while a step's files are read, and their Checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ucpl.stores.values import Value, kind_text
 
 @frozen
 class Place:
-    """What the user named, and the step's folder that it led to."""
+    """The path that the user named, and the step's folder."""
 
     top: Path
     root: Path
@@ -51,7 +51,7 @@ class Place:
 
 @frozen(eq=False)
 class Facts:
-    """What all files together say of the model as a whole."""
+    """Facts of the complete model, from all files."""
 
     tensors: tuple[NamedTensor, ...]
     aliases: dict[str, str]
@@ -64,7 +64,10 @@ class Facts:
 
 @mutable(eq=False)
 class Gathered:
-    """One for a step: every tensor's place, the states that parameters have, and what is not a tensor."""
+    """The data of one step.
+
+    Places of tensors, states of parameters, and other values.
+    """
 
     payload: dict[tuple[str, Key], Extent] = field(factory=dict)
     consumed: set[tuple[str, Key]] = field(factory=set)  # scalars and placeholders: neither payload nor carried
@@ -75,8 +78,8 @@ class Gathered:
     blobs: dict[str, object] = field(factory=dict)
     remarks: list[str] = field(factory=list)
     not_read: list[NotRead] = field(factory=list)
-    unstored: list[str] = field(factory=list)  # what the module has and no file holds, as it is told
-    lacking: tuple[str, ...] = ()  # optimizer shards that the run wrote, all of which are gone
+    unstored: list[str] = field(factory=list)  # names in the module without data in any file
+    lacking: tuple[str, ...] = ()  # missing optimizer shards, if all of them are missing
     groups: list[ParameterGroup] = field(factory=list)
     stated: list[Flat] = field(factory=list)
     counted: set[str] = field(factory=set)  # states that are one number of a parameter, whatever its shape
@@ -86,7 +89,7 @@ class Gathered:
     )  # file of an optimizer without ZeRO, parameter -> its number
 
     def apart(self) -> Gathered:
-        """One that gathers groups, flats and remarks of its own, and shares everything else."""
+        """A copy with its own groups, flats and remarks."""
         return evolve(self, groups=[], stated=[], remarks=[])
 
     def set(self, name: str, value: int | str, origin: str) -> None:
@@ -102,7 +105,10 @@ class Gathered:
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
     def keep(self, part: TorchFile, key: Key, tensor: TensorRef) -> None:
-        """Payload. A rank that holds padding alone saves masters without elements: layouts name them, too."""
+        """Keep a tensor as payload, with or without elements.
+
+        A rank that holds padding alone saves masters without elements, and layouts name them, too.
+        """
         self.payload[part.file, key] = part.extent(key, tensor)
 
     def keep_where_full(self, part: TorchFile, key: Key, tensor: TensorRef) -> None:
@@ -116,10 +122,13 @@ class Gathered:
         for member in members:
             self.states.setdefault(member, {})[state] = None
 
-    # ---- states: one value for each element, or one for the whole ---------------------------------------------------
+    # ---- states: one value for each element, or one for the tensor ---------------------------------------------------
 
     def state(self, part: TorchFile, states: Value, shapes: tuple[Shape, ...], members: tuple[str, ...]) -> None:
-        """The states of one flat buffer (or, at stage 0, of one parameter): tensors of one of `shapes`, or numbers."""
+        """Read the states of one flat buffer, or of one parameter.
+
+        A state is a tensor of one of `shapes`, or a number.
+        """
         for said, value in states.named():
             name, held = state_named(said), value.held
             if skips(name):
@@ -146,11 +155,11 @@ class Gathered:
                 )
 
     def is_number(self, name: str, tensor: TensorRef) -> bool:
-        """Whether it is one number, though its shape is the parameter's."""
+        """Test whether a state of a parameter's shape is one number."""
         return name in self.counted or (name == "step" and tensor.shape == ())
 
     def keep_state(self, part: TorchFile, key: Key, tensor: TensorRef, name: str) -> None:
-        """Payload under the name that a state has here, which need not be the one in the file."""
+        """Keep a state as payload under its name in ucpl."""
         here = (*key[:-1], name) if key[-1] != name else key
         self.payload[part.file, here] = part.extent(key, tensor)
         if here != key:
@@ -179,7 +188,10 @@ class Gathered:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def checkpoint(self, place: Place, framework: str, files: tuple[TorchFile, ...], facts: Facts) -> Checkpoint:
-        """All of it. `files`: every one that belongs to the step, first the one that speaks for all."""
+        """Make the Checkpoint.
+
+        files: all of the step; the first one has the common values.
+        """
         version = Value.of(files[0]).find("ds_version")
         said = version.held if version is not None and isinstance(version.held, str) else ""
         made = Checkpoint(
@@ -227,7 +239,7 @@ class Gathered:
 
 
 def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CallerStates:
-    """client_state of each rank's file of model states: all keys that are not DeepSpeed's own."""
+    """client_state of each rank's model states: the keys that are not DeepSpeed's."""
     states = (
         {key: lifted(value, part.file) for key, value in Value.of(part).mapping().items() if key not in OWNED}
         for part in files

@@ -1,8 +1,8 @@
-"""Parameters that the module has and no file holds: what is not stored is not stored, and is said.
+"""Parameters of the module that no file holds.
 
-`save_checkpoint(exclude_frozen_parameters=True)` leaves frozen parameters out, by their first names alone: a second name stays
-behind, at stage 3 without a value. Stage 3 also saves no parameter that the optimizer has not and that is not frozen.
-Read in deepspeed 0.19.8: engine.py (`module_state_dict`, `_save_checkpoint`).
+`save_checkpoint(exclude_frozen_parameters=True)` leaves frozen parameters out, by their first names only. A second name
+remains, at stage 3 without a value. Stage 3 also omits parameters that are neither in the optimizer nor frozen. Source:
+deepspeed 0.19.8: engine.py (`module_state_dict`, `_save_checkpoint`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ _SHOWN = 3
 
 @frozen
 class LeftOut:
-    """A name in the module without a parameter of the model behind it."""
+    """A name in the module without a parameter of the model."""
 
     dtype: str
     owner: str | None = None  # it is a second name of this one, which is not there; None: it has no other
-    value: TensorRef | None = None  # what is there all the same, below stage 3
+    value: TensorRef | None = None  # the value below stage 3, which is stored
 
     def noted(self, file: str) -> dict[str, object]:
-        """As readers note it among what is carried."""
+        """The form in which readers keep it in the envelope."""
         return {"dtype": self.dtype, "of": self.owner, "value": lifted(self.value, file)}
 
     @classmethod
     def of(cls, value: Value) -> LeftOut:
-        """What readers noted. Raises: UcplError E455 where a file says anything else."""
+        """The value that a reader kept.
+
+        Raises: UcplError E455 for any other form.
+        """
         dtype, owner, held = value.at("dtype"), value.find("of"), value.find("value")
         if not isinstance(dtype.held, str) or dtype.held not in DTYPES:
             dtype.wrong("a dtype")
@@ -46,7 +49,10 @@ class LeftOut:
 
 @frozen(eq=False)
 class NotStored:
-    """What one step's files leave out: names that stay behind, and whether frozen parameters were excluded."""
+    """Names without data in a step's files.
+
+    by_choice: frozen parameters were excluded.
+    """
 
     names: dict[str, LeftOut] = field(factory=dict)
     by_choice: bool = False  # the fields for frozen parameters are there, and empty
@@ -55,7 +61,7 @@ class NotStored:
         return NotStored({**other.names, **self.names}, self.by_choice or other.by_choice)
 
     def lines(self, part: TorchFile) -> tuple[str, ...]:
-        """What `inspect` and a plan say of it."""
+        """Lines for `inspect` and plans."""
         out = []
         for name, one in self.names.items():
             if one.owner is None:
@@ -77,13 +83,16 @@ class NotStored:
 
 
 def is_by_choice(part: TorchFile, stage: int) -> bool:
-    """Stages 2 and 3 have a field for frozen parameters, which is None where they were excluded."""
+    """Test whether frozen parameters were excluded: their field is None.
+
+    Only stages 2 and 3 have the field.
+    """
     held = Value.of(part).mapping()
     return stage >= 2 and "frozen_param_shapes" in held and held["frozen_param_shapes"] is None
 
 
 def _without_tensors(part: TorchFile) -> list[str]:
-    """Modules with no module in them and no tensor: state_dict notes the version of every module."""
+    """Modules without submodules and tensors, from the versions in state_dict."""
     module = Value.of(part).at("module").held
     attributes = attributes_of(module) if isinstance(module, OrderedDict) else None
     versions = attributes.get("_metadata") if isinstance(attributes, dict) else None

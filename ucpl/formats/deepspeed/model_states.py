@@ -1,4 +1,4 @@
-"""A target's files of model states, and those of layers and experts, before their tensors' bytes."""
+"""A target's files of model states, layers and experts, without payload."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
 
 
 def _client_state(writer: Writer, rank: int) -> dict[object, object]:
-    """Each rank's own where both sides have a file a rank and as many ranks; else the first rank's for all."""
+    """The rank's own client_state if ranks match, otherwise the first rank's.
+
+    Ranks match if both sides have one file per rank, and equally many.
+    """
     callers = writer.source.caller_states
     if not callers.of:
         return writer.source.envelope.carried
@@ -77,7 +80,7 @@ def _client_state(writer: Writer, rank: int) -> dict[object, object]:
 
 
 def _universal(writer: Writer) -> object:
-    """universal_checkpoint_info: as the model's class gave it, and with tensor parallelism what AutoTP says of the cuts."""
+    """universal_checkpoint_info: the class's own, or AutoTP's cuts with tensor parallelism."""
     kept = writer.blob(INFO)
     autotp = kept if isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept else {}
     if writer.degree == 1 and writer.source.envelope.settings.get("tp_rule") is None:
@@ -144,7 +147,10 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
 
 
 def _left_behind(writer: Writer, file: TargetFile, name: str) -> object:
-    """What a parameter that is not stored leaves in the module: its value by a second name; at stage 3 a placeholder."""
+    """The module's entry of a parameter that is not stored.
+
+    It is the value under a second name, or at stage 3 a placeholder.
+    """
     one = writer.left_out[name]
     if one.value is not None and (writer.stage < 3 or one.owner is None):
         return file.storages.value(one.value)
@@ -180,7 +186,7 @@ def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
 
 
 def _num_experts(writer: Writer) -> object:
-    """How many experts each layer has, of those on this stage."""
+    """The number of experts of each layer on this stage."""
     kept, experts = writer.blob("num_experts"), writer.source.experts
     if experts is None or (writer.stages == 1 and writer.source.pipeline is None):
         return kept
@@ -194,7 +200,10 @@ def _num_experts(writer: Writer) -> object:
 
 
 def _auto_ep_layers(writer: Writer) -> list[object] | None:
-    """AutoEP's layers: how each rank's experts are cut from all. Twice in a file, which is why it is made at one place."""
+    """AutoEP's layers, with the cut of each rank's experts.
+
+    A file has them twice, as one object.
+    """
     experts = writer.source.experts
     if experts is None or not experts.is_fused:
         return None
@@ -222,7 +231,10 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
 
 
 def _numbered_shapes(writer: Writer, file: TargetFile) -> list[OrderedDict[str, Size]] | None:
-    """Without ZeRO, DeepSpeed states none and reads none: so that the optimizer's numbers have names."""
+    """param_shapes without ZeRO, so that the optimizer's numbers have names.
+
+    DeepSpeed neither writes nor reads them there.
+    """
     here = writer.numbered(file)
     groups = [[n for n in members if here is None or n in here] for _, members in writer.structure.groups]
     return [OrderedDict((n, Size(_local(writer, writer.kinds[n]))) for n in names) for names in groups] or None

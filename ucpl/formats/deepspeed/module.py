@@ -1,7 +1,8 @@
-"""The `module` of a rank's model states: which of its tensors are trained, frozen, buffers, second names, or empty.
+"""The `module` of a rank's model states, with each tensor's kind.
 
-Authoritative: `param_shapes` for order and shapes (never `param_slice_mappings`, which are wrong under round robin).
-Read in deepspeed 0.19.8: engine.py (`_common_checkpoint_state`, `_get_zero_param_shapes`, `_get_shared_params`).
+A tensor is trained, frozen, a buffer, a second name, or empty. `param_shapes` has the correct order and shapes
+(`param_slice_mappings` are wrong under round robin).
+Source: deepspeed 0.19.8: engine.py (`_common_checkpoint_state`, `_get_zero_param_shapes`, `_get_shared_params`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Groups = tuple[dict[str, Shape], ...]  # trained parameters by group, in the ord
 
 @frozen(eq=False)
 class Known:
-    """What fields beside the module say of its names."""
+    """Facts of the module's names from other fields."""
 
     shapes: dict[str, Shape]  # of trained and frozen parameters
     buffers: frozenset[str]
@@ -37,7 +38,10 @@ class Known:
 
 @frozen(eq=False)
 class Module:
-    """A rank's tensors by kinds of names. Shapes are those on this rank, whole at stage 3 too."""
+    """A rank's tensors by kinds of names.
+
+    Shapes are those on this rank, complete ones at stage 3, too.
+    """
 
     file: TorchFile  # that states them
     groups: Groups = ()
@@ -48,7 +52,7 @@ class Module:
     aliases: dict[str, str] = field(factory=dict)
     empty: dict[str, tuple[str, Shape]] = field(factory=dict)  # tensors without elements: dtype and shape
     left_out: NotStored = field(factory=NotStored)
-    stated_groups: Groups = ()  # as the file states them, where members of `groups` are parts of what they name
+    stated_groups: Groups = ()  # as in the file, if members of `groups` are parts of its tensors
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -67,7 +71,10 @@ def groups_of(part: TorchFile) -> Groups:
 
 
 def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None) -> Module:
-    """The module of a file. `shared`: shared_params, which stand in the first rank's file alone."""
+    """The module of a file.
+
+    shared: shared_params, which only the first rank's file has.
+    """
     meta = Value.of(part)
     tensors = {name: value.held for name, value in meta.at("module").named() if isinstance(value.held, TensorRef)}
     stated = meta.find("buffer_names")
@@ -111,7 +118,10 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
 def _demand_in_module(
     part: TorchFile, field_: str, names: Mapping[str, Shape], tensors: Mapping[str, TensorRef]
 ) -> None:
-    """What is left out is left out of both: frozen_param_shapes is empty where frozen parameters were excluded."""
+    """Check that a field's names have tensors.
+
+    Names left out are left out of both: frozen_param_shapes is empty if frozen parameters were excluded.
+    """
     lacking = next((name for name in names if name not in tensors), None)
     if lacking is not None:
         fail(
@@ -123,7 +133,7 @@ def _demand_in_module(
 
 
 def _with_second_names(named: frozenset[str], tensors: dict[str, TensorRef]) -> frozenset[str]:
-    """Buffers, those that `buffer_names` leaves out too: it has one name of each, and the module has all."""
+    """All names of buffers; `buffer_names` has only one name of each."""
     places = {_place(tensors[name]) for name in named if name in tensors and 0 not in tensors[name].shape}
     return named | {name for name, tensor in tensors.items() if _place(tensor) in places}
 
@@ -144,8 +154,9 @@ def _frozen_shapes(meta: Value) -> dict[str, Shape]:
 def _aliases(
     part: TorchFile, shared: Value | None, tensors: dict[str, TensorRef], known: Known, stage: int
 ) -> dict[str, str]:
-    """Second names: those that `shared_params` states, and names of one place in one storage. It states none where there is
-    no ZeRO, in old releases, and of a module that its parent has twice.
+    """Second names: those of `shared_params`, and names of one storage place.
+
+    shared_params is missing without ZeRO and in old releases, and lacks a module that its parent has twice.
     """
     placed = known.shapes if stage == 3 else {name: tensor.shape for name, tensor in tensors.items()}
     stated = _stated_aliases(part, shared, tensors, placed) if shared is not None else {}
@@ -169,7 +180,10 @@ def _aliases(
 def _stated_aliases(
     part: TorchFile, shared: Value, tensors: dict[str, TensorRef], shapes: Mapping[str, Shape]
 ) -> dict[str, str]:
-    """What `shared_params` states, but for tensors without elements: DeepSpeed takes any two of them for one."""
+    """The names of `shared_params`, except those of tensors without elements.
+
+    DeepSpeed takes any two of these for one tensor.
+    """
     stated = {alias: owner.text() for alias, owner in shared.named()}
     empty = {name for name, shape in shapes.items() if prod(shape) == 0}
     stated = {alias: owner for alias, owner in stated.items() if not empty & {alias, owner}}
@@ -182,7 +196,7 @@ def _stated_aliases(
 
 
 def _of_placeholders(tensors: dict[str, TensorRef], known: Known, stated: dict[str, str]) -> dict[str, str]:
-    """Stage 3: a placeholder has a storage of its own, which a second name shares."""
+    """Second names at stage 3, where placeholders share a storage."""
     owners: dict[str, list[str]] = {}
     for name in known.shapes:
         if name in tensors:
@@ -196,7 +210,7 @@ def _of_placeholders(tensors: dict[str, TensorRef], known: Known, stated: dict[s
 
 
 def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) -> None:
-    """Weights, buffers and fragments of frozen parameters, of all dp ranks that have a file."""
+    """Keep weights, buffers and fragments of frozen parameters, of all dp ranks."""
     first = Value.of(shard.first)
     names = [*first.at("module").mapping()]
     for part in shard.metas:
@@ -233,7 +247,7 @@ def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) ->
 
 
 def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int) -> None:
-    """Frozen parameters: whole, or one slice of `dp` each."""
+    """Keep frozen parameters: complete ones, or one slice of `dp` each."""
     fragments = Value.of(part).find("frozen_param_fragments")
     for name, value in fragments.named() if fragments is not None else ():
         tensor = value.tensor()
@@ -253,7 +267,10 @@ def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int
 
 
 def _point_to_weights(gathered: Gathered, module: Module, part: TorchFile) -> None:
-    """A parameter that is in no group of the optimizer and not frozen has no fragment: it is in the module alone."""
+    """Use the module's tensor for parameters outside groups that are not frozen.
+
+    They have no fragment.
+    """
     fragments = Value.of(part).find("frozen_param_fragments")
     held = fragments.mapping() if fragments is not None else {}
     for name in module.frozen:
@@ -273,7 +290,10 @@ def differ(one: TorchFile, other: TorchFile, key: str, what: str) -> NoReturn:
 
 
 def named_tensors(gathered: Gathered, module: Module, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
-    """The model's tensors in the module's order. `whole`: their shapes, over all ranks."""
+    """The model's tensors in the module's order.
+
+    `whole`: their shapes, over all ranks.
+    """
     kinds = dict.fromkeys(module.frozen, "frozen")
     if gathered.groups:
         trained = {name for group in gathered.groups for name in group.members}

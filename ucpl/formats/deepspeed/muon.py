@@ -1,11 +1,12 @@
-"""Muon at ZeRO-1 and 2: a rank's `momentum_buffer` is of whole tensors, all that its part touches, and not of its part.
+"""Muon at ZeRO-1 and 2: `momentum_buffer` has complete tensors.
 
-They lie end to end in the order of the flat buffer, and are equal on the ranks that share a tensor: gradients of a matrix that
-is split are reduced to all of these (`muon_copy_ranks`). Where a part ends within a tensor this is neither read nor written: it
-is a group of its own on each rank (`state momentum_buffer of "0 on 1" = flat(each)  at dp[1]`), which changes with dp,
-alignment and round robin, and no layout is made so yet. With the optimizer's states on the CPU, and at stage 3, it is cut as
-all others are. Read in deepspeed 0.19.8, runtime/zero/stage_1_and_2.py (`_muon_momentum_buffer`,
-`_get_flat_partition_unpadded`, `_apply_muon_updates_cpu_offload`).
+It has all tensors that the rank's part touches, end to end in the order of the flat buffer. They are equal on the ranks
+that share a tensor: gradients of a split matrix are reduced to all of these (`muon_copy_ranks`). If a part ends within
+a tensor, the buffer is neither read nor written: it is a group of its own on each rank (`state momentum_buffer of "0 on
+1" = flat(each)  at dp[1]`), which changes with dp, alignment and round robin, and no layout has this form yet. With the
+optimizer's states on the CPU, and at stage 3, it is cut like all others. Source: deepspeed 0.19.8,
+runtime/zero/stage_1_and_2.py (`_muon_momentum_buffer`, `_get_flat_partition_unpadded`,
+`_apply_muon_updates_cpu_offload`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _TRIED, _SHOWN = 64, 6  # degrees that are looked at for the remedy, and named
 
 
 def demand_whole_tensors(writer: Writer, file: TargetFile, states: dict[int, dict[str, object]]) -> None:
-    """No part of a target ends within a tensor that Muon trains, where DeepSpeed would read its momentum otherwise.
+    """Check that no part ends within a tensor that Muon trains.
 
-    states: of each flat buffer. Raises: UcplError E471.
+    DeepSpeed would read its momentum differently. states: of each flat buffer. Raises: UcplError E471.
     """
     if _is_offloaded(writer.config):
         return

@@ -1,4 +1,4 @@
-"""Names that DeepSpeed gives to files and keys: what is its own, and what a caller put beside it.
+"""DeepSpeed's names of files and keys; other keys are the caller's.
 
 Read in deepspeed 0.19.8, runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`, `_common_checkpoint_state`).
 """
@@ -69,7 +69,10 @@ RUN_KEYS = ("lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "glob
 
 @frozen
 class Listing:
-    """The files of one step's folder by the rank that wrote them. `bf16`: prefix of the optimizer's files."""
+    """The files of one step's folder by rank.
+
+    bf16: prefix of the optimizer's files.
+    """
 
     root: Path
     models: dict[tuple[int | None, int], str] = field(factory=dict)  # (dp rank, or None below stage 3; mp rank)
@@ -91,9 +94,10 @@ class Listing:
 
 
 def list_files(root: Path) -> Listing:
-    """Sort a folder's files by their names. Ranks are numbers: rank 10 comes after rank 2.
+    """Sort a folder's files by the ranks in their names.
 
-    Raises: UcplError E450 where the folder cannot be listed, E453 where two files are of one rank.
+    Ranks are numbers: rank 10 comes after rank 2. Raises: UcplError E450 if the folder cannot be listed, E453 if one
+    rank has two files.
     """
     try:
         with os.scandir(root) as entries:  # which knows files without asking for each
@@ -128,7 +132,7 @@ def list_files(root: Path) -> Listing:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Also of a link that leads to one; one that goes round is none."""
+    """Test for a file or a link to one."""
     return entry.is_file(follow_symlinks=False) or (entry.is_symlink() and os.path.isfile(entry.path))
 
 
@@ -156,9 +160,10 @@ def _refuse_two_forms(root: Path, models: dict[tuple[int | None, int], str]) -> 
 
 
 def layer_place(name: str) -> tuple[int, str, int | None]:
-    """(number, stem, tp rank) of a layer's file: (3, "layer_03", 1) of layer_03-model_01-model_states.pt.
+    """(number, stem, tp rank) of a layer's file.
 
-    The tp rank is None where the name has none: a topology without such an axis.
+    (3, "layer_03", 1) of layer_03-model_01-model_states.pt. The tp rank is None if the name has none: a topology
+    without such an axis.
     """
     found = _LAYER.match(name)
     assert found is not None, name
@@ -166,7 +171,7 @@ def layer_place(name: str) -> tuple[int, str, int | None]:
 
 
 def is_apart(name: str) -> bool:
-    """Whether a file holds a layer of a pipeline or an expert, and not a rank's states."""
+    """Test whether a file holds a layer or an expert."""
     return bool(_LAYER.match(name)) or is_of_expert(name)
 
 
@@ -175,7 +180,7 @@ def is_of_expert(name: str) -> bool:
 
 
 def expert_place(name: str) -> tuple[int, int, int] | None:
-    """(layer, expert, mp rank) of an expert's file. None before layers have numbers."""
+    """(layer, expert, mp rank) of an expert's file, or None without layers."""
     found = _EXPERT.match(name)
     if found is None or found["layer"] is None:
         return None
@@ -184,16 +189,16 @@ def expert_place(name: str) -> tuple[int, int, int] | None:
 
 @frozen
 class PlaceInRun:
-    """What a file holds, and the numbers of its ranks, its layer and its expert."""
+    """A file's kind, and the numbers of its ranks, layer and expert."""
 
     kind: str
     numbers: tuple[int, ...]
 
 
 def place_in_run(name: str) -> PlaceInRun | None:
-    """Where a file belongs, by its name; None where no rank's file is called so.
+    """The place of a file, from its name; None for other names.
 
-    A prefix that tells of the dtype is no part of it: files of one rank differ in it without being of another.
+    A prefix with the dtype is ignored: names of one rank's files can differ in it.
     """
     if not any(pattern.match(name) for pattern in (_MODEL, _OPTIM, _LAYER, _EXPERT, _EXPERTS_OPTIM)):
         return None

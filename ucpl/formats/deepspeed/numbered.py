@@ -1,7 +1,8 @@
-"""ZeRO-0's optimizer numbers parameters and names none: which parameter has which number, and what says so.
+"""Names for the numbers of ZeRO-0's optimizer.
 
-In turn: `param_shapes`, which files written here have; what the caller says; weights that are views of one flat buffer; torch's
-`param_names`; values of masters; shapes, in the module's order. What more than one way is left for is refused.
+The optimizer numbers parameters without names. The evidence, in this order: `param_shapes`, in files that ucpl wrote;
+the caller's order; weights that are views of one flat buffer; torch's `param_names`; values of masters; shapes, in the
+module's order. If more than one way remains, the conversion stops.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ Named = list[list[str]]  # the parameters of each group, in the optimizer's orde
 
 @frozen(eq=False)
 class Group:
-    """One group of the optimizer: the numbers of its parameters, and where there are masters those."""
+    """One group of the optimizer.
+
+    Its numbers, and its masters if it has them.
+    """
 
     value: Value
     numbers: list[int]
@@ -44,7 +48,7 @@ class Group:
 
 @frozen(eq=False)
 class Numbered:
-    """An optimizer's groups beside the parameters that they may be."""
+    """An optimizer's groups, and the candidates for their parameters."""
 
     module: Module
     states: Value
@@ -65,11 +69,14 @@ class Numbered:
         return [(name, self.module.shapes[name]) for name in self.module.parameters()]
 
     def cost(self, shape: Shape) -> int:
-        """What a parameter takes of a group: one number, or its elements."""
+        """The units of a group that a parameter takes.
+
+        One number, or its elements.
+        """
         return prod(shape) if self.is_flat else 1
 
     def shape(self, g: int, i: int) -> Shape | None:
-        """The shape of a number by its master or its states; None where they do not tell."""
+        """The shape of a number by its master or states, or None."""
         group = self.groups[g]
         if group.masters is not None:
             return group.masters[i].tensor().shape
@@ -78,7 +85,7 @@ class Numbered:
         return next((value.shape for value in held if isinstance(value, TensorRef) and value.shape), None)
 
     def slots(self, agrees: _Contents | None = None) -> list[Slots]:
-        """The groups as what has room for parameters: by shapes, and by contents where `agrees` tells them."""
+        """The groups as room for parameters, by shapes and contents."""
         return [
             Slots(group.room, lambda name, shape, at, g=g: self._fits(g, shape, at, name, agrees))  # type: ignore[misc]
             for g, group in enumerate(self.groups)
@@ -91,9 +98,9 @@ class Numbered:
 
 
 def names_of(found: Numbered) -> tuple[Named, str]:
-    """Names for the numbers of each group, and what says so.
+    """Names for the numbers of each group, and the evidence.
 
-    Raises: UcplError E461 where there is no way, or more than one; E466 where what the caller says does not fit.
+    Raises: UcplError E461 if there is no way, or more than one; E466 if the caller's order does not fit.
     """
     if found.module.groups:
         return _stated(found), f"param_shapes of {found.module.file.file}"
@@ -180,7 +187,7 @@ def _demand_fitting(found: Numbered, order: Order, place: tuple[int, int], name:
 
 
 def _one_behind_another(found: Numbered, listed: list[tuple[str, Shape]]) -> Named:
-    """The groups' parameters are in this order, and others (frozen) may be among them."""
+    """The groups' parameters in this order, with others (frozen) between them."""
     bounds = [0]
     for group in found.groups:
         bounds.append(bounds[-1] + group.room)
@@ -218,11 +225,12 @@ def _placed(unclear: Unclear, bounds: list[int]) -> Unclear:
     return Unclear(unclear.is_several, unclear.name, tuple(places))
 
 
-# ---- what the files tell -----------------------------------------------------------------------------------------------------
+# ---- evidence in the files
+# ---------------------------------------------------------------------------------------------------
 
 
 def _of_views(found: Numbered) -> Named | None:
-    """FP16_Optimizer's weights are views of its flat buffers, and saved so: offsets are the order."""
+    """Names by offsets: FP16_Optimizer saves weights as views of its flat buffers."""
     if not found.groups or any(group.flat is None for group in found.groups):
         return None
     packed = _packed(found.module)
@@ -261,7 +269,10 @@ def _packed(module: Module) -> list[list[str]]:
 
 
 def _of_param_names(found: Numbered) -> Named | None:
-    """torch keeps names where the optimizer was given named_parameters(): of frozen parameters too, in 16-bit training."""
+    """Names by torch's `param_names`, with frozen parameters in 16-bit training.
+
+    torch keeps them if the optimizer was given named_parameters().
+    """
     known = dict(found.parameters)
     contents = _Contents(found) if _has_masters(found) else None
     out: Named = []
@@ -283,7 +294,10 @@ def _of_param_names(found: Numbered) -> Named | None:
 
 
 def matched(found: Numbered) -> tuple[Named, str] | Unclear:
-    """By values, where there are masters: they tell any order. Where several are alike, in the module's."""
+    """Names by values of masters, or by shapes in the module's order.
+
+    If several parameters are alike, the module's order is used.
+    """
     contents = None
     how = "shapes, in the module's order"
     if _has_masters(found):
@@ -296,7 +310,7 @@ def matched(found: Numbered) -> tuple[Named, str] | Unclear:
 
 
 def _of_values(found: Numbered, contents: _Contents) -> Named | None:
-    """Each number's one parameter whose weight its master rounds to. None where there is none or more than one."""
+    """Each number's only parameter whose weight is its rounded master, or None."""
     rest = dict(found.parameters)
     out: Named = []
     for group, slots in zip(found.groups, found.slots(contents), strict=True):
@@ -318,7 +332,10 @@ def _has_masters(found: Numbered) -> bool:
 
 
 def _demand_undamaged(found: Numbered) -> None:
-    """Where values are held against each other, a damaged one fits nothing: then that is the error. Raises: UcplError E612."""
+    """Check masters and weights for damage before values are compared.
+
+    A damaged value fits nothing; then that is the error. Raises: UcplError E612.
+    """
     if not _has_masters(found):
         return
     module = found.module
@@ -352,7 +369,10 @@ def _refuse(found: Numbered, unclear: Unclear) -> NoReturn:
 
 @frozen(eq=False)
 class _Contents:
-    """Whether a weight is its master, rounded to nearest even: tells parameters of one shape apart."""
+    """A comparison of weights with masters, rounded to nearest even.
+
+    It distinguishes parameters of one shape.
+    """
 
     found: Numbered
     _known: dict[tuple[str, int, int], bool] = field(factory=dict)
@@ -360,7 +380,10 @@ class _Contents:
     _masters: dict[tuple[int, int, str], bytes] = field(factory=dict)  # rounded, by group, place and dtype
 
     def agree(self, name: str, g: int, at: int) -> bool:
-        """at: the number in the group, or the element of its flat buffer where the parameter begins."""
+        """Compare a weight with a place in a group.
+
+        at: the number in the group, or the element of its flat buffer at which the parameter begins.
+        """
         key = (name, g, at)
         if key not in self._known:
             self._known[key] = name in self.found.apart or self._compare(name, g, at)
@@ -381,7 +404,10 @@ class _Contents:
         return held[:size] == rounded[:size]
 
     def _rounded(self, g: int, at: int, dtype: str) -> bytes | None:
-        """What lies at a place, as a weight that was rounded from it has it, read once for all weights. None: unknown."""
+        """The master at a place, rounded to the weight's dtype, or None.
+
+        It is read once for all weights.
+        """
         import numpy as np
 
         master = self._master(g, at)

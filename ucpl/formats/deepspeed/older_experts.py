@@ -1,9 +1,10 @@
-"""Model states of runs with experts as DeepSpeed before 0.19.4 writes them: without param_shapes, ds_config and buffer_names.
+"""Model states with experts from DeepSpeed before 0.19.4.
 
-The optimizer's shards have the rest: `ds_config`, and in `param_slice_mappings` the names of a group's parameters in the order
-of its flat buffer. Those are the parameters that a rank has a part of, as far as the release sees them: before 0.13 a rank
-divides the buffers of experts by all data-parallel ranks, where fewer share them, so that only the first names are there. The
-others are those of the experts' files, in their order, where one choice alone fills the buffer.
+They lack param_shapes, ds_config and buffer_names. The optimizer's shards have `ds_config`, and in
+`param_slice_mappings` the names of a group's parameters in the order of its flat buffer. Those are the parameters that
+a rank has a part of, as far as the release records them: before 0.13 a rank divides the buffers of experts by all
+data-parallel ranks, though fewer share them, so that only the first names are recorded. The others are those of the
+experts' files, in their order, if only one choice fills the buffer.
 
 Read in deepspeed 0.9.5 to 0.19.8: runtime/engine.py (`_save_moe_checkpoint`), runtime/zero/stage_1_and_2.py
 (`_link_all_hp_params`, `_create_param_mapping`).
@@ -33,18 +34,24 @@ _NAMES = "param_slice_mappings"
 _DEGREE = re.compile(r"ep_size_(?P<ep>[0-9]{1,9})\Z")
 _ADVICE = "Load the step in the DeepSpeed that wrote it and save it with 0.19.4 or later, or give a layout with --from."
 
-_LEAST = 64  # elements of what equal bytes tell to be one: fewer may be equal by chance
+_LEAST = 64  # elements; equal bytes of fewer can be equal by chance
 
 Shapes = Mapping[str, Shape]
 
 
 def lacks_shapes(meta: TorchFile, listing: Listing) -> bool:
-    """Whether the orders of the optimizer's buffers are not in the model states, as before 0.19.4 with experts."""
+    """Test whether the model states lack the orders of the optimizer's buffers.
+
+    This is so before 0.19.4 with experts.
+    """
     return bool(listing.experts and listing.optims) and "param_shapes" not in Value.of(meta).mapping()
 
 
 def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: Listing, mp: int) -> TorchFile:
-    """The model states of a rank with what its optimizer's shards say. Raises: UcplError E455, E457."""
+    """A rank's model states with the missing fields from its optimizer's shards.
+
+    Raises: UcplError E455, E457.
+    """
     first = Value.of(optims[0])
     held = Value.of(meta).at("module").named()
     dense = {name: value.held.shape for name, value in held if isinstance(value.held, TensorRef)}
@@ -64,7 +71,7 @@ def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: Listing, m
 
 @frozen(eq=False)
 class _Names:
-    """Parameters that a rank may train, with their shapes, in the order of the module."""
+    """Parameters that a rank may train, with shapes, in the module's order."""
 
     dense: Shapes
     experts: Shapes  # by the numbers that a rank gives them
@@ -77,7 +84,7 @@ class _Names:
 
 
 def _groups(optims: tuple[TorchFile, ...], names: _Names) -> list[dict[str, Shape]]:
-    """Of each group of the optimizer its parameters, in the order of its buffer."""
+    """The parameters of each group, in the order of its buffer."""
     stated: list[dict[str, Shape]] = []
     for part in optims:
         mappings = Value.of(part).at(_STATE).find(_NAMES)
@@ -101,7 +108,10 @@ def _groups(optims: tuple[TorchFile, ...], names: _Names) -> list[dict[str, Shap
 
 
 def _second_names(meta: TorchFile, trained: list[str], rest: list[str]) -> dict[str, str]:
-    """Of tensors that no group trains, those that have the bytes of one that is trained: later releases save copies of them."""
+    """Second names: untrained tensors with the bytes of a trained one.
+
+    Later releases save copies of them.
+    """
     module = Value.of(meta).at("module")
     of = {name: meta.extent(("module", name), module.at(name).tensor()) for name in (*trained, *rest)}
     out = {}
@@ -157,7 +167,10 @@ def _fill(
 
 
 def _of_experts(optim: Value, listing: Listing, mp: int) -> Shapes:
-    """Tensors of the experts that the first rank holds, by their local numbers, which are the global ones of its files."""
+    """Tensors of the first rank's experts, by local numbers.
+
+    These equal the global numbers of its files.
+    """
     places = sorted((place, name) for name in listing.experts if (place := expert_place(name)) is not None)
     mine = [(place, name) for place, name in places if place[2] == mp]
     degree = _degree(optim)
@@ -173,7 +186,10 @@ def _of_experts(optim: Value, listing: Listing, mp: int) -> Shapes:
 
 
 def _degree(optim: Value) -> int:
-    """Over how many ranks experts are dealt, as the groups are called: `ep_size_2`."""
+    """The number of ranks over which experts are dealt, by group names.
+
+    A name is `ep_size_2`.
+    """
     state = optim.at(_STATE).find("base_optimizer_state")
     groups = state.find("param_groups") if state is not None and isinstance(state.held, dict) else None
     names = [group.find("name") for group in groups.items()] if groups is not None else []

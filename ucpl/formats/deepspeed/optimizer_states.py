@@ -1,4 +1,7 @@
-"""A target's optimizer states before their tensors' bytes: whole at stage 0, flat at stages 1 and 2, sliced at stage 3."""
+"""A target's optimizer states without payload.
+
+At stage 0 they are one tensor per parameter, at stages 1 and 2 flat buffers, at stage 3 slices.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from ucpl.stores.values import Value
 
 
 def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:
-    """The state_dict entry of one flat buffer or parameter: numbers first, as torch's optimizers make them."""
+    """The state_dict entry of one flat buffer or parameter, numbers first.
+
+    torch's optimizers have this order.
+    """
     out: dict[str, object] = {}
     for name, kept in writer.source.envelope.scalars.items():
         if not kept.keys().isdisjoint(members):
@@ -32,7 +38,7 @@ def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]
 
 
 def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
-    """ZeRO-0: numbered parameters, in the order of the groups; or a flat buffer for each of these."""
+    """ZeRO-0's optimizer: numbered parameters, or a flat buffer per group."""
     here = _groups_here(writer, file)
     if not here:
         return None
@@ -70,7 +76,7 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
 
 
 def _groups_here(writer: Writer, file: TargetFile) -> list[tuple[int, list[str]]]:
-    """The groups' numbers, and their parameters on the rank whose file is being made."""
+    """The groups' numbers, and their parameters on the current file's rank."""
     groups = [(g, [*members]) for g, (_, members) in enumerate(writer.structure.groups)]
     here = writer.numbered(file)
     return groups if here is None else [(g, [name for name in members if name in here]) for g, members in groups]
@@ -102,7 +108,10 @@ def _scaling(writer: Writer) -> Value:
 
 
 def clip_grad(writer: Writer) -> dict[str, object]:
-    """Where neither the source nor its ds_config says it, the engine that loads keeps its own."""
+    """The clipping, if the source or its ds_config has it.
+
+    Otherwise the loading engine keeps its own.
+    """
     value = writer.blob("clip_grad", writer.config.get("gradient_clipping"))
     return {"clip_grad": value} if isinstance(value, (int, float)) else {}
 
@@ -207,13 +216,16 @@ def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
 
 
 def _group_of(writer: Writer, flat: Flat) -> str:
-    """The optimizer's group of a sub-group: several of experts are numbered within theirs, `2.0` and `2.1`."""
+    """The optimizer's group of a sub-group: `2` of `2.0` and `2.1`."""
     known = {name for name, _ in writer.structure.groups}
     return flat.group if flat.group in known else flat.group.rpartition(".")[0]
 
 
 def _partition_groups(writer: Writer) -> dict[str, object]:
-    """Stage 3 with AutoEP: the ranks that share each sub-group, as an engine compares them with its own."""
+    """Stage 3 with AutoEP: the ranks that share each sub-group.
+
+    An engine compares them with its own.
+    """
     experts = writer.source.experts
     if experts is None or not experts.is_fused:
         return {}
@@ -240,15 +252,15 @@ def _partition_groups(writer: Writer) -> dict[str, object]:
 
 
 def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:
-    """How many ranks share a flat buffer, and which of them this one is."""
+    """The number of ranks of a flat buffer, and this rank's number."""
     axis = flat.cut if flat.cut is not None and flat.cut in writer.here else "dp"
     return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
 
 
 def _hyper(writer: Writer, file: TargetFile, g: int) -> dict[str, object]:
-    """A group's hyper-parameters; a group of experts is called by the degree of expert parallelism.
+    """A group's hyper-parameters; a group of experts has its degree as name.
 
-    Names that torch keeps of its parameters (`param_names`) are those that it has now.
+    torch's names of its parameters (`param_names`) are replaced by the current ones.
     """
     value = file.storages.value(writer.hypers[g])
     if "param_names" in value:
@@ -270,7 +282,7 @@ def _gaps(flat: Flat) -> list[int]:
 
 
 def _fragments(flat: Flat, low: int, high: int) -> OrderedDict[str, Call]:
-    """Where each member's part lies inside the rank's part [low, high)."""
+    """The place of each member's part inside the rank's part [low, high)."""
     out: OrderedDict[str, Call] = OrderedDict()
     for start, (name, shape) in zip(flat.starts, flat.members, strict=True):
         first, last = max(start, low), min(start + prod(shape), high)

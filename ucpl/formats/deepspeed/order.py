@@ -1,4 +1,4 @@
-"""Orders of parameters: dealt round robin, packed into sub-groups, aligned in flat buffers. And ZeRO-0, which states none.
+"""Orders of parameters: round robin, sub-groups, alignment, and ZeRO-0's numbers.
 
 Read in deepspeed 0.19.8: stage_1_and_2.py (`__init__`, `_round_robin_reorder`), stage3.py (`_create_fp16_sub_groups`).
 """
@@ -21,7 +21,10 @@ STATES_MAX = 200_000  # of the search in `match`
 
 
 def deal(members: Sequence[T], ways: int) -> tuple[T, ...]:
-    """Item i goes to hand i % ways; then the hands end to end: round_robin_gradients."""
+    """Deal item i to hand i % ways, then join the hands.
+
+    Round_robin_gradients.
+    """
     return tuple(members[i] for hand in range(ways) for i in range(hand, len(members), ways))
 
 
@@ -39,7 +42,10 @@ def alignment_elements(itemsize: int) -> int:
 
 @frozen
 class Run:
-    """Tensors end to end: where each starts, and the elements up to the end of the last."""
+    """Tensors end to end.
+
+    Starts, and elements up to the end of the last.
+    """
 
     starts: tuple[int, ...]
     numel: int
@@ -55,7 +61,7 @@ class Run:
 
 
 def run(shapes: Sequence[Shape], alignment: int = 1) -> Run:
-    """Each tensor starts at the next multiple of `alignment`; nothing is added behind the last."""
+    """Place each tensor at the next multiple of `alignment`."""
     starts, end = [], 0
     for shape in shapes:
         start = -(-end // alignment) * alignment
@@ -66,7 +72,7 @@ def run(shapes: Sequence[Shape], alignment: int = 1) -> Run:
 
 @frozen
 class Unclear:
-    """Names that cannot be told for an optimizer's numbers: there is no way, or more than one."""
+    """A result without names: there is no way, or more than one."""
 
     is_several: bool
     name: str = ""  # of the first parameter that two ways put in two places
@@ -75,9 +81,9 @@ class Unclear:
 
 @frozen
 class Slots:
-    """What a group of the optimizer has room for: so many of a unit, of which each parameter takes some.
+    """A group's room for parameters, in units.
 
-    The unit is a number of the optimizer, or an element of a flat buffer.
+    A unit is a number of the optimizer, or an element of a flat buffer.
     """
 
     room: int
@@ -96,9 +102,9 @@ _NOWHERE = -1
 def match(
     names: Sequence[tuple[str, Shape]], groups: Sequence[Slots], cost: Callable[[Shape], int] = lambda _: 1
 ) -> list[list[str]] | Unclear:
-    """Names for the parameters of each group, if there is one way that keeps the order of `names` in each.
+    """Names for the parameters of each group, if only one way fits.
 
-    `cost`: the units that a parameter takes. Names may be left over (frozen).
+    Each group keeps the order of `names`. `cost`: the units that a parameter takes. Names can be left over (frozen).
     """
     costs = [cost(shape) for _, shape in names]
     spare = sum(costs) - sum(group.room for group in groups)
@@ -135,7 +141,7 @@ def match(
 def _unclear(
     names: Sequence[tuple[str, Shape]], history: Sequence[dict[_Places, list[tuple[_Places, int]]]], end: _Places
 ) -> Unclear:
-    """A parameter that two ways put in two places: the last one of which this is so."""
+    """The last parameter that two ways put in two places."""
     for (name, _), back in zip(reversed(names), reversed(history), strict=True):
         if len(back[end]) > 1:
             places = [(g, before[g]) if g >= 0 else (_NOWHERE, _NOWHERE) for before, g in back[end]]

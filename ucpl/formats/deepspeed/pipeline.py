@@ -1,9 +1,9 @@
-"""A step's folder of a PipelineModule: weights in a file a layer, optimizer shards a stage.
+"""A PipelineModule's folder: weights in a file per layer, shards per stage.
 
 Names are those of param_shapes: `3.weight` of layer 3, `tied_modules.embed.weight` of a tied module. Read in deepspeed
 0.19.8: runtime/pipe/module.py (`save_state_dict`, `_build`, `_index_tied_modules`), runtime/pipe/engine.py.
 
-Not here: which layer lies on which stage (stages), and which copy of a tied tensor counts (copies).
+Not here: the layers of each stage (stages), and the choice among copies of a tied tensor (copies).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ucpl.stores.values import Value
 def read_pipeline(
     gathered: Gathered, topology: Topology, order: Order | None = None
 ) -> tuple[tuple[TorchFile, ...], Facts]:
-    """Files of layers, and shards of all stages. Gives the files, and what they say together."""
+    """Read files of layers and shards of stages; return files and facts."""
     by_tp = _layer_files(topology.listing)
     first = by_tp[0]
     told = told_of(topology, by_tp, order)
@@ -86,7 +86,7 @@ def read_pipeline(
 
 
 def _layer_files(listing: Listing) -> list[dict[int, TorchFile]]:
-    """By tensor-parallel rank, then by number of the layer: files of dicts of tensors by name."""
+    """Files by tensor-parallel rank, then by number of the layer."""
     out: dict[int, dict[int, TorchFile]] = {}
     for name in listing.layers:
         file = read_shard(listing.root, name)
@@ -162,7 +162,10 @@ def _named(
 
 
 def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], names: list[str]) -> list[ParameterGroup]:
-    """Parameter groups over all ranks. Their order on each stage is the module's own, or there is no common one."""
+    """Parameter groups over all ranks.
+
+    Their order on each stage must be the module's; otherwise there is no common order.
+    """
     metas = [shard.first for shard in topology.shards]
     counts = {len(mine) for mine in by_shard}
     if len(counts) > 1:
@@ -210,7 +213,7 @@ def common_groups(topology: Topology, by_shard: list[list[ParameterGroup]], name
 
 
 def _told(hyper: dict[str, object]) -> dict[str, object]:
-    """Of hyper-parameters, what can be compared: numbers, texts, and tuples of such."""
+    """The comparable hyper-parameters: numbers, texts, and tuples of these."""
     plain = (int, float, str, bool)
     return {
         key: value
@@ -220,7 +223,7 @@ def _told(hyper: dict[str, object]) -> dict[str, object]:
 
 
 def _facts(file: TorchFile) -> dict[str, object]:
-    """What a layer's file holds beside tensors with elements, in the order of its names."""
+    """A layer file's other values, in the order of its names."""
     value = Value.of(file)
     named = dict(value.named())
     return {

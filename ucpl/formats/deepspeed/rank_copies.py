@@ -1,6 +1,7 @@
-"""Values that each rank's file repeats: the first file's copy is read, and a copy with other values is named.
+"""Values that each rank's file repeats; differing copies are reported.
 
-Not here: client_state, of which each rank may have its own (gathered.callers_of), and keys that no release writes (unknown).
+The first file's copy is read. Not here: client_state, which can differ per rank (gathered.callers_of), and keys that no
+release writes (unknown).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DEGREES = ("pp_degree", "tp_degree")
 
 
 def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mark) -> Iterator[NotRead]:
-    """Values of other ranks that differ from the first rank's, and keys that only describe a rank's own file.
+    """Values that differ from the first rank's, and a rank's own keys.
 
     known: all names of the model. mark: an equal value for equal values, tensors by their bytes (carrying.marks_of).
     """
@@ -90,7 +91,10 @@ def _named(shapes: object) -> Iterator[object]:
 
 
 def _second_names(models: list[TorchFile], known: Container[str]) -> Iterator[NotRead]:
-    """Entries of `shared_params` whose second name is no tensor of the model. Stages of a pipeline have their own."""
+    """Entries of `shared_params` whose second name is no tensor of the model.
+
+    Stages of a pipeline have their own.
+    """
     for first in (same_rank[0] for same_rank in _by_model_rank(models)):
         stated = _fields(first.value, ("shared_params", "module"))
         shared, module = stated.get("shared_params"), stated.get("module")
@@ -118,7 +122,10 @@ def _no_tensors(value: object) -> dict[object, object]:
 
 
 def _slices(part: TorchFile, names: set[object]) -> Iterator[NotRead]:
-    """Entries that are no part of a parameter: under another name, or with more than a begin and a length."""
+    """Entries that are no part of a parameter.
+
+    They have another name, or more than a begin and a length.
+    """
     held = _shard_of(part).get(_SLICES)
     for number, group in enumerate(held if isinstance(held, list) else ()):
         for name, fragment in group.items() if isinstance(group, dict) else ():

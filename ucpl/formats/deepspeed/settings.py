@@ -1,4 +1,7 @@
-"""What shapes the layout of a step's files: from ds_config, the files' names and what they state, each with its origin."""
+"""Settings of a step's layout, each with its origin.
+
+They come from ds_config, the files' names and the files' contents.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _SIZE_MAX = 1 << 62
 
 
 def read_settings(gathered: Gathered, topology: Topology) -> None:
-    """All settings of the configuration. Those that only the shards tell are corrected by who reads them."""
+    """Read all settings of the configuration.
+
+    Readers of shards correct those that only the shards have.
+    """
     first, optim = topology.first, topology.optim
     config = _config(Value.of(first))
     origin = f"ds_config of {topology.config.file}"
@@ -45,10 +51,10 @@ def read_settings(gathered: Gathered, topology: Topology) -> None:
 
 
 def shards_gone(topology: Topology) -> tuple[str, ...]:
-    """The optimizer shards of a run at ZeRO-1 or 2, where none of them is there. None: it had no optimizer, or no ZeRO.
+    """The missing optimizer shards at ZeRO-1 or 2, if all are missing.
 
-    `param_shapes` are those of the optimizer's parameters, and only ZeRO states them; what is written here without ZeRO does,
-    too, and says stage 0. With experts, releases before 0.19.4 leave them out.
+    Empty: it had no optimizer, or no ZeRO. `param_shapes` are those of the optimizer's parameters, and only ZeRO writes
+    them. ucpl writes them without ZeRO, too, with stage 0. With experts, releases before 0.19.4 leave them out.
     """
     if topology.optim is not None or topology.stage:
         return ()
@@ -70,14 +76,20 @@ def shards_gone(topology: Topology) -> tuple[str, ...]:
 
 
 def set_alignment(gathered: Gathered, tensors: Iterable[TensorRef]) -> None:
-    """What the configuration makes of it at stages 1 and 2, whose own files are checked where they are read."""
+    """The alignment at stages 1 and 2, from the configuration.
+
+    The reader of the files checks it.
+    """
     aligned = gathered.settings["parameter_alignment"]
     wide = max((DTYPES[tensor.storage.dtype].itemsize for tensor in tensors), default=4)
     gathered.set("alignment", alignment_elements(wide) if aligned.value else 1, aligned.origin)
 
 
 def is_data_first(topology: Topology) -> bool:
-    """Whether ranks with the same experts stand side by side: use_data_before_expert_parallelism."""
+    """Test whether ranks with the same experts are neighbours.
+
+    The option is use_data_before_expert_parallelism.
+    """
     return bool(_flag(_config(Value.of(topology.first)).get("use_data_before_expert_parallelism")))
 
 
@@ -87,7 +99,7 @@ def _config(meta: Value) -> dict[object, object]:
 
 
 def _section(config: dict[object, object], *names: str) -> dict[object, object]:
-    """The first of these that is a dict. One that is none says nothing."""
+    """The first of these sections that is a dict, or {}."""
     return next((found for name in names if isinstance(found := config.get(name), dict)), {})
 
 
@@ -96,7 +108,10 @@ def _flag(value: object) -> int:
 
 
 def _bf16(topology: Topology, section: dict[object, object]) -> tuple[int, str]:
-    """Whether training was in bf16, and what says so: the names of optimizer shards, with which ds_config must agree."""
+    """The bf16 flag and its origin.
+
+    It comes from the names of optimizer shards, and ds_config must agree with them.
+    """
     optim = topology.optim
     stated = _flag(section.get("enabled"))
     if optim is None:

@@ -1,9 +1,10 @@
-"""AutoEP's experts at stage 3: no expert has a file. A rank's experts of a layer are one parameter, of which each of the ranks
-that hold the same experts has a slice in its optimizer shard.
+"""AutoEP's experts at stage 3: no expert has a file.
 
-Which experts are on which rank is said by `ds_autoep_layers` of each rank's model states; over how many ranks a sub-group is
-cut, by `ds_zero_partition_groups` of each shard. Read in deepspeed 0.19.8: runtime/engine.py (`_save_moe_checkpoint`),
-runtime/zero/stage3.py (`_zero3_partition_group_metadata`), checkpoint/autoep_zero3_metadata.py.
+A rank's experts of a layer are one parameter. The ranks with the same experts have a slice of it each, in their
+optimizer shards. `ds_autoep_layers` of each rank's model states has the rank's experts; `ds_zero_partition_groups` of
+each shard has the ranks over which a sub-group is cut. Source: deepspeed 0.19.8: runtime/engine.py
+(`_save_moe_checkpoint`), runtime/zero/stage3.py (`_zero3_partition_group_metadata`),
+checkpoint/autoep_zero3_metadata.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from ucpl.stores.values import Value
 
 
 def read_sliced_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
-    """Module, shards and experts. Gives the files, and what they say together. Raises: UcplError E454-E459."""
+    """Read module, shards and experts, and return files and facts.
+
+    Raises: UcplError E454-E459.
+    """
     first, shard = topology.first, topology.shards[0]
     groups = groups_of(first)
     experts = _experts_of(gathered, topology, groups)
@@ -97,7 +101,7 @@ def _experts_of(gathered: Gathered, topology: Topology, groups: Groups) -> Exper
 
 
 def _groups_of_experts(first: TorchFile, groups: Groups, experts: Experts) -> frozenset[int]:
-    """Which sub-groups are experts'."""
+    """The numbers of the experts' sub-groups."""
     fused = {one.fused for one in experts.of.values()}
     kinds = [{name in fused for name in group} for group in groups]
     for s, kind in enumerate(kinds):
@@ -107,14 +111,17 @@ def _groups_of_experts(first: TorchFile, groups: Groups, experts: Experts) -> fr
 
 
 def place_of(rank: int, experts: Experts, edp: int) -> dict[str, int]:
-    """Which experts a rank has, and which of the ranks with the same ones it is."""
+    """The coordinates of a rank.
+
+    Its experts, and its place among their ranks.
+    """
     if experts.is_data_first:
         return {"ep": rank // edp, "edp": rank % edp}
     return {"edp": rank // experts.ep, "ep": rank % experts.ep}
 
 
 def _check_rank(meta: TorchFile, rank: int, degrees: tuple[Experts, int]) -> None:
-    """A rank's own file says that it has the experts that its number makes."""
+    """Check that a rank's own file has the experts of its number."""
     experts, edp = degrees
     here = place_of(rank, experts, edp)
     stated = auto_ep.layers_of(meta)
@@ -165,7 +172,7 @@ def _read_groups(gathered: Gathered, module: Module, topology: Topology, held: t
 
 
 def _named(gathered: Gathered, module: Module, experts: Experts, shapes: dict[str, Shape]) -> tuple[NamedTensor, ...]:
-    """All tensors of experts, which are trained, of the type that the module's others are."""
+    """All tensors of experts: trained, with the dtype of the other tensors."""
     dtype = next(module.tensors[name].storage.dtype for name in module.trained)
     return tuple(
         NamedTensor(name, shapes[one.fused][1:], dtype, "parameter", tuple(gathered.states.get(name, ())))

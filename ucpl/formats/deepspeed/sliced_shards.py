@@ -1,4 +1,4 @@
-"""Optimizer shards of stage 3: each rank has a slice of every parameter, in sub-groups.
+"""Optimizer shards of stage 3: a slice of every parameter, in sub-groups.
 
 Read in deepspeed 0.19.8: stage3.py (`_rigid_state_dict`, `_create_fp16_sub_groups`).
 """
@@ -22,7 +22,7 @@ _MASTERS = "fp32_flat_groups"
 
 
 def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> None:
-    """Masters and states of the sub-groups that these ranks share, and which group of the optimizer each is of.
+    """Read masters and states of the sub-groups, and the group of each.
 
     module: its groups are the sub-groups, of all ranks.
     """
@@ -50,7 +50,7 @@ def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> 
     for s, held in enumerate(module.groups):
         if not sharers.has(s):
             continue
-        # Each parameter is padded and cut on its own: `starts` count whole parameters with their padding.
+        # Each parameter is padded and cut separately: `starts` count complete parameters with their padding.
         starts, begin, end = [], 0, 0
         for shape in held.values():
             starts.append(begin)

@@ -1,7 +1,7 @@
-"""Which layers a pipeline has, which of them are one tied module, and on which stage each lies.
+"""A pipeline's layers, its tied modules, and the layers of each stage.
 
-Nothing states the bounds of the stages: they follow from which stage's param_shapes name which layer, and from the partition
-methods of PipelineModule, of which one deals them so. Read in deepspeed 0.19.8: runtime/pipe/module.py (`_partition_layers`).
+The bounds of the stages are not stored. They follow from the layers that each stage's param_shapes name, and from the
+partition methods of PipelineModule. Source: deepspeed 0.19.8: runtime/pipe/module.py (`_partition_layers`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SPARE_LAYERS_MAX = 3  # functions behind the last layer with a file that are th
 
 @frozen(eq=False)
 class LayerTensors:
-    """A layer's tensors by their names in it, as its first tensor-parallel rank holds them."""
+    """A layer's tensors by their names in it, of one tensor-parallel rank."""
 
     where: TorchFile
     refs: dict[str, TensorRef]
-    stem: str | None = None  # of its files; None: they are in the rank's own, by their whole names
+    stem: str | None = None  # of its files; None: they are in the rank's own files, by full names
 
 
 Layers = dict[int, LayerTensors]  # by number: those that hold tensors
@@ -42,7 +42,7 @@ Names = dict[str, tuple[tuple[str, str], ...]]  # key of a tied module -> (name 
 
 @frozen(eq=False)
 class _Stated:
-    """What each stage's model states say: those of its first tensor-parallel rank."""
+    """Statements of each stage's model states, of its first tensor-parallel rank."""
 
     metas: tuple[TorchFile, ...]
     shapes: list[dict[str, Shape]]  # trained tensors of all groups
@@ -70,8 +70,10 @@ class _Stated:
 
 @frozen(eq=False)
 class Beside:
-    """Beside the layers: whether each tensor-parallel rank has files of its own; tensors of tied modules, where no file tells
-    which layers these are; tensors of experts, which are in files of their own, and over how many ranks they are dealt.
+    """Facts outside the files of layers.
+
+    is_by_tp: each tensor-parallel rank has files of its own. tied: tensors of tied modules whose layers no file has.
+    The rest: tensors of experts, which are in files of their own, and the number of ranks over which they are dealt.
     """
 
     is_by_tp: bool = False
@@ -113,7 +115,10 @@ def pipeline_of(files: Layers, topology: Topology, beside: Beside) -> Pipeline:
 
 
 def layers_of(modules: list[Module]) -> tuple[Layers, Names]:
-    """The layers of stages that are saved whole: `3.weight` is of layer 3, `tied_modules.embed.weight` of a tied module."""
+    """The layers of stages in one file each, from the tensors' names.
+
+    `3.weight` is of layer 3, `tied_modules.embed.weight` of a tied module.
+    """
     layers: Layers = {}
     tied: dict[str, dict[str, str]] = {}
     for module in modules:
@@ -146,7 +151,7 @@ def _tied_modules(shapes: dict[str, Shape]) -> dict[str, dict[str, Shape]]:
 def _own(
     metas: tuple[TorchFile, ...], shapes: list[dict[str, Shape]], buffers: list[tuple[str, ...]]
 ) -> dict[int, int]:
-    """The stage of each layer of which a stage names a tensor."""
+    """The stage of each layer that has a tensor on some stage."""
     own: dict[int, int] = {}
     for s, (mine, kept) in enumerate(zip(shapes, buffers, strict=True)):
         for name in (*mine, *kept):
@@ -183,7 +188,11 @@ def _layer(number: int, held: LayerTensors, stated: _Stated) -> Layer:
 def _tied_key(
     number: int, file: TorchFile, refs: dict[str, TensorRef], held: list[dict[str, dict[str, Shape]]]
 ) -> str | None:
-    """The tied module that a layer is: the one whose trained tensors are all in its file, with their shapes."""
+    """The tied module of a layer.
+
+    Its trained tensors are all in the layer's file.
+    Their shapes are equal, too.
+    """
     keys = {
         key
         for keys in held
@@ -198,7 +207,10 @@ def _tied_key(
 
 
 def _elements(layers: tuple[Layer, ...], stated: _Stated) -> tuple[int, ...]:
-    """Trained elements of all layers in turn, as DeepSpeed counts them: a tied module each time that it is a layer."""
+    """Trained elements of all layers in turn, as DeepSpeed counts them.
+
+    A tied module counts each time that it is a layer.
+    """
     trained = {name: prod(shape) for mine in stated.shapes for name, shape in mine.items()}
     own = {x.number: sum(trained.get(tensor, 0) for _, tensor in x.names) for x in layers}
     of_key = {x.tied: own[x.number] for x in layers if x.tied is not None and x.names}
@@ -207,14 +219,17 @@ def _elements(layers: tuple[Layer, ...], stated: _Stated) -> tuple[int, ...]:
 
 @frozen(eq=False)
 class _Found:
-    """Layers whose numbers are known, and tied modules of which only the stages are."""
+    """Layers with known numbers, and tied modules with known stages only."""
 
     layers: dict[int, Layer]
     tied: Names
 
 
 def _dealt(found: _Found, stated: _Stated, held: list[set[str]]) -> Pipeline:
-    """Bounds of the stages. Nothing states them: they follow from which stage holds which layer, and from what deals so."""
+    """The pipeline with the bounds of its stages.
+
+    They follow from the layers on each stage, and from the partition method that makes them.
+    """
     own, stages, last = stated.own, len(held), max(found.layers, default=-1)
     if last > _LAYERS_MAX:
         not_yet(stated.metas[0].path, f"a pipeline with a layer {last}")
@@ -249,7 +264,10 @@ def _dealt(found: _Found, stated: _Stated, held: list[set[str]]) -> Pipeline:
 
 
 def _direct(own: dict[int, int], stages: int, count: int) -> tuple[int, ...]:
-    """A stage begins with its first layer that is known to be on it, or behind the last that is known of those before."""
+    """Bounds of stages from known layers.
+
+    A stage begins with its first known layer, or behind the last known layer of the stages before it.
+    """
     bounds = [0]
     for s in range(1, stages):
         mine = [number for number, stage in own.items() if stage == s]
@@ -261,10 +279,11 @@ def _direct(own: dict[int, int], stages: int, count: int) -> tuple[int, ...]:
 def _completed(
     found: _Found, count: int, held: list[set[str]], bounds: tuple[int, ...], is_last_behind: bool
 ) -> tuple[Layer, ...] | None:
-    """All layers, functions too. A tied module that a stage holds without a file of it is a function there.
+    """All layers, including functions.
 
-    A tied module is two layers at least. The last stage's function stands behind all files, if `is_last_behind`. Where no
-    file tells of a tied module, its first layer is the one that holds its tensors.
+    A tied module that a stage holds without a file is a function there. A tied module is at least two layers. The last
+    stage's function is behind all files, if `is_last_behind`. If no file has a tied module, its first layer is the one
+    that holds its tensors.
     """
     files, named = found.layers, set[str]()
     out = [files.get(n, Layer(n)) for n in range(count)]
@@ -287,14 +306,17 @@ def _completed(
 
 
 def _agrees(layers: tuple[Layer, ...], bounds: tuple[int, ...], own: dict[int, int], held: list[set[str]]) -> bool:
-    """Whether every stage holds what its param_shapes say, and nothing else."""
+    """Test whether every stage holds exactly the layers of its param_shapes."""
     if any(not bounds[s] <= number < bounds[s + 1] for number, s in own.items()):
         return False
     return all({x.tied for x in layers[bounds[s] : bounds[s + 1]]} - {None} == keys for s, keys in enumerate(held))
 
 
 def canonical(pipeline: Pipeline) -> list[str]:
-    """All tensors as a PipelineModule names them: tied modules first, in the order of their first layers, then layers."""
+    """All tensors in a PipelineModule's order.
+
+    Tied modules come first, in the order of their first layers, then layers.
+    """
     tied = [t for x in pipeline.layers if x.tied is not None for _, t in x.names]
     rest = [t for x in pipeline.layers if x.tied is None for _, t in x.names]
     return list(dict.fromkeys((*tied, *rest)))

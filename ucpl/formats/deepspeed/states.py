@@ -1,4 +1,7 @@
-"""Names of an optimizer's states apart from ours: it may call one `weight` or `fp32`, as we call the parameter itself."""
+"""Names of an optimizer's states that differ from ucpl's.
+
+An optimizer can call a state `weight` or `fp32`, which are ucpl's names of the parameter itself.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ _APART = "optimizer."
 
 
 def named(state: str) -> str:
-    """A state as it is called here, by its name in the files."""
+    """ucpl's name of a state, from its name in the files."""
     return _APART + state if state in TAKEN or state.startswith(_APART) else state
 
 
 def in_file(state: str) -> str:
-    """Its name in the files, by what it is called here."""
+    """A state's name in the files, from ucpl's name."""
     return state.removeprefix(_APART)

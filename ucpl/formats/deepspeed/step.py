@@ -1,7 +1,8 @@
-"""A step's folder to a Checkpoint: every tensor's place, the orders that the files state, and what is not a tensor.
+"""A step's folder as a Checkpoint: places, orders, and other values.
 
-Who reads what is decided here alone: weights are in files of layers, or in those of ranks. All kinds share the topology, the
-settings and the closing Checkpoint, and every shard has a tp and a pp coordinate; experts add what is theirs.
+Only this module selects the readers: weights are in files of layers, or in those of ranks. All kinds share the
+topology, the settings and the closing Checkpoint, and every shard has a tp and a pp coordinate. Readers of experts add
+theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ucpl.stores.skipping import skips_optimizer
 
 
 def _without_optimizer(listing: Listing) -> Listing:
-    """The files without shards that are skipped. Stage 3 has its weights there alone."""
+    """The files without skipped shards; stage 3 keeps its shards."""
     is_sliced = any(dp is not None for dp, _ in listing.models)
     shards = (*listing.optims.values(), *listing.experts_optims)
     if is_sliced or not shards or not skips_optimizer(*shards, kind="file"):

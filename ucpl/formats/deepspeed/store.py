@@ -22,7 +22,7 @@ class DeepSpeed:
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:
-        """A folder with DeepSpeed's files, or one whose `latest` stands beside folders."""
+        """Test for DeepSpeed's files, or for `latest` next to folders."""
         if not path.is_dir():
             return False
         try:
@@ -35,9 +35,9 @@ class DeepSpeed:
         return any(child.is_dir() and _looks(child) for child in path.iterdir())
 
     def open(self, path: Path, order: Order | None = None) -> Checkpoint:
-        """Read all headers of a save folder's latest step, or of one step's folder. Raises: UcplError E450-E469.
+        """Read all headers of a step's folder or a save folder.
 
-        order: which parameters the optimizer's numbers are, where no file says it (ZeRO-0).
+        order: the parameters of the optimizer's numbers, if no file has them (ZeRO-0). Raises: UcplError E450-E469.
         """
         root, tag = step_folder(path)
         return open_step(Place(path, root, tag), order)
@@ -45,7 +45,10 @@ class DeepSpeed:
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """All files of a target that `engine.load_checkpoint` takes at its degree and stage. Raises: UcplError E470-E479."""
+        """All files of a target, for `engine.load_checkpoint` at its degree and stage.
+
+        Raises: UcplError E470-E479.
+        """
         return skeleton(structure, targets, source, tag)
 
 

@@ -1,4 +1,7 @@
-"""A target's files under construction: which target fills which tensor, and what the source hands on."""
+"""A target's files under construction.
+
+Targets by tensor, and values from the source.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ _NUMBERS = (
 
 
 def demand_numbers(settings: Mapping[str, Plain], needed: Sequence[str] = ()) -> None:
-    """Settings that shape the files are whole numbers, and those needed are there. Raises: UcplError E471."""
+    """Check that the settings of the files are whole numbers, and complete.
+
+    Raises: UcplError E471.
+    """
     for name in _NUMBERS:
         value = settings.get(name)
         if value is None and name in needed:
@@ -85,7 +91,7 @@ class Writer:
     stage: int
     dp: int
     settings: dict[str, Plain]
-    index: dict[tuple[str, tuple[str, ...]], int]  # by file and key, whose numbers are told by their text
+    index: dict[tuple[str, tuple[str, ...]], int]  # by file and key, whose numbers are texts
     below: dict[tuple[str, tuple[str, ...]], dict[str, int]]  # (file, key without its last step) -> state -> target
     carried: dict[Place, Extent]
     config: dict[object, object]
@@ -161,7 +167,7 @@ class Writer:
 
     @property
     def has_layers(self) -> bool:
-        """Whether weights are in files of layers, whatever the source is."""
+        """True if weights are in files of layers, for any source."""
         return any(is_apart(t.file) and not is_of_expert(t.file) for t in self.targets)
 
     @property
@@ -170,7 +176,7 @@ class Writer:
         return self.source.pipeline if self.has_layers else None
 
     def is_on_stage(self, file: TargetFile, name: str) -> bool:
-        """Whether the rank whose file is being made holds a tensor of the module."""
+        """Test whether the current file's rank holds a tensor of the module."""
         if self.stages == 1 or (file.path, ("module", name)) in self.index:
             return True
         number, layers = layer_number(name), self.source.pipeline
@@ -179,13 +185,15 @@ class Writer:
         return layers.stage(number) == self.here["pp"]  # it has no elements, or is no tensor
 
     def of_stage(self) -> set[str]:
-        """Tensors in files of layers on the stage whose file is being made."""
+        """Tensors in files of layers on the current file's stage."""
         ranks = self.dp * self.degree  # of a stage
         return {t.label for t in self.targets if t.rank // ranks == self.here["pp"] and is_apart(t.file)}
 
     def numbered(self, file: TargetFile) -> set[str] | None:
-        """Without ZeRO, the parameters that the optimizer of a stage numbers: its layers', and its copies of tied ones, whose
-        states it has alone. None: all."""
+        """Without ZeRO, the parameters that a stage's optimizer numbers; None: all.
+
+        They are those of its layers, and its copies of tied ones, which have states of their own.
+        """
         if self.stages == 1:
             return None
         flat = {name for one in self.flats for name in one.names}
@@ -210,17 +218,17 @@ class Writer:
         self.flats = [found[bucket] for bucket in sorted(found)]
 
     def blob(self, name: str, default: object = None) -> object:
-        """What the source carries under a name, whatever it is."""
+        """A value that the source carries under a name."""
         return self.source.envelope.blobs.get(name, default)
 
     @property
     def folder(self) -> str:
-        """Of the step, where neither the call nor the source's folder names it."""
+        """The step's folder, if neither call nor source names it."""
         steps = self.blob("global_steps", 0)
         return self.source.tag or f"global_step{steps if type(steps) is int and 0 <= steps < 1 << 62 else 0}"
 
     def tensor(self, file: TargetFile, key: Key, requires_grad: bool = False) -> TensorRef | None:
-        """The tensor that a target fills, or None where the plan has none there."""
+        """The tensor that a target fills, or None."""
         i = self.index.get((file.path, text_of(key)))
         if i is None:
             return None
@@ -244,7 +252,10 @@ class Writer:
         return made
 
     def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> object:
-        """One number for all members, in the form that it had. Raises: UcplError E470."""
+        """One number for all members, in its original form.
+
+        Raises: UcplError E470.
+        """
         kept, begun = self.source.envelope.scalars[name], self.source.envelope.begun.get(name, frozenset())
         found = [(m, kept[m]) for m in sorted(members, key=lambda m: m in begun) if m in kept]
         if not found:
@@ -264,13 +275,16 @@ class Writer:
         return file.storages.extent(extent) if extent is not None else number_of(value)
 
     def saved(self, flat: Flat) -> Flat:
-        """A flat buffer by names of the module of the rank that holds it, and what is one tensor there as one member."""
+        """A flat buffer by names of the rank's module.
+
+        Tensors that are one tensor there are one member.
+        """
         experts = self.source.experts
         one = flat if experts is None else auto_ep.together(flat, experts, int(self.settings.get("ep") or 1))
         return evolve(one, members=tuple((self.live(name), shape) for name, shape in one.members))
 
     def tensors_in(self, flat: Flat) -> tuple[str, ...]:
-        """The tensors of the model that a flat buffer holds: a member that is several experts stands for each of them."""
+        """The model's tensors in a flat buffer; a member can be several."""
         experts = self.source.experts
         if experts is None or not experts.is_fused:
             return flat.names
@@ -282,7 +296,7 @@ class Writer:
         return tuple(name for member in flat.names for name in fused.get(member, [member]))
 
     def live(self, name: str) -> str:
-        """What a tensor is called in the module of a rank that holds it."""
+        """A tensor's name in the module of a rank that holds it."""
         experts = self.source.experts
         if experts is None or name not in experts.of:
             return name
@@ -293,7 +307,7 @@ class Writer:
 
 
 def _with_new(stated: Sequence[str], kinds: Mapping[str, NamedTensor]) -> list[str]:
-    """The module's names, tensors that are new in it behind those that the model has before them."""
+    """The module's names, with new tensors in the model's order."""
     behind: dict[str | None, list[str]] = {name: [] for name in (None, *stated)}
     last = None
     for name in kinds if stated else ():
@@ -305,7 +319,10 @@ def _with_new(stated: Sequence[str], kinds: Mapping[str, NamedTensor]) -> list[s
 
 
 def skeleton_of(folder: str, latest: str, files: Made) -> Skeleton:
-    """A target of these files. `latest` is the small text beside the step's folder that names it."""
+    """A target of these files.
+
+    latest: the small text next to the step's folder that names it.
+    """
     unsafe = {name for _, value in files for name in unsafe_globals(value)} - KNOWN_GLOBALS
     return Skeleton(
         folder=folder,
@@ -327,5 +344,5 @@ def _left_out(noted: Value | None) -> dict[str, LeftOut]:
 
 
 def text_of(key: Key) -> tuple[str, ...]:
-    """A key whose numbers are told by their text."""
+    """A key with its numbers as texts."""
     return tuple(map(str, key))

@@ -1,7 +1,8 @@
-"""Which ranks wrote a step's files: every model-parallel rank has a tp and a pp coordinate, its data-parallel ranks an ep one.
+"""The ranks that wrote a step's files, with their coordinates.
 
-The names of the files, `dp_world_size`, `mp_world_size` and `checkpoint_parallel_dimensions` must tell of one topology. What is
-not read yet is refused here, at one place, whatever it is a combination of.
+Every model-parallel rank has a tp and a pp coordinate, and its data-parallel ranks have an ep coordinate. The names of
+the files, `dp_world_size`, `mp_world_size` and `checkpoint_parallel_dimensions` must describe one topology. All
+combinations that cannot be read yet are rejected here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Shard:
     pp: int
     metas: tuple[TorchFile, ...]  # of model states: one, or at stage 3 one for each dp rank
     optims: tuple[TorchFile, ...]  # of optimizer states, by dp rank; none without ZeRO
-    is_restated: bool = False  # the optimizer states say what is not in the model states
+    is_restated: bool = False  # the optimizer states have fields that the model states lack
 
     @property
     def first(self) -> TorchFile:
@@ -53,12 +54,12 @@ class Topology:
 
     @property
     def first(self) -> TorchFile:
-        """The file that speaks for what all ranks share."""
+        """The file with the values that all ranks share."""
         return self.shards[0].first
 
     @property
     def config(self) -> TorchFile:
-        """The file that has the run's ds_config, and the orders of the optimizer's buffers."""
+        """The file with ds_config and the orders of the optimizer's buffers."""
         return self.shards[0].optims[0] if self.shards[0].is_restated else self.first
 
     @property
@@ -106,11 +107,12 @@ def topology_of(listing: Listing) -> Topology:
     return Topology(listing, stage, dp, tp, pp, tuple(shards))
 
 
-# ---- what is not read yet --------------------------------------------------------------------------------------------
+# ---- files that cannot be read yet
+# -------------------------------------------------------------------------------------
 
 
 def _refuse_names(listing: Listing) -> None:
-    """What names alone tell."""
+    """Reject folders by names alone."""
     root = listing.root
     old = [name for name in listing.optims.values() if "_optim_states" not in name]
     if old:
@@ -122,7 +124,7 @@ def _refuse_names(listing: Listing) -> None:
 
 
 def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: tuple[int, int]) -> None:
-    """What the files of model states tell beside their names."""
+    """Reject folders by the contents of model states."""
     first = rows[0][0]
     _, pp = degrees
     for part in (part for row in rows for part in row):
@@ -143,7 +145,7 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
 
 
 def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing) -> None:
-    """AutoEP beside other parallelism. At stage 3 no expert has a file."""
+    """Reject AutoEP with other parallelism, and AutoEP without files."""
     if not listing.experts and all(dp is None for dp, _ in listing.models):
         not_yet(first.path, "its experts are AutoEP's, and none of them has a file")
     folded = Value.of(first).find(auto_ep.FOLDING)
@@ -155,7 +157,10 @@ def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing
 
 
 def _metas(listing: Listing, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
-    """The files of model states of one model-parallel rank: that of its first dp rank must be there."""
+    """The files of model states of one model-parallel rank.
+
+    That of its first dp rank must exist.
+    """
     root = listing.root
     mine = {dp: name for (dp, at), name in listing.models.items() if at == mp}
     if (0 if is_sliced else None) not in mine:
@@ -171,7 +176,10 @@ def _metas(listing: Listing, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
 
 
 def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:
-    """(tp, pp), which make up the model-parallel ranks: those that are stated beside the kind that the files' names tell."""
+    """(tp, pp), whose product is the number of model-parallel ranks.
+
+    One can be stated; the kind in the files' names gives the other.
+    """
     meta = Value.of(first)
     world = meta.find("mp_world_size")
     if world is not None and world.whole(1) != ranks:
@@ -205,7 +213,10 @@ def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:
 
 
 def _tp_of_layers(listing: Listing) -> int:
-    """The tensor-parallel degree that the names of layers' files tell: each layer has a file for each rank."""
+    """The tensor-parallel degree, from the names of layers' files.
+
+    Each layer has a file for each rank.
+    """
     held: dict[int, dict[int | None, str]] = {}
     for name in listing.layers:
         number, _, tp = layer_place(name)
@@ -247,7 +258,7 @@ def _of_rank(listing: Listing, mp: int) -> Listing:
 
 
 def _dp_degree(listing: Listing, part: TorchFile, is_sliced: bool) -> int:
-    """The data-parallel degree, on which the names of files and `dp_world_size` must agree."""
+    """The data-parallel degree: names of files and `dp_world_size` must agree."""
     degree = Value.of(part).at("dp_world_size").whole(1)
     said = Label(str(part.path), f"dp_world_size is {degree}", where="dp_world_size")
     kinds = {"optim_states": {dp: name for (dp, _), name in listing.optims.items()}} if listing.optims else {}
@@ -266,7 +277,10 @@ def _dp_degree(listing: Listing, part: TorchFile, is_sliced: bool) -> int:
 
 
 def _missing(root: Path, what: str, names: dict[int, str], said: Label, degree: int) -> NoReturn:
-    """Name the first file that is not there. `names`: those that are, by dp rank."""
+    """Report the first missing file.
+
+    `names`: the existing ones, by dp rank.
+    """
     first = next(rank for rank in range(degree) if rank not in names)
     some = min(names)
     missing = names[some].replace(f"zero_pp_rank_{some}_", f"zero_pp_rank_{first}_")

@@ -1,10 +1,11 @@
-"""DeepSpeed's universal format: one small file for each state of each parameter, beside copied files of model states.
+"""DeepSpeed's universal format: a file per state of each parameter.
 
-Read in deepspeed 0.19.8: checkpoint/ds_to_universal.py (what is written), checkpoint/universal_checkpoint.py, stage3.py
-`load_hp_checkpoint_state_from_checkpoint_dir_stage3` and base_optimizer.py (what is loaded).
+Copied files of model states are next to them. Source: deepspeed 0.19.8: checkpoint/ds_to_universal.py (the writer),
+checkpoint/universal_checkpoint.py, stage3.py `load_hp_checkpoint_state_from_checkpoint_dir_stage3` and
+base_optimizer.py (the loader).
 
-Known of the loader, which no file can change: it restores neither buffers nor frozen parameters, and at stage 3 it gives every
-parameter group the hyper-parameters of the first.
+Limits of the loader, which no file can change: it restores neither buffers nor frozen parameters, and at stage 3 it
+gives every parameter group the hyper-parameters of the first.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Universal:
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:
-        """A folder of atoms, or a save folder whose only pointer is `latest_universal`."""
+        """Test for a folder of atoms, or one with only `latest_universal`."""
         if not path.is_dir():
             return False
         if (path / ATOMS).is_dir() and any(p.is_dir() for p in (path / ATOMS).iterdir()):
@@ -71,13 +72,19 @@ class Universal:
         return (path / LATEST).is_file() and not (path / "latest").is_file()
 
     def open(self, path: Path) -> Checkpoint:
-        """Read the headers of all atoms and of the model states. Raises: UcplError E452-E463."""
+        """Read the headers of all atoms and of the model states.
+
+        Raises: UcplError E452-E463.
+        """
         return _Universal.of(_step(path)).checkpoint()
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """A folder that `load_universal` takes at any degree of data parallelism. Raises: UcplError E470-E479."""
+        """A folder that `load_universal` takes at any degree of data parallelism.
+
+        Raises: UcplError E470-E479.
+        """
         return skeleton(structure, targets, source, tag)
 
 
@@ -104,11 +111,11 @@ class _Universal:
     stage: int  # 3, or 1 for all others
     ranks: int  # model-parallel ones of the source
     metas: tuple[TorchFile, ...]
-    shared: TorchFile | None  # what all parameters share: zero/optimizer_state.pt
+    shared: TorchFile | None  # zero/optimizer_state.pt, which all parameters share
     module: Module
     gathered: Gathered
     atoms: list[TorchFile] = field(factory=list)
-    words: dict[str, Shape] = field(factory=dict)  # of tensors whose rows are words: what atoms hold
+    words: dict[str, Shape] = field(factory=dict)  # of tensors with words as rows: the shapes of atoms
     forms: dict[bool, TorchFile] = field(
         factory=dict
     )  # whether atoms are dicts, which keep shapes: an atom of each form
@@ -133,20 +140,29 @@ class _Universal:
 
     @property
     def is_whole(self) -> bool:
-        """Whether model states hold whole weights, beside the masters in atoms, which may lack the padding of words."""
+        """True if model states hold complete weights, besides the masters in atoms.
+
+        Masters may lack the padding of words.
+        """
         stripped = any(self.module.shapes.get(name) != shape for name, shape in self.words.items())
         return self.stage < 3 and self.ranks == 1 and bool(self.module.tensors) and not stripped
 
     @property
     def is_shaped(self) -> bool:
-        """Whether its atoms keep the shapes of tensors, whole ones. Raises: UcplError E456."""
+        """True if its atoms are complete tensors with their shapes.
+
+        Raises: UcplError E456.
+        """
         if len(self.forms) > 1:
             fail("E456", "atoms of two forms", *(Label(str(part.path)) for part in self.forms.values()))
         return True in self.forms
 
     @property
     def states(self) -> tuple[TorchFile, ...]:
-        """The files of model states that speak for all: one of each dp rank at stage 3."""
+        """The files of model states with all values.
+
+        At stage 3 one per dp rank.
+        """
         ranks = len(self.metas) // self.ranks
         return self.metas[:ranks] if self.stage == 3 else self.metas[:1]
 
@@ -201,7 +217,10 @@ class _Universal:
         )
 
     def refuse_parts(self) -> None:
-        """Of tensor-parallel ranks at stage 3 each keeps parts of frozen parameters, and nothing says of which shape."""
+        """Reject tensor-parallel ranks at stage 3.
+
+        Each keeps parts of frozen parameters, whose complete shapes are unknown.
+        """
         if self.module.frozen or not self.is_shaped:
             what = "frozen parameters of" if self.module.frozen else "tensors without a shape, of"
             not_yet(
@@ -211,7 +230,7 @@ class _Universal:
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
     def masters(self) -> dict[str, Shape]:
-        """Every state of every trained parameter. Gives the parameters' whole shapes."""
+        """Read every state of every trained parameter, and return complete shapes."""
         root, file = self.place.root, self.module.file
         folders = {p.name: p for p in sorted((root / ATOMS).iterdir()) if p.is_dir()}
         shapes: dict[str, Shape] = {}
@@ -252,7 +271,10 @@ class _Universal:
         return shapes
 
     def atom(self, part: TorchFile, name: str, state: str, shapes: dict[str, Shape]) -> None:
-        """One file of one state: a dict with `param`, a bare tensor, or a number."""
+        """Read one file of one state.
+
+        A dict with `param`, a tensor, or a number.
+        """
         gathered = self.gathered
         value = Value.of(part)
         is_dict = isinstance(value.held, dict) and "param" in value.held
@@ -284,7 +306,7 @@ class _Universal:
             )
 
     def weights(self) -> None:
-        """Tensors of model states: weights where they are whole, buffers, fragments of frozen parameters."""
+        """Read tensors of model states: complete weights, buffers, fragments of frozen parameters."""
         gathered, module = self.gathered, self.module
         for part in self.states:
             meta = Value.of(part)
@@ -319,7 +341,7 @@ class _Universal:
                             Label(str(self.place.root / ATOMS / member / f"{state}.pt"), "not there"),
                         )
 
-    # ---- what is not a tensor --------------------------------------------------------------------------------------
+    # ---- values that are no tensors --------------------------------------------------------------------------------
 
     def settings(self) -> None:
         gathered, file = self.gathered, self.module.file
@@ -345,7 +367,10 @@ class _Universal:
         return value.held if value is not None else None
 
     def groups(self) -> None:
-        """The optimizer's groups: param_shapes in the order that the source's files had, dealt back where it was dealt."""
+        """Read the optimizer's groups, in the order of the source's files.
+
+        Round robin is undone.
+        """
         gathered = self.gathered
         stated = [tuple(group) for group in self.module.groups]
         shared = Value.of(self.shared) if self.shared is not None and isinstance(self.shared.value, dict) else None

@@ -1,8 +1,9 @@
-"""What a universal folder says of cuts over tensor-parallel ranks: beside each tensor for the loader, and in lists of patterns.
+"""Cuts over tensor-parallel ranks in a universal folder.
 
-Read in deepspeed 0.19.8: checkpoint/universal_checkpoint.py (`load_hp_checkpoint_state`), checkpoint/ds_to_universal.py
-(`merge_tp_slices`). The loader cuts each part of a tensor as torch.chunk does, whatever the degree of the engine is. AutoTP's
-layers know their cuts themselves, and are told none.
+They are next to each tensor for the loader, and in lists of patterns. Source: deepspeed 0.19.8:
+checkpoint/universal_checkpoint.py (`load_hp_checkpoint_state`), checkpoint/ds_to_universal.py (`merge_tp_slices`). The
+loader cuts each part of a tensor as torch.chunk does, at any degree of the engine. AutoTP's layers have their own cuts,
+and none are written.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Cuts = Mapping[str, Sharding]
 
 
 def cuts_of(writer: Writer, stated: Cuts) -> dict[str, Sharding]:
-    """How parameters are cut by the model itself, at whatever degree. stated: by the layout of the source.
+    """The cuts of parameters in a model that cuts them itself.
 
-    Empty where AutoTP cuts them, and where nothing is known of cuts.
+    stated: by the layout of the source. Empty if AutoTP cuts them, or if no cut is known.
     """
     kept = writer.blob(INFO)
     is_autotp = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
@@ -33,7 +34,10 @@ def cuts_of(writer: Writer, stated: Cuts) -> dict[str, Sharding]:
 
 
 def beside(cut: Sharding | None, is_vocabulary: bool) -> dict[str, object]:
-    """What stands beside a tensor's `param`. cut: None where nothing is known, which rows are then taken for."""
+    """The keys next to a tensor's `param`.
+
+    cut: None if nothing is known; then rows are assumed.
+    """
     out: dict[str, object] = {}
     if cut is None:
         out["cat_dim"] = 0
@@ -63,7 +67,10 @@ def _shape(cut: Sharding) -> dict[str, object]:
 
 
 def lists_of(cuts: Cuts) -> dict[str, object]:
-    """universal_checkpoint_info as models write it that cut their tensors themselves: rows, where no list says otherwise."""
+    """universal_checkpoint_info of models that cut their tensors themselves.
+
+    Tensors outside all lists are cut by rows.
+    """
     replicated: list[str] = []
     rows: list[str] = []
     halves: list[str] = []
@@ -80,7 +87,7 @@ def lists_of(cuts: Cuts) -> dict[str, object]:
         elif cut.dim == 1:
             rows.append(pattern)
     return {
-        "universal_checkpoint_version": 0.2,  # of later versions parts have widths of one degree beside them
+        "universal_checkpoint_version": 0.2,  # later versions also have the widths of parts at one degree
         "tp_replicated_parameter_patterns": replicated,
         "parameter_with_row_parallelism_patterns": rows,
         "parameter_with_2_sub_params_cat_dim_0": halves,

@@ -1,7 +1,7 @@
-"""What a universal folder's files of model states tell of the model: all of it, or a part of it on each stage of a pipeline.
+"""The model in a universal folder's model states, or its stages' parts.
 
-DeepSpeed's converter copies the files of model-parallel ranks as they are, and no files of layers: of a pipeline there are the
-shapes of its parameters on each rank, and neither weights nor buffers.
+DeepSpeed's converter copies the files of model-parallel ranks as they are, and no files of layers. A pipeline has the
+shapes of its parameters on each rank, but neither weights nor buffers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from ucpl.stores.values import Value
 
 
 def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:
-    """The module of all stages. metas: the files of model states, by model-parallel rank."""
+    """The module of all stages.
+
+    metas: the files of model states, by model-parallel rank.
+    """
     first = metas[0]
     meta = Value.of(first)
     if meta.find("module") is not None:
@@ -33,7 +36,10 @@ def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:
 
 
 def _stage_of(meta: Value) -> int:
-    """1 or 2: at stage 2 alone frozen parameters that no field names were left out by choice."""
+    """1 or 2.
+
+    Only stage 2 has a field of excluded frozen parameters.
+    """
     config = meta.find("ds_config")
     zero = config.find("zero_optimization") if config is not None else None
     stated = zero.find("stage") if zero is not None else None
@@ -41,7 +47,10 @@ def _stage_of(meta: Value) -> int:
 
 
 def _one_of_each_stage(metas: tuple[TorchFile, ...]) -> tuple[TorchFile, ...]:
-    """Of the tensor-parallel ranks of a stage the first: the last coordinate of a rank's number is theirs."""
+    """The first tensor-parallel rank of each stage.
+
+    The last coordinate of a rank's number is that of tp.
+    """
     dims = Value.of(metas[0]).find("checkpoint_parallel_dimensions")
     tp = dims.find("tp_degree") if dims is not None else None
     return metas[:: tp.whole(1) if tp is not None else 1]
@@ -59,6 +68,9 @@ def lost_buffers(metas: tuple[TorchFile, ...]) -> list[str]:
 
 
 def cuts(gathered: Gathered, module: Module, shapes: Mapping[str, Shape]) -> dict[str, Sharding]:
-    """How its tensors would be cut, where lists of patterns say it. shapes: of whole tensors."""
+    """The cuts of its tensors, from lists of patterns.
+
+    shapes: of complete tensors.
+    """
     named: Shapes = {name: (shape,) for name, shape in shapes.items() if shape}
     return cuts_over_tp(gathered, module.file, module, named)

@@ -1,4 +1,4 @@
-"""A universal folder before its tensors' bytes: model states, a file for each state of each parameter, and what all share."""
+"""A universal folder without payload: model states, states of parameters, shared values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 
 def _refuse_experts(source: Checkpoint) -> None:
-    """Its loader asks for each rank's experts by their numbers on that rank, the same ones everywhere."""
+    """Reject fused experts: the loader requests local numbers, equal on all ranks."""
     if source.experts is not None and source.experts.is_fused:
         fail(
             "E471",
@@ -69,7 +69,10 @@ def _refuse_experts(source: Checkpoint) -> None:
 
 
 def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
-    """Flat buffers of one rank: nothing is cut, nothing is padded. A group that trains nothing has none."""
+    """Flat buffers of one rank, without cuts and padding.
+
+    A group without trained parameters has none.
+    """
     shapes = {t.name: t.shape for t in structure.tensors}
     flats = []
     for g, (name, members) in enumerate(group for group in structure.groups if group[1]):
@@ -80,7 +83,7 @@ def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
 
 
 def _atoms(writer: Writer, cuts: Cuts) -> Made:
-    """A file for each state of each parameter: the targets that no other file took."""
+    """A file for each state of each parameter: the remaining targets."""
     vocabulary = writer.source.vocabulary
     by_file: dict[str, list[int]] = {}
     for i, target in enumerate(writer.targets):
@@ -119,7 +122,7 @@ def _numbers(writer: Writer) -> Made:
 
 
 def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
-    """zero/optimizer_state.pt: what all parameters share."""
+    """zero/optimizer_state.pt, with the values that all parameters share."""
     # Numbers are those of groups that train something: DeepSpeed looks for the steps of number 0.
     held = [members for _, members in writer.structure.groups if members]
     numbers = iter(range(len(held)))

@@ -1,8 +1,9 @@
-"""A PipelineModule without ZeRO: no file says which layers a stage has, which of them are tied, or what its optimizer numbers.
+"""A PipelineModule without ZeRO, whose stages and numbers must be found.
 
-Files written here have param_shapes. Else the caller says the names by stage (`order`), or torch's `param_names` do; or the
-stages are found: layers lie on them one after another, and each stage's optimizer has a number for each parameter, in the
-module's order, tied modules first. Read in deepspeed 0.19.8: runtime/pipe/module.py (`_build`, `save_state_dict`).
+No file has the layers of a stage, the tied ones, or the names of the optimizer's numbers. Files that ucpl wrote have
+param_shapes. Otherwise the caller gives the names by stage (`order`), or torch's `param_names` do, or the stages are
+found: consecutive layers are on each, and each stage's optimizer has a number for each parameter, in the module's
+order, tied modules first. Source: deepspeed 0.19.8: runtime/pipe/module.py (`_build`, `save_state_dict`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Told:
 
 
 def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) -> Told:
-    """What each shard's optimizer has. Raises: UcplError E461 where it cannot be found, E466 where `order` does not fit."""
+    """The parameters of each shard's optimizer.
+
+    Raises: UcplError E461 if they cannot be found, E466 if `order` does not fit.
+    """
     stated = tuple(groups_of(shard.first) for shard in topology.shards)
     if any(stated) or all(Value.of(s.first).find("optimizer") is None for s in topology.shards):
         return Told(stated)
@@ -66,8 +70,10 @@ def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) 
 
 
 def _of_slices(topology: Topology, by_tp: list[Files]) -> Told:
-    """BF16_Optimizer without ZeRO, which DeepSpeed makes of a PipelineModule in bf16: it saves shards as ZeRO-1 does, states
-    no param_shapes, and cannot load them. `param_slice_mappings` name what each rank has a part of, in order.
+    """Groups of BF16_Optimizer without ZeRO, from `param_slice_mappings`.
+
+    DeepSpeed makes it for a PipelineModule in bf16. It saves shards as ZeRO-1 does, without param_shapes, and cannot
+    load them. `param_slice_mappings` have the names of each rank's parts, in order.
     """
     named: list[list[list[str]]] = []
     for shard in topology.shards:
@@ -91,7 +97,10 @@ def _of_slices(topology: Topology, by_tp: list[Files]) -> Told:
 
 
 def _tied_layers(names: set[str], files: Files) -> dict[str, int]:
-    """The layer of each tied module that these names speak of: one that no stage has by its number."""
+    """The layer of each tied module in these names.
+
+    One that no stage names.
+    """
     own = {number for name in names if (number := layer_number(name)) is not None}
     inner: dict[str, set[str]] = {}
     for name in sorted(names):
@@ -124,7 +133,7 @@ Tensors = dict[str, tuple[TensorRef, TorchFile]]
 
 
 class _Tensors:
-    """Tensors of layers by their whole names; those of tied modules by the names that they have there, too."""
+    """Tensors of layers by full names; tied ones by both names."""
 
     @staticmethod
     def of(files: Files, tied: dict[str, int]) -> Tensors:
@@ -154,7 +163,7 @@ class _Finder:
         return cls(topology, files, order, tuple(frozenset(n.texts() if n is not None else ()) for n in stated))
 
     def numbers(self, stage: int, tensors: Tensors) -> Numbered:
-        """A stage's optimizer beside parameters that it may have, in the module's order."""
+        """A stage's optimizer, and its candidate parameters in the module's order."""
         meta = self.topology.shards[stage * self.topology.tp].first
         refs = {name: ref for name, (ref, _) in tensors.items()}
         shapes = {name: ref.shape for name, ref in refs.items()}
@@ -169,7 +178,10 @@ class _Finder:
     # ---- as names say -----------------------------------------------------------------------------------------------------
 
     def said(self) -> list[Named]:
-        """What the caller's names, or torch's, make of the numbers. A tied module is a layer that no stage has by number."""
+        """The names by the caller's order or torch's names.
+
+        A tied module is a layer that no stage has by number.
+        """
         assert self.order is not None
         if not self.order.names:  # "model": one way is to be left
             return evolve(self, order=None).found()
@@ -177,10 +189,11 @@ class _Finder:
         tensors = _Tensors.of(self.files, self.tied)
         return [names_of(self.numbers(s, tensors))[0] for s in range(self.topology.pp)]
 
-    # ---- as numbers tell --------------------------------------------------------------------------------------------------
+    # ---- names from the numbers
+    # -------------------------------------------------------------------------------------------
 
     def found(self) -> list[Named]:
-        """The one way to deal the layers to stages that gives each number a parameter."""
+        """The only assignment of layers to stages that fits all numbers."""
         for whole in (True, False):  # all that a stage holds is trained; else some of it is frozen
             for layer in (None, *self.files):
                 made = list(_first(self.ways(layer, whole)))
@@ -204,7 +217,10 @@ class _Finder:
         )
 
     def ways(self, tied: int | None, whole: bool) -> Iterator[list[Named]]:
-        """Names of each stage's numbers, way by way. `tied`: a layer of which other stages have a copy."""
+        """Names of each stage's numbers, way by way.
+
+        tied: a layer that other stages have a copy of.
+        """
         self.closed.clear()
         for made, copied in self._dealt(0, [*self.files], tied, whole):
             if tied is None or copied:
@@ -213,7 +229,10 @@ class _Finder:
     def _dealt(
         self, stage: int, layers: list[int], tied: int | None, whole: bool
     ) -> Iterator[tuple[list[Named], bool]]:
-        """Stages from this one on, which have these layers; and whether one has a copy of what it holds no file of."""
+        """Assignments of these layers to the stages from this one on.
+
+        Each has a flag: some stage has a copy of a layer without a file.
+        """
         if stage == self.topology.pp:
             if not layers:
                 yield [], False

@@ -1,6 +1,7 @@
-"""ZeRO-0: the optimizer's own state_dict, and masters beside it in 16-bit training, one each or flat. It names no parameter.
+"""ZeRO-0: the optimizer's own state_dict, which names no parameters.
 
-Read in deepspeed 0.19.8: fp16/unfused_optimizer.py, fp16/fused_optimizer.py (`state_dict` of each), engine.py
+16-bit training has masters with it, one per parameter or flat.
+Source: deepspeed 0.19.8: fp16/unfused_optimizer.py, fp16/fused_optimizer.py (`state_dict` of each), engine.py
 (`_do_optimizer_sanity_check`).
 """
 
@@ -28,15 +29,15 @@ _EACH, _FLAT = "fp32_groups", "fp32_groups_flat"  # masters of FP16_UnfusedOptim
 
 @frozen(eq=False)
 class Rank:
-    """A model-parallel rank without ZeRO: its coordinates, of the axes that there are, and the order that the caller says."""
+    """A model-parallel rank without ZeRO: coordinates, and the caller's order."""
 
     coordinates: dict[str, int]
     order: Order | None = None
-    origin: str = ""  # what says the names of the module's groups, where param_shapes do not
+    origin: str = ""  # evidence for the names of the module's groups, if not param_shapes
 
 
 def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
-    """States of each parameter, by the names that the module's order gives to the numbers."""
+    """Read states of each parameter, by names for the numbers."""
     origin = f"optimizer of {module.file.file}"
     gathered.set("masters", 0, origin)
     gathered.set("fused", 0, origin)
@@ -63,7 +64,7 @@ def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
 
 
 def numbered(module: Module, rank: Rank) -> Numbered | None:
-    """The groups of a rank's optimizer, before their parameters have names. None: it is not stored."""
+    """The groups of a rank's optimizer, without names, or None."""
     optimizer = Value.of(module.file).find("optimizer")
     if optimizer is None:
         return None

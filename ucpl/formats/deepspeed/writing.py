@@ -1,6 +1,6 @@
-"""A target's files before their tensors' bytes: metadata for its stage and degree, and everything that is carried.
+"""A target's files without payload: metadata, and all carried values.
 
-What depends on the layout is made anew from the Structure; what continues a run comes from the source's Envelope. The form
+Metadata of the layout is made from the Structure; values that continue a run come from the source's Envelope. The form
 is that of deepspeed 0.19.8, whatever release wrote the source.
 
 Not here: recovery scripts (zero_to_fp32.py), which are DeepSpeed's own code.
@@ -53,7 +53,10 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 
 def _refuse_alignment(writer: Writer) -> None:
-    """ds_config says only whether parameters are aligned: to which multiple follows from their type."""
+    """Check the alignment.
+
+    Ds_config has a flag, and the dtype gives the multiple.
+    """
     alignment = int(writer.settings.get("alignment") or 1)
     if alignment == 1 or writer.stage not in (1, 2) or writer.settings.get("bf16_optimizer"):
         return
@@ -82,7 +85,10 @@ def _refuse_unused(writer: Writer) -> None:
 
 
 def apart(writer: Writer) -> dict[str, list[str]]:
-    """Files of layers and of experts, with the names in each, in order. A layer without tensors has a file, too."""
+    """Files of layers and of experts, with their names in order.
+
+    A layer without tensors has a file, too.
+    """
     out: dict[str, list[str]] = {}
     pipeline = writer.pipeline
     if pipeline is not None:
