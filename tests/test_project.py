@@ -343,7 +343,6 @@ def importers_of(parsed: dict[str, ast.Module]) -> dict[str, set[str]]:
 # Small modules of one importer that are there for now, as FOLDER/FILE. Merge one, and remove its line; add none.
 FRAGMENTS = {
     "autotp/fused.py",
-    "deepspeed/muon.py",
     "deepspeed/step.py",
     "deepspeed/store.py",
     "folders/accelerate.py",

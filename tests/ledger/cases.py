@@ -233,9 +233,8 @@ def crossed() -> Iterator[Case]:
 
 def cross(place: Place, origin: str, cut: str, *calls: str) -> None:
     source = place.copy(FIXTURES / "megatron" / origin)
-    spec = place.copy(
-        Path(cut), "cut.ucpl"
-    )  # a manifest has the path of a spec, and the report has the manifest's size
+    # A manifest has the path of a spec, and the report has the manifest's size.
+    spec = place.copy(Path(cut), "cut.ucpl")
     first, second = (call.replace(cut, spec) for call in calls)
     if origin != "legacy_moe":
         place.ucpl("convert", source, "whole", "--to", "megatron_legacy()", *RUN)
