@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Unpack
 
 from attrs import evolve
 
-from ucpl.conversion.beside import checked, findings_of, held_weights, side_by_side, told
+from ucpl.conversion.beside import findings_of, held_weights, side_by_side, told
 from ucpl.conversion.demanded import found_in
-from ucpl.conversion.dialects import described_as
-from ucpl.conversion.drift import demand_no_drift
+from ucpl.conversion.engine import Engine, asked_of, planned
 from ucpl.conversion.given import Given, called, library_of, model_named
 from ucpl.conversion.keywords import DataPlane, ToApply, ToConvert, ToPlan, ToVerify, bounds_of, given_from
-from ucpl.conversion.opening import load_plan, open_alike, open_for
+from ucpl.conversion.opening import load_plan, open_alike
 from ucpl.conversion.opening import open_checkpoint as open_headers
-from ucpl.conversion.planning import Asked, make_plan, prepare
-from ucpl.conversion.running import refuse_existing, run, with_parents
+from ucpl.conversion.planning import Asked, make_plan
 from ucpl.conversion.side import Side
 from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
-from ucpl.conversion.staging import clear_made, with_made
 from ucpl.conversion.weights import looked_through, opened_to_look_at
 from ucpl.records import frozen
 from ucpl.remotes.entrance import source_at, target_at
@@ -81,7 +78,7 @@ def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
     model = how.get("model")
     source = str(source_at(source)) if is_url(source) else source
     asked = Asked(source, target, how.get("checkpoint"), how.get("name", "convert"), how.get("prove", False))
-    return prepare(asked, given_from(how, model_named(model) if model else None)).plan
+    return planned(asked, given_from(how, model_named(model) if model else None)).plan
 
 
 def save_plan(plan: Plan, path: Here) -> None:
@@ -94,43 +91,19 @@ def save_plan(plan: Plan, path: Here) -> None:
 @meanwhile()
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
     """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
-    from ucpl.conversion.accounting import demand_account
-
-    made = load_plan(plan) if isinstance(plan, str | Path) else plan
-    goal = target_at(target)
-    refuse_existing(goal, how)
-    with with_parents(goal):
-        opened = open_for(made, source) if isinstance(source, str | Path) else source
-        made = demand_account(made, opened)
-        if not how.get("allow_drift"):
-            demand_no_drift(made, opened, bounds_of(how))
-        clear_made(goal)
-        return run(made, opened, goal, how)
+    return Engine(target_at(target), how).apply(plan, source).report
 
 
 @meanwhile()
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
-    goal = target_at(target)
-    refuse_existing(goal, how)
-    with with_parents(goal):
-        return _converted(source, goal, to, how)
-
-
-def _converted(source: Here, goal: Path, to: str, how: ToConvert) -> Converted:
-    from ucpl.conversion.accounting import with_account
-
-    layout, model = how.get("layout"), how.get("model")
+    model = how.get("model")
     given = given_from(how, model_named(model) if model else None)
-    described, names = described_as(layout)
-    made = prepare(Asked(described, to, source_at(source), called=names, twice=True), given)
-    known = checked(made, bounds_of(how))
-    if not how.get("allow_drift"):
-        demand_no_drift(made.plan, known.source, bounds_of(how), made.source.placement)
-    with with_made(known, goal, how) as opened:
-        plan = with_account(made.plan, known.source)
-        report = run(plan, opened, goal, how)
-    return Converted(plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
+    done = Engine(target_at(target), how).convert(asked_of(source_at(source), to, how.get("layout")), given)
+    made, known, report = done.ready.prepared, done.ready.checked, done.report
+    assert made is not None
+    assert known is not None
+    return Converted(done.ready.plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
 
 
 @meanwhile()

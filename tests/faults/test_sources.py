@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import ucpl.conversion.running as running
+from ucpl.conversion import engine
 from tests.cli.command import FIXTURES, digest, good, ucpl
 
 
@@ -66,7 +66,7 @@ def test_a_source_that_is_another_than_its_headers_told_is_refused(
     top, path, call = source
     shutil.copytree(top, tmp_path / "kept")
     command = ("convert", top, tmp_path / "out.pt", "--to", call)
-    run = running.run
+    run = engine.run
 
     def then(*args: object, **more: object) -> object:
         os.utime(path, ns=(7, 7))
@@ -74,7 +74,7 @@ def test_a_source_that_is_another_than_its_headers_told_is_refused(
         return run(*args, **more)  # type: ignore[arg-type]
 
     os.utime(path, ns=(7, 7))
-    monkeypatch.setattr(running, "run", then)
+    monkeypatch.setattr(engine, "run", then)
     done = ucpl(*command)
     assert done.status == 3 and path.name in done.err and "= help:" in done.err, done
     assert ("E610" if change is gone else "E611") in done.err

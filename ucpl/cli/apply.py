@@ -8,17 +8,15 @@ Under torchrun the ranks of a job run it together.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucpl.cli.convert import add_run, write
-from ucpl.cli.options import add_json, run_options, whole_number
-from ucpl.cli.report import container_lines, plan_lines
+from ucpl.cli.convert import add_run, how_of, printer
+from ucpl.cli.options import add_json, whole_number
+from ucpl.errors import Exit
 from ucpl.remotes.entrance import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.runtime.team import Team
 
 EXAMPLE = """
 ucpl plan --from runs/on-4 --to 'zero1(dp=8)' -o grow.plan
@@ -53,39 +51,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.cli.job import member, seen_by_all
-    from ucpl.conversion.running import with_parents
+    from ucpl.conversion.engine import Engine
 
     wait = whole_number("--wait", options.wait, WAIT_MAX, "write --wait 600, in seconds")
-    with (
-        member(console, wait) as team,
-        seen_by_all(team, options.source, options.keys) as source,
-        with_parents(target_at(options.target)),
-    ):
-        return _run(options, console, team, source)
-
-
-def _run(options: Namespace, console: Console, team: Team | None, source: Path) -> int:
-    from ucpl.conversion.accounting import demand_account
-    from ucpl.conversion.drift import demand_no_drift
-    from ucpl.conversion.keywords import bounds_of
-    from ucpl.conversion.opening import load_plan, open_for
-    from ucpl.conversion.running import refuse_existing
-    from ucpl.conversion.staging import clear_made
-
-    target, how = target_at(options.target), run_options(options)
-    leads = team is None or team.rank == 0
-    if leads:
-        refuse_existing(target, how)
-    plan = load_plan(options.plan)
-    opened = open_for(plan, source)
-    plan = demand_account(plan, opened)
-    console.say(*plan_lines(plan), *container_lines(opened, plan))
-    if any(
-        f.rule is not None and f.rule.fate == "weights" for f in (opened.container.files if opened.container else ())
-    ):
-        console.say("companions    weights are not compared with the shards here: run `ucpl verify` on the target")
-    if leads:  # the other ranks wait for its next message
-        if not options.allow_drift:
-            demand_no_drift(plan, opened, bounds_of(how))
-        clear_made(target)
-    return write(plan, opened, target, how, console, team)
+    with member(console, wait) as team, seen_by_all(team, options.source, options.keys) as source:
+        engine = Engine(target_at(options.target), how_of(options), printer(console), console.progress, team)
+        engine.apply(options.plan, source)
+    return Exit.DONE

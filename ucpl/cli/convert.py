@@ -6,7 +6,7 @@ Infer, plan, prove, write next to DST, read back, publish. SRC is only read.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -20,12 +20,11 @@ from ucpl.remotes.entrance import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.conversion.given import Given
-    from ucpl.conversion.keywords import How
+    from ucpl.conversion.engine import Event, Ready
+    from ucpl.conversion.keywords import ToApply
     from ucpl.runtime.counters import Report
-    from ucpl.runtime.team import Team
+    from ucpl.runtime.execute import TargetSizes
     from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
 
 _ASSUMED = 200 << 20  # bytes a second, where nothing is measured
 _START = 0.1  # seconds, at least
@@ -85,64 +84,83 @@ def add_run(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.conversion.running import refuse_existing, with_parents
+    from ucpl.conversion.engine import Engine, asked_of
 
     refuse_several("convert")
-    target, given, how = target_at(options.target), given_of(options), run_options(options)
-    refuse_existing(target, how)
-    with nullcontext() if options.dry_run else with_parents(target):
-        return _run(options, console, target, given, how)
+    engine = Engine(target_at(options.target), how_of(options), printer(console), console.progress)
+    given, asked = given_of(options), asked_of(options.source, options.to, options.layout)
+    if options.dry_run:
+        engine.rehearse(asked, given)
+    else:
+        engine.convert(asked, given)
+    return Exit.DONE
 
 
-def _run(options: Namespace, console: Console, target: Path, given: Given, how: How) -> int:
-    from ucpl.conversion.accounting import with_account
-    from ucpl.conversion.beside import checked
-    from ucpl.conversion.dialects import described_as
-    from ucpl.conversion.drift import demand_no_drift
-    from ucpl.conversion.keywords import bounds_of
-    from ucpl.conversion.planning import Asked, prepare
-    from ucpl.conversion.running import rehearsed
-    from ucpl.conversion.staging import with_made
+def how_of(options: Namespace) -> ToApply:
+    """Options of a run, of a verb with `add_run`. Raises: UcplError E173."""
+    return {**run_options(options), "allow_drift": options.allow_drift}
+
+
+def printer(console: Console) -> Callable[[Event], None]:
+    """Print each event of the engine."""
+
+    def said(event: Event) -> None:
+        from ucpl.conversion.engine import Finished, Ready, Rehearsed
+
+        match event:
+            case Ready():
+                console.say(*_ready_lines(event))
+            case Rehearsed(ready, sizes):
+                console.say(*_rehearsed_lines(ready, sizes))
+                console.answer(
+                    {
+                        **_answer(ready),
+                        "written": False,
+                        "bytes": sizes.size,
+                        "files": sizes.files,
+                        "free": sizes.free,
+                    }
+                )
+            case Finished(ready, report, target):
+                console.say(*run_lines(report), *_finished_lines(report, target))
+                console.answer({**_answer(ready), "written": True, "report": run_object(report)})
+
+    return said
+
+
+def _answer(ready: Ready) -> dict[str, object]:
+    return {
+        "plan": plan_object(ready.plan),
+        **container_object(ready.source, ready.plan),
+        "remarks": list(ready.remarks),
+    }
+
+
+def _ready_lines(ready: Ready) -> list[str]:
+    """The plan, remarks, advice to load the target, and the companion files."""
     from ucpl.registry import format_named
 
-    described, names = described_as(options.layout)
-    made = prepare(Asked(described, options.to, options.source, called=names, twice=True), given)
-    assert made.checkpoint is not None
-    known = checked(made, bounds_of(how), look=not options.dry_run)
-    plan = with_account(made.plan, known.source)
-    console.say(*plan_lines(plan))
-    for text in made.checkpoint.unstored:
-        console.say(f"not stored    {text}")
-    for text in made.odd:
-        console.say(f"remark        {text}")
-    for text in format_named(plan.target.framework).advice(made.checkpoint, plan.target):
-        console.say(f"to load it    {text}")
-    for text in (*container_lines(known.source, plan), *(f"companions    {one}" for one in known.held)):
-        console.say(text)
-    if not options.allow_drift:
-        demand_no_drift(plan, known.source, bounds_of(how), made.source.placement)
-    if options.dry_run:
-        found = rehearsed(plan, known.source, target, how)
-        sizes = f"{bytes_text(found.size)} in {plural(found.files, 'file')}"
-        console.say(
-            f"would write   {sizes}" + (f"; {bytes_text(found.free)} are free there" if found.free else ""),
-            *_estimate(plan),
-            "proved        every element of the target has one source, at its own place; nothing was written",
-        )
-        console.answer(
-            {
-                "plan": plan_object(plan),
-                **container_object(known.source, plan),
-                "remarks": list(made.remarks),
-                "written": False,
-                "bytes": found.size,
-                "files": found.files,
-                "free": found.free,
-            }
-        )
-        return Exit.DONE
-    with with_made(known, target, how) as source:
-        return write(plan, source, target, how, console, remarks=made.remarks)
+    plan, source = ready.plan, ready.source
+    out = plan_lines(plan)
+    if ready.prepared is not None and ready.checked is not None:
+        out += [f"not stored    {text}" for text in source.unstored]
+        out += [f"remark        {text}" for text in ready.prepared.odd]
+        out += [f"to load it    {text}" for text in format_named(plan.target.framework).advice(source, plan.target)]
+        return out + container_lines(source, plan) + [f"companions    {one}" for one in ready.checked.held]
+    out += container_lines(source, plan)
+    files = source.container.files if source.container is not None else ()
+    if any(f.rule is not None and f.rule.fate == "weights" for f in files):
+        out.append("companions    weights are not compared with the shards here: run `ucpl verify` on the target")
+    return out
+
+
+def _rehearsed_lines(ready: Ready, sizes: TargetSizes) -> list[str]:
+    text = f"{bytes_text(sizes.size)} in {plural(sizes.files, 'file')}"
+    return [
+        f"would write   {text}" + (f"; {bytes_text(sizes.free)} are free there" if sizes.free else ""),
+        *_estimate(ready.plan),
+        "proved        every element of the target has one source, at its own place; nothing was written",
+    ]
 
 
 def _estimate(plan: Plan) -> list[str]:
@@ -163,27 +181,8 @@ def _estimate(plan: Plan) -> list[str]:
     return [line.replace("estimate   ", "estimate      ", 1) for line in cost_lines(cost, known)[-1:]]
 
 
-def write(
-    plan: Plan,
-    source: Checkpoint,
-    target: Path,
-    how: How,
-    console: Console,
-    team: Team | None = None,
-    remarks: tuple[str, ...] = (),
-) -> int:
-    """Run the plan, and print a report."""
-    from ucpl.conversion.running import run as carry_out
-
-    with console.progress(str(target)) as progress:
-        report = carry_out(plan, source, target, {**how, "progress": progress}, team)
-    console.say(*run_lines(report))
-    console.say(f"done          {target}{_duration(report)}", f"next          ucpl verify {quote(called(str(target)))}")
-    beside = container_object(source, plan)
-    console.answer(
-        {"plan": plan_object(plan), **beside, "remarks": list(remarks), "written": True, "report": run_object(report)}
-    )
-    return Exit.DONE
+def _finished_lines(report: Report, target: Path) -> list[str]:
+    return [f"done          {target}{_duration(report)}", f"next          ucpl verify {quote(called(str(target)))}"]
 
 
 def _duration(report: Report) -> str:

@@ -63,11 +63,11 @@ def run(options: Namespace, console: Console) -> int:
     asked, given = asked_of(options)
     if options.rank is not None and not options.prove:
         return one_rank(asked, given, options, console)
-    from ucpl.conversion.planning import prepare
+    from ucpl.conversion.engine import planned
     from ucpl.schedule.cost import cost_of
     from ucpl.schedule.text import summary
 
-    made = prepare(asked, given)
+    made = planned(asked, given)
     plan = made.plan
     mine = None
     if options.rank is not None:

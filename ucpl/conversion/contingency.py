@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve, field
 
 from ucpl.conversion.degrees import degrees_of
+from ucpl.conversion.engine import planned
 from ucpl.conversion.given import Given, called, is_checkpoint
-from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.planning import Asked
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.records import define, frozen
@@ -218,7 +219,7 @@ class _Search:
         return self.plans[known]
 
     def made(self, degrees: Degrees, ranks: int, held: int) -> Choice:
-        made = prepare(Asked(self.source, self.called(degrees), name="contingency"), self.given)
+        made = planned(Asked(self.source, self.called(degrees), name="contingency"), self.given)
         return Choice(made.plan.target_call, degrees, ranks, held, made.plan, cost_of(made.plan))
 
 

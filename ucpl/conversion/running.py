@@ -1,10 +1,8 @@
-"""Run a plan: into a place that is free, from a source as the plan means it; then look at what was written."""
+"""Run a plan from a source as the plan means it; then look at what was written."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +12,7 @@ from attrs import evolve
 from ucpl.conversion.lessening import lessened
 from ucpl.conversion.regrouping import regrouped, said_of_groups, with_empty_groups
 from ucpl.conversion.renaming import renamed
-from ucpl.errors import Label, UcplError, calling, fail
+from ucpl.errors import Label, UcplError, calling
 from ucpl.registry import format_named
 from ucpl.remotes.entrance import place_of
 
@@ -28,50 +26,10 @@ if TYPE_CHECKING:
     from ucpl.schedule.plan import Plan
     from ucpl.stores.checkpoint import Checkpoint
 
-__all__ = ["refuse_existing", "rehearsed", "run", "with_groups", "with_parents"]
+__all__ = ["rehearsed", "run", "with_groups"]
 
-_NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
 K = TypeVar("K")
 T = TypeVar("T")
-
-
-def refuse_existing(target: Path, how: How) -> None:
-    """Before any work. Raises: UcplError E500, E186 for what no file can be called, E400 where it cannot be looked at."""
-    from ucpl.stores.watching import reading
-
-    if (there := place_of(target)) is not None:
-        return _refuse_in_store(there, how)
-    if target.name in ("", ".."):
-        fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
-    name = os.fsencode(target.name)
-    if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
-        fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
-    if not os.path.lexists(target):
-        return
-    if not (how.get("force") or how.get("resume")):
-        fail("E500", f"{target} exists", Label(str(target)))
-    with reading(target):
-        is_known = target.is_file() or target.is_dir()
-    if not is_known:
-        fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
-
-
-def _refuse_in_store(there: Place, how: How) -> None:
-    """The same of a place in a store, where what a run left lies in the target's own place. Raises: UcplError E500, E503."""
-    found = there.entries()
-    if not found or how.get("force"):
-        return
-    if there.is_unfinished:
-        if how.get("resume"):
-            return  # what is there is removed, and written again
-        what = f"{there.url} is not whole: a run began to write it and goes on, or ended before its time"
-        remedy = "where it ended: --resume removes what is there and begins again"
-        fail("E500", what, Label(there.url), remedy=remedy)
-    if how.get("resume"):
-        return  # it may be what this run would write
-    what = f"{there.url} exists, {len(found)} object{'s' * (len(found) > 1)}"
-    remedy = "Choose another DST, or give --force: the old objects are removed before the new ones go up."
-    fail("E500", what, Label(there.url), remedy=remedy)
 
 
 def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None) -> Report:
@@ -127,43 +85,6 @@ def _show(there: Place) -> None:
         first = error.diagnostics[0]
         note = f"{there.url} is whole: its manifest was written, and only a look at it failed"
         raise UcplError(evolve(first, notes=(*first.notes, note))) from error
-
-
-@contextmanager
-def with_parents(target: Path) -> Iterator[None]:
-    """Make the missing folders above a target, before anything long. They go again if the run leaves nothing in them.
-
-    Raises: UcplError E503, E507.
-    """
-    from ucpl.runtime.targets import cannot_write
-
-    made: list[Path] = []
-    if place_of(target) is None:
-        folder = target.absolute().parent
-        missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
-        for one in reversed(missing):
-            try:
-                one.mkdir()
-            except FileExistsError:  # another rank made it
-                continue
-            except NotADirectoryError:
-                _remove_empty(made)
-                fail("E507", f"{one.parent} is no folder", Label(str(target)))
-            except OSError as error:
-                _remove_empty(made)
-                cannot_write(one, error, resumable=False)
-            made.append(one)
-    try:
-        yield
-    except BaseException:
-        _remove_empty(made)
-        raise
-
-
-def _remove_empty(made: list[Path]) -> None:
-    with suppress(OSError):  # an interrupted run keeps finished parts there
-        for one in reversed(made):
-            one.rmdir()
 
 
 def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetSizes:

@@ -7,8 +7,9 @@ from itertools import accumulate
 
 from attrs import evolve
 
+from ucpl.conversion.engine import planned
 from ucpl.conversion.given import Given
-from ucpl.conversion.planning import Asked, closed_text, prepare
+from ucpl.conversion.planning import Asked, closed_text
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, StoredTensor, key_text
 from ucpl.records import frozen
@@ -113,7 +114,7 @@ def foresee(call: str, given: Given | None = None, most: int | None = None) -> F
     most: the largest size of a tensor in bytes; a larger one becomes a row of this size. Raises: UcplError, as planning
     does.
     """
-    made = prepare(Asked(call, call), given or Given())
+    made = planned(Asked(call, call), given or Given())
     layout, targets = made.target.layout, made.plan.targets
     if most is not None:
         targets = tuple(_lessened(tensor, most) for tensor in targets)

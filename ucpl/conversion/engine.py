@@ -1,0 +1,175 @@
+"""The engine of a conversion: open, plan, check, run and verify.
+
+The command line, Python, the ranks of a job and vaults all use these functions. The command line prints the engine's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from attrs import evolve
+
+from ucpl.conversion.drift import demand_no_drift
+from ucpl.conversion.keywords import ToApply, bounds_of
+from ucpl.conversion.places import refuse_existing, with_parents
+from ucpl.conversion.running import rehearsed, run
+from ucpl.conversion.staging import clear_made, with_made
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    from ucpl.conversion.beside import Checked
+    from ucpl.conversion.given import Given
+    from ucpl.conversion.planning import Asked, Prepared
+    from ucpl.regions import Placement
+    from ucpl.runtime.counters import Report
+    from ucpl.runtime.execute import TargetSizes
+    from ucpl.runtime.options import Progress
+    from ucpl.runtime.team import Team
+    from ucpl.schedule.plan import Plan
+    from ucpl.stores.checkpoint import Checkpoint
+
+__all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "planned"]
+
+
+@frozen(eq=False)
+class Ready:
+    """The plan is proved and the source is checked; nothing is written yet."""
+
+    plan: Plan
+    source: Checkpoint
+    prepared: Prepared | None = None  # None: the plan was made earlier
+    checked: Checked | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return () if self.prepared is None else self.prepared.remarks
+
+
+@frozen(eq=False)
+class Rehearsed:
+    """All checks of a run passed; nothing is written."""
+
+    ready: Ready
+    sizes: TargetSizes
+
+
+@frozen(eq=False)
+class Finished:
+    """The target is published and was opened once more."""
+
+    ready: Ready
+    report: Report
+    target: Path
+
+
+Event = Ready | Rehearsed | Finished
+E = TypeVar("E", Ready, Rehearsed, Finished)
+Bar = Callable[[str], AbstractContextManager["Progress | None"]]
+
+
+def _ignore(event: Event) -> None:
+    """No caller watches."""
+
+
+def planned(asked: Asked, given: Given) -> Prepared:
+    """Open what is named, describe both sides, plan and prove. Layouts of any model need a checkpoint or a model."""
+    from ucpl.conversion.planning import prepare
+
+    return prepare(asked, given)
+
+
+def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:
+    """The request of a conversion, whose finished moves are proved a second time."""
+    from ucpl.conversion.dialects import described_as
+    from ucpl.conversion.planning import Asked
+
+    described, names = described_as(layout)
+    return Asked(described, to, source, called=names, twice=True)
+
+
+@frozen(eq=False)
+class Engine:
+    """All steps of a conversion into one target, in their order.
+
+    watch: gets each event. bar: shows the progress of a run. team: processes that run a plan together; the first one checks the
+    source.
+    """
+
+    target: Path
+    how: ToApply
+    watch: Callable[[Event], None] = _ignore
+    bar: Bar | None = None
+    team: Team | None = None
+
+    def convert(self, asked: Asked, given: Given) -> Finished:
+        """Open the source, plan, prove, check, run, verify. Raises: UcplError."""
+        refuse_existing(self.target, self.how)
+        with with_parents(self.target):
+            ready = self._ready(asked, given, look=True)
+            assert ready.checked is not None
+            with with_made(ready.checked, self.target, self.how) as source:
+                return self._run(evolve(ready, source=source))
+
+    def rehearse(self, asked: Asked, given: Given) -> Rehearsed:
+        """All steps of `convert` before it writes. Raises: UcplError as `convert`."""
+        refuse_existing(self.target, self.how)
+        ready = self._ready(asked, given, look=False)
+        sizes = rehearsed(ready.plan, ready.source, self.target, self.how)
+        return self._said(Rehearsed(ready, sizes))
+
+    def apply(self, plan: Plan | str | Path, source: Checkpoint | str | Path) -> Finished:
+        """Run a finished plan. Raises: UcplError E600 to E607 if the source is not the one of the plan, E615."""
+        if self._leads:
+            refuse_existing(self.target, self.how)
+        with with_parents(self.target):
+            ready = self._said(self._opened(plan, source))
+            if self._leads:  # the other ranks wait for its next message
+                self._demand_one_step(ready, None)
+                clear_made(self.target)
+            return self._run(ready)
+
+    @property
+    def _leads(self) -> bool:
+        return self.team is None or self.team.rank == 0
+
+    def _said(self, event: E) -> E:
+        self.watch(event)
+        return event
+
+    def _ready(self, asked: Asked, given: Given, *, look: bool) -> Ready:
+        """Open, plan and check. look: compare companion weights with the shards, too."""
+        from ucpl.conversion.accounting import with_account
+        from ucpl.conversion.beside import checked
+
+        made = planned(asked, given)
+        known = checked(made, bounds_of(self.how), look=look)
+        plan = made.plan if known.source is made.checkpoint else with_account(made.plan, known.source)
+        ready = self._said(Ready(plan, known.source, made, known))
+        self._demand_one_step(ready, made.source.placement)
+        return ready
+
+    @staticmethod
+    def _opened(plan: Plan | str | Path, source: Checkpoint | str | Path) -> Ready:
+        """A finished plan and the source that it is applied to. No compiler is imported."""
+        from ucpl.conversion.accounting import demand_account
+        from ucpl.conversion.opening import load_plan, open_for
+
+        made = load_plan(plan) if isinstance(plan, str | Path) else plan
+        opened = open_for(made, source) if isinstance(source, str | Path) else source
+        return Ready(demand_account(made, opened), opened)
+
+    def _demand_one_step(self, ready: Ready, placement: Placement | None) -> None:
+        """Raises: UcplError E612, E615 if the files are of two steps."""
+        if not self.how.get("allow_drift"):
+            demand_no_drift(ready.plan, ready.source, bounds_of(self.how), placement)
+
+    def _run(self, ready: Ready) -> Finished:
+        """Write, read back, publish, open once more."""
+        own = self.how.get("progress")
+        with nullcontext(own) if self.bar is None else self.bar(str(self.target)) as progress:
+            how: ToApply = {**self.how, "progress": progress}
+            report = run(ready.plan, ready.source, self.target, how, self.team)
+        return self._said(Finished(ready, report, self.target))

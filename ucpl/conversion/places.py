@@ -1,0 +1,96 @@
+"""The place of a target: what may not be there, and the folders above it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.errors import Label, fail
+from ucpl.remotes.entrance import place_of
+
+if TYPE_CHECKING:
+    from ucpl.conversion.keywords import How
+    from ucpl.remotes.places import Place
+
+__all__ = ["refuse_existing", "with_parents"]
+
+_NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
+
+
+def refuse_existing(target: Path, how: How) -> None:
+    """Before any work. Raises: UcplError E500, E186 for what no file can be called, E400 where it cannot be looked at."""
+    from ucpl.stores.watching import reading
+
+    if (there := place_of(target)) is not None:
+        return _refuse_in_store(there, how)
+    if target.name in ("", ".."):
+        fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
+    name = os.fsencode(target.name)
+    if len(name) > _NAME_MAX or b"\0" in os.fsencode(target):
+        fail("E186", f"no target can be called so: {len(name)} bytes, {_NAME_MAX} at most", Label(str(target)[:80]))
+    if not os.path.lexists(target):
+        return
+    if not (how.get("force") or how.get("resume")):
+        fail("E500", f"{target} exists", Label(str(target)))
+    with reading(target):
+        is_known = target.is_file() or target.is_dir()
+    if not is_known:
+        fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
+
+
+def _refuse_in_store(there: Place, how: How) -> None:
+    """The same of a place in a store, where what a run left lies in the target's own place. Raises: UcplError E500, E503."""
+    found = there.entries()
+    if not found or how.get("force"):
+        return
+    if there.is_unfinished:
+        if how.get("resume"):
+            return  # what is there is removed, and written again
+        what = f"{there.url} is not whole: a run began to write it and goes on, or ended before its time"
+        remedy = "where it ended: --resume removes what is there and begins again"
+        fail("E500", what, Label(there.url), remedy=remedy)
+    if how.get("resume"):
+        return  # it may be what this run would write
+    what = f"{there.url} exists, {len(found)} object{'s' * (len(found) > 1)}"
+    remedy = "Choose another DST, or give --force: the old objects are removed before the new ones go up."
+    fail("E500", what, Label(there.url), remedy=remedy)
+
+
+@contextmanager
+def with_parents(target: Path) -> Iterator[None]:
+    """Make the missing folders above a target, before anything long. They go again if the run leaves nothing in them.
+
+    Raises: UcplError E503, E507.
+    """
+    from ucpl.runtime.targets import cannot_write
+
+    made: list[Path] = []
+    if place_of(target) is None:
+        folder = target.absolute().parent
+        missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+        for one in reversed(missing):
+            try:
+                one.mkdir()
+            except FileExistsError:  # another rank made it
+                continue
+            except NotADirectoryError:
+                _remove_empty(made)
+                fail("E507", f"{one.parent} is no folder", Label(str(target)))
+            except OSError as error:
+                _remove_empty(made)
+                cannot_write(one, error, resumable=False)
+            made.append(one)
+    try:
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+def _remove_empty(made: list[Path]) -> None:
+    with suppress(OSError):  # an interrupted run keeps finished parts there
+        for one in reversed(made):
+            one.rmdir()
