@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ucpl.conversion import engine
 from tests.cli.command import FIXTURES, digest, good, ucpl
+from ucpl.conversion import engine
 
 
 def gone(path: Path) -> None:

@@ -36,7 +36,7 @@ __all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "pla
 
 @frozen(eq=False)
 class Ready:
-    """The plan is proved and the source is checked; nothing is written yet."""
+    """A proved plan and its checked source, before the first write."""
 
     plan: Plan
     source: Checkpoint
@@ -75,14 +75,14 @@ def _ignore(event: Event) -> None:
 
 
 def planned(asked: Asked, given: Given) -> Prepared:
-    """Open what is named, describe both sides, plan and prove. Layouts of any model need a checkpoint or a model."""
+    """Open the source, describe both sides, plan and prove."""
     from ucpl.conversion.planning import prepare
 
     return prepare(asked, given)
 
 
 def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:
-    """The request of a conversion, whose finished moves are proved a second time."""
+    """The request of a conversion, with a second proof of its moves."""
     from ucpl.conversion.dialects import described_as
     from ucpl.conversion.planning import Asked
 
@@ -121,7 +121,10 @@ class Engine:
         return self._said(Rehearsed(ready, sizes))
 
     def apply(self, plan: Plan | str | Path, source: Checkpoint | str | Path) -> Finished:
-        """Run a finished plan. Raises: UcplError E600 to E607 if the source is not the one of the plan, E615."""
+        """Run a finished plan.
+
+        Raises: UcplError E600 to E607 if the source is not the one of the plan, E615.
+        """
         if self._leads:
             refuse_existing(self.target, self.how)
         with with_parents(self.target):
@@ -153,7 +156,7 @@ class Engine:
 
     @staticmethod
     def _opened(plan: Plan | str | Path, source: Checkpoint | str | Path) -> Ready:
-        """A finished plan and the source that it is applied to. No compiler is imported."""
+        """A finished plan and its source, without the compiler."""
         from ucpl.conversion.accounting import demand_account
         from ucpl.conversion.opening import load_plan, open_for
 

@@ -1,4 +1,4 @@
-"""The place of a target: what may not be there, and the folders above it."""
+"""The place of a target, and the folders above it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["refuse_existing", "with_parents"]
 
-_NAME_MAX = 255 - len("..ucpl-work")  # bytes of a target's name: a folder beside it has this one, marked
+_NAME_MAX = 255 - len(
+    "..ucpl-work"
+)  # bytes of a target's name: the hidden folder next to it has this name, with a mark
 
 
 def refuse_existing(target: Path, how: How) -> None:
-    """Before any work. Raises: UcplError E500, E186 for what no file can be called, E400 where it cannot be looked at."""
+    """Refuse a target that exists, before any work.
+
+    Raises: UcplError E500, E186 for an impossible name, E400 if the place cannot be read.
+    """
     from ucpl.stores.watching import reading
 
     if (there := place_of(target)) is not None:
@@ -42,18 +47,21 @@ def refuse_existing(target: Path, how: How) -> None:
 
 
 def _refuse_in_store(there: Place, how: How) -> None:
-    """The same of a place in a store, where what a run left lies in the target's own place. Raises: UcplError E500, E503."""
+    """Refuse a place in a store, where an earlier run leaves parts at the target's own place.
+
+    Raises: UcplError E500, E503.
+    """
     found = there.entries()
     if not found or how.get("force"):
         return
     if there.is_unfinished:
         if how.get("resume"):
-            return  # what is there is removed, and written again
-        what = f"{there.url} is not whole: a run began to write it and goes on, or ended before its time"
-        remedy = "where it ended: --resume removes what is there and begins again"
+            return  # the present objects are removed, and written again
+        what = f"{there.url} is incomplete: a run still writes it, or ended early"
+        remedy = "if it ended: --resume removes these objects and starts again"
         fail("E500", what, Label(there.url), remedy=remedy)
     if how.get("resume"):
-        return  # it may be what this run would write
+        return  # it may be the result of this run
     what = f"{there.url} exists, {len(found)} object{'s' * (len(found) > 1)}"
     remedy = "Choose another DST, or give --force: the old objects are removed before the new ones go up."
     fail("E500", what, Label(there.url), remedy=remedy)
@@ -61,7 +69,7 @@ def _refuse_in_store(there: Place, how: How) -> None:
 
 @contextmanager
 def with_parents(target: Path) -> Iterator[None]:
-    """Make the missing folders above a target, before anything long. They go again if the run leaves nothing in them.
+    """Make the missing folders above a target, and remove them if they stay empty.
 
     Raises: UcplError E503, E507.
     """
