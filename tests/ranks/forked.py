@@ -1,6 +1,6 @@
-"""Ranks of a job as processes of their own, forked off one that has imported everything: a rank costs what it does.
+"""Ranks of a job as processes, forked from one with all imports.
 
-Not here: torchrun, which tests/interop/test_ranks.py starts.
+So a rank starts fast. tests/interop/test_ranks.py starts ranks by torchrun.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ GONE = 3.0  # seconds; six, outside of tests, where more than a job's own proces
 
 @frozen
 class Ended:
-    """How a rank ended: its exit status (a signal's below zero), what it said, and seconds since one of them fell."""
+    """The end of a rank.
 
-    status: int | None  # None: it stands still
+    It has the exit status (negative for a signal), the output, and the seconds since the fault.
+    """
+
+    status: int | None  # None: it hangs
     said: str
     seconds: float
 
 
 @frozen
 class Job:
-    """`size` ranks, each of which runs `ucpl` with `argv`. bad: what befalls whom, as `UCPL_FAIL_AT` says it.
+    """`size` ranks that run `ucpl` with `argv`.
 
-    hosted: the store is another process's, as under torchrun. starts: those that are started; None: all.
+    bad: the fault of each faulty rank, in the syntax of `UCPL_FAIL_AT`. hosted: the store belongs to another process,
+    as under torchrun. starts: the ranks that are started; None: all.
     """
 
     size: int
@@ -80,7 +84,7 @@ class Job:
             del store
 
     def _fall(self, ranks: Sequence[multiprocessing.process.BaseProcess]) -> float:
-        """When what is to befall them has; now, where nothing is."""
+        """The time of the faults; now, if there are none."""
         last = time.monotonic() + 60
         while self.bad and time.monotonic() < last:
             if any(ranks[rank].exitcode is not None or _is_stopped(ranks[rank].pid) for rank in self.bad):

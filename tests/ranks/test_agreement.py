@@ -1,6 +1,7 @@
-"""Two ranks of gloo of which one has trouble: both end with an error that names it, none waits, and both go on together.
+"""Errors on one of two gloo ranks: both report it and continue.
 
-All cases of a table run in one job, one after the other: after each the ranks still do the same, which an all_reduce shows.
+Both end with an error that names the rank, and no rank waits. All cases of a table run in one job; after each, an
+all_reduce shows that the ranks are still in step.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def loading(case: str, odd: bool, top: Path) -> None:
     assert torch.equal(model.weight, nn.Linear(6, 4).weight.data.new_full((4, 6), model.weight[0, 0].item()))
 
 
-# Of each case the rank in trouble: what it says, and what the other says.
+# Each case: the faulty rank, its message, and the message of the other rank.
 LOADING = {
     "another shape": ("E646: weight is [5, 6] in the job, and [4, 6] in the checkpoint (rank 1)",) * 2,
     "a tensor more": ("E646: the model has extra.weight, and the checkpoint has not; so extra.bias (rank 1)",) * 2,

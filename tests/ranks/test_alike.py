@@ -1,4 +1,7 @@
-"""`reshard` in jobs of gloo where one rank is given something else: all ranks say so, and none stands still or is wrong."""
+"""`reshard` in gloo jobs with a different argument on one rank.
+
+All ranks report it; none hangs or has a wrong result.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +57,14 @@ def one(rank: int, port: int, act: Act, size: int, top: Path) -> None:
 
 
 def job(size: int, act: Act, top: Path) -> list[Any]:
-    """What each rank of a job gave, or the error that it ended with."""
+    """The result or error of each rank of a job."""
     (top / "m.ucpl").write_text(TEXT)
     run_all(size, one, act, size, top)
     return [torch.load(top / f"{r}.told") for r in range(size)]
 
 
 def held(rank: int, value: float = 0.0) -> dict[str, torch.Tensor]:
-    """What the only rank of `L()` holds; others hold nothing."""
+    """The tensors of the only rank of `L()`; other ranks have none."""
     if rank:
         return {}
     flat = torch.arange(18.0) + value
@@ -128,7 +131,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("how", SAID)
-def test_what_is_other_on_one_rank_is_said_on_all(tmp_path, how):
+def test_a_difference_on_one_rank_is_reported_on_all(tmp_path, how):
     for found, said in zip(job(2, partial(odd, how), tmp_path), SAID[how], strict=True):
         assert isinstance(found, str) and found.startswith(said), found
 
@@ -177,7 +180,10 @@ def test_what_is_filled_lies_nowhere_where_the_source_does(tmp_path, how, said):
 
 
 def drifted(how: str, rank: int, top: Path) -> object:
-    """Two ranks hold copies of all weights. The second rank's copy of one tensor has another value."""
+    """Two ranks with copies of all weights.
+
+    One tensor has another value on the second rank.
+    """
     text = TEXT.replace("w_{tp}.pt", "w_{tp}_{dp}.pt") if how.startswith("files") else TEXT
     if how == "files, any":
         text = text.replace("w = l@spread(tp) h ", "w = l@spread(tp) h any @dp ")

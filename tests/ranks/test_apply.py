@@ -1,6 +1,7 @@
-"""Ranks that run a plan together: the bytes of one process, each byte of the source read once, and what holds when one ends.
+"""Ranks that run a plan together, with and without failures.
 
-Ranks are threads here, over torch's own store in memory; tests/interop/test_ranks.py starts them by torchrun.
+They write the bytes of one process, and read each byte of the source once. Ranks are threads with torch's in-memory
+store; tests/interop/test_ranks.py starts them by torchrun.
 """
 
 import threading
@@ -31,7 +32,7 @@ MEMORY = 2 * MEMORY_MIN
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Many tiles, each journalled soon; a heart that one need not wait for."""
+    """Many tiles with frequent journal entries, and a fast heartbeat."""
     monkeypatch.setattr(buffers, "TILE_MAX", SMALL)
     monkeypatch.setattr("ucpl.runtime.moving.SYNC_BYTES", 1)
     monkeypatch.setattr(job, "BEAT", 0.02)
@@ -42,7 +43,10 @@ def small(monkeypatch):
 
 
 def together(size: int, act, ranks=None):
-    """`act(rank, job)` in a thread of each rank. Gives what each returned, or the error that it ended with."""
+    """Run `act(rank, job)` in one thread per rank.
+
+    Returns the result or error of each.
+    """
     store = HashStore()
     ends: list[Any] = [None] * size
 
@@ -76,7 +80,10 @@ UNIQUE = 2 * 61 * 103 * 4 + 35 * 4 + 640 * 420 * 2  # bytes of the source
 
 
 def spread(root: Path):
-    """Files of several sizes: a tensor that goes to three places, one by columns to three, one turned round in its copy."""
+    """Files of several sizes, with several destinations.
+
+    One tensor has three destinations, one is split by columns into three, one is transposed in its copy.
+    """
     tensors = [Stored(f, (f,), "f32", bits_of("f32", (61, 103), i)) for i, f in enumerate("ab")]
     tensors.append(Stored("m", ("m",), "f16", numbers("<u2", (640, 420))))
     tensors.append(Stored("c", ("c",), "f32", bits_of("f32", (35,), 7)))
@@ -128,7 +135,7 @@ def test_every_rank_writes_a_share(tmp_path):
     "a write of one rank fails with EIO",
     "the others name it; any number of ranks, or one process, resumes",
 )
-def test_a_rank_that_fails_ends_the_others_and_any_number_goes_on(tmp_path):
+def test_a_rank_that_fails_ends_the_others_and_any_number_resumes(tmp_path):
     plan, source = spread(tmp_path / "src")
     run(plan, source, tmp_path / "one")
     out = tmp_path / "all"
@@ -150,7 +157,7 @@ def test_a_rank_that_fails_ends_the_others_and_any_number_goes_on(tmp_path):
     assert tree(out) == tree(tmp_path / "one")
 
 
-def test_what_ranks_left_one_process_goes_on_with(tmp_path):
+def test_one_process_resumes_the_work_of_ranks(tmp_path):
     plan, source = spread(tmp_path / "src")
     count = run(plan, source, tmp_path / "one").tiles
     set_failpoints(f"target-write:{count - 3}:eio")

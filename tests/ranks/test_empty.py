@@ -1,4 +1,7 @@
-"""Tensors without elements: no placement has them, and a model that has them is filled all the same."""
+"""Tensors without elements: no placement has them.
+
+A model that has them is filled nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from ucpl.vault.server import Server
 
 
 class Cached(nn.Module):
-    """A parameter without elements, the first of its group, and a buffer without."""
+    """A module with an empty parameter and an empty buffer.
+
+    The parameter is the first of its group.
+    """
 
     def __init__(self, seed: int, cache: tuple[int, ...] = (0, 4), void: bool = True) -> None:
         super().__init__()
@@ -57,7 +63,10 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> l
 
 
 def saved(top: Path, to: str = "", **how: Any) -> tuple[Path, list[float]]:
-    """A folder of DCP of three steps, or what it is converted to, and the next losses."""
+    """A DCP folder after three steps, and the next losses.
+
+    It is converted, if `to` is given.
+    """
     model = Cached(1, **how)
     optimizer = adam(model, 0.05)
     trained(model, optimizer, 0)
@@ -72,7 +81,7 @@ KINDS = ["", "plain()", "zero1(dp=2)", "zero3(dp=2)", "dcp(fsdp=2)"]
 
 
 @pytest.mark.parametrize("to", KINDS)
-def test_the_model_that_was_saved_goes_on(tmp_path, to):
+def test_a_saved_model_continues(tmp_path, to):
     source, after = saved(tmp_path, to)
     model = Cached(2)
     optimizer = adam(model)
@@ -107,7 +116,7 @@ def test_they_are_in_the_index_and_nothing_is_read_for_them(tmp_path, to):
         dist.destroy_process_group()
 
 
-def test_the_model_that_is_kept_in_a_vault_goes_on(tmp_path):
+def test_a_model_in_a_vault_continues(tmp_path):
     model = Cached(1)
     optimizer = adam(model, 0.05)
     trained(model, optimizer, 0)

@@ -1,7 +1,8 @@
-"""A rank that is killed, stands still or never comes, at any moment: the others end, soon and by name, and any number goes on.
+"""Ranks that are killed, hang or never start, at any moment.
 
-Real processes and torch's own store over TCP. A rank counts as gone after three seconds here; six, outside of tests.
-`make faults` tries every case, others each thirteenth.
+The others end soon with an error that names the rank, and any number of ranks can resume. The processes are real, with
+torch's TCP store. A rank counts as dead after three seconds here, and after six outside of tests. `make faults` tries
+every case; other runs try one in thirteen.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ from ucpl.errors import UcplError
 from ucpl.ranks.job import member
 
 SOURCE = Path(__file__).parents[1] / "fixtures/deepspeed/tp2_dp2_z1_uneven"
-MORE = (
-    60.0  # seconds beside those after which a rank is missed: a loaded machine takes its time, who waits for ever more
-)
+MORE = 60.0  # seconds after the timeout of a rank: a loaded machine is slow, but a hanging rank never ends
 ALL = os.environ.get("UCPL_FAULTS") == "all"
 
 OF_ANY = ("joined", "agreed", "tile-written", "journal-before", "journal-synced", "read-back", "moved")
 OF_FIRST = ("created", "synced", "publish-before")
-THEN = {2: 3, 3: 8, 8: 2}  # ranks: those that go on
+THEN = {2: 3, 3: 8, 8: 2}  # ranks: number of ranks that resume
 
 ENDS = [
     pytest.param(size, bad, f"{phase}:1:{action}", hosted, id=f"{size} ranks, {bad} {phase} {action} {hosted}")
@@ -40,7 +39,7 @@ ENDS = [
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A plan, and what one process writes by it."""
+    """A plan, and the files that one process writes by it."""
     top = tmp_path_factory.mktemp("ends")
     made = ucpl.plan(str(SOURCE), "zero1(dp=3, tp=1)")
     ucpl.save_plan(made, top / "grow.plan")
@@ -66,7 +65,7 @@ def others(ends: list[Ended], bad: int) -> list[Ended]:
     "the others end within seconds and name the rank; no target; any number of ranks resumes to the same bytes",
 )
 @pytest.mark.parametrize(("size", "bad", "what", "hosted"), ENDS)
-def test_whoever_is_gone_ends_the_others_and_any_number_goes_on(plan, tmp_path, size, bad, what, hosted):
+def test_a_dead_rank_ends_the_others_and_any_number_resumes(plan, tmp_path, size, bad, what, hosted):
     out = tmp_path / "out"
     ends = Job(size, command(plan, out), {bad: what}, hosted).run(tmp_path / "first")
     assert ends[bad].status == (None if what.endswith("stop") else -9)
@@ -87,8 +86,8 @@ def test_whoever_is_gone_ends_the_others_and_any_number_goes_on(plan, tmp_path, 
     "the target exists and is reported",
 )
 @pytest.mark.parametrize("what", ["publish-after:1:kill", "published:1:stop"])
-def test_a_target_that_is_there_is_said_to_be(plan, tmp_path, what):
-    """By those that cannot know what the first rank did before it ended."""
+def test_an_existing_target_is_reported(plan, tmp_path, what):
+    """By ranks that do not know the dead first rank's progress."""
     out = tmp_path / "out"
     ends = Job(2, command(plan, out), {0: what}, hosted=False).run(tmp_path / "first")
     assert ends[1].status == 4
@@ -112,7 +111,7 @@ def test_a_rank_that_is_gone_when_all_is_done_takes_nothing_back(plan, tmp_path)
     "Ranks that run a plan together", "a rank that never starts", "named after `--wait`; nothing is written"
 )
 @pytest.mark.parametrize("hosted", [True, False])
-def test_a_rank_that_does_not_come_is_waited_for_as_long_as_is_said(plan, tmp_path, hosted):
+def test_a_missing_rank_is_waited_for_as_long_as_requested(plan, tmp_path, hosted):
     out = tmp_path / "out"
     ends = Job(4, command(plan, out, "--wait", "2"), hosted=hosted, starts=(0, 2)).run(tmp_path / "logs")
     for end in ends:
@@ -171,7 +170,10 @@ def test_a_wait_that_is_no_number_is_refused(capsys):
 
 
 def test_half_of_the_variables_of_a_job_are_no_process_alone(monkeypatch, tmp_path):
-    """A script that sets RANK and WORLD_SIZE alone would have each of its processes do everything."""
+    """RANK and WORLD_SIZE alone do not make a single process.
+
+    A script that sets only these would do all the work in each of its processes.
+    """
     for name, text in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29500")):
         monkeypatch.setenv(name, text)
     monkeypatch.delenv("MASTER_ADDR", raising=False)

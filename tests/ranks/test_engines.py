@@ -1,4 +1,7 @@
-"""Engines are filled part by part, by what they have: stand-ins here, DeepSpeed's own in tests/interop/test_engines.py."""
+"""Engines are filled part by part, by their own attributes.
+
+These are stand-ins; tests/interop/test_engines.py uses DeepSpeed's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from ucpl.ranks.engines import boxes
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 4), (4, 3, 2), (2, 1, 5)])
 def test_an_interval_is_boxes_in_order(shape):
-    """Every interval: its elements, each once, in the order in which they lie."""
+    """Every interval: each of its elements once, in memory order."""
     numbers = torch.arange(prod(shape)).view(shape)
     for start in range(prod(shape) + 1):
         for stop in range(start, prod(shape) + 1):
@@ -39,7 +42,7 @@ def test_an_interval_is_boxes_in_order(shape):
 
 
 class Small(nn.Module):
-    """Two names of one parameter, a frozen one, and a buffer of each kind."""
+    """One parameter with two names, a frozen one, two kinds of buffers."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -54,7 +57,10 @@ class Small(nn.Module):
 def saved(
     top: Any, steps: tuple[float, float] = (3.0, 3.0), kind: type[Small] = Small
 ) -> tuple[Small, torch.optim.Optimizer]:
-    """A model and its optimizer as a folder of DCP: moments are random, and numbers are what is given."""
+    """A model and its optimizer, saved as a DCP folder.
+
+    Moments are random, step numbers are those given.
+    """
     model = kind(1)
     optimizer = torch.optim.AdamW([model.up.weight, model.up.bias], lr=0.05)
     for param, step in zip((model.up.weight, model.up.bias), steps, strict=True):
@@ -66,7 +72,10 @@ def saved(
 
 
 class StandIn:
-    """The optimizer of ZeRO 1 on one rank of two: the second half of a flat buffer of weight and bias."""
+    """The optimizer of ZeRO 1 on one rank of two.
+
+    It has the second half of a flat buffer of weight and bias.
+    """
 
     def __init__(self, module: Small) -> None:
         self.single_partition_of_fp32_groups = [torch.full((21,), -7.0)]
@@ -89,7 +98,10 @@ def engine(optimizer: Any = None, stage: int = 1, module: Small | None = None, *
 
 @pytest.fixture
 def second(monkeypatch):
-    """The second of two ranks, which are not there: torch's fake group knows numbers, and DCP asks nobody."""
+    """The second of two ranks, without real ranks.
+
+    torch's fake group has the numbers, and DCP does not communicate.
+    """
     monkeypatch.setattr(engines, "load", lambda *args, **more: load(*args, **more, no_dist=True))
     dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
     yield
@@ -109,7 +121,7 @@ def test_a_rank_has_its_part_of_masters_and_states_and_reads_no_more(tmp_path, s
     assert isinstance(state["step"], torch.Tensor)
     assert state["step"] == 3
     assert made.optimizer.optimizer.param_groups[0]["lr"] == 0.05
-    assert made.optimizer.updated == 1  # the ranks tell each other what they rounded
+    assert made.optimizer.updated == 1  # the ranks exchange the rounded values
     assert torch.equal(made.module.fixed, model.fixed)
     assert made.module.calls.tolist() == [1, 1]
     assert made.module.passing.tolist() == [2, 2]
@@ -126,7 +138,7 @@ def test_without_an_optimizer_weights_alone_are_filled(tmp_path, second):
 
 
 class Turned(Small):
-    """With a buffer and a frozen parameter whose elements do not lie end to end."""
+    """A model with a non-contiguous buffer and frozen parameter."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -201,7 +213,7 @@ class More(Small):
         (Small, More, "the checkpoint has more, and the model has not"),
     ],
 )
-def test_an_engine_of_another_model_is_said_by_its_tensor(tmp_path, second, has, had, said):
+def test_a_tensor_of_another_model_is_named(tmp_path, second, has, had, said):
     saved(tmp_path, kind=had)
     made = engine(module=has(2))
     with pytest.raises(UcplError, match=said) as caught:
@@ -221,7 +233,7 @@ class Twice(Small):
 
 
 class Beside(Small):
-    """With a state beside its tensors, as modules of some libraries have."""
+    """A module with extra state besides its tensors, as in some libraries."""
 
     kept: object = None
 
@@ -233,7 +245,7 @@ class Beside(Small):
 
 
 @pytest.mark.parametrize("kept", [None, {"a": 1}, torch.ones(3)], ids=["twice", "a dict", "a tensor"])
-def test_an_engine_is_filled_whatever_its_modules_are_called_and_keep_beside(tmp_path, second, monkeypatch, kept):
+def test_an_engine_is_filled_for_any_module_names_and_extra_state(tmp_path, second, monkeypatch, kept):
     monkeypatch.setattr(Beside, "kept", kept)
     kind = Twice if kept is None else Beside
     model, _ = saved(tmp_path, kind=kind)

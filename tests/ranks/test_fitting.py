@@ -1,4 +1,7 @@
-"""`load_into` and models that are not just as the checkpoint's: tied tensors, frozen ones, other optimizers, other layers."""
+"""`load_into` for models that differ from the checkpoint's.
+
+The differences are tied tensors, frozen ones, other optimizers, other layers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ucpl.errors import UcplError
 
 
 class Lm(nn.Module):
-    """Whose embedding is its head's weight, where it is tied."""
+    """A model whose embedding may be tied to its head."""
 
     def __init__(self, seed: int, tied: bool = True, layers: int = 2, frozen: bool = False) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ def saved(top: Path, make=adam, **how) -> tuple[Path, list[float]]:
 
 
 @pytest.mark.parametrize("to", ["plain()", "zero3(dp=2)", "dcp(fsdp=2)"])
-def test_a_tied_model_goes_on_from_its_checkpoint(tmp_path, to):
+def test_a_tied_model_continues_from_its_checkpoint(tmp_path, to):
     source, after = saved(tmp_path)
     ucpl.convert(source, tmp_path / "other", to)
     model = Lm(2)
@@ -132,7 +135,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_filled(tmp_path
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_left_as_it_is_where_that_is_said(tmp_path, case):
+def test_mismatching_tensors_are_kept_on_request(tmp_path, case):
     there, here, make, _ = REFUSED[case]
     source, _ = saved(tmp_path, **there)
     model = Lm(2, **here)
@@ -169,7 +172,7 @@ def test_one_tensor_is_not_filled_from_two(tmp_path):
     with pytest.raises(UcplError, match=said) as caught:
         ucpl.load_into(Lm(2), None, source)
     assert caught.value.diagnostics[0].code == "E646"
-    model = Lm(2)  # as whoever loads says which is meant
+    model = Lm(2)  # the caller states the intended one
     ucpl.load_into(
         model, None, source, rename=lambda name: "emb.weight" if name == "head.weight" else name, strict=False
     )
@@ -177,7 +180,10 @@ def test_one_tensor_is_not_filled_from_two(tmp_path):
 
 
 def sharded(rank: int, port: int, sources: tuple[Path, Path], out: Path) -> None:
-    """A rank of a job of FSDP2 whose model is tied: what it has after loading, and what all say of a source with more."""
+    """A rank of an FSDP2 job with a tied model.
+
+    It records its tensors after loading, and the messages of all for a source with more tensors.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     model = Lm(2)
@@ -198,7 +204,7 @@ def sharded(rank: int, port: int, sources: tuple[Path, Path], out: Path) -> None
     torch.save((whole, losses, said, tied, reader.bytes_read), out / str(rank))
 
 
-def test_ranks_that_shard_a_tied_model_go_on(tmp_path):
+def test_ranks_that_shard_a_tied_model_continue(tmp_path):
     source, after = saved(tmp_path)
     run_all(2, sharded, (source, source), tmp_path)
     stored = torch.load(source)["params"]["emb.weight"]["weight"]

@@ -1,6 +1,7 @@
-"""Odd tensors of a running job at every entrance: read and filled as torch itself does it, or refused by name.
+"""Unusual tensors of a running job in every function.
 
-Expected values are torch's own: `resolve_conj`, `resolve_neg`, `contiguous`, `copy_`.
+They are read and filled as by torch, or rejected by name. Expected values are torch's: `resolve_conj`, `resolve_neg`,
+`contiguous`, `copy_`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Hyper-parameters that are tensors, as a rate may be: as the job keeps them, of the value that was saved."""
+"""Hyper-parameters that are tensors, such as a learning rate.
+
+The job's form is kept, and the saved value is filled in.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def test_a_rate_is_filled_as_the_job_keeps_it(tmp_path, saved, here):
         assert torch.equal(mine, theirs)
 
 
-def test_what_tensors_lie_in_is_filled(tmp_path):
+def test_containers_of_tensors_are_filled(tmp_path):
     model, optimizer = trained(0.25)
     kept = {"lr": 0.25, "betas": (torch.tensor(0.8), torch.tensor(0.9))}
     optimizer.param_groups[0].update(kept)
@@ -69,8 +72,8 @@ def test_dcp_loads_a_rate_that_is_a_tensor(tmp_path):
     assert found == 0.25
 
 
-def test_who_fills_from_a_vault_is_told_of_which_generation(tmp_path):
-    """The JSON beside is asked for by it: a server may commit another one meanwhile."""
+def test_a_fill_from_a_vault_returns_the_generation(tmp_path):
+    """The generation selects the JSON: a server may commit a new one."""
     vault = Vault.make(tmp_path / "job")
     model, optimizer = trained(0.25)
     with vault.writer(0, strict=True) as writer, Server(vault.home, 0) as server:
@@ -85,7 +88,10 @@ def test_who_fills_from_a_vault_is_told_of_which_generation(tmp_path):
 
 
 def test_a_rate_of_another_shape_is_filled_as_it_was_saved(tmp_path):
-    """And torch says what it makes of that; one without elements is refused where it is read."""
+    """torch judges the new shape.
+
+    An empty value is rejected at the read.
+    """
     for saved, code in ((torch.ones(2), ""), (torch.zeros(0), "E460")):
         model, optimizer = trained(0.25)
         optimizer.param_groups[0]["lr"] = saved

@@ -1,7 +1,7 @@
-"""What ranks give each other when a job's tensors go to another layout: right to the element, and no byte too many.
+"""Data that ranks exchange if a job's tensors change their layout.
 
-What each rank plans is done here in one process, between dicts of tensors;
-tests/interop/test_reshard.py does it in real jobs of gloo.
+Every element is right, and no byte is sent without need. One process plans for each rank here, between dicts of
+tensors; tests/interop/test_reshard.py runs real gloo jobs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def both(here, there) -> tuple[Layout, Layout]:
 
 @cache
 def numbered(layout: Layout, rank: int):
-    """What a rank holds, each element its own number, of the tensor, the state and the element; 0 where there is none."""
+    """The tensors of a rank with unique numbers as elements.
+
+    A number encodes tensor, state and element; 0 is padding.
+    """
     found: dict[Name, torch.Tensor] = {}
     if rank >= layout.ranks:
         return found
@@ -223,7 +226,7 @@ def test_send_and_receive_are_nodes_of_one_graph_and_of_no_plan():
         net_json(graph.net, list(graph.net), graph.spaces)
 
 
-def test_what_is_asked_for_arrives_as_it_was_said():
+def test_requested_tensors_arrive_as_requested():
     pieces = [p for p in wanted((2, 2, 1), (1, 4, 1), 3) if p.peer != 3]
     there = asked_of(request(pieces), 3)
     assert [(p.source, p.way.label, p.way.state) for p in there] == [
@@ -286,7 +289,7 @@ def test_what_is_made_of_several_values_is_refused(tmp_path, line, said):
 
 
 def test_what_is_to_be_filled_is_refused_by_name(tmp_path):
-    """On all ranks, also on those whose share has nothing of it, and before anything is sent."""
+    """On all ranks before any transfer, also on those without a share."""
     text = "ucpl 1\nmodel m {\n  dim r = 4\n  b : r dtype f32\n  c : r dtype f32\n}\n"
     text += 'layout one(dp) of m {\n  mesh dp\n  file weights = torch "{dp}"\n  b = r  as "b"\n}\n'
     text += 'layout two(dp) of m extends one(dp = dp) {\n  c = r  as "c"\n  fill c = 7\n}\n'
@@ -315,7 +318,7 @@ def test_a_tensor_of_another_type_is_refused_where_it_stays_on_its_rank():
         dist.destroy_process_group()
 
 
-def test_what_nobody_holds_is_said():
+def test_tensors_without_owner_are_reported():
     plan = share_of(Asked(call((2, 1, 1)), call((1, 1, 1))), Given(), 0).plan
     with pytest.raises(UcplError, match="no rank holds") as caught:
         pieces_of(plan, {}, 0)
@@ -348,7 +351,7 @@ def test_a_group_that_is_too_small_is_refused():
     assert caught.value.diagnostics[0].code == "E641"
 
 
-def test_a_tensor_that_is_part_of_another_is_read_where_it_lies():
+def test_a_view_of_another_tensor_is_read_in_place():
     whole = torch.arange(40)
     box = Box(("s", ("a",)), "i64", (2, 3), 4, (10, 1))
     assert seen(whole[8:], box).tolist() == [[12, 13, 14], [22, 23, 24]]

@@ -1,6 +1,7 @@
-"""A source whose files lie on several hosts' own disks: one folder to every rank, read where they lie, refused where it is two.
+"""A source whose files are on the disks of several hosts.
 
-Ranks are threads here, and hosts folders; tests/interop/test_ranks.py starts ranks by torchrun.
+It is one folder to every rank; each file is read on its host. Duplicate files are rejected. Ranks are threads and hosts
+are folders here; tests/interop/test_ranks.py starts ranks by torchrun.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ FILES = ("a", "b", "c", "m")
 
 
 def hosts(top: Path, source: Path, deal: dict[int, str]) -> list[Path]:
-    """Folders of several hosts, each with some of a source's files, in the same place of each."""
+    """Folders of several hosts with some files of the source each.
+
+    The files have the same relative paths.
+    """
     found = []
     for host, names in deal.items():
         folder = top / f"host{host}" / "src"
@@ -75,7 +79,7 @@ def test_ranks_write_what_one_process_writes_where_each_has_some_files(tmp_path,
     assert {**there, MANIFEST: b""} == {**alone, MANIFEST: b""}  # which says of the files that were read which they are
     assert UNIQUE <= ends[0].bytes_read <= 1.02 * UNIQUE
     assert ends[0].bytes_received == sum(received.values())
-    assert ends[0].bytes_received > 0  # who leads looks at what nobody moved
+    assert ends[0].bytes_received > 0  # the leader checks bytes that no move reads
     assert {path.name: path.read_bytes() for folder in folders for path in folder.iterdir()} == {
         name: (tmp_path / "src" / name).read_bytes() for name in FILES
     }
@@ -93,7 +97,8 @@ def test_what_a_rank_has_it_reads_itself(tmp_path):
             return report
 
     together(3, act)
-    # m is nearly all of the source: what an even share has no room for goes to others, and the leader's look at CRCs.
+    # m is nearly the complete source. Its part that exceeds an even share is dealt to others, and the leader checks its
+    # CRCs.
     assert received[2] == 0
     assert received[0] + received[1] < UNIQUE * 0.75
 
@@ -176,7 +181,7 @@ def test_ranks_of_several_hosts_give_files_to_those_with_a_certificate_alone(tmp
 
 
 def test_ranks_on_several_hosts_speak_over_tls_or_not_at_all(tmp_path, monkeypatch):
-    """Ranks are threads here; each says that it is on a host of its own."""
+    """Ranks are threads; each reports a host of its own."""
     _, source = spread(tmp_path / "src")
     folders = hosts(tmp_path, tmp_path / "src", {0: "ab", 1: "cm"})
     monkeypatch.setattr(scattered, "host_mark", lambda: token_hex(8))
@@ -218,12 +223,15 @@ def test_work_is_done_where_its_source_lies_as_far_as_that_is_even(drawn):
     for i, (_, home) in enumerate(work):
         assert whose[i] == home or np.bincount([h for _, h in work], weights=cost, minlength=size)[home] > SLACK * even
     for rank in range(size):
-        if load[rank] > SLACK * even:  # what is left over fits nobody
+        if load[rank] > SLACK * even:  # the rest fits no other rank
             assert all(load.min() + c > even for c, owner in zip(cost, whose, strict=True) if owner == rank)
 
 
-def test_a_rank_that_stands_still_is_waited_for_while_it_is_there(tmp_path, monkeypatch):
-    """However slow its disk is; once it is known to be gone, no longer. One that does not even greet is not."""
+def test_a_hanging_rank_is_waited_for_while_it_is_alive(tmp_path, monkeypatch):
+    """Its disk may be slow.
+
+    The wait ends after its death, or if it never greets.
+    """
     (tmp_path / "a").write_bytes(b"some")
     wakes = threading.Event()
     monkeypatch.setattr(Server, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")

@@ -1,4 +1,7 @@
-"""Ranks that write a target in a store, one of which is killed or stands still: nothing counts, and any number begins again."""
+"""Ranks that write a target in a store, with one that fails.
+
+It is killed or hangs. Then no target exists, and any number of ranks starts again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ THEN = {2: 3, 3: 1}  # ranks: those that begin again
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A plan, and what one process writes by it into a store, which is a folder here."""
+    """A plan, and the objects that one process writes by it.
+
+    The store is a folder here.
+    """
     top = tmp_path_factory.mktemp("sent")
     made = ucpl.plan(str(SOURCE), "zero1(dp=3, tp=1)")
     ucpl.save_plan(made, top / "grow.plan")

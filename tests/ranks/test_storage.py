@@ -1,6 +1,7 @@
-"""Any checkpoint through torch.distributed.checkpoint's own loader: the values that `plain()` has, by the bytes asked for.
+"""Any checkpoint through torch.distributed.checkpoint's own loader.
 
-One process here; tests/interop/test_dcp.py fills the ranks of real jobs, which train on.
+The values are those of `plain()`; only the requested bytes are read. This is one process; tests/interop/test_dcp.py
+fills the ranks of real jobs, which continue their training.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ KINDS = {
 
 
 def whole(source: Path, top: Path) -> dict[str, Any]:
-    """What `plain()` has, which tests hold against the states of the engines."""
+    """The values of `plain()`, compared with the engines' states by tests."""
     ucpl.convert(source, top / "plain.pt", to="plain()")
     found: dict[str, Any] = torch.load(top / "plain.pt", weights_only=False)
     return found
@@ -99,7 +100,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, firs
 
 
 def saved(top: Path, how: str) -> tuple[Path, list[float]]:
-    """A model that trained three steps, as a checkpoint of another form, and its next losses."""
+    """A model after three steps as another format, and its next losses."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -124,7 +125,7 @@ def test_it_is_what_the_stock_reader_reads(tmp_path):
 
 
 def test_a_rank_reads_its_part_alone(tmp_path):
-    """The second of two ranks, which are not there: torch's fake group says nothing to anybody."""
+    """The second of two ranks: torch's fake group sends nothing."""
     source = FIXTURES / KINDS["ZeRO-1 x TP, uneven"]
     name, wanted = "model.blocks.0.mlp.down.weight", asked(whole(source, tmp_path))
     tensor = wanted[name]
@@ -145,7 +146,7 @@ def test_a_rank_reads_its_part_alone(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["zero3(dp=3)", "zero1(dp=2)", "dcp(fsdp=3)"])
-def test_training_goes_on_from_another_framework_with_the_same_losses(tmp_path, how):
+def test_training_continues_from_another_framework_with_the_same_losses(tmp_path, how):
     source, after = saved(tmp_path, how)
     model = Small(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.3)
@@ -228,7 +229,7 @@ def test_of_copies_that_may_differ_the_first_is_read(tmp_path):
 
 
 def views() -> dict[str, torch.Tensor]:
-    """Tensors that do not lie row by row, each under a name that says how."""
+    """Tensors that are not row-major, each under a descriptive name."""
     draw = torch.Generator().manual_seed(1)
     big = torch.randn(7, 6, 5, 4, generator=draw)
     return {
@@ -241,8 +242,8 @@ def views() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", views())
-def test_tensors_that_were_saved_as_they_lay_are_read(tmp_path, name):
-    """Whole, and the second of two parts by each dim."""
+def test_tensors_that_were_saved_with_strides_are_read(tmp_path, name):
+    """Completely, and the second of two parts by each dim."""
     tensor = views()[name]
     assert not tensor.is_contiguous()
     save({"model": {"w": tensor}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
@@ -268,7 +269,7 @@ def test_tensors_that_were_saved_as_they_lay_are_read(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", views())
-def test_a_part_of_a_tensor_that_was_saved_as_it_lay_is_found(name):
+def test_a_part_of_a_tensor_that_was_saved_with_strides_is_found(name):
     tensor = views()[name]
     extent = Extent("f", ("k",), "f32", tuple(tensor.shape), tensor.stride(), 0, "0", 0, 0)
     rows = tensor.contiguous().stride()
@@ -298,7 +299,10 @@ def module_of(shapes: dict[str, torch.Size], dtype: torch.dtype) -> nn.Module:
 
 @pytest.mark.parametrize("name", ["z1_dp2_bf16", "z3_dp2_subgroup", "z0_dp2_bf16", "tp2_pp2_dp2_z1_bf16"])
 def test_weights_of_a_wider_type_are_the_masters(tmp_path, name):
-    """A job of mixed precision holds masters as its parameters; one that holds bf16 gets the weights as they are stored."""
+    """A mixed-precision job has masters as its parameters.
+
+    A bf16 job gets the weights as stored.
+    """
     source = FIXTURES / "deepspeed" / name
     wanted = asked(whole(source, tmp_path))
     weights = {n.removeprefix("model."): value for n, value in wanted.items() if n.startswith("model.")}

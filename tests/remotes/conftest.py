@@ -1,4 +1,4 @@
-"""Checkpoints in a store that this process keeps in memory, which fsspec speaks to."""
+"""Checkpoints in an in-memory store of this process, for fsspec."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def upload(store: fsspec.AbstractFileSystem) -> Callable[..., str]:
 
 
 def counted(shadow: Path) -> Counted:
-    """What was asked of a store for the files of a shadow."""
+    """The request counters of a store for sparse files."""
     file = next(f for f in sorted(shadow.rglob("*")) if f.is_file()) if shadow.is_dir() else shadow
     remote = remote_of(file.stat())
     assert remote is not None

@@ -1,4 +1,4 @@
-"""What stores and drivers say becomes a sentence with the URL, and what to do about it."""
+"""Errors of stores and drivers: a sentence with URL and remedy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_credentials_are_those_of_the_scheme(scheme: str, keys: str) -> None:
 def test_a_store_that_gives_nothing_is_refused(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is asked of it, with the URL: of a source E685, of a target E503."""
+    """Every request, with the URL: E685 for sources, E503 for targets."""
 
     def gone(*_: object, **__: object) -> None:
         raise TimeoutError("nobody there")

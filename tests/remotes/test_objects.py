@@ -1,4 +1,7 @@
-"""obstore's side of `Objects`, on a store that it keeps in memory; tests/interop/test_remote.py has a server that speaks S3."""
+"""`Objects` by obstore, with its in-memory store.
+
+tests/interop/test_remote.py has an S3 server.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def test_parts_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part_size(9000 * 4096) == 4096
 
 
-def test_without_obstore_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_obstore_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from tests.remotes.test_sources import refused

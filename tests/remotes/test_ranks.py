@@ -1,4 +1,7 @@
-"""Ranks read a source in a store each for itself: its own part, and all of them one and the same checkpoint."""
+"""Ranks that read a source in a store, each on its own.
+
+Each reads its part, and all read the same checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Upload = Callable[..., str]
 
 
 def test_ranks_read_their_own_parts_of_a_store(upload: Upload, tmp_path: Path) -> None:
-    """Each byte once in the whole job, in shares that are even."""
+    """Each byte once in the complete job, in even shares."""
     (tmp_path / "src").mkdir()
     save({f"layer.{i}.weight": make(40_000, i) for i in range(12)}, tmp_path / "src" / "model.safetensors")
     url, size = upload(tmp_path / "src"), 12 * 40_000 * 4
@@ -72,7 +75,7 @@ def test_a_source_that_ranks_see_differently_is_refused(
 
 
 def test_a_model_is_filled_from_a_store(upload: Upload, tmp_path: Path) -> None:
-    """What is asked for and no more, several tensors in one request."""
+    """Only the requested bytes, several tensors per request."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(16)))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     (tmp_path / "folder").mkdir()
@@ -92,7 +95,10 @@ def test_a_model_is_filled_from_a_store(upload: Upload, tmp_path: Path) -> None:
 
 
 def test_a_box_of_a_tensor_is_read_by_its_rows(upload: Upload, tmp_path: Path) -> None:
-    """Of rows no other row comes; columns are no run of the file, and come with what lies between, once."""
+    """A row range reads only its rows.
+
+    A column range is not contiguous; it is read once, with the bytes in between.
+    """
     weight = torch.arange(256 * 1024, dtype=torch.float32).view(256, 1024)
     (tmp_path / "folder").mkdir()
     save({"weight": weight}, tmp_path / "folder" / "model.safetensors")

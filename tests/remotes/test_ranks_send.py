@@ -1,4 +1,7 @@
-"""Ranks that write a target in a store together: the objects of one process, each sent once; they count with the manifest."""
+"""Ranks that write one target in a store together.
+
+The objects are those of one process, each is sent once, and the manifest completes the target.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
 
 def run(size: int, plan: Plan, *, url: str = URL, bad: dict[int, Exception] | None = None, **how: bool) -> list[object]:
-    """What each rank returned, or the error that it ended with."""
+    """The result or error of each rank."""
 
     def act(rank: int, team: Team) -> object:
         opened = ucpl.api.open_checkpoint(EXAMPLE)
@@ -65,7 +68,10 @@ def run(size: int, plan: Plan, *, url: str = URL, bad: dict[int, Exception] | No
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 40])
 def test_ranks_send_what_one_process_sends(store: fsspec.AbstractFileSystem, plan: Plan, sent: Sent, size: int) -> None:
-    """The manifest, too, byte for byte; there may be more ranks than files."""
+    """The manifest is equal byte for byte.
+
+    There may be more ranks than files.
+    """
     whole = ucpl.apply(plan, EXAMPLE, "memory://bucket/one")
     alone = len(sent)
     ends = run(size, plan)
@@ -111,7 +117,7 @@ def test_a_rank_that_fails_ends_all_and_what_is_left_does_not_count(
     ends = run(3, plan, bad={who: OSError(5, "Input/output error")})
     errors = [end for end in ends if isinstance(end, UcplError)]
     assert len(errors) == 3, ends
-    # E505: what it sent was cleared away before it looked, and before it heard of the other.
+    # E505: its objects were removed before it checked them, and before it heard of the other run.
     assert {error.diagnostics[0].code for error in errors} <= {"E503", "E505", "E621"}
     left = held(store)
     assert MANIFEST not in left and UNFINISHED in left, "what another was sending may come later: the mark stays"
@@ -127,7 +133,10 @@ def test_a_rank_that_fails_ends_all_and_what_is_left_does_not_count(
 def test_a_damaged_source_is_found_whichever_rank_read_it(
     store: fsspec.AbstractFileSystem, plan: Plan, tmp_path: Path
 ) -> None:
-    """CRCs of members are put together of what all have read, on hosts that share no disk."""
+    """CRCs of members are combined from all readers' ranges.
+
+    The hosts share no disk.
+    """
     source = Path(shutil.copytree(EXAMPLE, tmp_path / "source"))
     for file in sorted(source.rglob("*optim_states.pt")):
         data = bytearray(file.read_bytes())

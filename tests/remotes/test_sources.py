@@ -1,4 +1,7 @@
-"""Checkpoints in a store are read as local ones are: the same bytes, no more of them than are needed, and the same refusals."""
+"""Checkpoints in a store are read like local ones.
+
+The bytes and the rejections are the same, and only the required bytes are read.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,10 @@ def test_a_spec_is_written_of_a_folder_in_a_store(
 
 
 def test_what_is_needed_is_read_once(upload: Upload, tmp_path: Path) -> None:
-    """A whole conversion reads no byte twice, a look at headers none of the payload, and a part no more than that part."""
+    """No byte is read twice, and headers need no payload.
+
+    A partial conversion reads only its part.
+    """
     big = tmp_path / "big"
     state = {f"layer.{i}.weight": make(700_000, i) for i in range(4)}
     big.mkdir()
@@ -118,7 +124,10 @@ def test_what_is_needed_is_read_once(upload: Upload, tmp_path: Path) -> None:
 
 
 def test_the_requests_of_a_conversion_are_few(upload: Upload, tmp_path: Path) -> None:
-    """Neighbours come together: 27 stored tensors and four zip directories in fewer requests than there are members."""
+    """Adjacent ranges are fetched together.
+
+    27 stored tensors and four zip directories need fewer requests than there are members.
+    """
     shadow = source_at(upload())
     ucpl.convert(shadow, tmp_path / "target", to="zero1(dp=2)")
     assert counted(shadow).requests < 30 and counted(shadow).read < SIZE
@@ -128,7 +137,10 @@ FIXTURES = EXAMPLE.parents[1] / "tests" / "fixtures"
 
 
 def test_archives_of_a_file_come_together(upload: Upload) -> None:
-    """148 chunks, each an archive in one of four files: no request for each."""
+    """148 chunks, each an archive in one of four files.
+
+    They need no request each.
+    """
     folder = FIXTURES / "dcp" / "fsdp2_tp_2x2"
     shadow = source_at(upload(folder))
     opened = ucpl.api.open_checkpoint(shadow)
@@ -157,7 +169,7 @@ def test_headers_are_read_several_at_a_time(upload: Upload, monkeypatch: pytest.
     assert len(opened.opened) >= 4  # who looks for changes knows of all files
 
 
-def test_a_store_that_goes_away_under_many_headers_is_said_once(
+def test_a_store_that_fails_under_many_headers_is_reported_once(
     upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [0]
@@ -192,7 +204,10 @@ def test_without_room_for_what_was_read_it_is_read_again(
     "fetched again, the same bytes; headers without room are an error",
 )
 def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is moved is fetched as it is needed; headers, which must be here, say where there is no room."""
+    """Payload is fetched again as needed.
+
+    Headers must be stored, and report missing space.
+    """
     ucpl.convert(EXAMPLE, tmp_path / "here", to="zero3(dp=3)")
     url = upload()
     plan = ucpl.plan(url, "zero3(dp=3)")
@@ -218,7 +233,10 @@ def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypa
 def test_a_source_that_changes_is_refused(
     upload: Upload, store: fsspec.AbstractFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the headers were read, and between the data and publishing; nothing is there then."""
+    """A change after the headers, or before publishing.
+
+    No target exists then.
+    """
     url = upload()
     name = next(key for key in store.store if key.endswith("_states.pt"))
     opened = ucpl.api.open_checkpoint(url)
@@ -254,9 +272,7 @@ def test_a_store_that_nobody_speaks_to_is_refused(url: str) -> None:
     assert refused(lambda: ucpl.infer(url)).diagnostics[0].code == "E680"
 
 
-def test_a_target_that_is_not_whole_is_refused(
-    upload: Upload, store: fsspec.AbstractFileSystem, tmp_path: Path
-) -> None:
+def test_an_incomplete_target_is_rejected(upload: Upload, store: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
     ucpl.convert(EXAMPLE, tmp_path / "made", to="zero1(dp=2)")
     url = upload(tmp_path / "made", "bucket/made")
     assert ucpl.verify(url)

@@ -1,4 +1,7 @@
-"""What stands for a checkpoint elsewhere goes with the call that asked for it: a job may look at a vault again and again."""
+"""Sparse files of a checkpoint are released with their call.
+
+A job may read a vault again and again.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def vault(tmp_path: Path) -> Path:
 
 
 def held() -> dict[str, int]:
-    """All that this process keeps of what stands for something else."""
+    """All resources of this process for sparse files."""
     top = folders._top(os.getpid())
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -77,7 +80,7 @@ def test_a_call_leaves_nothing_of_what_it_read(
         assert held() == before, number
 
 
-def test_what_a_job_does_beside_its_training_leaves_nothing(vault: Path, tmp_path: Path) -> None:
+def test_reads_during_training_leave_nothing(vault: Path, tmp_path: Path) -> None:
     before = held()
     for number in range(2):
         filled(f"vault:{vault}", tmp_path)
@@ -110,7 +113,7 @@ def test_a_reader_reads_for_as_long_as_it_is_kept(vault: Path) -> None:
     assert held()["folders"] == during["folders"]
     with pytest.raises(ucpl.UcplError, match="E692"):
         reader.reset(f"vault:{vault}@7")
-    assert filled_by(reader) and reader.generation == 1  # what it read before
+    assert filled_by(reader) and reader.generation == 1  # the data of its first read
     other = copy.copy(reader)
     del reader
     assert filled_by(other)

@@ -1,4 +1,7 @@
-"""Targets in a store are those that a disk gets, whole once their manifest is there and not before, whatever fails."""
+"""Targets in a store have the files of a local target.
+
+With its manifest a target is complete, and invisible before, after any failure.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,10 @@ def test_what_is_there_is_kept_until_it_is_asked_for(
 def test_a_reader_sees_nothing_before_the_manifest(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan, wanted: dict[str, bytes]
 ) -> None:
-    """After each object that goes up, with an old target there before: refused until the last, but what is taken away."""
+    """After each uploaded object, with an old target in place.
+
+    Reads are rejected until the last object.
+    """
     ucpl.apply(ucpl.plan(str(EXAMPLE), "zero1(dp=2)"), EXAMPLE, URL)
     seen: list[str] = []
 
@@ -137,7 +143,10 @@ def test_a_reader_sees_nothing_before_the_manifest(
 def test_a_store_that_fails_at_any_call_leaves_nothing_or_all(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan, wanted: dict[str, bytes], name: str
 ) -> None:
-    """For good from the k-th call of a kind on: a clear error, no object left, and in the end all of it."""
+    """From the k-th call of a kind, all calls fail.
+
+    The error is clear and no object is left, or the target is complete.
+    """
     monkeypatch.setattr(objects, "attempts", lambda: 1)
     original = getattr(OfFsspec, name)
     for k in range(0, 300, 7 if name == "read" else 1):
@@ -207,7 +216,10 @@ def test_other_bytes_than_were_sent_are_found(
 def test_a_second_run_into_the_same_place_is_found(
     store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, plan: Plan
 ) -> None:
-    """Each says who is under way; the one whose word was replaced leaves all as it is."""
+    """Each run records itself.
+
+    The one whose record was replaced changes nothing.
+    """
     from ucpl.runtime import shipping
 
     def other(*_: object) -> str:
@@ -232,7 +244,10 @@ def test_ctrl_c_leaves_nothing(store: fsspec.AbstractFileSystem, plan: Plan) -> 
 )
 @pytest.mark.parametrize("point", ["ship-begun", "ship-sent", "ship-manifest"])
 def test_a_killed_run_leaves_nothing_that_counts(tmp_path: Path, wanted: dict[str, bytes], point: str) -> None:
-    """Killed at each step, in a store that outlives it; --resume begins again."""
+    """A kill at each step; the store survives.
+
+    --resume starts again.
+    """
     url, target = f"local://{tmp_path}/out", tmp_path / "out"
     command = [sys.executable, "-m", "ucpl", "convert", str(EXAMPLE), url, "--to", TO]
     here = {**os.environ, "UCPL_REMOTE_DIR": str(tmp_path)}

@@ -1,4 +1,6 @@
-"""A process without keys that tries to come in: with the standard library alone, as another user.
+"""A process without keys that tries to get access.
+
+It uses the standard library alone and runs as another user.
 
 usage: attacker.py USER WHAT ARGUMENTS, the last as a JSON list. Prints one JSON answer.
 """
@@ -34,7 +36,7 @@ def framed(question: object) -> bytes:
 
 
 def answer_of(channel: socket.socket) -> bytes:
-    """Whatever comes until the other side ends it, or says nothing more."""
+    """All received bytes, until the other side ends or is silent."""
     found = b""
     with suppress(OSError):
         while some := channel.recv(1 << 16):
@@ -48,7 +50,7 @@ def questions(port: int) -> list[dict[str, object]]:
 
 
 def plain(port: int) -> list[str]:
-    """Questions without TLS, and what is no TLS at all."""
+    """Questions without TLS, and bytes that are not TLS."""
     found = []
     for data in (*map(framed, questions(port)), b"GET / HTTP/1.0\r\n\r\n", b"\0" * 4096, b"#CHALLENGE#" + b"x" * 20):
         with socket.create_connection(("127.0.0.1", port), timeout=5) as channel:
@@ -58,7 +60,10 @@ def plain(port: int) -> list[str]:
 
 
 def tls(port: int, keys: str, highest: str) -> list[str]:
-    """Questions over TLS: with a certificate of another authority, or without one; "older" versions of TLS."""
+    """Questions over TLS with bad credentials.
+
+    The certificate is of another authority or missing, or the TLS version is old ("older").
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if highest == "older":
@@ -80,7 +85,10 @@ def tls(port: int, keys: str, highest: str) -> list[str]:
 
 
 def slow(port: int, count: int) -> int:
-    """Strangers who send a byte now and then, until standard input ends. Returns how many were let go before that."""
+    """Strangers that send single bytes until standard input ends.
+
+    Returns the number of connections that were closed before that.
+    """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     channels: list[socket.socket] = []
@@ -108,7 +116,10 @@ def slow(port: int, count: int) -> int:
 
 
 def between(port: int, other: int, seconds: float) -> dict[str, Any]:
-    """Sit at the port of a host that is down, and pass on what comes from there and back; then send the same bytes again."""
+    """Listen at the port of a dead host, and relay both directions.
+
+    Afterwards send the same bytes again.
+    """
     heard: list[bytes] = []
     calls = 0
     end = time.monotonic() + seconds
@@ -173,7 +184,10 @@ def files(home: str) -> list[str]:
 
 
 def squat(shared: str, how: str) -> str:
-    """Be there first: a folder for everybody, a link to one, or one whose inner folder is there."""
+    """Create the folder first.
+
+    It is a folder for everybody, a link to one, or one with an existing inner folder.
+    """
     os.umask(0)
     mine = Path(shared, "mine")
     mine.mkdir(exist_ok=True)
@@ -191,7 +205,7 @@ def squat(shared: str, how: str) -> str:
 
 
 if __name__ == "__main__":
-    "a".encode("idna")  # everything is imported by now: the interpreter may lie where that user may not look
+    "a".encode("idna")  # finishes all imports: that user may have no access to the interpreter's folder
     if user := int(sys.argv[1]):
         os.setgroups([])
         os.setresgid(user, user, user)

@@ -1,4 +1,7 @@
-"""A small job's state at any step, as its ranks hold it: written by torch, cut by `convert`, held by the keys of the layout."""
+"""The state of a small job at any step on its ranks.
+
+torch writes it, `convert` cuts it, and the ranks have it by the layout's keys.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ WIDE, LAYERS = 24, 5
 
 
 def whole(top: Path, step: int) -> Path:
-    """The state of a step as one rank holds it: weights of random bits, masters, moments."""
+    """The state of a step on one rank.
+
+    It has weights of random bits, masters and moments.
+    """
     numbers = torch.Generator().manual_seed(step)
     shapes: dict[str, tuple[int, ...]] = {"embed": (61, WIDE)}
     inner = {
@@ -51,7 +57,7 @@ def call(degrees: str) -> str:
 
 
 class Truth:
-    """Each step's state, whole and as the ranks of a layout hold it."""
+    """Each step's state, unsharded and by the ranks of a layout."""
 
     def __init__(self, top: Path, degrees: str, steps: Iterable[int]) -> None:
         self.layout = call(degrees)
@@ -73,7 +79,10 @@ class Truth:
         return found
 
     def step_of(self, found: str | Path) -> int:
-        """Which step's state a checkpoint holds, bit for bit. Raises: AssertionError, where it is none."""
+        """The step whose state a checkpoint has, bit for bit.
+
+        Raises: AssertionError, if there is none.
+        """
         for step, folder in self.folders.items():
             if ucpl.compare(folder, found, a_layout=call("")):
                 return step

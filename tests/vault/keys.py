@@ -36,10 +36,10 @@ def keys_of(number: int) -> Path:
 def forged(
     folder: Path, who: str, *, days: tuple[int, int] = (-1, 10), signer: Path | None = None, use: str = "both"
 ) -> Path:
-    """Keys of `who` as this library's own code does not make them.
+    """Keys of `who` that this library would not make.
 
-    days: from when to when the certificate holds, counted from now. signer: a folder whose `tls.key` signs, as if it were an
-    authority. use: for what the certificate is.
+    days: the validity of the certificate, relative to now. signer: a folder whose `tls.key` signs like an authority.
+    use: the purpose of the certificate.
     """
     folder.mkdir()
     name, key = ("ca", "ca.key") if signer is None else ("tls", "tls.key")

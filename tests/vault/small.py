@@ -1,4 +1,4 @@
-"""Vaults of small jobs whose ranks save known bytes, all in one process; and what is read of them."""
+"""Vaults of small jobs with known bytes, in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ucpl.vault.server import Server
 
 
 def content(step: int, rank: int, sizes: tuple[int, ...]) -> bytes:
-    """What a rank saves at a step: no other rank's, and no other step's."""
+    """The bytes of a rank's save, unique per rank and step."""
     mark = f"step {step} of rank {rank}; ".encode()
     return (mark * (sizes[rank % len(sizes)] // len(mark) + 1))[: sizes[rank % len(sizes)]]
 
@@ -79,7 +79,10 @@ class Job:
         return self.vault.domain(domain).folder / name
 
     def read(self, lost: frozenset[int] = frozenset()) -> int:
-        """The step that is read, whole and to the byte. Raises: UcplError; AssertionError, where it is no step's."""
+        """The step that is read, complete and byte for byte.
+
+        Raises: UcplError; AssertionError, if the bytes belong to no step.
+        """
         return read(self.vault.home, self.ranks, self.sizes, lost)
 
     def close(self) -> None:
@@ -89,7 +92,10 @@ class Job:
 
 
 def weighing(home: Path, *saved: Tensor) -> Vault:
-    """A vault of one rank that saved a model of one `weight` as often, at the steps 10, 20, ...: each of them counts."""
+    """A vault of one rank with committed steps 10, 20, ...
+
+    Each step saved a model with one `weight`.
+    """
     vault = Vault.make(home, ranks=1, domains=1, protect="none")
     with vault.writer(0, run="first", wait=0.0, strict=True) as writer, Server(home, 0) as server:
         for number, weight in enumerate(saved, 1):

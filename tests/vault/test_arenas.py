@@ -1,4 +1,4 @@
-"""Where in an arena lies what a rank saves."""
+"""The order of a rank's saved bytes in its arena."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from ucpl.vault.files import ToSave
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 3), (1 << 20, 5, 1 << 20)])
-def test_tensors_lie_first_and_what_is_between_them_last(tmp_path, sizes):
-    """So a checkpoint is opened by reading few chunks, and what is large lies on whole ones."""
+def test_tensors_come_first_and_the_bytes_between_them_last(tmp_path, sizes):
+    """A reader opens a checkpoint from few chunks.
+
+    Large tensors start on chunk boundaries.
+    """
     tensors = [torch.full((n,), i, dtype=torch.uint8) for i, n in enumerate(sizes)]
     files, ats = [], []
     for name, some in (("a", tensors[:2]), ("b", tensors[2:])):

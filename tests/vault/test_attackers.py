@@ -1,6 +1,7 @@
-"""A process of another user, without keys, on the loopback address and on the same host: nothing is read or changed.
+"""A process of another user, without keys, reads and changes nothing.
 
-As root, that process is a user of its own. Else it is the same user's: what the kernel keeps users apart by is left out then.
+It is on the loopback address of the same host. Under root it has a user of its own. Otherwise it has the same user, and
+the checks of the kernel between users are skipped.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def shared() -> Iterator[Path]:
 
 
 class Attack:
-    """What an attacker does, in a process of its own, while members work."""
+    """The process of an attacker, while members work."""
 
     def __init__(self, shared: Path, what: str, *arguments: object) -> None:
         script, user = Path(__file__).with_name("attacker.py"), str(NOBODY if IS_ROOT else 0)
@@ -96,7 +97,10 @@ def all_files(made: Cluster) -> dict[Path, bytes]:
     "nothing is read or changed; members save",
 )
 def test_strangers_get_no_answer_whatever_they_say(made, shared, tmp_path):
-    """Reading, the lock, a commit and a seat: without TLS, without a certificate, with one of another authority, in TLS 1.2."""
+    """Requests of strangers: reads, the lock, a commit and a seat.
+
+    They come without TLS, without a certificate, with another authority's, or in TLS 1.2.
+    """
     foreign = shared / token_hex(4)
     shutil.copytree(authority("second") / "d1", foreign)
     for path in (foreign, *foreign.iterdir()):
@@ -123,7 +127,7 @@ BAD_CERTIFICATES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", ["expired", "not yet", "signed by a member", "for code"])
 def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how):
-    """Whoever sits at the address of a host that is down may have a certificate that was good once."""
+    """A process at a dead host's address may have an expired certificate."""
     bad = forged(tmp_path / "bad", "d1", **BAD_CERTIFICATES[how])
     with pytest.raises(UcplError, match="E687"):
         Keys(bad).demand(frozenset(("ucpl:d1",)), "d1")
@@ -153,7 +157,10 @@ def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how
 
 
 def test_members_alone_come_in_and_by_tls_1_3_alone(made, tmp_path):
-    """By another program than ours: with good keys, without a certificate, with one of no name of this vault, in TLS 1.2."""
+    """Requests by another program than ours.
+
+    It has good keys, no certificate, one with no name of this vault, or TLS 1.2.
+    """
     request = struct.pack("!Q", 27) + b'{"op": "names","domain": 1}'
 
     def asked(keys: Path | None, highest: ssl.TLSVersion) -> bytes:
@@ -193,7 +200,7 @@ def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkey
         most = max(most, sum(thread.name == "ucpl-serving" for thread in threading.enumerate()))
     assert attack.process.poll() is None and time.monotonic() - began < 20
     assert most < wire.STRANGERS + 32
-    assert attack.answer() > 0  # they were let go
+    assert attack.answer() > 0  # they were disconnected
     assert made.read(0) == 50
 
 
@@ -207,7 +214,10 @@ def test_a_greeting_ends_in_time_however_many_bytes_come(made, shared, monkeypat
 
 @pytest.mark.parametrize("other", [0, 1])
 def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, other):
-    """Everything is passed on, to the caller's own server or to another one, and sent once more afterwards."""
+    """All bytes are relayed to a server, and sent once more afterwards.
+
+    The server is the caller's own or another.
+    """
     made.servers.pop(2)._ends.close()
     before = all_files(made)
     attack = Attack(shared, "between", made.ports[2], made.ports[other], 1.0)
@@ -230,7 +240,10 @@ def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, 
 
 
 def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
-    """A server with the keys of another domain is not begun, and one that was is not taken for that domain; readers read."""
+    """A server does not start with another domain's keys.
+
+    A running one is not accepted for that domain; readers read.
+    """
     made.servers.pop(1)._ends.close()
     how = {"domains": 3, "ranks": 3, "protect": "raim5", "hosts": made.listed}
     Vault.make(made.homes[1], **how, keys=keys_of(0))
@@ -307,7 +320,7 @@ def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path
 
 @other_users
 def test_root_writes_nothing_through_links_in_a_vault_of_another_user(tmp_path):
-    """Restoring counts its tries in the vault, and scrub writes texts and chunks again."""
+    """A restore counts its attempts in the vault; scrub rewrites files."""
     home, precious = tmp_path / "job", tmp_path / "precious"
     with job(home, 2, "mirror") as here:
         here.save(1)

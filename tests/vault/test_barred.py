@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder that all may look into: those of pytest are its user's alone."""
+    """A folder that all can read; pytest's belong to one user."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -50,7 +50,7 @@ def test_a_vault_of_another_user_is_not_called_none(root, capsys, line, inner):
     os.chmod(home, 0o755)
     os.chmod(home / "d0", 0o755)
     action, *more = line.split()
-    assert main(["vault", action, str(root), *more]) == 3  # what this needs is imported by who may
+    assert main(["vault", action, str(root), *more]) == 3  # import all modules as the privileged user
     capsys.readouterr()
     with shut(home / inner):
         assert main(["vault", action, str(home), *more]) == 3
@@ -67,7 +67,7 @@ def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, 
         here.turn()
     for path in ((root / "job"), *(root / "job").rglob("*")):
         os.chmod(path, 0o755)
-    for action in ("status", "verify", "scrub", "gc"):  # what this needs is imported by who may
+    for action in ("status", "verify", "scrub", "gc"):  # import all modules as the privileged user
         assert main(["vault", action, str(root / "job")]) == 0
     assert main(["vault", "status", str(root)]) == 3
     capsys.readouterr()
@@ -89,7 +89,7 @@ def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, 
     "Vaults", "a vault or folder of another user", '"permission denied" with the folder (E692); `gc` skips it'
 )
 def test_gc_passes_over_what_may_not_be_looked_into(root, capsys):
-    """One folder of another user hid all vaults beside it."""
+    """One folder of another user used to hide all neighboring vaults."""
     private = root / "private"
     for path in (private, Vault.make(root / "job").home, root / "zfolder"):
         path.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ def test_gc_passes_over_what_may_not_be_looked_into(root, capsys):
     if os.geteuid() == 0:
         for path in (root / "job", *(root / "job").rglob("*")):
             os.chown(path, NOBODY, -1)
-    for name, status in (("zfolder", 0), ("none", 3)):  # what this needs is imported by who may
+    for name, status in (("zfolder", 0), ("none", 3)):  # import all modules as the privileged user
         assert main(["vault", "gc", str(root / name)]) == status
     capsys.readouterr()
     with shut(private):
@@ -115,7 +115,7 @@ def test_a_vault_that_may_be_read_and_not_removed_is_kept(root, capsys):
     home = Vault.make(root / "job").home
     for path in (home, *home.rglob("*")):
         os.chmod(path, 0o555)
-    assert main(["vault", "gc", str(home / "d0")]) == 0  # what this needs is imported by who may
+    assert main(["vault", "gc", str(home / "d0")]) == 0  # import all modules as the privileged user
     capsys.readouterr()
     with shut(home / "make.lock"):
         assert main(["vault", "gc", str(home)]) == 0

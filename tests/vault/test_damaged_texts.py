@@ -1,4 +1,7 @@
-"""Texts of a vault that are damaged: they are told, mended while another says what they said, and never taken for nothing."""
+"""Damaged texts of a vault: reported and repaired from copies.
+
+They never count as missing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def truth(tmp_path_factory):
 @pytest.mark.parametrize("damaged", ["flipped", "empty", "gone"])
 @pytest.mark.parametrize("name", ["job.json", "commit.1.json"])
 @pytest.mark.parametrize("by", ["scrub", "serve"])
-def test_damaged_texts_are_told_and_mended(tmp_path, name, damaged, by, capsys):
+def test_damaged_texts_are_reported_and_repaired(tmp_path, name, damaged, by, capsys):
     with job(tmp_path / "job", 3, "raim5") as here:
         here.save(1)
         here.turn()
@@ -65,7 +68,7 @@ def test_damaged_texts_are_told_and_mended(tmp_path, name, damaged, by, capsys):
 
 
 def test_a_server_that_starts_mends_what_is_damaged(tmp_path, truth):
-    """The next loss would take with it what alone says that a generation counts."""
+    """The next loss could destroy the only commit record."""
     home = tmp_path / "job"
     with memory(home, truth, domains=2, protect="mirror") as here:
         here.save(truth, 1)
@@ -109,7 +112,7 @@ def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged,
     assert "removed" in capsys.readouterr().out and not home.exists()
 
 
-def test_a_vault_of_which_no_text_says_what_it_is_is_called_damaged(tmp_path):
+def test_a_vault_without_identity_record_is_reported_as_damaged(tmp_path):
     vault = Vault.make(tmp_path / "job")
     flip(vault.domain(0).job())
     with pytest.raises(ucpl.UcplError, match=r"E692: .*job\.json, which says which job it is of, is damaged"):
@@ -133,7 +136,12 @@ def test_who_finds_what_counts_damaged_everywhere_says_so(tmp_path):
 )
 @pytest.mark.parametrize("kept", ["saved", "empty"])
 def test_no_vault_is_made_where_the_one_that_is_there_is_damaged(tmp_path, kept, capsys):
-    """The server said that there was none, and what made it a new mark; a writer would have saved over what was left."""
+    """The server used to report that there was no vault.
+
+    A new vault got a new mark; a writer would have overwritten the remaining data.
+
+    A writer would have overwritten the remaining data.
+    """
     home = tmp_path / "it's/job"
     with job(home, 1, "none") as here:
         if kept == "saved":
@@ -155,7 +163,10 @@ def test_no_vault_is_made_where_the_one_that_is_there_is_damaged(tmp_path, kept,
 
 @pytest.fixture
 def older(tmp_path):
-    """A vault of two steps; what says of the newer one that it counts is damaged in all domains."""
+    """A vault of two steps.
+
+    The commit record of the newer one is damaged in all domains.
+    """
 
     def made(domains: int) -> Path:
         with job(tmp_path / "job", domains, "none" if domains == 1 else "mirror") as here:
@@ -176,9 +187,7 @@ def older(tmp_path):
     "`verify` ends with 1; each reader names the snapshot; `scrub` restores the record",
 )
 @pytest.mark.parametrize("domains", [1, 2])
-def test_an_older_generation_is_not_called_whole_where_the_newer_one_s_word_is_damaged(
-    older, domains, tmp_path, capsys
-):
+def test_an_older_generation_is_not_reported_as_intact_if_the_newer_record_is_damaged(older, domains, tmp_path, capsys):
     home = older(domains)
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     assert main(["vault", "verify", str(home)]) == 1
@@ -220,7 +229,7 @@ def test_what_all_have_saved_and_voted_for_counts_again(older, domains, by, caps
     assert small.read(home, domains, (5000, 70_001, 1)) == 20
 
 
-def test_what_does_not_count_again_is_called_gone_and_scrub_does_not_call_it_whole(older, tmp_path, capsys):
+def test_a_generation_that_cannot_be_committed_again_is_reported_as_lost(older, tmp_path, capsys):
     home = older(2)
     for path in home.glob("d0/p.s*.json"):  # its votes
         path.unlink()
@@ -234,13 +243,16 @@ def test_what_does_not_count_again_is_called_gone_and_scrub_does_not_call_it_who
 
 
 def test_who_reads_an_older_generation_hears_of_the_newer_one(tmp_path, capsys):
-    """Every verb that takes a checkpoint, the functions, and what fills a model; not where the generation was named."""
+    """Every verb and function that reads a checkpoint reports it.
+
+    A named generation reports nothing.
+    """
     home, weight, model = tmp_path / "job", torch.arange(6.0).reshape(1, 6), torch.nn.Linear(6, 1, bias=False)
     vault = small.weighing(home, weight + 10, weight + 20)
     url = f"vault:{home}"
 
     def heard(url: str) -> list[int]:
-        """How often each of them says it."""
+        """The number of warnings of each of them."""
         out = []
         new = iter(tmp_path / f"target{n}.pt" for n in range(len(list(tmp_path.iterdir())), 1000))
         plan = next(new).with_suffix(".plan")
@@ -272,7 +284,7 @@ def test_who_reads_an_older_generation_hears_of_the_newer_one(tmp_path, capsys):
 
 
 def loading(rank: int, port: int, home: str, out: str) -> None:
-    """What a rank hears as all of a job load together."""
+    """The warnings of a rank, if all ranks load together."""
     how = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2}
     torch.distributed.init_process_group("gloo", **how)  # type: ignore[arg-type]
     with warnings.catch_warnings(record=True) as said:
@@ -292,14 +304,20 @@ def test_one_of_several_ranks_says_so(tmp_path):
 
 
 def test_a_newer_text_of_another_vault_is_not_damaged(older):
-    """A domain's folder that has an older job's texts: they are none of this one's, and as they were written."""
+    """A domain's folder with an older job's texts.
+
+    They belong to another vault and are undamaged.
+    """
     home = older(1)
     (home / "d0/commit.2.json").write_bytes(seal({"generation": 2}))
     assert damage(home)[1] == []
 
 
 def test_a_damaged_text_of_what_was_saved_over_stops_nothing(tmp_path):
-    """The newest counts no more, and its slot is written anew before a server saw that."""
+    """The newest commit is lost, and its slot is rewritten.
+
+    This happens before a server notices.
+    """
     with job(tmp_path / "job", 1, "none") as here:
         for step in (1, 2, 3):
             here.save(step)

@@ -1,4 +1,4 @@
-"""`ucpl vault drill`: it finds nothing where all is well, and something where it is not."""
+"""`ucpl vault drill` finds planted faults, and none otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def told(capsys, *words: object) -> tuple[int, dict]:
 
 
 def drilled(top: Path, layout: str, domains: int, protect: str, last: str = "") -> dict:
-    """Outcomes by fault, up to the last that is wanted: (cases, newest, before, refused, wrong)."""
+    """Results by fault, up to the last wanted one.
+
+    Each is (cases, newest, before, refused, wrong).
+    """
     found = {}
     with closing(drill(layout, top / "root", domains, protect)[1]) as cases:
         for one in cases:
@@ -52,7 +55,7 @@ def test_whatever_is_tried_comes_out_as_it_was_foretold(tmp_path, domains, prote
     assert found["texts of what counts damaged, in all domains but one"][1] == 3 * domains
 
 
-def test_the_verb_tells_it_and_ends_well(capsys):
+def test_the_verb_reports_the_results(capsys):
     status, found = told(capsys, call(""), "--domains", 1)
     assert status == 0 and found["protect"] == "none"
     assert {f["fault"] for f in found["faults"]} >= {"1 of 1 domains lost", "state changed right after a save"}
@@ -106,4 +109,4 @@ def test_a_framework_s_own_layout_is_not_drilled(tmp_path, capsys, monkeypatch):
     before = sorted(tmp_path.iterdir())
     assert main(["vault", "drill", "zero1(dp=2)", "--model", f"{model}:m", "--domains", "2"]) == 2
     assert "E693" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before  # nothing is left of what was not begun
+    assert sorted(tmp_path.iterdir()) == before  # nothing is left of the drill that did not start

@@ -1,4 +1,7 @@
-"""Faults of a vault, one by one: the bytes of one generation that was committed, or a refusal with what is lost."""
+"""Faults of a vault, one by one.
+
+A read returns the bytes of one committed generation, or an error with the lost tensors.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def flip(path: Path, at: int = 100) -> None:
 )
 @pytest.mark.parametrize(("domains", "protect"), EVERY)
 def test_every_set_of_lost_domains_comes_back_or_is_refused_as_the_codes_say(tmp_path, domains, protect):
-    """F7, F9: up to three at once; unequal shards, of which one is nearly nothing."""
+    """F7, F9: up to three lost domains, with unequal shards."""
     with job(tmp_path / "job", domains, protect) as here:
         here.save(1)
         here.turn()
@@ -71,7 +74,7 @@ def test_every_set_of_lost_domains_comes_back_or_is_refused_as_the_codes_say(tmp
 
 
 def _is_covered(protection: Protection, size: int, lost: list[int]) -> bool:
-    """By hand: a set of copies loses a domain's data with all who have it, one of XOR with two."""
+    """Expected by hand: a set of copies needs one; XOR survives one."""
     if protection.name == "mirror":
         return all(any((p + 1 + j) % size not in lost for j in range(protection.copies)) for p in lost)
     return len(lost) <= protection.copies
@@ -83,7 +86,7 @@ def _is_covered(protection: Protection, size: int, lost: list[int]) -> bool:
 @pytest.mark.parametrize("protect", ["mirror", "raim5", "rs(1, 2)"])
 @pytest.mark.parametrize("name", ["r1.s0", "p.s0"])
 def test_a_flipped_bit_is_found_rebuilt_and_healed(tmp_path, protect, name):
-    """F10: in every chunk of what a rank saved, and of what is kept for others."""
+    """F10: in every chunk of shards and of redundancy."""
     with job(tmp_path / "job", 3, protect, LARGE) as here:
         here.save(1)
         here.turn()
@@ -102,7 +105,10 @@ def test_a_flipped_bit_is_found_rebuilt_and_healed(tmp_path, protect, name):
     "ignored: another domain's copy or an older snapshot is read",
 )
 def test_a_damaged_text_is_as_if_it_were_not_there(tmp_path):
-    """F10, F11: a commit, a shard's text, a job's; flipped, cut short, empty, of another vault."""
+    """F10, F11: a damaged commit, shard record or job record.
+
+    It is flipped, truncated, empty, or of another vault.
+    """
     with job(tmp_path / "job", 3, "raim5") as here:
         here.save(1)
         here.turn()
@@ -131,7 +137,7 @@ def test_a_damaged_text_is_as_if_it_were_not_there(tmp_path):
         commits[0].with_name("commit.3.json").write_bytes(other)
         assert here.read() == 1
         here.path(0, "job.json").write_bytes(b"damaged")
-        assert here.read() == 1  # two of three say which vault this is
+        assert here.read() == 1  # the majority, two of three, has the identity record
 
 
 @pytest.mark.fault("Vaults", "an arena that is shortened, empty, missing or a folder (F11)", "rebuilt")
@@ -166,7 +172,7 @@ def _folder(path: Path) -> None:
     "the committer dies after one domain has the commit (F5)",
     "the snapshot counts; the other domains learn of it before they overwrite an older one",
 )
-def test_what_only_one_domain_was_told_counts(tmp_path):
+def test_a_commit_record_in_one_domain_is_sufficient(tmp_path):
     """F5: whoever committed was killed when one domain knew."""
     with job(tmp_path / "job", 3, "raim5") as here:
         here.save(1)
@@ -179,7 +185,7 @@ def test_what_only_one_domain_was_told_counts(tmp_path):
         here.save(3, range(1, 3))  # ranks of the two others do not write where generation 2 lies
         assert here.read() == 2
         away = shutil.move(here.vault.domain(0).folder, tmp_path / "away")
-        assert here.read() == 2  # whoever began to write over what is older has told its domain what counts
+        assert here.read() == 2  # a rank copies the newest commit into its domain before it overwrites an older one
         shutil.move(away, here.vault.domain(0).folder)
         here.save(3, range(1))
         here.turn()
@@ -198,7 +204,7 @@ def test_ranks_that_are_at_other_steps_commit_nothing(tmp_path):
 
 
 def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
-    """Others may be as they were written, and yet not of this generation."""
+    """Undamaged inputs may belong to another generation."""
     with job(tmp_path / "job", 3, "raim5", LARGE) as here:
         here.save(1)
         here.turn()
@@ -218,7 +224,10 @@ def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd.__name__)
 @pytest.mark.parametrize("name", ["job.json", "commit.1.json", "r0.s0", "r0.s0.json", "p.s0", "p.s0.json"])
 def test_what_is_no_file_is_as_if_it_were_not_there(tmp_path, odd, name):
-    """A folder, a pipe or a link, of one domain: others say it, and make up for it."""
+    """A folder, a pipe or a link in one domain.
+
+    The other domains replace the file.
+    """
     with job(tmp_path / "job", 3, "raim5") as here:
         here.save(1)
         here.turn()
@@ -231,7 +240,10 @@ def test_what_is_no_file_is_as_if_it_were_not_there(tmp_path, odd, name):
 
 @pytest.mark.parametrize("protect", ["mirror(2)", "rs(2, 2)"])
 def test_what_is_damaged_is_not_made_use_of(tmp_path, protect):
-    """A lost domain is made of others as they lie; where that comes out wrong, of those that are not damaged."""
+    """A lost domain is rebuilt from unchecked inputs first.
+
+    If the result is wrong, damaged inputs are excluded.
+    """
     with job(tmp_path / "job", 4, protect, (3 * CHUNK, 3 * CHUNK + 17, 3 * CHUNK - 4096)) as here:
         here.save(1)
         here.turn()
@@ -248,7 +260,10 @@ def test_what_is_damaged_is_not_made_use_of(tmp_path, protect):
     "it does not count, or the read is refused",
 )
 def test_a_commit_whose_parity_is_none_of_its_shards_does_not_count(tmp_path):
-    """As one with a digest of its own could say; whatever it would be made of lies elsewhere."""
+    """A digest alone proves nothing about the inputs.
+
+    A commit record could contain any.
+    """
     with job(tmp_path / "job", 3, "raim5") as here:
         for step in (1, 2):
             here.save(step)
@@ -278,7 +293,10 @@ def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
 
 @pytest.mark.fault("Vaults", "a rank withdraws a save that all have voted for", "it never counts")
 def test_what_a_rank_took_back_never_counts(tmp_path):
-    """Votes of all domains are there, whoever would commit was killed, and a rank begins the next save in that slot."""
+    """All domains voted, and the committer was killed.
+
+    Then a rank starts its next save in that slot.
+    """
     with job(tmp_path / "job", 2, "mirror") as here:
         here.save(1)
         here.turn()
@@ -303,7 +321,10 @@ def test_what_a_rank_took_back_never_counts(tmp_path):
 
 @pytest.mark.fault("Vaults", "ranks of two runs at different steps (F3, F14)", "never mixed in one snapshot")
 def test_ranks_of_two_runs_are_never_mixed(tmp_path):
-    """F3, F14: a run that ended in the middle of a generation, and the next one that saves the same number."""
+    """F3, F14: a run that ended during a generation.
+
+    The next run saves the same number.
+    """
     with job(tmp_path / "job", 3, "raim5") as here:
         here.save(1)
         here.turn()
@@ -334,7 +355,10 @@ def test_a_shard_that_is_damaged_before_it_counts_is_not_committed(tmp_path, pro
 
 
 def test_a_lost_domain_withholds_what_is_new_and_is_taken_up_again(tmp_path):
-    """F7, F8: at a step that others have saved; then its server comes back, heals it, and the job goes on."""
+    """F7, F8: at a step that others have saved.
+
+    Then its server returns and heals it, and the job continues.
+    """
     with job(tmp_path / "job", 4, "raim5") as here:
         for step in (1, 2):
             here.save(step)
@@ -345,7 +369,7 @@ def test_a_lost_domain_withholds_what_is_new_and_is_taken_up_again(tmp_path):
         here.turn()
         assert here.read() == 2
         here.serve(3)
-        assert here.read(frozenset({0})) == 2  # what the lost one kept for others is there again
+        assert here.read(frozenset({0})) == 2  # the redundancy of the lost domain is rebuilt
         here.start("second")
         here.save(4)
         here.turn()
@@ -358,7 +382,7 @@ def test_a_lost_domain_withholds_what_is_new_and_is_taken_up_again(tmp_path):
     "the save returns false; training continues; committed snapshots stay",
 )
 def test_full_memory_ends_no_save_before_it_and_no_process(tmp_path):
-    """F12, F19: no room for an arena, for parity, and a disk that fails."""
+    """F12, F19: no room for an arena or parity; a failing disk."""
     with job(tmp_path / "job", 2, "mirror") as here:
         here.save(1)
         here.turn()
@@ -410,7 +434,7 @@ def test_what_changes_after_a_save_is_not_what_was_saved(tmp_path):
     assert torch.equal(found["w"], torch.arange(100_000, dtype=torch.float32))
 
 
-def test_what_changes_while_it_is_digested_beside_is_not_what_was_saved(tmp_path, monkeypatch):
+def test_a_tensor_that_changes_during_its_digest_withdraws_the_save(tmp_path, monkeypatch):
     """Nothing of the state is read once the save has returned."""
     goes_on = threading.Event()
     monkeypatch.setattr(arenas, "failpoint", lambda name: name == "vault-chunk" and goes_on.wait(20))
@@ -423,7 +447,7 @@ def test_what_changes_while_it_is_digested_beside_is_not_what_was_saved(tmp_path
         tensor.add_(1.0)
         numbers.append(4)
         server.turn()
-        assert writer.committed() is None  # nobody has said yet what lies there
+        assert writer.committed() is None  # the copied bytes have no record yet
         goes_on.set()
         writer._join()
         server.turn()
@@ -432,7 +456,7 @@ def test_what_changes_while_it_is_digested_beside_is_not_what_was_saved(tmp_path
         found = persisted(vault, tmp_path / "first")
         assert torch.equal(found, torch.arange(600_000, dtype=torch.float32))
         assert writer.save(2, {"w": tensor})
-    with Server(vault.home, 0) as server:  # a writer that is closed has said what it copied
+    with Server(vault.home, 0) as server:  # the closed writer has recorded its copy
         server.turn()
     assert torch.equal(persisted(vault, tmp_path / "second"), tensor)
 
@@ -448,7 +472,7 @@ def persisted(vault: Vault, folder: Path) -> torch.Tensor:
     return found["w"]
 
 
-def test_what_fails_beside_is_said_and_ends_nothing(tmp_path, monkeypatch, caplog):
+def test_an_error_of_the_background_digest_is_reported(tmp_path, monkeypatch, caplog):
     def full(name: str) -> None:
         if name == "vault-copied":
             raise OSError(28, "No space left on device")
@@ -474,7 +498,7 @@ def test_what_fails_beside_is_said_and_ends_nothing(tmp_path, monkeypatch, caplo
         assert writer.committed() == (3, 3)
 
 
-def test_the_job_of_small_vaults_can_tell(tmp_path):
+def test_the_job_of_small_vaults_detects_faults(tmp_path):
     """The oracle itself: another step's bytes are no step's."""
     with job(tmp_path / "job", 2, "none") as here:
         assert isinstance(here, Job)
@@ -486,7 +510,10 @@ def test_the_job_of_small_vaults_can_tell(tmp_path):
 
 
 def test_ranks_of_a_run_begin_with_one_generation_whenever_that_of_the_run_before_counts(tmp_path):
-    """All was saved when the job was killed, and servers commit it while the next one begins."""
+    """All was saved when the job was killed.
+
+    Servers commit it while the next run starts.
+    """
     with job(tmp_path / "job", 2, "mirror") as made:
         made.save(1)
         for writer in made.writers:
@@ -501,7 +528,10 @@ def test_ranks_of_a_run_begin_with_one_generation_whenever_that_of_the_run_befor
 
 
 def test_ranks_of_a_run_begin_with_one_generation_whatever_the_first_of_them_has_written_over(tmp_path):
-    """It alone had saved once more when the job was killed: what others would know that by goes with its first save."""
+    """One rank had saved once more when the job was killed.
+
+    Its first save overwrites the evidence that the others would need.
+    """
     with job(tmp_path / "job", 2, "mirror") as made:
         made.save(1)
         made.turn()

@@ -1,4 +1,7 @@
-"""What `ucpl vault plan` foretells is what then is so: where each tensor lies, and what is gone with which domains."""
+"""The predictions of `ucpl vault plan` are true.
+
+They are the place of each tensor, and the tensors that are lost with domains.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def test_what_is_gone_with_any_two_domains_is_what_was_foretold(tmp_path, domain
             assert found == plan.lacking(lost), lost
             assert plan.guarded.loses(lost) == bool(plan.guarded.gone(lost))
             whole[count] += not found
-    # What files have beside tensors may be all that is gone: it counts in the proof, too.
+    # Bytes of files outside tensors may be the only loss: they count in the proof too.
     for one in plan.scheme.survived:
         assert one.whole <= whole[one.lost] and one.is_counted
         assert (one.example is None) == (one.whole == one.of)
@@ -95,7 +98,10 @@ def test_what_is_gone_with_any_two_domains_is_what_was_foretold(tmp_path, domain
 
 
 def lacking(home: Path, plan: VaultPlan, given: list[dict[str, torch.Tensor]], lost: frozenset[int]) -> set:
-    """Tensors that cannot be read without some domains; the others are held against what was saved."""
+    """Tensors that cannot be read without some domains.
+
+    The others are compared with the saved values.
+    """
     found = set()
     made = generation_at(home)
     made.lost = lost
@@ -117,8 +123,8 @@ def lacking(home: Path, plan: VaultPlan, given: list[dict[str, torch.Tensor]], l
 
 
 @pytest.mark.parametrize("degrees", ["dp=2, tp=2", "dp=3, pp=2", "dp=1, tp=3", "dp=4"])
-def test_tensors_lie_where_it_is_foretold(tmp_path, degrees):
-    """Files that several ranks hold alike are shared out as they will be."""
+def test_tensors_are_at_the_predicted_places(tmp_path, degrees):
+    """Files that several ranks have are distributed as predicted."""
     truth = Truth(tmp_path / "truth", degrees, (1,))
     plan = plan_vault(truth.layout, 1, "none")
     with memory(tmp_path / "job", truth, domains=1, protect="none") as here:
@@ -140,7 +146,8 @@ def test_the_first_elements_that_are_gone_are_named(tmp_path):
     plan = plan_vault(call("dp=2, tp=2"), 4, "raim5")
     loss = plan.loss((1, 3))
     assert loss.domains == (1, 3) and loss.bytes == sum(plan.foreseen.sizes[r] for r in (1, 3))
-    assert loss.first == "weight of embed[v=31, h=0] to embed[v=60, h=23]"  # what rank 1 saves first: the second half
+    # the first tensor of rank 1: the second half
+    assert loss.first == "weight of embed[v=31, h=0] to embed[v=60, h=23]"
     assert loss.tensors[0] == "embed in weights_0_1.pt" and len(set(loss.tensors)) == len(loss.tensors)
     assert plan.loss((2,)).tensors == () and plan.loss((2,)).bytes == 0
 
@@ -155,7 +162,7 @@ def test_the_least_memory_that_survives_what_is_asked_comes_first():
     assert str(schemes(even, 1, 2, "mirror(2)")[0].protection) == "mirror(2)"
 
 
-def test_what_no_set_is_large_enough_to_count_one_by_one_is_said():
+def test_sets_that_are_too_large_to_count_are_reported():
     many = tuple(Stretch.of((d,), (4096 * 30,)) for d in range(1200))
     three = Guarded(Protection.parse("rs(30, 2)"), many[:32]).survived(3)
     assert three.whole == 0 and three.of == 4960 and three.is_counted
@@ -190,7 +197,7 @@ def test_the_verb_ends_with_no_where_what_is_asked_is_not_survived(tmp_path, cap
     assert told(capsys, layout)[0] == 2  # nothing says the domains
 
 
-def test_what_no_domains_are_there_for_is_refused_and_what_nothing_survives_is_said(capsys):
+def test_protections_that_do_not_fit_are_rejected_and_unsurvivable_losses_are_reported(capsys):
     layout = call("dp=3")
     for lose, more in (("4", ["--domains", "3"]), ("2", ["--domains", "1", "--protect", "none"])):
         count = more[1]
@@ -220,7 +227,10 @@ def test_the_ranks_of_domains_are_taken_from_the_layout(tmp_path, capsys):
 
 
 def test_a_framework_s_own_layout_is_reckoned_by_its_tensors(tmp_path, capsys):
-    """ZeRO-1: weights by the first rank of each, the optimizer by all; each stored tensor once."""
+    """ZeRO-1: the first rank of each saves weights, all the optimizer.
+
+    Each stored tensor is counted once.
+    """
     file = tmp_path / "m.ucpl"
     file.write_text(
         "ucpl 1\nmodel m {\n  dim h = 64, k = 32\n  w : h k dtype bf16\n  state fp32, exp_avg, exp_avg_sq : f32\n}\n"

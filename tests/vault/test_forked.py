@@ -1,4 +1,4 @@
-"""Locks of a process that forks, as a trainer does whose data are loaded by workers."""
+"""Locks of a process that forks, like a trainer with data workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ucpl.vault.leftovers import sweep, worked_in
 
 
 def forked(act: Callable[[], int | None]) -> int:
-    """A child that does something and ends with what it says, 1 where that failed."""
+    """A child that runs `act` and ends with its result, or 1."""
     pid = os.fork()
     if not pid:
         status = 1
@@ -37,7 +37,10 @@ def ends(pid: int) -> int:
 
 @contextmanager
 def worker_of(said: Path, trainer: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """What a process forked that is killed, while it holds what `trainer` makes."""
+    """A forked worker of a trainer that is killed.
+
+    The trainer has the result of `trainer`.
+    """
 
     def dies() -> None:
         with trainer():
@@ -76,7 +79,7 @@ def test_a_child_that_ends_takes_no_lock_of_its_parent_with_it(tmp_path, ended):
 
 
 @pytest.mark.parametrize("name", ["other", "lock"])  # the file of the lock, too, which a child may open anew
-def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_path, name):
+def test_a_child_that_exits_a_block_closes_none_of_its_own_and_may_take_locks(tmp_path, name):
     with ExitStack() as locks:
         locks.enter_context(held(tmp_path / "lock", wait=0))
         before = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
@@ -94,11 +97,14 @@ def test_a_child_that_lets_go_closes_nothing_of_its_own_and_may_take_locks(tmp_p
 
 
 def test_a_child_saves_by_no_writer_of_its_parent(tmp_path, monkeypatch):
-    """It holds no lock of the rank's: another might save into the same memory."""
+    """The child has no lock of the rank.
+
+    Another process might save into the same memory.
+    """
     with Vault.make(tmp_path / "job").writer(0, strict=True) as writer:
 
         def saves() -> int:
-            monkeypatch.setattr(live, "ranks", lambda: os._exit(9))  # what it would speak by is its parent's
+            monkeypatch.setattr(live, "ranks", lambda: os._exit(9))  # the connections are the parent's
             with pytest.raises(UcplError, match="was made by another process"):
                 writer.save(1, {"t": torch.ones(3)})
             return 0
@@ -109,7 +115,10 @@ def test_a_child_saves_by_no_writer_of_its_parent(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_again", [False, True])
 def test_a_lock_whose_descriptor_others_closed_is_no_matter_of_a_child(tmp_path, is_again):
-    """As daemons close all that are open; one of the same number may be another file."""
+    """Daemons close all open descriptors.
+
+    The same number may be another file later.
+    """
     with ExitStack() as own:
         taken = held(tmp_path / "a.lock", wait=0)
         taken.__enter__()
@@ -135,7 +144,7 @@ def test_a_lock_whose_descriptor_others_closed_is_no_matter_of_a_child(tmp_path,
 
         assert ends(forked(writes)) == 0
         assert not is_again or (tmp_path / "data").read_bytes() == b"mine"
-        taken.__exit__(None, None, None)  # nor of the one who took it
+        taken.__exit__(None, None, None)  # neither by the one who took it
         if other is not None:
             os.write(other, b", too")
             assert (tmp_path / "data").read_bytes().endswith(b", too")

@@ -1,4 +1,7 @@
-"""A run that goes back to an older step: what was saved last is restored, with its JSON, of memory or of a disk."""
+"""A run that returns to an older step.
+
+The latest save is restored with its JSON, from memory or from a disk.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def truth(tmp_path_factory):
 
 
 def save(here, truth, step: int) -> None:
-    """With what each rank gives beside it."""
+    """A save with the JSON of each rank."""
     for writer in here.writers:
         assert writer.save(step, truth.cut[step][writer.rank], {"at": [step, writer.rank]})
         writer._join()
@@ -40,7 +43,10 @@ def kept(here, truth, step: int, runs: Path) -> None:
 
 
 def before_times(runs: Path, name: str, written: float = 0, **more: object) -> None:
-    """A folder as versions wrote it that did not say when it was committed; written: when its text was, in seconds."""
+    """A folder of a version that recorded no commit time.
+
+    written: the time of its text, in seconds.
+    """
     path = runs / name / "ucpl/state.json"
     told = json.loads(path.read_text())
     told.pop("committed_ms", None)
@@ -73,7 +79,7 @@ def test_a_run_that_went_back_is_restored_as_it_was_saved_last(tmp_path, truth):
         newest = here.vault.committed()
         assert newest is not None and newest.step == 1
         assert sources(home) == ["job@3", "job@2"]
-        # Generation 1 was step 2, which memory has no more; what nothing is known of comes last.
+        # Generation 1 was step 2, which was removed from memory. Sources without a time come last.
         assert sources(home, runs) == ["job@3", "job@2", "step-3", "step-2"]
         shutil.rmtree(runs / "step-3/ucpl")
         assert sources(home, runs) == ["job@3", "job@2", "step-2", "step-3"]
@@ -117,7 +123,10 @@ def test_the_json_is_that_of_what_was_restored(tmp_path, truth, capsys):
 
 
 def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, truth):
-    """A vault of several hosts is called by one ident each time it is made; once memory is lost, generations tell the order."""
+    """A vault of several hosts has the same ident each time.
+
+    After the loss of memory, the generations define the order.
+    """
     home, runs = tmp_path / "job", tmp_path / "runs"
     with memory(home, truth, domains=2, protect="none") as here:
         for step in (1, 3, 2):
@@ -140,7 +149,7 @@ def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, t
     "Vaults", "persisted folders without a time, also a stranger's", "named, and last; the others keep their order"
 )
 def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_were_saved(tmp_path, truth, capsys):
-    """A stranger's folder, or one text that cannot be read, put all of them into the order of their steps."""
+    """One stranger's folder or unreadable text used to sort all by step."""
     home, runs = tmp_path / "job", tmp_path / "runs"
     with memory(home, truth, domains=2, protect="none") as here:
         for step in (1, 3, 2):
@@ -166,7 +175,10 @@ def test_a_folder_that_says_nothing_comes_last_and_leaves_the_others_as_they_wer
 )
 @pytest.mark.parametrize("clock", ["", "is set back"])
 def test_of_two_vaults_what_was_saved_last_comes_first_whatever_its_step(tmp_path, truth, clock, monkeypatch):
-    """The machine was lost, and the run went back in a vault that was made anew, whose generations begin at one."""
+    """The machine was lost, and the run returned to an older step.
+
+    Its new vault starts again at generation one.
+    """
     home, runs = tmp_path / "job", tmp_path / "runs"
     with memory(home, truth, domains=2, protect="none") as here:
         for step in (2, 3):
@@ -186,7 +198,10 @@ def test_of_two_vaults_what_was_saved_last_comes_first_whatever_its_step(tmp_pat
 
 
 def test_what_older_versions_persisted_comes_by_generation_and_between_vaults_as_it_was_written(tmp_path, truth):
-    """Behind what says when it was committed; in a vault as it was saved, also where one was persisted late."""
+    """After all those with a commit time.
+
+    Within a vault the order is that of the saves, also for late persists.
+    """
     home, runs = tmp_path / "job", tmp_path / "runs"
     with memory(home, truth, domains=2, protect="none") as here:
         for step in (3, 2, 1):
@@ -223,7 +238,10 @@ def test_generations_that_an_older_version_committed_are_as_old_as_their_texts(t
 
 
 def test_a_generation_of_the_same_number_is_written_where_another_vault_of_that_ident_wrote_one(tmp_path, truth):
-    """A vault of several hosts has one ident whenever it is made: a server that starts took that folder for its own."""
+    """A vault of several hosts has the same ident each time.
+
+    A starting server took the existing folder for its own.
+    """
     with memory(tmp_path / "job", truth, domains=2, protect="none") as here:
         save(here, truth, 1)
         commit, ours = here.vault.committed(), here.vault.job

@@ -1,4 +1,7 @@
-"""When a save keeps gradients alone: behind a step that can be made once more, to the bit; else it keeps all."""
+"""Conditions for a save of gradients alone.
+
+The step must be replayable bit for bit; otherwise the complete state is saved.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def value_of_another_length(here: Training) -> None:
 
 
 def step_with_a_closure(here: Training) -> None:
-    """Which may change what is stepped on, though gradients stay."""
+    """A closure may change parameters while gradients remain."""
     here.backward()
 
     def closure() -> float:
@@ -163,7 +166,7 @@ def step_that_failed(here: Training) -> None:
 
 
 def step_with_a_hook(here: Training) -> None:
-    """One that changes what it steps on, before ours looks."""
+    """A hook that changes parameters before our hook."""
 
     def clamp(*_: object) -> None:
         with torch.no_grad():
@@ -188,7 +191,7 @@ ODD: list[Callable[[Training], None]] = [
     "Vaults", "anything but one optimizer step between two saves, 16 cases", "all ranks save the complete state"
 )
 @pytest.mark.parametrize("odd", ODD, ids=lambda one: one.__name__)
-def test_what_a_step_alone_did_not_make_is_saved_as_a_whole(tmp_path, odd):
+def test_changes_besides_the_step_make_a_complete_save(tmp_path, odd):
     with training(tmp_path / "job") as here:
         here.step()
         here.save()
@@ -217,7 +220,10 @@ def test_steps_of_other_optimizers_are_not_replayed(tmp_path, made):
 
 
 def test_a_parameter_that_no_step_reached_is_as_it_was(tmp_path):
-    """Of one that has no gradient this time, what there was is saved; the next step is made of that."""
+    """A parameter without a gradient is saved unchanged.
+
+    The next step is replayed from it.
+    """
     with training(tmp_path / "job") as here:
         for number in range(4):
             here.backward()
@@ -228,7 +234,7 @@ def test_a_parameter_that_no_step_reached_is_as_it_was(tmp_path):
             here.demand_same()
 
 
-def test_what_does_not_follow_a_generation_that_counts_is_saved_as_a_whole(tmp_path):
+def test_a_save_that_follows_no_committed_generation_is_complete(tmp_path):
     with training(tmp_path / "job") as here:
         here.step()
         here.save()
@@ -303,7 +309,7 @@ def test_ranks_that_do_not_agree_how_they_save_save_nothing_that_counts(tmp_path
 
 
 def test_where_the_first_step_comes_out_otherwise_all_is_kept_from_then_on(tmp_path, caplog):
-    """A step that is compiled, or wrapped: it does more than the optimizer's, each time."""
+    """A compiled or wrapped step does more than the optimizer's."""
     with training(tmp_path / "job") as here:
         found = []
         for _ in range(4):
@@ -332,8 +338,11 @@ def test_the_first_step_alone_is_tried_by_one_parameter(tmp_path, monkeypatch):
         assert made == [(37,)]  # the smallest
 
 
-def test_steps_that_count_no_writes_end_nothing_and_are_kept_whole(tmp_path):
-    """torch lets an optimizer step within inference_mode: what it makes there has no version that could be looked at."""
+def test_steps_without_version_counters_end_nothing_and_are_saved_completely(tmp_path):
+    """torch allows steps in inference_mode.
+
+    Their results have no version to compare.
+    """
     with training(tmp_path / "job") as here:
         for _ in range(3):
             here.backward()
@@ -438,7 +447,7 @@ def test_words_that_no_step_asks_for_and_names_of_any_letters_change_nothing(tmp
         assert same(state["model"], dict(get_model_state_dict(here.model)))
 
 
-def test_two_parameters_over_one_tensor_are_saved_as_a_whole(tmp_path):
+def test_two_parameters_over_one_tensor_make_a_complete_save(tmp_path):
     with training(tmp_path / "job") as here:
         first, last = nn.Linear(5, 5), nn.Linear(5, 5)
         last.weight = nn.Parameter(first.weight.data)

@@ -1,4 +1,7 @@
-"""What a vault's processes hold does not grow with how long they run: a generation's text is as long as a job has tensors."""
+"""The memory of a vault's processes does not grow with time.
+
+The text of a generation grows with the number of tensors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from ucpl.vault import Vault, others
 
 
 def held() -> Counter[str]:
-    """Objects of the product, by what they are."""
+    """Objects of the product, counted by class."""
     gc.collect()
     found: Counter[str] = Counter()
     for one in gc.get_objects():
@@ -50,7 +53,7 @@ def saving(tmp_path: Path, ends: ExitStack) -> Callable[[int], None]:
 
 
 def replaying(tmp_path: Path, ends: ExitStack) -> Callable[[int], None]:
-    """Gradients between whole generations."""
+    """A vault with gradients between complete generations."""
     here = ends.enter_context(training(tmp_path / "job", domains=2, protect="mirror"))
 
     def step(number: int) -> None:
@@ -88,7 +91,7 @@ def test_what_is_held_is_that_of_generations_that_count(
         assert held() - before == Counter()
 
 
-def test_a_text_of_several_domains_is_taken_apart_once(tmp_path: Path) -> None:
+def test_a_text_of_several_domains_is_parsed_once(tmp_path: Path) -> None:
     home = tmp_path / "job"
     with job(home, 3, "raim5") as here:
         here.save(1)
@@ -101,7 +104,10 @@ def test_a_text_of_several_domains_is_taken_apart_once(tmp_path: Path) -> None:
 
 
 def test_a_text_grows_by_little_with_each_tensor(tmp_path: Path) -> None:
-    """Ends of files that are as others' are said once: what is said of a tensor is where it lies, and its digest."""
+    """Equal ends of files are stored once.
+
+    Each tensor adds its place and digest.
+    """
     sizes = []
     for count in (20, 60):
         vault = Vault.make(tmp_path / f"job{count}", ranks=1, domains=1, protect="none")
@@ -112,7 +118,10 @@ def test_a_text_grows_by_little_with_each_tensor(tmp_path: Path) -> None:
 
 
 def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a job of many ranks that is long work, which only who commits, and who reads, has to do."""
+    """Parsing is slow for a job of many ranks.
+
+    Only a committer and a reader need it.
+    """
     apart: list[object] = []
     of = File.of
 
@@ -128,7 +137,7 @@ def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: py
         said._same.clear()
         here.writers[3].save(2, None)
         (commit,) = committed(here.vault.home, here.vault.job)
-        assert commit.sealed() == here.path(0, "commit.1.json").read_bytes()  # as who mends it says it again
+        assert commit.sealed() == here.path(0, "commit.1.json").read_bytes()  # as a repair writes it
         assert apart == []
         here.save(2, range(3))
         here.save(2, range(4, 6))
@@ -139,7 +148,10 @@ def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: py
 
 
 def other_files(path: Path) -> None:
-    """What rank 1 saved is not said, in a text that is sealed as a whole: another version's, or somebody's."""
+    """Replace the file list of rank 1 by one without content.
+
+    The text is checksummed, like one of another version or program.
+    """
     told = opened(path.read_bytes())
     assert told is not None and isinstance(told["shards"], list)
     shard = opened(str(told["shards"][1]).encode())
@@ -181,7 +193,7 @@ def test_so_is_what_it_says_of_gradients(tmp_path: Path) -> None:
 
 
 def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
-    """A server answers others in a thread of its own, and looks at its folder meanwhile."""
+    """A server's thread answers others while it reads its folder."""
     met: list[Exception] = []
 
     def asks(number: int) -> None:
@@ -209,7 +221,10 @@ def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
 
 
 def test_texts_of_older_versions_are_read(tmp_path: Path) -> None:
-    """Files within a shard's own text, and ends of files each by itself: a job that is restarted goes on from them."""
+    """File lists inside the shard's text, and ends stored separately.
+
+    A restarted job resumes from them.
+    """
     weight = torch.arange(600.0).reshape(100, 6)
     vault = weighing(tmp_path / "job", weight)
     path = vault.domain(0).commit(1)
@@ -230,8 +245,8 @@ def test_texts_of_older_versions_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_nobody_looks_for_garbage_while_a_job_stands_still(is_on: bool, tmp_path: Path) -> None:
-    """Nor later, where the job has that off itself."""
+def test_no_garbage_collection_during_a_save(is_on: bool, tmp_path: Path) -> None:
+    """The collector stays off, if the job switched it off."""
     seen: list[bool] = []
 
     def looks(self: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What `ucpl vault` says of itself: of all actions, and of each alone."""
+"""The help texts of `ucpl vault` and of each action."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_help_of_an_action_is_of_it_alone(action, capsys):
     wanted = {n for one in parser._actions if one.dest in takes for n in one.option_strings}
     assert set(re.findall(r"^  (-[\w-]+)", out, re.MULTILINE)) | {"--help"} == wanted | {"--debug"}
     options = out.partition("options:")[2].partition("example:")[0]
-    assert not re.search(rf"\b({'|'.join(vault.ACTIONS)})(, \w+)*: ", options)  # whose an option is need not be said
+    assert not re.search(rf"\b({'|'.join(vault.ACTIONS)})(, \w+)*: ", options)  # an option of all actions names none
     examples = out.partition("example:\n")[2].strip().splitlines()
     assert examples and all(line.startswith(f"  ucpl vault {action} ") for line in ("  " + examples[0], *examples[1:]))
 

@@ -1,7 +1,7 @@
-"""Vaults of several hosts: each host is a folder of its own here, in which the others' domains are not, and a port.
+"""Vaults of several hosts; each host is a folder with a port.
 
-What servers give each other goes over real connections of this machine. A network that is cut is one that gives no answer to
-whoever asks from one side, whatever was under way.
+A host's folder does not contain the others' domains. Servers communicate over real connections of this machine. A cut
+network gives no answer to requests of one side, even to pending ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def listed(home: Path) -> Hosts:
 
 
 class Cluster:
-    """A domain and a rank on each host; what is between them can be cut."""
+    """One domain and one rank per host; the network can be cut."""
 
     def __init__(self, top: Path, hosts: int, protect: str = "raim5") -> None:
         self.top, self.count, self.protect = top, hosts, protect
@@ -106,7 +106,7 @@ class Cluster:
         return read(self.homes[n], self.count, SIZES)
 
     def damaged(self, n: int) -> list[str]:
-        """What is lost or damaged, as one sees it on a host."""
+        """The lost or damaged parts, as seen on one host."""
         memory, found = damage(self.homes[n])
         memory.close()
         return [one.what for one in found]
@@ -136,13 +136,16 @@ def cluster(top: Path, hosts: int = 3, protect: str = "raim5") -> Iterator[Clust
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch):
-    """Who did not answer is asked again at once, and others are heard in each turn: tests know when one is there."""
+    """Retry at once, and ask all peers in each turn.
+
+    Tests know the moment when a peer returns.
+    """
     monkeypatch.setattr(far, "SILENT", 0.0)
     monkeypatch.setattr(others, "EVERY", 0.0)
 
 
 class Network:
-    """Which hosts cannot ask which domains."""
+    """The pairs of hosts and domains without a connection."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cut: set[tuple[Path, int]] = set()
@@ -187,7 +190,7 @@ def test_a_host_that_is_lost_is_made_up_for_and_replaced_elsewhere(tmp_path):
         made.step(20)
         made.lose(1)
         assert [made.read(n) for n in (0, 2)] == [20, 20]
-        # Another host, with another address, of which the two that stayed were told nothing.
+        # A replacement host with another address; the two remaining hosts have no news of it.
         made.ports[1], made.homes[1] = free_ports(1)[0], tmp_path / "other" / "job"
         made.vaults[1] = made.made(1)
         made.serve(1)
@@ -197,7 +200,7 @@ def test_a_host_that_is_lost_is_made_up_for_and_replaced_elsewhere(tmp_path):
         assert made.damaged(0) == []  # it was made anew
         made.write("second")
         made.step(30)
-        made.lose(2)  # what was made anew bears the next loss
+        made.lose(2)  # the replaced host survives the next loss
         assert [made.read(n) for n in (0, 1)] == [30, 30]
 
 
@@ -213,7 +216,7 @@ def test_two_lost_hosts_of_three_are_more_than_parity_bears(tmp_path):
 
 
 def test_a_server_votes_for_nothing_before_it_has_heard_all_others(tmp_path):
-    """The one that was not heard may alone know which generation counts."""
+    """The missing peer may have the only newer commit record."""
     with cluster(tmp_path) as made:
         made.serve()
         made.write("first")
@@ -237,8 +240,11 @@ def test_a_server_votes_for_nothing_before_it_has_heard_all_others(tmp_path):
     "a host is cut off right before it hears of a commit",
     "its next save fails; it overwrites nothing, and hears of the commit later",
 )
-def test_who_was_not_told_that_a_generation_counts_writes_over_nothing(tmp_path, monkeypatch):
-    """Cut off right when it was to be told: its next save fails, since it cannot know. Once it is reached, it hears of it."""
+def test_a_host_without_the_commit_record_overwrites_nothing(tmp_path, monkeypatch):
+    """The host is cut off before it receives the record.
+
+    Its next save fails, since it cannot know the commit. After the cut it receives the record.
+    """
     network = Network(monkeypatch)
     with cluster(tmp_path) as made:
         made.serve()
@@ -260,7 +266,7 @@ def test_who_was_not_told_that_a_generation_counts_writes_over_nothing(tmp_path,
             cutting.setattr(Far, "tell", tell_or_cut)
             made.turn(0, 2)
         assert network.cut and made.servers[1].here.commits() == [2, 1]
-        assert made.damaged(2) != []  # d1 is cut off, and what it has is made of the others
+        assert made.damaged(2) != []  # d1 is cut off, and its data is rebuilt
         assert 3 in made.servers[0].here.commits() or 3 in made.servers[2].here.commits()
         with pytest.raises(UcplError, match=r"E697: .*written over"):
             made.writers[1].save(40, None)
@@ -294,7 +300,7 @@ def test_a_vote_for_what_never_counted_is_taken_back_once_all_say_so(tmp_path, m
 
 
 @pytest.mark.fault("Vaults", "a replaced host returns", "it gets no data, and ends")
-def test_a_host_that_was_replaced_and_comes_back_is_told_nothing(tmp_path):
+def test_a_replaced_host_that_returns_gets_no_answer(tmp_path):
     with cluster(tmp_path) as made:
         made.serve()
         made.write("first")
@@ -394,12 +400,12 @@ def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
 
 
 def untold(one: Far, generation: int, text: bytes, job: Job) -> None:
-    """Instead of `Far.tell`: nobody is told what counts."""
+    """A replacement of `Far.tell` that sends no commit record."""
     raise Silence("cut")
 
 
 @pytest.mark.fault("Vaults", "a host with a lock stops", "the lock is released; a late commit of that host is refused")
-def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch):
+def test_a_lock_of_a_silent_host_is_released(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "HOLDS", 0.2)
     with cluster(tmp_path) as made:
         made.serve()
@@ -418,7 +424,10 @@ def test_a_lock_of_a_host_that_says_nothing_more_is_let_go(tmp_path, monkeypatch
 
 
 def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_path, monkeypatch):
-    """It alone was told what counts: nobody writes over that for having heard nothing."""
+    """It may have the only commit record.
+
+    Silence is no permission to overwrite the generation.
+    """
     ask = Far.ask
 
     def silent(one: Far, *args: object, **named: object) -> bytes:
@@ -475,7 +484,10 @@ def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silen
 
 
 def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_path, monkeypatch):
-    """Between what is newest and what ranks have saved, another server commits, and all ranks save once more."""
+    """Between the look and the write, another server commits.
+
+    All ranks save once more.
+    """
     with cluster(tmp_path) as made:
         made.serve()
         made.write("first")
@@ -572,7 +584,7 @@ def test_what_is_no_question_ends_its_connection_and_nothing_else(tmp_path, garb
 
 
 def test_a_list_of_hosts_that_is_damaged_is_not_taken_for_none(tmp_path):
-    """Without it a rank would not know that others may have committed what it writes over."""
+    """Without the list, a rank would overwrite a possibly committed save."""
     with cluster(tmp_path) as made:
         made.serve()
         made.write("first")
@@ -604,7 +616,7 @@ def test_a_list_of_hosts_that_is_damaged_is_not_taken_for_none(tmp_path):
         ({"hosts": "a:1,b:2", "keys": "d5"}, "E687: .*is not the certificate of a host of this vault"),
     ],
 )
-def test_what_is_said_of_hosts_must_fit(tmp_path, monkeypatch, said, match):
+def test_a_list_of_hosts_must_fit_the_vault(tmp_path, monkeypatch, said, match):
     monkeypatch.chdir(tmp_path)
     for name in ("good", "open", "mixed", "foreign"):
         shutil.copytree(keys_of(0), name)
@@ -626,7 +638,10 @@ def test_hosts_of_one_authority_are_one_vault_and_of_another_another(tmp_path):
 
 
 def test_a_server_that_is_begun_anew_is_known_at_once(tmp_path):
-    """What others ask of each other with the list of before is refused: a save between would not be kept."""
+    """Requests with the old list are rejected.
+
+    A save in between would be lost.
+    """
     with cluster(tmp_path) as here:
         here.serve()
         here.write("first")
@@ -638,7 +653,10 @@ def test_a_server_that_is_begun_anew_is_known_at_once(tmp_path):
 
 
 def test_who_asks_with_an_older_list_asks_once_more(tmp_path, monkeypatch):
-    """A rank votes may be open for; it reads the list again, which its own server has brought up to date."""
+    """A rank with an open vote reads the list again.
+
+    Its own server has updated the list.
+    """
     with cluster(tmp_path) as here:
         here.serve()
         here.write("first")

@@ -1,7 +1,7 @@
-"""The same machine over several hosts, between which the network is cut and mended at any time.
+"""The state machine over several hosts, with a network that is cut.
 
-Each host has a folder of its own, and asks the servers of the others over real connections. What is held against the oracle is
-what one reads who sees the folders of all: a cut may withhold what counts from a host, and never may it undo that it counts.
+Each host has its own folder, and queries the others over real connections. The oracle is compared with a reader of all
+folders. A cut may delay a host's commit record, and must never undo a commit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HostsMachine(Machine):
     @initialize(shape=st.sampled_from(SHAPES), replays=st.sampled_from([0, 0, 2]))
     def begin(self, shape: tuple[int, int, str], replays: int) -> None:
         self.cut: set[frozenset[int]] = set()
-        self.fuses: list[tuple[int, frozenset[int]]] = []  # after how many questions what will be cut
+        self.fuses: list[tuple[int, frozenset[int]]] = []  # (number of questions until the cut, hosts to cut off)
         self._real = Far.ask, Far.locked, far.SILENT, others.EVERY
         ask, locked = Far.ask, Far.locked
 
@@ -106,7 +106,8 @@ class HostsMachine(Machine):
         if not self.writers:
             self._start_job()
 
-    # ---- what happens ----------------------------------------------------------------------------------------------------
+    # ---- events
+    # ------------------------------------------------------------------------------------------------------------
 
     @rule(rank=st.integers(0, 9))
     def save(self, rank: int) -> None:
@@ -130,7 +131,7 @@ class HostsMachine(Machine):
 
     @rule(number=st.integers(0, 9), after=st.integers(0, 60))
     def cut_off_in_a_while(self, number: int, after: int) -> None:
-        """In the midst of what is asked then."""
+        """Cut the network during the later questions."""
         number %= self.domains
         self.fuses += [(after, frozenset((number, n))) for n in range(self.domains) if n != number]
 
@@ -153,7 +154,10 @@ class HostsMachine(Machine):
 
     @rule()
     def all_well(self) -> None:
-        """The network is whole, each host has a server, a job begins and saves: it counts in the end."""
+        """Repair the network, and start servers and a job.
+
+        Its save is committed in the end.
+        """
         self.mend()
         self.saves.left = self.serves.left = None
         for number in range(self.domains):
@@ -166,7 +170,7 @@ class HostsMachine(Machine):
             self.step()
 
     def _acknowledge(self) -> None:
-        """What more domains have been told that are well than may be lost."""
+        """Record a commit that more intact domains have than may be lost."""
         told = [set(self.vault.domain(n).commits()) for n in range(self.domains) if n not in self.hurt]
         for generation in set().union(*told):
             if sum(generation in some for some in told) > self.copies:

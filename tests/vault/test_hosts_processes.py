@@ -1,4 +1,7 @@
-"""Real processes on several hosts, each of which is a folder of its own here: killed at each point of their work, and lost."""
+"""Real processes on several hosts, killed at each point.
+
+Each host is a folder here.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +75,8 @@ CASES += [("server 0" if "commit" not in point else "servers", point, hit) for p
     "as on one host",
 )
 @pytest.mark.parametrize(("who", "point", "hit"), CASES)
-def test_a_killed_process_leaves_one_generation_and_all_go_on(hosts, who, point, hit):
-    """Each host's processes are killed once one of them is, and started anew."""
+def test_a_killed_process_leaves_one_generation_and_all_are_restarted(hosts, who, point, hit):
+    """After one kill, all processes are killed and restarted."""
     traps = [f"server {d}" for d in range(RANKS)] if who == "servers" else [who]
     hosts.start("first", range(1, 7), dict.fromkeys(traps, f"{point}:{hit}:kill"))
     hosts.until([hosts.pid(one) for one in traps], stopped=False)
@@ -100,8 +103,11 @@ def test_a_host_that_dies_in_the_middle_of_a_save_is_replaced(hosts, lost):
     assert hosts.read() == 12
 
 
-def test_a_server_that_stands_still_holds_nobody_up_for_ever(hosts, monkeypatch):
-    """It answers nothing, and nothing new counts. What counted is read without it; once it goes on, all go on."""
+def test_a_hanging_server_blocks_nobody_for_long(hosts, monkeypatch):
+    """It does not answer, and no new generation commits.
+
+    Committed ones are read without it. After it resumes, all continue.
+    """
     monkeypatch.setattr(far, "PATIENCE", 0.5)
     hosts.start("first", range(1, 4), {"server 0": "vault-parity:4:stop"})
     hosts.until([hosts.servers[0]], stopped=True)

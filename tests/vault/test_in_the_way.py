@@ -1,4 +1,7 @@
-"""What stands where a vault's file is to be written again: `scrub`, and a server that starts, name it, and say what to do."""
+"""Objects in the place of a vault's file.
+
+`scrub` and a starting server name the object and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,15 @@ def put(path: Path, kind: str) -> None:
 
 
 def arenas(home: Path) -> list[str]:
-    """Of the slots that the generation lies in."""
+    """The arenas of the generation's slots."""
     return sorted(path.stem for path in (home / "d1").glob("*.s?.json"))
 
 
 def demand_told(home: Path, path: Path, said: str, capsys) -> None:
-    """Raises: AssertionError, where the verb or the server does not say what stands there."""
+    """Check that the verb and the server name the object.
+
+    Raises: AssertionError.
+    """
     what = f"E695: {path} cannot be written: {said}"
     assert main(["vault", "scrub", str(home)]) == 4
     err = capsys.readouterr().err

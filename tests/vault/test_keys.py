@@ -51,7 +51,7 @@ def test_a_folder_without_its_authority_gets_no_keys(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_without_cryptography_it_is_said_what_to_install(tmp_path, capsys, monkeypatch):
+def test_without_cryptography_the_package_to_install_is_named(tmp_path, capsys, monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest):

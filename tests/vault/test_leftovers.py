@@ -1,4 +1,4 @@
-"""What killed servers, persists and drills left, and what is none of ours."""
+"""Remainders of killed servers, persists and drills, and other files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def wait_for(path: Path) -> None:
     "Vaults", "SIGKILL of a server while it persists", "the next server writes it again and removes the rest"
 )
 def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
-    """What it left is removed; and a step that was written before a run went back stays beside the new one."""
+    """Its remainder is removed.
+
+    A step from before the run's return stays next to the new one.
+    """
     home, runs = tmp_path / "job", tmp_path / "runs"
     vault = Vault.make(home, ranks=1)
     work_beside(runs / "step-9").mkdir(parents=True)
@@ -78,7 +81,10 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
 
 
 def test_a_step_that_several_vaults_made_anew_saved_is_written_each_time(tmp_path):
-    """With the generation that it had before: the third of them found both names taken, and was never written."""
+    """Each is written under its own name.
+
+    The third vault found both names taken, and its step was never written.
+    """
     home, runs = tmp_path / "job", tmp_path / "runs"
     one = Truth(tmp_path / "one", "dp=1", (1,))
     names = ["step-1", "step-1.generation-1", "step-1.generation-1.2", "step-1.generation-1.3"]
@@ -105,7 +111,7 @@ def test_a_step_that_several_vaults_made_anew_saved_is_written_each_time(tmp_pat
 
 
 def test_gc_leaves_what_is_no_vaults(tmp_path, capsys):
-    """A folder d0 alone makes none, nor does a name that begins as ours do."""
+    """A folder d0 alone is no vault, and a name prefix neither."""
     for name, file in (("data", "r_results.csv"), ("more", "commit.message"), ("empty", "")):
         (tmp_path / name / "d0").mkdir(parents=True)
         if file:
@@ -130,7 +136,10 @@ def files_in(root: Path) -> dict[Path, bytes]:
 )
 @pytest.mark.parametrize("state", [[], ["--with-state"]])
 def test_gc_removes_nothing_of_a_stranger_whatever_it_is_called(tmp_path, capsys, state):
-    """Names of ours are not ours alone: what has none of our seals is not removed."""
+    """Other programs may use our names.
+
+    A folder without our checksummed texts is not removed.
+    """
     strange = {
         "app1/hosts.json": '{"web": []}', "app2/hosts.json": "", "app3/d0/job.json": '{"queue": "gpu"}',
         "app4/d0/server.lock": "17", "app5/d0/r0.s0": "mine", "app6/d0/commit.1.json": '{"message": "first"}\n',
@@ -155,7 +164,10 @@ def flipped(path: Path) -> None:
 
 @pytest.mark.parametrize("damaged", ["hosts.json", "d0/job.json"])
 def test_a_damaged_text_of_ours_is_known_by_its_seal(tmp_path, capsys, damaged):
-    """Nothing else of the vault is there: it is kept until it is said that it may go."""
+    """The vault has nothing else.
+
+    It is kept until the user allows the removal.
+    """
     home = tmp_path / "root/job"
     if damaged == "hosts.json":
         Vault.make(home, ranks=2, domains=2, hosts="127.0.0.1:1,127.0.0.1:2", keys=keys_of(0))
@@ -168,7 +180,7 @@ def test_a_damaged_text_of_ours_is_known_by_its_seal(tmp_path, capsys, damaged):
     assert not home.exists()
 
 
-def test_gc_follows_no_link_that_stands_for_a_domain(tmp_path, capsys):
+def test_gc_follows_no_link_in_place_of_a_domain(tmp_path, capsys):
     Vault.make(tmp_path / "root/job", ranks=2, domains=2)
     os.rename(tmp_path / "root/job/d1", tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", tmp_path / "root/job/d1")

@@ -1,7 +1,8 @@
-"""A vault under everything that can happen to it, in any order: what is read is one committed generation, or a refusal.
+"""A state machine over a vault, with all events in any order.
 
-Processes are objects here, and a kill is an exception at one of the failpoints: it ends what is under way, and the locks of who
-is killed are free, as the kernel frees them. `test_processes.py` does some of it with real ones.
+A read returns one committed generation or an error. Processes are objects here, and a kill is an exception at a
+failpoint. It ends the current work, and frees the locks as the kernel does. `test_processes.py` does a part of this
+with real processes.
 """
 
 from __future__ import annotations
@@ -56,15 +57,18 @@ class Death:
 
 
 def saved_bytes(run: int, generation: int, rank: int) -> dict[str, bytes]:
-    """What a rank saves: files of unequal sizes, one of none; others than any other rank's or time's."""
+    """The bytes of a rank's save, unique per rank and generation.
+
+    Files have unequal sizes; one is empty.
+    """
     mark = f"{run}.{generation}.{rank}.".encode()
     return {f"r{rank}/a.txt": mark * (1 + 700 * ((rank + generation) % 3)), f"r{rank}/b.txt": mark[: rank % 2]}
 
 
 class Machine(RuleBasedStateMachine):
-    """One job, its vault, and its oracle: what each rank of each run saved.
+    """One job, its vault, and the oracle: the saves of all runs.
 
-    Where the vault takes generations that are made of the one before, ranks save such wherever they may, but for every fifth.
+    If the vault allows replays, ranks save gradients when possible, except for every fifth save.
     """
 
     @initialize(shape=st.sampled_from(SHAPES), replays=st.sampled_from([0, 0, 1, 2, 3]))
@@ -91,13 +95,14 @@ class Machine(RuleBasedStateMachine):
         return Vault.make(self.top / "job", **how)  # type: ignore[arg-type]
 
     def _vault(self, number: int) -> Vault:
-        """The same as whoever is in a domain sees it."""
+        """The vault as seen from a domain."""
         return self.vault
 
     def _server(self, number: int) -> Server:
         return Server(self.vault.home, number)
 
-    # ---- what runs -----------------------------------------------------------------------------------------------------
+    # ---- processes
+    # -----------------------------------------------------------------------------------------------------
 
     def _start_job(self) -> None:
         for one in self.writers:
@@ -142,7 +147,7 @@ class Machine(RuleBasedStateMachine):
             self.servers[number] = None
 
     def _look_whether_healed(self, number: int) -> None:
-        """A server that is started makes good what its domain lacks of the newest generation."""
+        """Check that a started server healed its domain."""
         found = committed(self.vault.home, self.vault.job)
         if not found:
             self.hurt.discard(number)
@@ -155,7 +160,8 @@ class Machine(RuleBasedStateMachine):
             self.hurt.discard(number)
         memory.close()
 
-    # ---- what happens ----------------------------------------------------------------------------------------------------
+    # ---- events
+    # ----------------------------------------------------------------------------------------------------------
 
     @rule(rank=st.integers(0, 9))
     def save(self, rank: int) -> None:
@@ -167,7 +173,7 @@ class Machine(RuleBasedStateMachine):
             saved = self.writers[rank].save(self.calls[rank], None)
             assert saved.error is None or saved.error.diagnostics[0].code != "E693", (
                 saved.error
-            )  # there is what to save
+            )  # there is a state to save
         except Killed:
             self._start_job()
 
@@ -238,7 +244,7 @@ class Machine(RuleBasedStateMachine):
         if not files or (job_at(self.vault.home) is None):
             return
         path = files[which % len(files)]
-        if path.name == "job.json":  # most domains say the same; of two nobody knows which is right
+        if path.name == "job.json":  # a majority has the same text; with two domains there is none
             return
         data = bytearray(path.read_bytes())
         data[at % len(data)] ^= 1 << bit
@@ -247,12 +253,13 @@ class Machine(RuleBasedStateMachine):
         self.hurt.add(number)
 
     def _acknowledge(self) -> None:
-        """What a rank whose domain is well has been told."""
+        """Record the commit that a rank with an intact domain knows."""
         for number in range(self.domains):
             if number not in self.hurt:
                 self.acknowledged = max(self.acknowledged, *self.vault.domain(number).commits(), 0)
 
-    # ---- what must hold ----------------------------------------------------------------------------------------------------
+    # ---- invariants
+    # --------------------------------------------------------------------------------------------------------
 
     @invariant()
     def what_is_read_is_one_generation(self) -> None:
@@ -263,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         except UcplError as error:
             assert error.diagnostics[0].code == "E692", error
             assert self.acknowledged == 0 or len(self.hurt) > self.copies, "a generation that counted is gone"
-            self.acknowledged = 0  # more was lost than may be: what there was is gone for good
+            self.acknowledged = 0  # more domains were lost than allowed
             return
         try:
             run, generation = int(memory.commit.shards[0].run), memory.commit.generation

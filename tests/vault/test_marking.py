@@ -1,4 +1,7 @@
-"""Marks of what a step made: of every byte, taken before anything writes to it, or the save does not count."""
+"""Digests of a step's results, taken before any later write.
+
+If a write comes first, the save is withdrawn.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ def apart(monkeypatch):
 
 
 def beside(here: Training) -> None:
-    """Digests are taken by a thread, while training goes on."""
+    """A thread takes the digests while training continues."""
     here.writer.beside = True
 
 
 def save_gradients(here: Training) -> None:
-    """Behind a save of all: what was copied of a second step, which nobody has said yet."""
+    """A complete save, then the unrecorded copy of a second step."""
     here.step()
     here.save()
     here.step()
@@ -69,7 +72,7 @@ def test_one_element_that_was_written_past_autograd_is_found_wherever_it_is(tmp_
 
 
 def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
-    """Of the step before: what is read is what was saved, whatever the next step made meanwhile."""
+    """A read returns the saved step's state, not the next one's."""
     goes_on, waits = threading.Event(), threading.Event()
 
     def slowly(data: memoryview) -> str:
@@ -114,7 +117,7 @@ def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
     "the step waits; the save does not count, and the next is complete",
 )
 def test_what_is_written_to_before_it_is_digested_does_not_count(tmp_path, monkeypatch, caplog):
-    """Training goes on, the log says so, and the next save is one of all."""
+    """Training continues, the log has a line, the next save is complete."""
     waits = threading.Event()
 
     def slowly(data: memoryview) -> str:
@@ -162,8 +165,8 @@ def test_no_step_waits_for_marks_of_a_save_that_failed(tmp_path, monkeypatch, er
         assert watch is not None and watch.marks is not None and watch.marks._is_done.is_set()
 
 
-def test_what_lies_elsewhere_may_be_written_to_once_it_is_saved(tmp_path, apart):
-    """A device weighs it before it does what it is asked later."""
+def test_device_tensors_may_be_written_after_the_save(tmp_path, apart):
+    """The device computes the digest before its later work."""
     with training(tmp_path / "job") as here:
         beside(here)
         here.step()
@@ -184,7 +187,7 @@ def test_what_lies_elsewhere_may_be_written_to_once_it_is_saved(tmp_path, apart)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 8191, 8192, 8193, 100_003])
-def test_a_sum_is_that_of_the_bytes_wherever_they_lie(monkeypatch, size):
+def test_a_sum_is_that_of_the_bytes_on_any_device(monkeypatch, size):
     monkeypatch.setattr(told, "TILE", 1024)
     data = torch.randint(0, 256, (size + 3,), dtype=torch.uint8)
     wanted = of_sum(weighed(data[:size].clone()))
@@ -207,7 +210,7 @@ def test_two_words_that_are_exchanged_have_another_sum():
     assert of_sum(weighed(words)) != of_sum(weighed(other)) != of_sum(weighed(words.flip(0)))
 
 
-def test_a_save_that_gets_no_thread_digests_by_itself(tmp_path, monkeypatch):
+def test_a_save_without_a_thread_digests_at_once(tmp_path, monkeypatch):
     def none(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -220,8 +223,11 @@ def test_a_save_that_gets_no_thread_digests_by_itself(tmp_path, monkeypatch):
             here.demand_same()
 
 
-def test_a_save_that_was_given_up_is_not_said(tmp_path):
-    """A save that was interrupted drops the marks of the one before, whose thread had not taken them yet."""
+def test_an_interrupted_save_is_not_recorded(tmp_path):
+    """An interrupted save drops the digests of the previous one.
+
+    Its thread had not taken them yet.
+    """
     with training(tmp_path / "job") as here:
         here.step()
         here.save()
@@ -251,7 +257,7 @@ def test_a_child_that_was_forked_waits_for_nobody(tmp_path, monkeypatch):
 
 
 def test_marks_are_in_the_order_of_their_tensors(apart, monkeypatch):
-    """Whether they are weighed by a device or digested here."""
+    """By a device or by the CPU."""
     monkeypatch.setattr(marking, "is_far", lambda t: t.dtype == torch.float64)
     some = [
         torch.arange(9.0),

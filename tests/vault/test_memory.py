@@ -1,4 +1,7 @@
-"""What is saved in memory comes back to the bit, whichever domain is lost, and into another layout."""
+"""Saves in memory are restored bit for bit.
+
+This holds for the loss of any domain, and for another layout.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What ranks gave, on a disk and damaged there: it is never restored as if it were well, and the tensors beside it are."""
+"""The JSON of ranks on a disk, damaged there.
+
+It is never restored as intact, and the tensors are.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ucpl.vault.persisting import persist
 
 @pytest.fixture(scope="module")
 def persisted(tmp_path_factory):
-    """Two steps, with what each rank gave beside it; memory is lost."""
+    """Two persisted steps with the ranks' JSON; memory is lost."""
     top = tmp_path_factory.mktemp("persisted")
     truth = Truth(top / "truth", "dp=2", (1, 2))
     with memory(top / "job", truth, domains=2, protect="none") as here:
@@ -30,7 +33,10 @@ def persisted(tmp_path_factory):
 
 
 def restored(runs: Path, top: Path, capsys) -> tuple[dict, str, dict]:
-    """(the answer, standard error, what ranks gave); the same is printed for people."""
+    """(the answer, standard error, the ranks' JSON).
+
+    The printed text is compared with the answer.
+    """
     out = [str(top / name) for name in ("out", "again")]
     asked = ["vault", "restore", str(top / "job"), "--to", call("dp=1"), "--else", str(runs)]
     shutil.rmtree(top, ignore_errors=True)
@@ -60,7 +66,7 @@ DAMAGES = {
 )
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["state.json", "saved.json"])
-def test_what_ranks_gave_and_is_damaged_is_said_and_no_older_step_is_taken(tmp_path, persisted, name, damage, capsys):
+def test_damaged_json_of_ranks_is_reported_and_no_older_step_is_restored(tmp_path, persisted, name, damage, capsys):
     whole, truth = persisted
     runs = shutil.copytree(whole, tmp_path / "runs")
     path = runs / "step-1/ucpl" / name
@@ -75,7 +81,7 @@ def test_what_ranks_gave_and_is_damaged_is_said_and_no_older_step_is_taken(tmp_p
     if name == "state.json":
         assert state == {} and told["state"] is None
         assert str(path) in said and "what ranks gave is lost" in said and str(path) in told["damage"]
-    else:  # what it vouched for is what it was
+    else:  # saved.json is intact
         assert state["ranks"] == {"0": {"position": 1201}, "1": {"position": 1201}}
         assert (str(path) in told["damage"]) is (str(path) in said) is (is_hurt and damage != "gone")
 
@@ -99,6 +105,6 @@ def test_what_an_older_version_persisted_is_restored_without_its_digest(tmp_path
     assert told["step"] == 1 and "what ranks gave is lost" in said and state == {}
 
 
-def test_whole_texts_say_nothing_of_damage(tmp_path, persisted, capsys):
+def test_intact_texts_report_no_damage(tmp_path, persisted, capsys):
     told, said, state = restored(persisted[0], tmp_path / "to", capsys)
     assert (told["step"], told["damage"], said) == (1, "", "") and state["ranks"]["0"] == {"position": 1201}

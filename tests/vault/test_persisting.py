@@ -1,4 +1,4 @@
-"""A generation that is written on a disk is there whole or not at all, whenever the power goes (F18)."""
+"""A persisted generation is complete or absent after a power loss (F18)."""
 
 from __future__ import annotations
 

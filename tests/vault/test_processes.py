@@ -1,6 +1,7 @@
-"""Real processes of a small job and its servers, of which one is killed, or stands still, at each point of its work.
+"""Real processes of a small job and its servers, killed or hanging.
 
-They are forked: a process that imports torch takes a second. What they left is read by this one; then all start anew.
+This happens at each point of their work. They are forked, because an import of torch takes a second. This process reads
+their files; then all are restarted.
 """
 
 from __future__ import annotations
@@ -57,13 +58,16 @@ class Processes:
         Vault.make(self.home, ranks=RANKS, domains=RANKS, protect="raim5")
 
     def home_of(self, number: int) -> Path:
-        """The vault as a domain sees it, and the rank of this number."""
+        """The vault as seen from a domain, and its rank."""
         return self.home
 
     def start(
         self, run: str, steps: range, traps: dict[str, str], first: Callable[[int], None] = lambda _: None
     ) -> None:
-        """traps: by "writer 0" or "server 2", what happens there. first: what each writer does before anything else."""
+        """Start the processes.
+
+        traps: the fault of "writer 0" or "server 2". first: an action of each writer before its work.
+        """
 
         def serve(number: int) -> None:
             set_failpoints(traps.get(f"server {number}", ""))
@@ -101,7 +105,7 @@ class Processes:
         return (self.writers if kind == "writer" else self.servers)[int(number)]
 
     def until(self, pids: list[int], *, stopped: bool) -> None:
-        """Until one of these processes is dead, or stands still."""
+        """Wait until one of these processes is dead or hangs."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             for pid in pids:
@@ -116,7 +120,7 @@ class Processes:
         raise AssertionError("nothing happened")
 
     def finish(self) -> None:
-        """All ranks end by themselves, well; servers are told to."""
+        """Wait until all ranks end, and stop the servers."""
         for pid in self.writers.values():
             assert os.waitpid(pid, 0)[1] == 0
         self.writers.clear()
@@ -155,8 +159,11 @@ CASES += [("server 0" if "commit" not in point else "servers", point, hit) for p
     "one committed snapshot, to the byte; the job continues and commits",
 )
 @pytest.mark.parametrize(("who", "point", "hit"), CASES)
-def test_a_killed_process_leaves_one_generation_and_all_go_on(processes, who, point, hit):
-    """F1 to F6: the job and its servers are killed once one of them is, and started anew. Whichever server commits."""
+def test_a_killed_process_leaves_one_generation_and_all_are_restarted(processes, who, point, hit):
+    """F1 to F6: after one kill, all processes are killed and restarted.
+
+    Any server may commit.
+    """
     traps = [f"server {d}" for d in range(RANKS)] if who == "servers" else [who]
     processes.start("first", range(1, 7), dict.fromkeys(traps, f"{point}:{hit}:kill"))
     processes.until([processes.pid(one) for one in traps], stopped=False)
@@ -169,7 +176,7 @@ def test_a_killed_process_leaves_one_generation_and_all_go_on(processes, who, po
 
 @pytest.mark.fault("Vaults", "SIGSTOP of a process (F4)", "no new snapshot commits; committed ones stay")
 @pytest.mark.parametrize(("who", "point"), [("writer 1", "vault-chunk"), ("server 0", "vault-parity")])
-def test_one_that_stands_still_withholds_what_is_new_alone(processes, who, point):
+def test_a_hanging_process_only_delays_new_commits(processes, who, point):
     """F4."""
     processes.start("first", range(1, 4), {who: f"{point}:4:stop"})
     processes.until([processes.pid(who)], stopped=True)
@@ -181,7 +188,7 @@ def test_one_that_stands_still_withholds_what_is_new_alone(processes, who, point
     assert processes.read() == there
 
 
-GROUPS = (  # folders of control groups, what limits memory there, and where the kernel counts whom it killed
+GROUPS = (  # folders of control groups, their memory limit, and the kernel's count of kills
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
     ("/sys/fs/cgroup", "memory.max", "memory.events"),
 )
@@ -189,7 +196,7 @@ GROUPS = (  # folders of control groups, what limits memory there, and where the
 
 @pytest.fixture
 def limited():
-    """(a control group of 96 MiB, how many processes the kernel killed there)."""
+    """(a control group of 96 MiB, the number of kills there)."""
     for top, limit, told in GROUPS:
         group = Path(top, f"ucpl-test-{os.getpid()}")
         if not Path(top, "cgroup.procs").exists():
@@ -219,7 +226,7 @@ def limited():
 )
 @pytest.mark.parametrize("hit", [1, 3, 7])
 def test_a_rank_that_the_kernel_kills_for_its_memory(processes, limited, hit):
-    """F13, by the kernel itself: a rank takes more memory than it may have, at a chunk of a save."""
+    """F13, by the kernel: a rank exceeds its memory during a save."""
     group, killed = limited
 
     def greedy(rank: int) -> None:
@@ -252,7 +259,10 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(processes, limited, hit):
 )
 @pytest.mark.parametrize("lost", range(RANKS))
 def test_a_node_that_dies_in_the_middle_of_a_save_is_made_anew(processes, lost):
-    """F7, F8: its rank at a chunk of the third save, with it its server and its folder; then the job on other processes."""
+    """F7, F8: a rank, its server and its folder are lost.
+
+    This happens in the third save; then the job restarts in other processes.
+    """
     processes.start("first", range(1, 6), {f"writer {lost}": "vault-chunk:3:kill"})
     processes.until([processes.writers[lost]], stopped=False)
     there = processes.read()
@@ -267,8 +277,11 @@ def test_a_node_that_dies_in_the_middle_of_a_save_is_made_anew(processes, lost):
 
 
 @pytest.mark.parametrize(("point", "hit"), [(point, hit) for point in WRITERS for hit in (1, 3)])
-def test_one_that_is_killed_while_what_it_copied_is_digested_beside_leaves_one_generation(processes, point, hit):
-    """Its save had returned: what it copied counts once it is digested and said, and not before."""
+def test_a_kill_during_the_background_digest_leaves_one_generation(processes, point, hit):
+    """The save had returned.
+
+    It can be committed only after the digest and the record.
+    """
     processes.beside = True
     processes.start("first", range(1, 7), {"writer 1": f"{point}:{hit}:kill"})
     processes.until([processes.pid("writer 1")], stopped=False)

@@ -1,4 +1,7 @@
-"""Ranks of which one cannot save: none does, all say why, and what they do together next is still the same on all."""
+"""One of several ranks cannot save.
+
+No rank saves, all report the reason, and collective calls still match afterwards.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ucpl.vault.server import Server
 
 
 class Odd:
-    """Whose state dict, text and JSON there are none of."""
+    """A value without a state dict, text and JSON."""
 
     def state_dict(self) -> dict[str, Any]:
         raise RuntimeError("no state dict")
@@ -51,7 +54,7 @@ def hooked() -> nn.Module:
 
 
 class Gathers:
-    """Whose state dict ranks make together, as FSDP's."""
+    """A value whose state dict is a collective call, like FSDP's."""
 
     def state_dict(self) -> dict[str, Any]:
         both = torch.ones(4)
@@ -73,8 +76,8 @@ class Silent(Odd):
 
 
 ONES = torch.ones(3, 4)
-TOGETHER = {"what": {"app": Gathers()}}  # what all give
-# What a rank gives instead of (module, optimizer), step and state; who does; what is said on that rank.
+TOGETHER = {"what": {"app": Gathers()}}  # the arguments of all ranks
+# The values of a rank in place of (module, optimizer), step and state; the rank; its message.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "sparse": ({"what": {"s": ONES.to_sparse()}}, (0, 1), "s is a tensor of"),
     "sparse on one": ({"what": {"s": ONES.to_sparse()}}, (1,), "s is a tensor of"),
@@ -122,7 +125,7 @@ def rank_of(rank: int, port: int, home: Path, out: Path) -> None:
     "Vaults", "one rank of several cannot save", "none saves; all report that rank; later collective calls are correct"
 )
 @pytest.mark.parametrize("replays", [0, 3])
-def test_where_one_rank_cannot_save_none_does_and_training_goes_on(tmp_path, replays):
+def test_if_one_rank_cannot_save_no_rank_saves_and_training_continues(tmp_path, replays):
     home = tmp_path / "job"
     Vault.make(home, ranks=2, domains=2, protect="mirror", replays=replays)
     run_all(2, rank_of, home, tmp_path)
@@ -134,7 +137,7 @@ def test_where_one_rank_cannot_save_none_does_and_training_goes_on(tmp_path, rep
             assert both == 2.0, name
             assert told.startswith("E693: "), (name, told)
             assert said in told, (name, told)
-            if rank not in bad and "sparse" not in name:  # what values are is told by torch
+            if rank not in bad and "sparse" not in name:  # torch defines the values
                 assert told.startswith(f"E693: rank {bad[0]} cannot save, so that no rank does: "), (name, told)
     assert [one["first"] for one in found] == [one["last"] for one in found] == [("", 2.0)] * 2
 
@@ -159,7 +162,7 @@ def lost_of(rank: int, port: int, home: Path, out: Path) -> None:
     os._exit(0)
 
 
-def test_what_is_lost_is_said_on_every_rank_that_reads_it(tmp_path):
+def test_a_loss_is_reported_on_every_reading_rank(tmp_path):
     home = tmp_path / "job"
     with (
         Vault.make(home, ranks=1, domains=1, protect="none").writer(0, beside=False) as writer,

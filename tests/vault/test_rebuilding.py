@@ -1,4 +1,7 @@
-"""A plan from a vault of which a part is lost says what is made of others, in its graph, and a run tells how much was."""
+"""Plans from a vault with a lost part.
+
+The graph has the rebuilt parts, and the run reports the rebuilt bytes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_the_graph_says_what_is_made_of_what(tmp_path, truth, protect, lost, oth
         assert {node.scheme for node in found} == {protect.replace("mirror", "mirror(1)")}
         assert {node.times for node in found} == {times}
         assert tuple(sorted({d for node in found for d in node.others})) == others
-        # Each stands between what was read and what takes from it, and everything else is as it was.
+        # Each is between a read and its consumer; the rest of the graph is unchanged.
         for node in found:
             (read,) = plan.net.predecessors(node)
             assert isinstance(read, Read) and (read.label, read.state) == (node.label, node.state)
@@ -80,8 +83,11 @@ def test_the_graph_says_what_is_made_of_what(tmp_path, truth, protect, lost, oth
             assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_bytes_are_those_that_lay_there(tmp_path, truth):
-    """Each file of this job but weights of both data-parallel ranks is saved by one rank: counted by their names."""
+def test_rebuilt_bytes_are_the_saved_ones(tmp_path, truth):
+    """One rank saves each file, except for replicated weights.
+
+    The expected bytes come from the names of the files.
+    """
     with memory(tmp_path / "job", truth, domains=4, protect="raim5") as here:
         here.save(truth, 1)
         here.turn()
@@ -113,7 +119,7 @@ def test_of_a_tensor_those_bytes_count_that_are_lost(tmp_path, truth, monkeypatc
     assert losses is not None and losses.bytes_of[place] == {0: 40, 2: 6}
 
 
-def test_into_a_store_it_is_told_too(tmp_path, truth):
+def test_rebuilt_bytes_are_reported_for_a_target_in_a_store(tmp_path, truth):
     with memory(tmp_path / "job", truth, domains=4, protect="raim5") as here:
         here.save(truth, 1)
         here.turn()
@@ -151,7 +157,7 @@ def test_verbs_say_it(tmp_path, truth):
         lambda one: [*one[:4], [], *one[5:]],  # of no domain
         lambda one: [*one[:5], one[4], *one[6:]],  # made of itself
         lambda one: [*one[:7], 0, one[8]],  # of nothing
-        lambda one: [*one[:8], []],  # of what nothing read
+        lambda one: [*one[:8], []],  # no read uses it
         lambda one: one[:4],
     ],
 )

@@ -1,4 +1,4 @@
-"""What a vault refuses, by whom it is asked."""
+"""Rejected requests to a vault."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_name_that_no_folder_should_have_is_refused(tmp_path):
         Vault.make(tmp_path / "a job\n")
 
 
-def test_what_is_no_vault_and_what_does_not_count_is_said(tmp_path, truth):
+def test_a_folder_without_vault_and_uncommitted_generations_are_reported(tmp_path, truth):
     with refused("E692", "is no vault"):
         Vault.at(tmp_path)
     with refused("E692", "is no vault"):
@@ -83,7 +83,7 @@ def test_the_json_of_a_rank_that_there_is_not_is_refused(tmp_path, truth):
         assert here.vault.state(1) == {"at": 1}
 
 
-def test_a_vault_is_named_as_it_lies_from_where_one_stands(tmp_path, truth, monkeypatch, capsys):
+def test_a_vault_is_named_relative_to_the_current_folder(tmp_path, truth, monkeypatch, capsys):
     with memory(tmp_path / "a/job", truth, domains=2, protect="mirror") as here:
         here.save(truth, 1)
         here.turn()

@@ -1,4 +1,4 @@
-"""What is read of gradients: what was trained, to the bit, or a refusal; never anything else."""
+"""Reads of saved gradients: the trained bits, or an error."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_bf16_model_is_replayed(tmp_path):
 
 
 def test_torch_loads_what_was_persisted_of_replayed_steps(tmp_path):
-    """Each archive has the CRCs of what was made, which a reader of zip files holds it against."""
+    """Archives have the CRCs of replayed values for zip readers."""
     with training(tmp_path / "job") as here:
         for _ in range(3):
             here.step()
@@ -89,7 +89,7 @@ def test_torch_loads_what_was_persisted_of_replayed_steps(tmp_path):
         assert told["ranks"]["0"] == {"at": 3}
         data = (tmp_path / "out" / "__0_0.distcp").read_bytes()
         archives = [b"PK\x03\x04" + part for part in data.split(b"PK\x03\x04")[1:]]
-        assert archives  # local headers; whole archives are found by their ends
+        assert archives  # local headers; complete archives are found by their ends
         at = count = 0
         while (end := data.find(b"PK\x05\x06", at)) >= 0:
             (tmp_path / "one.zip").write_bytes(data[at : end + 22])
@@ -100,7 +100,7 @@ def test_torch_loads_what_was_persisted_of_replayed_steps(tmp_path):
 
 
 def edited(home: Path, edit: Callable[[Shard], Shard]) -> None:
-    """The newest generation, of which rank 0 says something else."""
+    """Edit the record of rank 0 in the newest generation."""
     vault = Vault.at(home)
     newest = vault.committed()
     assert newest is not None
@@ -110,7 +110,7 @@ def edited(home: Path, edit: Callable[[Shard], Shard]) -> None:
 
 
 def demand_refused(home: Path, edit: Callable[[Shard], Shard], said: str = "") -> None:
-    """What is read after one step is refused, where its text says something else."""
+    """Check that an edited record is rejected at the read."""
     with training(home) as here:
         for _ in range(2):
             here.step()
@@ -128,7 +128,7 @@ WRONG: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_what_is_said_of_a_step_and_does_not_hold_is_refused(tmp_path, wrong):
+def test_an_invalid_record_of_a_step_is_rejected(tmp_path, wrong):
     def edit(shard: Shard) -> Shard:
         return evolve(shard, replay={**shard.replay, **wrong} if wrong else {})
 
@@ -136,7 +136,7 @@ def test_what_is_said_of_a_step_and_does_not_hold_is_refused(tmp_path, wrong):
 
 
 @pytest.mark.parametrize("what", ["size", "name", "apart", "lacks"])
-def test_a_value_that_stands_for_none_that_was_saved_is_refused(tmp_path, what):
+def test_a_value_that_replaces_no_saved_one_is_rejected(tmp_path, what):
     def edit(shard: Shard) -> Shard:
         (file,) = shard.files
         named = list(file.named)
@@ -210,7 +210,7 @@ def test_a_lost_domain_is_rebuilt_and_replayed(tmp_path):
 
 
 def test_what_a_domain_lost_of_all_that_counts_is_made_anew(tmp_path):
-    """Of the generation that is whole, and of each step's gradients since."""
+    """The complete generation and each step's gradients are rebuilt."""
     with training(tmp_path / "job", domains=3, protect="raim5") as here:
         for _ in range(3):
             here.step()
@@ -243,9 +243,9 @@ def test_a_flipped_bit_of_any_step_is_found_rebuilt_and_healed(tmp_path, name):
 
 
 def test_steps_are_made_for_what_is_read_alone_and_once(tmp_path, monkeypatch):
-    """Opening a checkpoint reads the directories of all archives, which have CRCs: none of them makes a step.
+    """To open a checkpoint, the directories of all archives are read.
 
-    Of a tensor of few bytes the archive is read with its directory.
+    They have CRCs, and need no replay. A small archive is read together with its directory.
     """
     made: list[tuple[Any, ...]] = []
     stepped = adamw.stepped
@@ -292,7 +292,7 @@ def test_steps_are_made_for_what_is_read_alone_and_once(tmp_path, monkeypatch):
         (20, 20, False),
     ],
 )
-def test_what_lies_within_is_told(low, high, found):
+def test_the_parts_of_a_replayed_file_are_reported(low, high, found):
     assert is_within(low, high, [(4, 8), (20, 30)]) is found
     assert not is_within(low, high, [])
 
@@ -309,7 +309,10 @@ model plain {
 
 
 def test_what_gradients_take_is_foretold(tmp_path, capsys):
-    """Tensors of a linear layer and its AdamW: a rank of two has half of all, and gradients are a third of that."""
+    """Tensors of a linear layer and its AdamW.
+
+    A rank of two has half of all, and gradients are a third of that.
+    """
     (tmp_path / "plain.ucpl").write_text(SPEC)
     call = ["vault", "plan", "dcp(fsdp = 2)", "--model", f"{tmp_path / 'plain.ucpl'}:plain", "--domains", "2", "--json"]
     assert main([*call]) == 0
@@ -321,7 +324,8 @@ def test_what_gradients_take_is_foretold(tmp_path, capsys):
     assert (told["replays"], told["gradients"], told["replayed"], told["saved"]) == (4, whole // 3, whole, whole)
     for one, other in zip(told["domains"], without["domains"], strict=True):
         held = other["memory"] // 2 // 3  # of a generation of gradients, with the copy of the other domain's
-        assert one["gradients"] == 4 * held or abs(one["gradients"] - 4 * held) < 4 * 4 * 4096  # blocks of whole pages
+        # blocks of complete pages
+        assert one["gradients"] == 4 * held or abs(one["gradients"] - 4 * held) < 4 * 4 * 4096
         assert one["memory"] == other["memory"] + one["gradients"]
     with training(tmp_path / "job") as here:
         here.model = nn.Linear(300, 300)  # type: ignore[assignment]
@@ -354,8 +358,11 @@ def test_a_text_of_gradients_that_lacks_something_is_none(tmp_path, lacks):
         assert Shard.of(seal(told)) is None
 
 
-def test_what_is_told_of_a_checkpoint_is_the_same_before_steps_are_made(tmp_path):
-    """A weight that has two names is found by the CRCs of both, which here are not those of its bytes."""
+def test_reports_of_a_checkpoint_are_the_same_before_the_replay(tmp_path):
+    """CRCs find a weight with two names.
+
+    Here the CRCs are markers instead of those of the bytes.
+    """
     with training(tmp_path / "job") as here:
         for _ in range(2):
             here.step()

@@ -1,4 +1,7 @@
-"""Saves of gradients alone of several ranks: what comes back is what torch itself saved of them, in any other layout, too."""
+"""Saves of gradients alone by several ranks.
+
+A restore equals torch's own save, also in another layout.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ EXPECTED = [0, 1, 2, 0, 1]
 
 
 def net() -> nn.Module:
-    """Some that no two ranks share evenly, one of which a rank has nothing."""
+    """Parameters that two ranks share unevenly; one rank has none of one."""
     return nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3), nn.Linear(3, 1))
 
 
@@ -52,7 +55,10 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {"sharded": sharded, "replic
 
 
 def trains(way: str, rank: int, port: int, home: Path, out: Path, *, odd: int = -1) -> None:
-    """odd: before that save, something else than a step changes what the second rank has."""
+    """A training rank.
+
+    odd: before this save, the second rank's values change without a step.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
@@ -82,7 +88,10 @@ def trains(way: str, rank: int, port: int, home: Path, out: Path, *, odd: int = 
 
 
 def saved_by_both(home: Path, out: Path, act: Callable[[int, int, Path, Path], None]) -> list[list[int]]:
-    """How many steps each save of each rank follows. What is read of each is what torch saved beside it."""
+    """The number of replayed steps of each save, by rank.
+
+    Each restore is compared with torch's own save.
+    """
     Vault.make(home, ranks=RANKS, domains=RANKS, protect="mirror", replays=REPLAYS)
     run_ranks(act, home, out)
     demand_each_as_torch_saved_it(out, SAVES)
@@ -121,7 +130,7 @@ class Odd(nn.Linear):
 
 
 def cannot_say(rank: int, port: int, home: Path, out: Path) -> None:
-    """At the second save, the second rank has what cannot be written."""
+    """The second rank's value cannot be serialized at the second save."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=30))
     stage = Odd(4, 4)
@@ -153,7 +162,7 @@ def test_a_rank_that_cannot_say_what_it_has_keeps_no_other_waiting(tmp_path):
 
 
 def unlike(rank: int, port: int, home: Path, out: Path) -> None:
-    """Stages with optimizers of two kinds, of which one alone could be replayed."""
+    """Pipeline stages with two optimizers; only one is replayable."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=30))
     stage = nn.Linear(4, 4)

@@ -1,4 +1,7 @@
-"""What is restored when the newest generation cannot be: the one before it, or what was persisted; and it is said."""
+"""Restores if the newest generation cannot be read.
+
+The previous or the persisted one is restored, with a report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def truth(tmp_path_factory):
 
 @pytest.fixture
 def home(tmp_path, truth):
-    """Steps 2 and 3 count, without protection; step 1 is on the disk."""
+    """Steps 2 and 3 are committed without protection; step 1 is persisted."""
     with memory(tmp_path / "job", truth, domains=2, protect="none") as here:
         for step in (1, 2, 3):
             here.save(truth, step)
@@ -45,7 +48,7 @@ def restore(home: Path, target: Path, *more: object, capsys) -> tuple[int, dict,
 
 
 def hurt(home: Path, generation: int) -> None:
-    """What rank 0 saved of it is gone."""
+    """Remove the shard of rank 0."""
     job = job_at(home)
     assert job is not None
     commit = next(one for one in committed(home, job) if one.generation == generation)
@@ -112,8 +115,8 @@ def test_a_generation_that_ends_whoever_reads_it_is_passed_over(tmp_path, home, 
     "SIGKILL of a restore at tiles and before publishing (F16)",
     "it resumes to the same bytes; the vault is unchanged",
 )
-def test_a_restore_that_is_killed_at_any_point_goes_on(tmp_path, home, truth, capsys):
-    """F16: the same bytes as one that was not; the vault is what it was."""
+def test_a_restore_that_is_killed_at_any_point_resumes(tmp_path, home, truth, capsys):
+    """F16: the bytes are the same, and the vault is unchanged."""
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
     for number, trap in enumerate(("tile-written:2:kill", "tile-written:5:kill", "publish-before:1:kill")):
         target = tmp_path / f"out{number}"
@@ -125,7 +128,10 @@ def test_a_restore_that_is_killed_at_any_point_goes_on(tmp_path, home, truth, ca
 
 
 def test_what_cannot_be_counted_is_restored_and_who_is_interrupted_counts_for_nothing(tmp_path, home, monkeypatch):
-    """Memory is full, or the vault is another user's; Ctrl-C ends no process that could not have gone on."""
+    """Memory is full, or the vault belongs to another user.
+
+    An interrupt with Ctrl-C is no failed attempt.
+    """
 
     def stop(source: str) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,7 @@
-"""Saves of a running job, one after another: what torch itself would have saved, whether or not ranks speak of it anew."""
+"""Successive saves of a running job equal torch's own saves.
+
+Ranks may skip the exchange of plans or repeat it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ RANKS = 2
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Iterator[tuple[dict[str, Any], bool]]:
-    """States to save, made when they are asked for, and whether ranks have what they had the time before."""
+    """The states to save; True if only their data changed.
+
+    Each state is made on request.
+    """
 
     def state(**more: object) -> dict[str, Any]:
         model(torch.ones(2, 5) * (rank + 1)).square().mean().backward()
@@ -56,7 +62,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Iter
 
 
 def saves(rank: int, port: int, home: Path, out: Path) -> None:
-    """A rank that saves, with its server beside it; and what torch saves of the same."""
+    """A rank that saves, with its server; torch saves the same state."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
@@ -87,7 +93,10 @@ def run_ranks(
 
 
 def demand_each_as_torch_saved_it(out: Path, saves: int) -> None:
-    """Of each save what was persisted is what torch saved beside it, and no two are alike."""
+    """Check that each persisted save equals torch's own.
+
+    No two saves are equal.
+    """
     digests = set()
     for number in range(saves):
         whole = []
@@ -117,7 +126,10 @@ def wait_for(path: Path) -> None:
 
 
 def loads(rank: int, port: int, home: Path, out: Path) -> None:
-    """The second rank looks before a generation comes to count, the first one behind it; then both load."""
+    """The second rank reads before a commit, the first one after it.
+
+    Then both load.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     url = f"vault:{home}"
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
@@ -157,7 +169,10 @@ def test_ranks_that_see_two_generations_load_one(tmp_path):
 
 
 def test_a_checkpoint_is_opened_without_its_tensors(tmp_path, monkeypatch):
-    """Of each no more than headers, which lie together: no chunk of a tensor, and nothing ahead."""
+    """Only the headers, which are adjacent in the arena.
+
+    No chunk of a tensor is read, and nothing ahead.
+    """
     state = {f"w{i}": torch.full((1 << 18,), float(i)) for i in range(6)}  # 1 MiB each
     with (
         Server(Vault.make(tmp_path / "job", ranks=1, domains=1, protect="none").home, 0) as server,
@@ -177,7 +192,7 @@ def test_a_checkpoint_is_opened_without_its_tensors(tmp_path, monkeypatch):
     assert len(open_checkpoint(source_at(f"vault:{tmp_path / 'job'}")).tensors) == 6
     assert 0 < sum(read) < 64 << 10 and len(read) == 1
     load({"model": state}, storage_reader=ucpl.StorageReader(f"vault:{tmp_path / 'job'}"))
-    assert sorted(read)[-6:] == [1 << 20] * 6  # straight to where they go, each once
+    assert sorted(read)[-6:] == [1 << 20] * 6  # directly into their destination, each once
 
 
 def same(one: object, other: object) -> bool:

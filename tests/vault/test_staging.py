@@ -1,4 +1,7 @@
-"""Tensors of a device, in buckets: a stand-in for a GPU, which copies as late as it may, and never before it is waited for."""
+"""Device tensors in buckets, with a stand-in for a GPU.
+
+It copies as late as allowed, and never before someone waits.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ class Late:
 
     def begin(self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Copies:
         for _, into in parts:
-            into.fill_(GARBAGE)  # what was there is not to be read any more
+            into.fill_(GARBAGE)  # the old bytes must not be read any more
         made = Copies(self, parts, self.count)
         self.told.append(f"began {self.count}")
         self.count += 1
@@ -100,7 +103,7 @@ def arenas_of(lane: Late, bucket: int = 64, kind: str = "tmpfs") -> Arenas:
 
 @pytest.mark.parametrize("kind, pins", [("ext4", True), ("tmpfs", False), ("tmpfs", True)])
 @pytest.mark.parametrize("bucket", [1, 7, 64, 1000, 1 << 20])
-def test_what_is_staged_is_what_lies_there(tmp_path, bucket, kind, pins):
+def test_staged_bytes_are_the_bytes_of_the_tensor(tmp_path, bucket, kind, pins):
     lane = Late(pins=pins)
     arenas = arenas_of(lane, bucket, kind)
     plain = Arenas().write(tmp_path / "plain", saved(tensors()))
@@ -133,8 +136,8 @@ def test_a_save_that_ends_early_leaves_no_copy_under_way():
     assert lane.told == ["began 0", "waited for 0"]
 
 
-def test_what_was_pinned_is_let_go_before_other_memory_comes_to_lie_there(tmp_path):
-    """A file in the place of another, and one that was cut and grew again."""
+def test_pinned_memory_is_unpinned_before_its_address_is_reused(tmp_path):
+    """A file that replaced another, and one that was truncated and extended."""
     lane = Late()
     arenas, arena = arenas_of(lane), tmp_path / "arena"
     arenas.copy(arena, saved(tensors()))
@@ -159,7 +162,7 @@ def test_one_bucket_is_on_its_way_while_the_one_before_is_read(tmp_path):
 
 
 def test_tensors_in_memory_lie_between_those_of_a_device():
-    """Each kind where it lies, in the order of the arena."""
+    """Each kind in its place, in the order of the arena."""
     lane = Late()
     data: list[bytes | torch.Tensor] = [
         b"one",
@@ -178,7 +181,10 @@ def test_tensors_in_memory_lie_between_those_of_a_device():
 
 @pytest.mark.parametrize("code", [0, 712])
 def test_what_is_asked_of_cuda(monkeypatch, code):
-    """Streams, events and the runtime of torch.cuda by stand-ins; a refusal is reported again to the next kernel."""
+    """Streams, events and the runtime of torch.cuda are stand-ins.
+
+    An error is reported again to the next kernel.
+    """
     asked: list[tuple[object, ...]] = []
 
     class Event:

@@ -1,4 +1,4 @@
-"""`ucpl vault` as a user types it: servers in processes of their own, and what is asked of what they keep."""
+"""`ucpl vault` on the command line, with servers as processes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_damage_is_found_and_healed(tmp_path, truth, capsys):
             file.write(bytes([byte[0] ^ 4]))
     status, found = told(capsys, "verify", home)
     assert status == 1
-    # both copies of what rank 0 saved have the same chunk damaged
+    # The same chunk is damaged in both copies of rank 0's shard.
     assert [(one["what"], one["can_be_rebuilt"]) for one in found["damaged"]] == [
         ("d0: what rank 0 saved", False),
         ("d1: what it keeps for others", False),
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_be_made_is_no_internal_error(tmp_path, capsys, mon
     assert "name a folder in memory that can be written, as in /dev/shm/ucpl/job" in said
 
 
-def test_memory_that_is_full_is_told_to_be_made_room_in(tmp_path, capsys, monkeypatch):
+def test_full_memory_is_reported_with_a_remedy(tmp_path, capsys, monkeypatch):
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -296,8 +296,11 @@ def written_by(rank: int, step: int) -> list[ToSave]:
     "an obstacle in a server's folder, or full memory",
     "reported; the server waits, and commits after its removal",
 )
-def test_a_server_says_what_is_in_its_way_and_goes_on(tmp_path):
-    """Memory that is full, or a folder where it writes: nothing counts meanwhile, and no server ends of it."""
+def test_a_server_reports_an_obstacle_and_continues(tmp_path):
+    """Full memory, or a folder in the place of a file.
+
+    No generation commits meanwhile, and no server ends.
+    """
     home = tmp_path / "job"
     with served(home, "--ranks", "2", "--domains", "2", "--protect", "mirror") as servers:
         (home / "d0" / "p.s0").mkdir()
@@ -352,7 +355,7 @@ def test_a_server_whose_domain_is_gone_ends_and_says_what_to_do(tmp_path):
         (["fly", "J"], "invalid choice"),
     ],
 )
-def test_what_is_said_wrong_is_said(words, said, capsys):
+def test_wrong_usage_is_reported(words, said, capsys):
     assert main(["vault", *words]) == 2
     assert said in capsys.readouterr().err
 
@@ -388,7 +391,7 @@ def test_nothing_is_made_for_a_domain_that_there_is_not(tmp_path, capsys):
 
 @contextmanager
 def served_by_hosts(top: Path, *more: str):
-    """Two hosts, each with a folder of its own, as two machines have; how each was started."""
+    """Two hosts with a folder each, and their start commands."""
     ports = free_ports(2)
     at = ",".join(f"127.0.0.1:{port}" for port in ports)
     shape = ["--ranks", "2", "--domains", "2", "--hosts", at, *more]
@@ -454,7 +457,7 @@ def test_two_hosts_keep_what_their_ranks_save_and_make_up_for_each_other(tmp_pat
         assert truth.step_of(tmp_path / "second") == 2
 
 
-def test_hosts_are_said_with_all_that_makes_them_a_vault(tmp_path, capsys):
+def test_hosts_are_given_together_with_the_options_of_the_vault(tmp_path, capsys):
     for more, said in (
         (["--hosts", "a:1,b:2"], "--keys go together"),
         (["--hosts", "a:1,b:2", "--keys", str(keys_of(0))], "needs the shape of the vault, too"),

@@ -1,4 +1,7 @@
-"""A save that fails ends nothing, whatever it is given; and one that does not count is said."""
+"""A failed save ends nothing, for any input.
+
+An uncommitted save is reported.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def deep(levels: int) -> dict[str, object]:
 
 
 class Gone(nn.Module):
-    """With a parameter that lies nowhere."""
+    """A module with a parameter on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ def truth(tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize("beside", [True, False])
-def test_what_cannot_be_kept_is_said_and_training_goes_on(vault, caplog, step, what, state, beside):
+def test_a_value_that_cannot_be_saved_is_reported_and_training_continues(vault, caplog, step, what, state, beside):
     with vault.writer(0, beside=beside) as writer, Server(vault.home, 0) as server:
         saved = writer.save(step, what, state)
         assert not saved and saved.error is not None and saved.error.diagnostics[0].code == "E693"
@@ -105,7 +108,7 @@ def test_what_cannot_be_kept_is_said_and_training_goes_on(vault, caplog, step, w
     ],
     ids=["none", "numpy", "number", "key", "meta"],
 )
-def test_what_is_no_tensor_of_a_layout_is_said(vault, truth, wrong, said):
+def test_a_tensor_that_the_layout_lacks_is_reported(vault, truth, wrong, said):
     tensors = truth.cut[1][0]
     key = next(iter(tensors))
     given = {**tensors, **{key if k == "k" else k: v for k, v in wrong.items()}}
@@ -175,8 +178,11 @@ def test_a_closed_writer_saves_nothing(vault):
     "a save without a server, with ranks at other steps or missing ranks",
     "the next save reports the reason (E699)",
 )
-def test_a_save_that_does_not_count_is_said_with_why(tmp_path, caplog):
-    """No server; ranks at other steps; a rank that did not save. Only the first is waited for as long as was said."""
+def test_an_uncommitted_save_is_reported_with_the_reason(tmp_path, caplog):
+    """No server; ranks at other steps; a rank without a save.
+
+    Only the first case is waited for as long as requested.
+    """
     vault = Vault.make(tmp_path / "job", ranks=2, domains=2, protect="none")
     model = nn.Linear(2, 2)
     with (
@@ -199,7 +205,7 @@ def test_a_save_that_does_not_count_is_said_with_why(tmp_path, caplog):
 
 
 def test_what_does_not_come_back_is_waited_for_longer_each_time(vault):
-    """And as long as was said, once a save counted again."""
+    """After a commit, the wait is as long as requested again."""
     with vault.writer(0, wait=0.02, strict=True) as writer:
         found = []
         for step in range(5):
@@ -227,7 +233,7 @@ def test_a_server_that_lives_is_waited_for(tmp_path, caplog):
 
 
 def test_who_looks_keeps_nobody_out(vault):
-    """A lock that somebody looks at is taken by who asks for it, a moment later."""
+    """A lock that is only tested is soon free again."""
     here = Domain(vault.home, 0)
     looking = held(here.lock("r0"), wait=0)
     looking.__enter__()

@@ -1,4 +1,4 @@
-"""A job of one rank that trains a small module, its vault, and what has to come out of it."""
+"""A training job of one rank, its vault, and the expected results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ REPLAYS = 3
 
 
 class Net(nn.Module):
-    """Layers of odd sizes, one with running statistics, one frozen, one weight that has two names."""
+    """Layers of odd sizes, one with running statistics.
+
+    One is frozen, and one weight has two names.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class Training:
         self.done = 0
 
     def _beside(self, other: Writer, step: int, *_: object) -> tuple[list[ToSave], Told | None]:
-        """What a rank saves that trains nothing: of its own domain, and in step with the one that trains."""
+        """The files of a rank without training, in step with the first."""
         said: Told = {"optimizer": "AdamW", "by": {"device": "cpu"}, "groups": [], "units": {}}
         return [text_file(f"beside-{other.rank}", f"{step}".encode() * 5000)], said if self.is_light else None
 
@@ -89,7 +92,10 @@ class Training:
         return saved
 
     def demand_same(self, source: str | Path | None = None) -> None:
-        """What is read is what is here, to the bit: weights, moments, steps, the numbers of groups."""
+        """Check that a read returns this state, bit for bit.
+
+        It compares weights, moments, steps and the numbers of groups.
+        """
         model = Net()
         groups = [
             {"params": [p for n, p in model.named_parameters() if ("weight" in n) is big]} for big in (True, False)
