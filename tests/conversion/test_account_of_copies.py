@@ -157,7 +157,7 @@ def test_a_group_that_trains_nothing_is_moved_where_it_is_in_the_target(
         return
     assert account is not None
     ucpl.convert(source, tmp_path / "target", target)
-    there = open_checkpoint(tmp_path / "target").envelope.groups
+    there = open_checkpoint(tmp_path / "target").state.groups
     assert len(there) == sum(e.count for e in account.of("moved") if e.kind == "group")
     assert any(e.names == ("2",) for e in account.of("dropped") if e.kind == "group") is (fate == "dropped")
 
@@ -224,5 +224,5 @@ def test_a_file_that_a_release_may_not_write_is_not_asked_for_again(tmp_path: Pa
 
 def test_a_key_in_a_chain_leaves_its_groups(tmp_path: Path) -> None:
     source = planted(tmp_path, "megatron/dist_moe", "common.pt", lambda v: add(v["optimizer"]))
-    there, known = (open_checkpoint(path).envelope for path in (source, FIXTURES / "megatron" / "dist_moe"))
+    there, known = (open_checkpoint(path).state for path in (source, FIXTURES / "megatron" / "dist_moe"))
     assert there.groups == known.groups and there.scalars == known.scalars and known.groups

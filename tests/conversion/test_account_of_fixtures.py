@@ -95,11 +95,13 @@ def test_the_items_add_up(name: str, target: str) -> None:
         return
     source = open_checkpoint(FIXTURES / name)
     assert account.items == account.count(*FATES)
-    states = sum(len(t.states) for t in source.tensors)
+    states = sum(len(t.states) for t in source.state.tensors)
     counted = sum(e.count for e in account.entries if e.kind.startswith("tensor"))
     assert states <= counted
-    assert counted <= states + len(source.tensors) or source.framework == "megatron_core"  # stacks may be taken apart
-    assert sum(e.count for e in account.entries if e.kind == "client_state") >= len(source.envelope.carried)
+    assert (
+        counted <= states + len(source.state.tensors) or source.framework == "megatron_core"
+    )  # stacks may be taken apart
+    assert sum(e.count for e in account.entries if e.kind == "client_state") >= len(source.state.carried)
     top = source.top
     found = [path for path in top.rglob("*") if path.is_file() and path.name not in POINTERS] if top.is_dir() else [top]
     folded = {n for n in names_of(account, "file", "not read") if n.endswith("/")}  # folders that nobody looks into
@@ -117,8 +119,8 @@ def test_what_is_moved_is_there(name: str, target: str, tmp_path: Path) -> None:
         expected("convert", name, target),
     ):
         return
-    source = open_checkpoint(FIXTURES / name).envelope
-    there = open_checkpoint(tmp_path / "x").envelope
+    source = open_checkpoint(FIXTURES / name).state
+    there = open_checkpoint(tmp_path / "x").state
     dropped = names_of(account, "value", "dropped")
     dropped |= {blob for words, some in PARTS.items() if any(n.endswith(words) for n in dropped) for blob in some}
     kept = {key for key in source.blobs if key not in DESCRIBING and key not in (TEXTS, "empty_tensors")} - dropped

@@ -142,7 +142,7 @@ def test_a_new_group_has_the_hyper_parameters_of_another(target: str, tmp_path: 
     assert members(after) == [*members(before), ["wpe.weight"]]
     hyper = [{k: v for k, v in group.items() if k not in ("params", "name")} for group in after["groups"]]
     assert hyper[2] == hyper[1] != hyper[0]
-    schedule = open_checkpoint(tmp_path / "new").envelope.blobs["lr_scheduler"]
+    schedule = open_checkpoint(tmp_path / "new").state.blobs["lr_scheduler"]
     assert isinstance(schedule, dict) and schedule["base_lrs"][2] == schedule["base_lrs"][1] != schedule["base_lrs"][0]
     assert len(schedule["base_lrs"]) == 3
 

@@ -117,9 +117,9 @@ def _items(value: object) -> list[tuple[object, object]]:
 
 def holders_of(opened: Checkpoint) -> list[tuple[set[str], str]]:
     """Values of a run by their names in an account."""
-    envelope = opened.envelope
+    envelope = opened.state
     found = [({str(key)}, f"{key}{value!r}") for key, value in envelope.carried.items()]
-    for rank, mine in enumerate(opened.caller_states.of):
+    for rank, mine in enumerate(opened.state.parallel.carried_by_rank.of):
         found += [({f"{key} of rank {rank}"}, f"{key}{value!r}") for key, value in mine.items()]
     for name, value in envelope.blobs.items():
         found += [({name}, f"{name}{value!r}")]
@@ -155,7 +155,7 @@ def test_a_value_in_the_module_of_a_universal_folder_is_kept(tmp_path: Path) -> 
     assert f"{MARK} of the module" in names_of(source, "safetensors()")
     assert not any(MARK in name for name in names_of(source, "zero1(dp=2)"))
     ucpl.convert(source, tmp_path / "target", "zero1(dp=2)")
-    assert open_checkpoint(tmp_path / "target").envelope.blobs["module_extra"] == {MARK: 1}
+    assert open_checkpoint(tmp_path / "target").state.blobs["module_extra"] == {MARK: 1}
 
 
 def test_one_group_more_in_the_optimizer_of_a_universal_folder_is_named(tmp_path: Path) -> None:

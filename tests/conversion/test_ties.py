@@ -52,7 +52,7 @@ def test_the_module_has_both_names_of_one_tensor(folder: Path, call: str, names:
     assert set(module) == {EMBED, HEAD, "model.norm.weight"}
     assert torch.equal(module[HEAD].float(), TENSORS[EMBED]) and torch.equal(module[EMBED], module[HEAD])
     assert module[HEAD].data_ptr() == module[EMBED].data_ptr()
-    assert len(open_checkpoint(folder / "t").tensors) == 2
+    assert len(open_checkpoint(folder / "t").state.tensors) == 2
     assert "load_module_strict" not in " ".join(advice(open_checkpoint(source), api.plan(str(source), call).target))
 
 
@@ -71,7 +71,7 @@ def test_two_tensors_that_are_tied_and_differ_are_refused(folder: Path) -> None:
 def test_what_the_config_unties_stays_two_tensors(folder: Path) -> None:
     (folder / "source" / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
     good("convert", saved(folder, {**TENSORS, HEAD: TENSORS[EMBED] + 1}), folder / "t", "--to", "zero1(dp=2)")
-    assert len(open_checkpoint(folder / "t").tensors) == 3
+    assert len(open_checkpoint(folder / "t").state.tensors) == 3
 
 
 def test_a_class_that_cannot_be_asked_ties_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_weights_alone_are_written_as_they_were(folder: Path) -> None:
     """No engine, no names of a module: the class is not asked."""
     source = saved(folder, {**TENSORS, HEAD: TENSORS[EMBED] + 1})
     good("convert", source, folder / "t", "--to", "safetensors()")
-    assert len(open_checkpoint(folder / "t").tensors) == 3
+    assert len(open_checkpoint(folder / "t").state.tensors) == 3
 
 
 NAMED_TWICE = """ucpl 1

@@ -84,7 +84,7 @@ def model_states(target: Path) -> dict[str, Any]:
 
 
 def scaler_of(target: Path) -> tuple[str, dict[object, object], dict[str, object]]:
-    blobs = open_checkpoint(target).envelope.blobs
+    blobs = open_checkpoint(target).state.blobs
     found = blobs["loss_scaler"]
     assert isinstance(found, Call) and isinstance(found.function, Global)
     assert isinstance(found.state, dict)

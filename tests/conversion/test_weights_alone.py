@@ -211,7 +211,7 @@ def test_experts_are_read_without_the_optimizers_shards(name: str, tmp_path: Pat
         assert all(torch.equal(found[n]["weight"], whole[n]["weight"]) for n in whole)
     made = tmp_path / "made"
     ucpl.convert(tmp_path / "unlink", made, "zero1(dp = 2, ep = 2)", weights_alone=True)
-    assert [len(group.members) for group in open_checkpoint(made).envelope.groups] == MOE[name]
+    assert [len(group.members) for group in open_checkpoint(made).state.groups] == MOE[name]
 
 
 def test_an_optimizer_of_experts_without_zero_is_named(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ucpl.extents import Envelope, Extent, Key, NamedTensor
-from ucpl.extents.envelope import Setting
+from attrs import evolve
+
+from ucpl.extents import Extent, Key, NamedTensor, TrainState
+from ucpl.extents.train_state import Setting
 from ucpl.frontends.parallel import Base, Extended, Inherited
 from ucpl.layout import load
 from ucpl.stores.checkpoint import Checkpoint
@@ -66,6 +69,15 @@ def checkpoint(
         extents["f", key] = Extent("f", key, "f32", shape, (1,) * len(shape), 0, "0", 0, 0)
     known = {name: Setting(value, f"origin of {name}") for name, value in settings.items()}
     here = Path("ckpt")
-    return Checkpoint(
-        here, here, None, "deepspeed", "", extents, {}, Envelope("deepspeed", settings=known), tensors, {}
-    )
+    state = TrainState("deepspeed", tensors=tensors, settings=known)
+    return Checkpoint(here, here, None, "deepspeed", "", extents, {}, state)
+
+
+def with_state(found: Checkpoint, **changes: Any) -> Checkpoint:
+    """The checkpoint with other fields of its state."""
+    return evolve(found, state=evolve(found.state, **changes))
+
+
+def with_parallel(found: Checkpoint, **changes: Any) -> Checkpoint:
+    """The checkpoint with other parallel facts."""
+    return with_state(found, parallel=evolve(found.state.parallel, **changes))

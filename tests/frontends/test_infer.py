@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from tests.frontends.facts import checkpoint
+from tests.frontends.facts import checkpoint, with_parallel, with_state
 from ucpl.errors import UcplError
 from ucpl.extents import Counted, Flat, NamedTensor, ParameterGroup
 from ucpl.frontends.infer import inherited_settings, layout_name, model_of, state_dtypes, stated_of
@@ -29,7 +29,7 @@ def known(**settings: int | float | str | None) -> Checkpoint:
     found = checkpoint(*TENSORS, stored=None, **settings)
     groups = (ParameterGroup("0", ("a",), {}), ParameterGroup("1", ("b.c", "d"), {}), ParameterGroup("2", (), {}))
     scalars: dict[str, dict[str, Counted]] = {"step": {"a": 3, "b.c": 3}, "exp_avg": {"a": 1}}
-    return evolve(found, aliases={"head": "a"}, envelope=evolve(found.envelope, groups=groups, scalars=scalars))
+    return with_state(found, aliases={"head": "a"}, groups=groups, scalars=scalars)
 
 
 def test_a_model_has_its_tensors_in_order_aliases_groups_and_states() -> None:
@@ -77,7 +77,7 @@ def test_flats_are_those_of_the_rank_and_the_bucket_in_the_order_of_buckets() ->
     def flat(bucket: int, tp: int) -> Flat:
         return Flat(bucket, str(bucket), {"tp": tp}, ((f"t{bucket}{tp}", (2,)),), (0,), 2)
 
-    found = stated_of(evolve(known(), stated=(flat(11, 0), flat(2, 0), flat(2, 1), flat(11, 1))))
+    found = stated_of(with_parallel(known(), flats=(flat(11, 0), flat(2, 0), flat(2, 1), flat(11, 1))))
     assert found("f", "state", {"tp": 0}) == [[("t20", (2,))], [("t110", (2,))]]
     assert found("f", "state/11", {"tp": 1}) == [[("t111", (2,))]]
     assert found("f", "state/2", {"tp": 1, "dp": 5}) == [[("t21", (2,))]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from tests.frontends.facts import BASES, base_of, checkpoint, model_of, read_again, text_of
+from tests.frontends.facts import BASES, base_of, checkpoint, model_of, read_again, text_of, with_parallel
 from ucpl.errors import UcplError
 from ucpl.extents import NamedTensor, Section, Sharding
 from ucpl.frontends import ranks
@@ -17,7 +17,7 @@ from ucpl.syntax.printer import print_axis
 
 
 def stored(base: Base, shardings: dict[str, Sharding]) -> Extended:
-    return ranks.stored(base, evolve(checkpoint(tp=2), shardings=shardings))
+    return ranks.stored(base, with_parallel(checkpoint(tp=2), shardings=shardings))
 
 
 def target(base: Base, shardings: dict[str, Sharding]) -> Extended:
@@ -282,11 +282,11 @@ def test_a_source_that_is_not_cut_says_nothing_of_cuts() -> None:
 def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
     found = checkpoint(*(NamedTensor(n, (3, 4), "f32", "parameter") for n in "abc"), dp=2, tp=3)
     local: dict[str, tuple[tuple[int, ...], ...]] = dict.fromkeys("abc", ((3, 4), (2, 4), (1, 4)))
-    found = evolve(found, local_shapes=local, shardings={"c": cut(3, 3)})
+    found = with_parallel(found, local_shapes=local, shardings={"c": cut(3, 3)})
 
     def shapes(name: str, more: str = "") -> dict[str, tuple[int, ...]]:
         made = with_shapes(found, load(("bases.ucpl", BASES + more)), nodes.Call(name))
-        return {t.name: t.shape for t in made.tensors}
+        return {t.name: t.shape for t in made.state.tensors}
 
     assert shapes("over_named") == {"a": (6, 4), "b": (3, 4), "c": (3, 4)}, "its base says it of a"
     text = "layout both(dp, tp = 3) of any extends named(dp = dp, tp = tp) {\n"
@@ -297,7 +297,9 @@ def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
 
 
 def test_parts_that_nothing_describes_are_named() -> None:
-    found = evolve(checkpoint(NamedTensor("a", (3, 4), "f32", "parameter"), tp=2), local_shapes={"a": ((3, 4), (2, 4))})
+    found = with_parallel(
+        checkpoint(NamedTensor("a", (3, 4), "f32", "parameter"), tp=2), local_shapes={"a": ((3, 4), (2, 4))}
+    )
     with pytest.raises(UcplError, match=r"E464: `a` is \[3, 4\], \[2, 4\] on tensor-parallel ranks"):
         demand({}, found)
     demand({"a": cut(3, 2)}, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from tests.frontends.facts import base_of, checkpoint, model_of, read_again, text_of
+from tests.frontends.facts import base_of, checkpoint, model_of, read_again, text_of, with_parallel
 from ucpl.errors import UcplError
 from ucpl.extents import Section, Sharding
 from ucpl.extents.experts import Expert, Experts
@@ -20,19 +20,19 @@ ZERO = "zero1(dp = 2)"
 
 
 def stored_pipeline(base: Base, found: Pipeline) -> Extended:
-    return ranks.stored(base, evolve(checkpoint(), pipeline=found))
+    return ranks.stored(base, with_parallel(checkpoint(), pipeline=found))
 
 
 def target_pipeline(base: Base, found: Pipeline) -> Extended:
-    return ranks.target(base, evolve(checkpoint(), pipeline=found), {})
+    return ranks.target(base, with_parallel(checkpoint(), pipeline=found), {})
 
 
 def stored_experts(base: Base, found: Experts) -> Extended:
-    return ranks.stored(base, evolve(checkpoint(), experts=found))
+    return ranks.stored(base, with_parallel(checkpoint(), experts=found))
 
 
 def target_experts(base: Base, found: Experts) -> Extended:
-    return ranks.target(base, evolve(checkpoint(), experts=found), {})
+    return ranks.target(base, with_parallel(checkpoint(), experts=found), {})
 
 
 def layer(number: int, *tensors: str, tied: str | None = None) -> Layer:
@@ -178,7 +178,7 @@ def test_a_pipeline_s_tensors_at_stages_2_and_3_are_a_module_that_is_no_pipeline
 @pytest.mark.parametrize("is_by_tp", [False, True])
 def test_layers_that_are_cut_have_a_file_for_each_tensor_parallel_rank(is_by_tp: bool) -> None:
     cuts = {"a": Sharding((6, 4), 1, (Section(4, (2, 2)),), "lists")}
-    source = evolve(checkpoint(), pipeline=evolve(pipeline(0, 2, 5), is_by_tp=is_by_tp))
+    source = with_parallel(checkpoint(), pipeline=evolve(pipeline(0, 2, 5), is_by_tp=is_by_tp))
     text = text_of(ranks.target(base_of("zero1(dp = 2, tp = 2, pp = 2)", MODEL, tp=2), source, cuts))
     for line in (
         'file layer_00 = torch "layer_00-model_{tp:02}-model_states.pt"',

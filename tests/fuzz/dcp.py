@@ -136,11 +136,24 @@ class Dcp:
 
 def asked(opened: Checkpoint) -> object:
     """All that inferring looks at: where it is as it was, inferring says what it said, and takes longer than reading does."""
-    envelope = opened.envelope
+    envelope = opened.state
     return (
-        (opened.framework, opened.tensors, opened.aliases, opened.stated, opened.shardings, opened.local_shapes),
-        (tuple(opened.extents.items()), opened.scalar_extents, opened.registered, opened.files, opened.vocabulary),
-        (opened.pipeline, opened.experts, opened.legacy, opened.is_apart),
+        (
+            opened.framework,
+            opened.state.tensors,
+            opened.state.aliases,
+            opened.state.parallel.flats,
+            opened.state.parallel.shardings,
+            opened.state.parallel.local_shapes,
+        ),
+        (
+            tuple(opened.extents.items()),
+            opened.scalar_extents,
+            opened.registered,
+            opened.files,
+            opened.state.parallel.vocabulary,
+        ),
+        (opened.state.parallel.pipeline, opened.state.parallel.experts, opened.legacy, opened.is_apart),
         (envelope.settings, envelope.scalars, [(group.name, group.members) for group in envelope.groups]),
         ([*envelope.blobs], [*envelope.carried], [*opened.carried_extents]),
     )

@@ -35,7 +35,7 @@ def test_what_transformers_wrote_is_read_and_written_to_equal_tensors(name, tmp_
     shutil.copytree(WRITTEN / name, source)
     opened = api.open_checkpoint(source)
     assert opened.framework == "huggingface" and not opened.remarks
-    assert {t.name for t in opened.tensors} == set(tensors_of(source))
+    assert {t.name for t in opened.state.tensors} == set(tensors_of(source))
     ucpl.convert(source, tmp_path / "made", 'safetensors(shard="9KB")')
     assert_equal(tensors_of(source), tensors_of(tmp_path / "made"))
     for text in ("config.json", "generation_config.json"):
@@ -90,7 +90,7 @@ def test_a_missing_shard_is_named_with_its_tensors(tensors, tmp_path):
 def test_numbered_shards_need_no_index(tensors, tmp_path):
     source = save(tmp_path / "s", tensors, shards=3)
     (source / "model.safetensors.index.json").unlink()
-    assert {t.name for t in api.open_checkpoint(source).tensors} == set(tensors)
+    assert {t.name for t in api.open_checkpoint(source).state.tensors} == set(tensors)
 
 
 @pytest.mark.fault("Folders of DeepSpeed and Hugging Face", "a missing numbered shard without an index", "named")
@@ -103,9 +103,9 @@ def test_one_shard_of_several_is_no_folder(tensors, tmp_path):
         with pytest.raises(UcplError, match=r"E380: model-00002-of-00003\.safetensors is missing|E380: .*-00003-of"):
             ucpl.convert(source, tmp_path / "made", "plain()")
     assert code_of(ucpl.verify, source) == code_of(import_hf, source) == "E380"
-    assert len(api.open_checkpoint(source / "model-00001-of-00003.safetensors").tensors) == 4, "named by itself"
+    assert len(api.open_checkpoint(source / "model-00001-of-00003.safetensors").state.tensors) == 4, "named by itself"
     (source / "model-00001-of-00003.safetensors").rename(source / "model-00001-of-00001.safetensors")
-    assert len(api.open_checkpoint(source).tensors) == 4, "all of one"
+    assert len(api.open_checkpoint(source).state.tensors) == 4, "all of one"
 
 
 LINK = r"model\.safetensors is a link to \.\./blobs/0f3a, which is not there"
@@ -212,7 +212,7 @@ def test_files_that_nothing_brings_together_are_refused_and_leftovers_are_told(t
     assert any("adapter.safetensors" in one.name for one in api.open_checkpoint(source).not_read)
     (source / "model.safetensors").rename(source / "other.safetensors")
     assert code_of(api.open_checkpoint, source) == "E384"
-    assert api.open_checkpoint(source / "other.safetensors").tensors[0].name == "layers.0.w"
+    assert api.open_checkpoint(source / "other.safetensors").state.tensors[0].name == "layers.0.w"
 
 
 def test_pieces_of_torch_s_own_writer_are_refused(tmp_path):
@@ -228,7 +228,7 @@ def test_a_tied_tensor_is_written_once_and_its_second_name_comes_back(tmp_path):
     )
     ucpl.convert(tmp_path / "p.pt", tmp_path / "made", 'safetensors(shard="40B")')
     assert_equal(tensors_of(tmp_path / "made"), {"a": shared, "b": torch.ones(5)})
-    assert api.open_checkpoint(tmp_path / "made").aliases == {"z": "a"}
+    assert api.open_checkpoint(tmp_path / "made").state.aliases == {"z": "a"}
     ucpl.convert(tmp_path / "made", tmp_path / "back.pt", "plain()")
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     assert back["aliases"] == {"z": "a"} and torch.equal(back["params"]["a"]["weight"], shared)
@@ -269,7 +269,7 @@ def test_names_with_digits_of_any_kind_are_sorted(tmp_path):
 
 def test_the_format_of_a_file_is_no_second_name(tmp_path):
     save(tmp_path / "s", {"pt": torch.ones(3)})
-    assert api.open_checkpoint(tmp_path / "s").aliases == {}
+    assert api.open_checkpoint(tmp_path / "s").state.aliases == {}
 
 
 def test_two_keys_that_are_one_name_are_refused(tmp_path):
@@ -323,10 +323,10 @@ def test_a_checkpoint_of_deepspeed_s_becomes_a_folder_equal_to_its_truth(shard, 
     truth = torch.load(example / "truth.pt", weights_only=False)
     ucpl.convert(example, tmp_path / "made", f'safetensors(shard="{shard}")')
     found = tensors_of(tmp_path / "made")
-    aliases = set(api.open_checkpoint(example).aliases)
+    aliases = set(api.open_checkpoint(example).state.aliases)
     want = {name: states["fp32"] if "fp32" in states else states["weight"] for name, states in truth["params"].items()}
     assert_equal({n: t for n, t in {**want, **truth["buffers"]}.items() if n not in aliases}, found)
-    assert set(api.open_checkpoint(tmp_path / "made").aliases) == aliases
+    assert set(api.open_checkpoint(tmp_path / "made").state.aliases) == aliases
 
 
 def test_shards_that_an_index_has_in_a_folder_below_are_read(tensors, tmp_path):

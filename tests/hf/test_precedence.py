@@ -88,10 +88,10 @@ def test_a_second_name_is_what_save_model_left_out_and_no_other_metadata(tmp_pat
     (tmp_path / "s").mkdir()
     save_model(Tied(), str(tmp_path / "s" / "model.safetensors"), {"trained_from": "embed.weight", "format": "pt"})
     opened = api.open_checkpoint(tmp_path / "s")
-    assert opened.aliases == {"lm_head.weight": "embed.weight"}
+    assert opened.state.aliases == {"lm_head.weight": "embed.weight"}
     assert any("trained_from" in text for text in opened.told)
     save_file({"w": torch.ones(2)}, tmp_path / "s" / "model.safetensors", {"trained_from": "w"})
     opened = api.open_checkpoint(tmp_path / "s")
-    assert opened.aliases == {} and [t.name for t in opened.tensors] == ["w"]
+    assert opened.state.aliases == {} and [t.name for t in opened.state.tensors] == ["w"]
     ucpl.convert(tmp_path / "s", tmp_path / "p.pt", "plain()")
     assert torch.load(tmp_path / "p.pt", weights_only=True)["aliases"] == {}

@@ -277,7 +277,7 @@ def test_a_reference_whose_weights_only_the_class_reads(folder, tmp_path):
     layout = f"{mistaken(tmp_path)}:megatron(tp=2, pp=2)"
     checkpoint = api.open_checkpoint(tmp_path / "m", layout)
     side, _ = api.source_side(checkpoint, layout)
-    del checkpoint.envelope.blobs[TEXTS]
+    del checkpoint.state.blobs[TEXTS]
     (tmp_path / "bin").mkdir()
     shutil.copy(folder / "config.json", tmp_path / "bin")
     as_bin = {tmp_path / "bin": folder}
@@ -306,8 +306,8 @@ def zero(change, checkpoint=ROOT / "examples" / "checkpoint"):
 def swapped(text):
     """Two tensors of one size, the other way round in the optimizer's group: shapes, sums and names are all as before."""
     opened = api.open_checkpoint(ROOT / "examples" / "checkpoint")
-    sizes = {t.name: t.shape for t in opened.tensors}
-    for group in opened.envelope.groups:
+    sizes = {t.name: t.shape for t in opened.state.tensors}
+    for group in opened.state.groups:
         for i, a in enumerate(group.members):
             for b in group.members[i + 1 :]:
                 if sizes[a] == sizes[b]:

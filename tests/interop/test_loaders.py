@@ -216,7 +216,7 @@ def test_names_that_a_module_does_not_have_are_noted(kind: str, to: str, tmp_pat
     if kind in ("mixtral", "qwen2_moe", "qwen3_moe"):
         there, behind = re.findall(r"'of ([^']*)'", said[0])
         ucpl.convert(tmp_path / "hf", tmp_path / "again", f"{to} of {behind}", layout=f"of {there}")
-        assert {t.name for t in open_checkpoint(tmp_path / "again").tensors} == {*model.state_dict()}
+        assert {t.name for t in open_checkpoint(tmp_path / "again").state.tensors} == {*model.state_dict()}
 
 
 def test_a_common_class_is_checked_without_an_import_of_transformers(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def groups_in(folder: Path) -> list[dict[str, Any]]:
             return found
     for model in folder.glob("iter_*/mp_rank_*/model_optim_rng.pt"):
         return torch.load(model, weights_only=False)["optimizer"]["optimizer"]["param_groups"]
-    return [{**group.hyper} for group in open_checkpoint(folder).envelope.groups]
+    return [{**group.hyper} for group in open_checkpoint(folder).state.groups]
 
 
 def stepped(groups: list[dict[str, Any]], *, current: dict[float, float]) -> dict[float, float]:

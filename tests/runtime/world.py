@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from ucpl.columns import Side, gaps
 from ucpl.columns.operations import Fill, Split, Write
-from ucpl.extents import DTYPES, Envelope, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef
+from ucpl.extents import DTYPES, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef, TrainState
 from ucpl.schedule import Plan, Runs
 from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.demands import Demands
@@ -98,7 +98,7 @@ def write_source(root: Path, tensors, crc=True) -> Checkpoint:
     for name, data in content.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    return Checkpoint(root, root, None, "world", "", extents, {}, Envelope("world"), (), {}, files=tuple(content))
+    return Checkpoint(root, root, None, "world", "", extents, {}, TrainState("world"), files=tuple(content))
 
 
 def stored(extent: Extent, label="") -> StoredTensor:
@@ -179,7 +179,7 @@ def open_target(folder: Path, files) -> Checkpoint:
     for file in files:
         for extent in read_torch_file(folder, file).extents():
             extents[file, extent.key] = extent
-    return Checkpoint(folder, folder, None, "world", "", extents, {}, Envelope("world"), (), {}, files=tuple(files))
+    return Checkpoint(folder, folder, None, "world", "", extents, {}, TrainState("world"), files=tuple(files))
 
 
 def remade(plan: Plan, **change) -> Plan:

@@ -388,7 +388,7 @@ def test_an_adapter_is_called_without_its_name() -> None:
     saved = NamedTensor("base.head.modules_to_save.default.weight", (1,), "f32", "parameter")
     other = NamedTensor("base.q.lora_A.two.weight", (1,), "f32", "parameter")
     bare = open_checkpoint(FIXTURE)
-    known = evolve(bare, tensors=(named, saved, other))
+    known = evolve(bare, state=evolve(bare.state, tensors=(named, saved, other)))
     assert own_names(known, "adapter_model.safetensors") == {
         "base.q.lora_A.weight": named.name, "base.head.weight": saved.name, other.name: other.name,
     }  # fmt: skip

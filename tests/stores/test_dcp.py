@@ -88,17 +88,17 @@ def test_a_folder_is_read_exactly(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("name", "mesh"), [("fsdp2_w4", (4, 1)), ("fsdp2_tp_2x2", (2, 2)), ("hsdp_2x2", (2, 1))])
 def test_mesh_groups_and_what_else_was_saved(name: str, mesh: tuple[int, int]) -> None:
     found = open_checkpoint(FIXTURES / name)
-    settings = found.envelope.settings
+    settings = found.state.settings
     assert (settings["fsdp"].value, settings["tp"].value) == mesh
     assert (settings["prefix"].value, settings["states"].value) == ("model.", "optim.state.")
-    assert found.envelope.carried == {"step": 7, "lr_sched": {"last_epoch": 3, "base_lrs": [0.001, 0.0002]}}
-    decay, rest = found.envelope.groups
+    assert found.state.carried == {"step": 7, "lr_sched": {"last_epoch": 3, "base_lrs": [0.001, 0.0002]}}
+    decay, rest = found.state.groups
     assert (decay.hyper["weight_decay"], rest.hyper["weight_decay"], rest.hyper["lr"]) == (0.1, 0.0, 0.0002)
     assert rest.members == ("five", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.bias", "norm.weight")
-    kinds = {t.name: t.kind for t in found.tensors}
+    kinds = {t.name: t.kind for t in found.state.tensors}
     assert {n for n, k in kinds.items() if k == "buffer"} == {"rope_inv_freq", "num_calls", "live", "proj_t"}
     assert {n for n, k in kinds.items() if k == "frozen"} == set()
-    assert found.aliases == ({"lm_head.weight": "embed_tokens.weight"} if name == "fsdp2_w4" else {})
+    assert found.state.aliases == ({"lm_head.weight": "embed_tokens.weight"} if name == "fsdp2_w4" else {})
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -133,7 +133,7 @@ def test_torch_loads_a_target_of_other_degrees(tmp_path: Path, name: str, to: st
     held, beside = loaded_by_torch(tmp_path / "made", truth(name))
     assert_equal(held, truth(name))
     assert (beside["step"], beside["lr_sched.last_epoch"]) == (7, 3)
-    assert beside["optim.param_groups.1.params"] == list(open_checkpoint(FIXTURES / name).envelope.groups[1].members)
+    assert beside["optim.param_groups.1.params"] == list(open_checkpoint(FIXTURES / name).state.groups[1].members)
     assert ucpl.compare(FIXTURES / name, tmp_path / "made")
 
 
@@ -401,7 +401,7 @@ def test_shards_of_safetensors_are_read_exactly(tmp_path: Path) -> None:
         {n.removeprefix("model."): t for n, t in held_by_plain(tmp_path / "plain.pt").items()}, truth("hf_sharded_w4")
     )
     found = open_checkpoint(FIXTURES / "hf_sharded_w4")
-    assert (found.envelope.settings["fsdp"].value, found.envelope.settings["tp"].value) == (4, 1)
+    assert (found.state.settings["fsdp"].value, found.state.settings["tp"].value) == (4, 1)
     ucpl.convert(FIXTURES / "hf_sharded_w4", tmp_path / "made", to="dcp(fsdp = 3)")
     held = {name: torch.zeros_like(tensor) for name, tensor in truth("hf_sharded_w4").items()}
     state: dict[str, object] = {**held}

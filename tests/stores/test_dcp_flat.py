@@ -79,13 +79,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_names_groups_and_what_stands_beside(folder: Path) -> None:
     found = open_checkpoint(folder)
-    settings = found.envelope.settings
+    settings = found.state.settings
     assert (settings["prefix"].value, settings["states"].value, settings["flat"].value) == ("", "optimizer.state.", 1)
-    wide, flat = found.envelope.groups
+    wide, flat = found.state.groups
     assert wide.members == ("tok_embeddings.weight", "output.weight") and flat.members == ("output.bias",)
     assert (flat.hyper["weight_decay"], wide.hyper["weight_decay"], wide.hyper["lr"]) == (0.0, 0.01, 0.03)
-    assert set(found.envelope.carried) == {"lr_scheduler", "dataloader", "train_state"}
-    assert {t.name for t in found.tensors} == set(state(3)) - {*found.envelope.carried, "optimizer"}
+    assert set(found.state.carried) == {"lr_scheduler", "dataloader", "train_state"}
+    assert {t.name for t in found.state.tensors} == set(state(3)) - {*found.state.carried, "optimizer"}
 
 
 def test_weights_and_moments_are_read_exactly(folder: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_parts_under_their_own_names_are_views(copy: Path) -> None:
     for rank in range(4):
         changed(copy, rank, lambda held: held["state"].update({"layers.0.a.weight": torch.zeros(rank)}))  # noqa: B023
     found = open_checkpoint(copy)
-    assert {t.states for t in found.tensors} == {()}
+    assert {t.states for t in found.state.tensors} == {()}
     assert [("use_orig_params" in one.why, one.is_optimizer) for one in found.not_read] == [(True, True)]
     ucpl.convert(copy, copy.parent / "plain.pt", to="plain()", weights_alone=True)
     assert_equal(held_by_plain(copy.parent / "plain.pt"), {k: t for k, t in truth().items() if k.startswith("model.")})

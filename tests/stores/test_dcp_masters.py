@@ -50,7 +50,7 @@ def test_the_true_masters_are_those_of_a_target_and_keep_their_name_where_there_
     ucpl.convert(tmp_path / "back", tmp_path / "back.pt", to="plain()")
     assert_equal(held_by_plain(tmp_path / "back.pt"), truth("hsdp_2x2"))
     ucpl.convert(tmp_path / "back.pt", tmp_path / "again", to="dcp(fsdp = 2)")  # a plain file keeps the name, too
-    assert open_checkpoint(tmp_path / "again").envelope.settings["master_state"].value == "master"
+    assert open_checkpoint(tmp_path / "again").state.settings["master_state"].value == "master"
     assert ucpl.compare(HSDP, tmp_path / "again")
 
 
@@ -59,8 +59,8 @@ def test_the_true_masters_are_those_of_a_target_and_keep_their_name_where_there_
 def test_a_name_of_masters_that_the_bits_prove(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     folder = run_in(tmp_path / "run", dtype, **{name: WIDE})
     opened = open_checkpoint(folder)
-    assert opened.tensors[0].states == ("exp_avg", "fp32") and opened.remarks == ()
-    assert opened.envelope.settings["master_state"].value == name
+    assert opened.state.tensors[0].states == ("exp_avg", "fp32") and opened.remarks == ()
+    assert opened.state.settings["master_state"].value == name
 
 
 def test_a_state_that_may_be_the_master_is_remarked_and_a_call_names_it(tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_a_name_without_the_bits_is_no_master_and_is_remarked(tmp_path: Path) ->
     wrong[5, 299] += 1  # the last element of the last chunk
     folder = run_in(tmp_path / "run", torch.bfloat16, master=wrong)
     opened = open_checkpoint(folder)
-    assert opened.tensors[0].states == ("exp_avg", "master")
+    assert opened.state.tensors[0].states == ("exp_avg", "master")
     assert "`w`[5, 299] is not it, rounded to nearest even" in remarks_of(folder)
 
 
 def test_that_none_is_the_master_can_be_said(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run", torch.bfloat16, master=WIDE)
     made = prepare(Asked('dcp(master_state = "fp32")', "zero1(dp = 2)", folder), Given())
-    assert made.checkpoint is not None and made.checkpoint.tensors[0].states == ("exp_avg", "master")
+    assert made.checkpoint is not None and made.checkpoint.state.tensors[0].states == ("exp_avg", "master")
     assert any("derived from weight" in text for text in made.plan.derived)
 
 

@@ -162,8 +162,8 @@ def test_a_model_in_dicts_without_a_prefix(tmp_path: Path) -> None:
     found = open_checkpoint(
         save(tmp_path / "source", {("layers", "w"): numbered(4, 2), ("run", "seen"): torch.tensor(5), **optimizer})
     )
-    assert [t.name for t in found.tensors] == ["layers.w"]
-    assert list(found.envelope.carried) == ["run"]
+    assert [t.name for t in found.state.tensors] == ["layers.w"]
+    assert list(found.state.carried) == ["run"]
 
 
 def test_averages_of_weights_are_not_the_model(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_averages_of_weights_are_not_the_model(tmp_path: Path) -> None:
     found = open_checkpoint(
         save(tmp_path / "a", {("ema", "w"): numbered(4, 2), **trained({"w": numbered(4, 2)})}, whole)
     )
-    assert found.envelope.settings["prefix"].value == "model."
+    assert found.state.settings["prefix"].value == "model."
     both = {("b", "w"): numbered(4, 2), **trained({"w": numbered(4, 2)}, ("a",))}
     said = refusal(lambda: open_checkpoint(save(tmp_path / "b", both)), "E524")
     assert said.message == "the optimizer has states of `w`, and several models have one: `b.w` and `a.w`"
@@ -181,7 +181,7 @@ def test_averages_of_weights_are_not_the_model(tmp_path: Path) -> None:
 def test_what_the_optimizer_says_of_no_elements_goes_along(tmp_path: Path) -> None:
     source = save(tmp_path / "source", trained({"w": numbered(4, 2), "none": numbered(0, 2)}))
     found = open_checkpoint(source)
-    assert found.envelope.groups[0].members == ("w",)
+    assert found.state.groups[0].members == ("w",)
     ucpl.convert(source, tmp_path / "made", to="dcp(fsdp = 3)")
     held = {
         "model.none": torch.zeros(0, 2),

@@ -61,8 +61,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_ranks_are_read_exactly_and_converted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     made = tmp_path_factory.mktemp("made")
     found = open_checkpoint(folder)
-    assert (found.envelope.settings["fsdp"].value, found.envelope.settings["tp"].value) == (2, 2)
-    assert {t.name: t.kind for t in found.tensors} == dict.fromkeys(("w", "column", "norm"), "parameter") | {
+    assert (found.state.settings["fsdp"].value, found.state.settings["tp"].value) == (2, 2)
+    assert {t.name: t.kind for t in found.state.tensors} == dict.fromkeys(("w", "column", "norm"), "parameter") | {
         "counted": "buffer"
     }
     ucpl.convert(folder, made / "plain.pt", to="plain()")
@@ -125,8 +125,13 @@ def test_a_second_name_of_a_tied_tensor_is_told_by_its_bytes(folder: Path) -> No
         finally:
             dist.destroy_process_group()
     found = open_checkpoint(folder)
-    assert found.aliases == {"head": "w"} and [t.name for t in found.tensors] == ["w", "column", "norm", "counted"]
-    assert found.envelope.groups[0].members == ("w", "column", "norm")
+    assert found.state.aliases == {"head": "w"} and [t.name for t in found.state.tensors] == [
+        "w",
+        "column",
+        "norm",
+        "counted",
+    ]
+    assert found.state.groups[0].members == ("w", "column", "norm")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ def test_an_optimizer_that_cannot_be_told_is_left_out(
     assert all(said in one.why for one in mine), mine
     with pytest.raises(UcplError, match="E467"):
         ucpl.plan(str(folder), "zero1(dp=2, tp=1)")
-    assert found.envelope.groups == () and {t.states for t in found.tensors} == {()}
+    assert found.state.groups == () and {t.states for t in found.state.tensors} == {()}
 
 
 def test_the_optimizer_of_other_ranks_is_refused(folder: Path) -> None:
@@ -265,7 +270,7 @@ def test_the_optimizer_of_one_rank_is_read_by_its_shapes(tmp_path: Path) -> None
             assert torch.equal(torch.as_tensor(mine[state]), value.reshape(mine[state].shape)), (name, state)
     ucpl.convert(source, tmp_path / "stage3", "zero3(dp=2)")  # which has places for frozen weights alone
     assert ucpl.compare(source, tmp_path / "stage3")
-    assert {t.name for t in open_checkpoint(source).tensors if t.kind == "frozen"} == {"0.weight", "0.bias"}
+    assert {t.name for t in open_checkpoint(source).state.tensors if t.kind == "frozen"} == {"0.weight", "0.bias"}
 
 
 def test_the_flat_optimizer_of_one_rank_is_read(tmp_path: Path) -> None:
@@ -298,6 +303,6 @@ def test_frozen_parameters_in_a_group_of_one_rank_stay_in_it(tmp_path: Path) -> 
     model(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
     optimizer.step()
     ucpl.convert(alone(tmp_path, model.state_dict(), optimizer.state_dict()), tmp_path / "out", "dcp(fsdp=1)")
-    found = open_checkpoint(tmp_path / "out").envelope.groups
+    found = open_checkpoint(tmp_path / "out").state.groups
     assert [one.every for one in found] == [tuple(name for name, _ in model.named_parameters())]
     assert [one.members for one in found] == [("1.weight", "1.bias", "2.weight", "2.bias")]

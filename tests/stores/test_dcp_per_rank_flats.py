@@ -72,7 +72,7 @@ def test_runs_that_are_no_parameter_s_are_left_out_with_a_remark(kind: str, tmp_
     found = open_checkpoint(folder)
     said = [one.why for one in found.not_read if one.is_optimizer]
     assert len(said) == 3 and all("its states are flat" in why and "no order of the model fits" in why for why in said)
-    assert {t.states for t in found.tensors} == {()}
+    assert {t.states for t in found.state.tensors} == {()}
 
 
 def test_states_of_two_lengths_are_refused(kind: str, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_names_are_without_wraps_and_a_dcp_target_has_them_again(spelling: str, 
     keys = [set(pickle.loads((tmp_path / n / ".metadata").read_bytes()).state_dict_metadata) for n in ("in", "out")]
     assert keys[0] <= keys[1] and all(".param_groups." in name for name in keys[1] - keys[0])
     ucpl.convert(tmp_path / "in", tmp_path / "zero", "zero1(dp=2)")
-    assert {t.name for t in open_checkpoint(tmp_path / "zero").tensors} == weights.keys()
+    assert {t.name for t in open_checkpoint(tmp_path / "zero").state.tensors} == weights.keys()
     assert ucpl.compare(tmp_path / "in", tmp_path / "zero")
 
 

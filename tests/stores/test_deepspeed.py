@@ -73,32 +73,32 @@ def test_a_save_folder_and_its_step_are_the_same_checkpoint() -> None:
 
 def test_the_example_is_told_whole() -> None:
     found = opened(EXAMPLE)
-    settings = {name: setting.value for name, setting in found.envelope.settings.items()}
+    settings = {name: setting.value for name, setting in found.state.settings.items()}
     assert (
         settings | {"stage": 2, "dp": 4, "tp": 1, "bf16": 0, "round_robin": 0, "alignment": 1, "elastic": 0} == settings
     )
-    assert all(setting.origin for setting in found.envelope.settings.values())
-    kinds = {t.name: t.kind for t in found.tensors}
+    assert all(setting.origin for setting in found.state.settings.values())
+    kinds = {t.name: t.kind for t in found.state.tensors}
     assert kinds["position.weight"] == "frozen"
     assert kinds["seen"] == "buffer"
-    assert found.aliases == {"head.weight": "token.weight"}
+    assert found.state.aliases == {"head.weight": "token.weight"}
     assert "head.weight" not in kinds
-    assert [group.hyper["weight_decay"] for group in found.envelope.groups] == [0.1, 0.0]
-    assert found.envelope.groups[0].members == ("token.weight", "mix.weight", "gate_up.weight", "down.weight")
-    assert {number_of(v) for v in found.envelope.scalars["step"].values()} == {3.0}
-    assert found.envelope.carried["epoch"] == 1
-    assert list(found.envelope.carried) == ["epoch", "cursor"]
+    assert [group.hyper["weight_decay"] for group in found.state.groups] == [0.1, 0.0]
+    assert found.state.groups[0].members == ("token.weight", "mix.weight", "gate_up.weight", "down.weight")
+    assert {number_of(v) for v in found.state.scalars["step"].values()} == {3.0}
+    assert found.state.carried["epoch"] == 1
+    assert list(found.state.carried) == ["epoch", "cursor"]
     assert [key for _, key in found.carried_extents] == [("cursor",)]
-    assert found.envelope.blobs["global_steps"] == 3
-    assert isinstance(found.envelope.blobs["loss_scaler"], Call)
-    assert [t.states for t in found.tensors if t.name == "gate_up.weight"] == [("fp32", "exp_avg", "exp_avg_sq")]
+    assert found.state.blobs["global_steps"] == 3
+    assert isinstance(found.state.blobs["loss_scaler"], Call)
+    assert [t.states for t in found.state.tensors if t.name == "gate_up.weight"] == [("fp32", "exp_avg", "exp_avg_sq")]
 
 
 def test_flat_buffers_hold_what_param_shapes_says() -> None:
     """Against the state that the engines themselves had."""
     truth = torch.load(EXAMPLE / "truth.pt", weights_only=True)
     found = opened(EXAMPLE)
-    for flat in found.stated:
+    for flat in found.state.parallel.flats:
         for state, key in (("fp32", "single_partition_of_fp32_groups"), ("exp_avg", "base_optimizer_state")):
             parts = []
             for file in found.files[1:]:
@@ -124,15 +124,15 @@ def test_every_tensor_of_every_file_is_payload_carried_or_a_number(path: Path) -
             is_number = extent.key[-1] == "step" and extent.shape == ()
             is_placeholder = extent.numel == 0 and extent.key[0] == "module"
             assert homes == (0 if is_number or is_placeholder else 1), place
-    members = [name for group in found.envelope.groups for name in group.members]
-    assert sorted(members) == sorted(t.name for t in found.tensors if t.kind == "parameter")
-    assert {name for flat in found.stated for name, _ in flat.members} in (set(members), set())
+    members = [name for group in found.state.groups for name in group.members]
+    assert sorted(members) == sorted(t.name for t in found.state.tensors if t.kind == "parameter")
+    assert {name for flat in found.state.parallel.flats for name, _ in flat.members} in (set(members), set())
 
 
 def test_round_robin_is_undone() -> None:
     dealt, plain = opened(SHARED / "z2_dp2_roundrobin"), opened(SHARED / "z1_dp4")
-    assert [g.members for g in dealt.envelope.groups] == [g.members for g in plain.envelope.groups]
-    assert [name for name, _ in dealt.stated[0].members] == [*deal(plain.envelope.groups[0].members, 2)]
+    assert [g.members for g in dealt.state.groups] == [g.members for g in plain.state.groups]
+    assert [name for name, _ in dealt.state.parallel.flats[0].members] == [*deal(plain.state.groups[0].members, 2)]
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ def test_a_pipeline_of_which_somebody_kept_the_weights_alone_is_read_and_says_so
     for shard in step(save).glob("*_optim_states.pt"):
         shard.unlink()
     found = opened(save)
-    assert found.envelope.settings["stage"].origin == "there are no optimizer shards"
-    assert {t.name for t in found.tensors} == {t.name for t in opened(SHARED / "pp2_dp2_z1").tensors}
+    assert found.state.settings["stage"].origin == "there are no optimizer shards"
+    assert {t.name for t in found.state.tensors} == {t.name for t in opened(SHARED / "pp2_dp2_z1").state.tensors}
 
 
 def test_a_truncated_shard(folder: Path) -> None:
@@ -344,6 +344,6 @@ def test_flat_groups_are_matched_by_elements(seed: int) -> None:
 
 
 def test_a_number_that_is_a_tensor_keeps_its_bytes() -> None:
-    found = opened(EXAMPLE).envelope.scalars["step"]["gate_up.weight"]
+    found = opened(EXAMPLE).state.scalars["step"]["gate_up.weight"]
     assert found == Scalar("f32", (), np.float32(3).tobytes())
-    assert isinstance(opened(EXAMPLE).envelope.blobs["module_attributes"], (dict, OrderedDict))
+    assert isinstance(opened(EXAMPLE).state.blobs["module_attributes"], (dict, OrderedDict))

@@ -164,7 +164,7 @@ def test_ranks_of_a_sequence_are_ranks_that_share_the_optimizer(tmp_path: Path) 
     held = torch.load(path, weights_only=False)
     held["checkpoint_parallel_dimensions"] = {"pp_degree": 1, "tp_degree": 2}
     torch.save(held, path)
-    found = open_checkpoint(folder).envelope.settings
+    found = open_checkpoint(folder).state.settings
     assert {name: found[name].value for name in ("dp", "tp", "pp")} == {"dp": 4, "tp": 1, "pp": 1}
 
 

@@ -88,7 +88,7 @@ def test_at_its_own_degrees_a_target_is_what_deepspeed_wrote(path: Path) -> None
 def test_there_and_back(path: Path, call: str, tmp_path: Path) -> None:
     convert(path, tmp_path / "there", call)
     assert compare(path, tmp_path / "there")
-    dp = open_checkpoint(path).envelope.settings["dp"].value
+    dp = open_checkpoint(path).state.settings["dp"].value
     convert(tmp_path / "there", tmp_path / "back", f"zero1(dp={dp}, ep=2)")
     assert compare(path, tmp_path / "back")
     assert_same_flats(tmp_path / "back" / STEP, path / STEP)  # which DeepSpeed wrote
@@ -195,7 +195,7 @@ def test_experts_of_some_numbers_are_frozen(path: Path, call: str, frozen: tuple
     names = [f"{each}*{MARK}{number}.*" for number in frozen]
     convert(path, tmp_path / "there", call, freeze=names)
     opened = open_checkpoint(tmp_path / "there")
-    assert opened.experts is not None and f"ep={opened.experts.ep}" in call
+    assert opened.state.parallel.experts is not None and f"ep={opened.state.parallel.experts.ep}" in call
     convert(tmp_path / "there", tmp_path / "plain", "plain()")
     found = torch.load(tmp_path / "plain" / "plain.pt")["params"]
     truth = torch.load(path / "truth_full.pt", weights_only=False)["params"]
@@ -395,4 +395,4 @@ def test_what_no_file_says_of_older_experts_is_refused(tmp_path: Path) -> None:
 
 def test_a_tied_tensor_that_older_releases_save_twice_is_one() -> None:
     """0.9.5 saves one storage under both names, 0.17.6 a copy, and neither `shared_params`."""
-    assert [open_checkpoint(path).aliases for path in OLDER] == [{"lm_head.weight": "wte.weight"}] * 2
+    assert [open_checkpoint(path).state.aliases for path in OLDER] == [{"lm_head.weight": "wte.weight"}] * 2

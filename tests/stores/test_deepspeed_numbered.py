@@ -78,12 +78,12 @@ def listed(path: Path, names: object) -> str:
 
 
 def members(checkpoint: Checkpoint) -> Groups:
-    return [list(group.members) for group in checkpoint.envelope.groups]
+    return [list(group.members) for group in checkpoint.state.groups]
 
 
 def told_by(checkpoint: Checkpoint) -> str:
     """What said which parameter has which number."""
-    return str(checkpoint.envelope.settings["parameter_order"].value)
+    return str(checkpoint.state.settings["parameter_order"].value)
 
 
 def refusal(path: Path, layout: str | None = None) -> tuple[str, str]:
@@ -115,7 +115,7 @@ def test_an_order_that_is_given_is_followed(form: str, text: str, tmp_path: Path
     call = listed(tmp_path / "names", said)
     opened = api.open_checkpoint(source, call)
     assert members(opened) == EACH
-    assert [t.kind for t in opened.tensors] == ["parameter"] * 4 + ["frozen"]
+    assert [t.kind for t in opened.state.tensors] == ["parameter"] * 4 + ["frozen"]
     demand_moments(source, tmp_path, EACH, call)
 
 
@@ -151,7 +151,7 @@ def test_weights_and_masters_are_read_once_each(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(numbered._Contents, "_read", counted)
     opened = api.open_checkpoint(FIXTURES / "z0_dp2_bf16")
     assert told_by(opened) == "shapes and values of the masters"
-    assert len(opened.tensors) <= len(reads) <= 2 * len(opened.tensors)
+    assert len(opened.state.tensors) <= len(reads) <= 2 * len(opened.state.tensors)
 
 
 @pytest.mark.parametrize("form", ["each", "flat"])
@@ -217,7 +217,7 @@ def test_what_is_written_names_its_numbers(fused: int, tmp_path: Path) -> None:
     opened = api.open_checkpoint(tmp_path / "new")
     assert members(opened) == EACH
     assert told_by(opened).startswith("param_shapes of ")  # values of masters would find the same
-    assert opened.envelope.settings["fused"].value == fused
+    assert opened.state.settings["fused"].value == fused
     demand_moments(tmp_path / "new", tmp_path, EACH)
 
 

@@ -83,7 +83,7 @@ def test_at_its_own_degrees_a_target_is_what_deepspeed_wrote(path: Path) -> None
 @BOTH
 @pytest.mark.parametrize("call", ["zero1(pp=1, dp=3)", "zero1(pp=3, dp=1)", "zero1(stages=[2, 2, REST], dp=2)"])
 def test_there_and_back(path: Path, call: str, tmp_path: Path) -> None:
-    count = len(open_checkpoint(path).pipeline.layers)  # type: ignore[union-attr]
+    count = len(open_checkpoint(path).state.parallel.pipeline.layers)  # type: ignore[union-attr]
     convert(path, tmp_path / "there", call.replace("REST", str(count - 4)))
     assert compare(path, tmp_path / "there")
     convert(tmp_path / "there", tmp_path / "back", 'zero1(pp=2, dp=2, partition="uniform")')
@@ -119,7 +119,7 @@ def test_the_copy_that_gets_a_gradient_counts(path: Path) -> None:
     found = plan(str(path), "plain()").origins + plan(str(path), "zero1(pp=1, dp=1)").origins
     said = [o for o in found if o.name == f"copy of {LOOSE[path]}"]
     assert [(o.value, "no gradient" in o.origin) for o in said] == [("stage 0", True)]
-    setting = open_checkpoint(path).envelope.settings[f"copy of {LOOSE[path]}"]
+    setting = open_checkpoint(path).state.settings[f"copy of {LOOSE[path]}"]
     assert (setting.value, "moments" in setting.origin) == ("stage 0", True)
 
 
@@ -131,7 +131,7 @@ def test_a_copy_on_the_last_stage_counts_where_only_that_one_moves(folder: Path,
                 state["exp_avg_sq"].zero_()
 
     edited(folder, 0, halt)
-    found = open_checkpoint(folder).pipeline
+    found = open_checkpoint(folder).state.parallel.pipeline
     assert found is not None and found.trusted == {WORD: 1, LOOSE[FUNCTIONS]: 0}
     convert(folder, tmp_path / "plain", "plain()")
     moments = gathered(tmp_path / "plain")["params"]
@@ -172,7 +172,7 @@ def test_a_copy_that_does_not_count_is_no_damage(path: Path, tmp_path: Path) -> 
 
 
 def test_layers_follow_from_what_stages_hold() -> None:
-    found = open_checkpoint(FUNCTIONS).pipeline
+    found = open_checkpoint(FUNCTIONS).state.parallel.pipeline
     assert found is not None
     assert [(x.file is not None, x.tied) for x in found.layers] == [
         (True, "embed"),

@@ -19,9 +19,9 @@ import ucpl
 from tests.fuzz.containers import pickle_of, write_torch_file
 from ucpl.errors import Diagnostic, UcplError
 from ucpl.extents import Call, Extent, Size, StorageRef, TensorRef
+from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.formats.deepspeed.copies import is_zero
 from ucpl.formats.opening import open_checkpoint
-from ucpl.stores.checkpoint import CallerStates
 from ucpl.stores.pickles import loads
 from ucpl.stores.scalars import number_of
 from ucpl.stores.torch_files import read_torch_file
@@ -385,8 +385,8 @@ def test_a_step_that_is_a_tensor_of_no_dims_is_a_number(tmp_path: Path) -> None:
     """Where a parameter has one element and no dims, `step` looks like its moments."""
     folder = copied(Z0, tmp_path)
     opened = open_checkpoint(folder)
-    assert all("step" not in tensor.states for tensor in opened.tensors)
-    assert set(opened.envelope.scalars) == {"step"}
+    assert all("step" not in tensor.states for tensor in opened.state.tensors)
+    assert set(opened.state.scalars) == {"step"}
 
 
 def test_views_of_one_storage_at_other_places_are_two_tensors(tmp_path: Path) -> None:
@@ -401,7 +401,11 @@ def test_views_of_one_storage_at_other_places_are_two_tensors(tmp_path: Path) ->
 
     change(folder / meta(), share)
     found = open_checkpoint(folder)
-    assert {name: found.aliases.get(name) for name in ("one", "two", "uno")} == {"one": None, "two": None, "uno": "one"}
+    assert {name: found.state.aliases.get(name) for name in ("one", "two", "uno")} == {
+        "one": None,
+        "two": None,
+        "uno": "one",
+    }
 
 
 def _zero_changed(changed: dict[str, Any], value: Any) -> None:
@@ -413,7 +417,7 @@ def test_sub_group_sizes_that_are_whole_are_taken(tmp_path: Path) -> None:
         folder = copied(Z1, tmp_path / str(stated))
         changed = {"sub_group_size": stated}
         change(folder / meta(), partial(_zero_changed, changed))
-        assert open_checkpoint(folder).envelope.settings["sub_group_size"].value == expected
+        assert open_checkpoint(folder).state.settings["sub_group_size"].value == expected
 
 
 def test_states_are_those_of_the_group_s_number(tmp_path: Path) -> None:
@@ -429,7 +433,7 @@ def test_states_are_those_of_the_group_s_number(tmp_path: Path) -> None:
     for rank in range(4):
         change(folder / optim(rank), swap)
     after = open_checkpoint(folder)
-    assert after.tensors == before.tensors
+    assert after.state.tensors == before.state.tensors
     places = {key[-2:] for _, key in after.extents if key[-1] == "exp_avg"}
     assert places == {(0, "exp_avg"), (1, "exp_avg")}
     assert {e.numel for (f, k), e in after.extents.items() if k[-2:] == (1, "exp_avg") and f == optim(0)} == {
@@ -439,23 +443,23 @@ def test_states_are_those_of_the_group_s_number(tmp_path: Path) -> None:
 
 def test_an_elastic_checkpoint_has_the_rates_of_its_groups(tmp_path: Path) -> None:
     folder = copied(ELASTIC, tmp_path)
-    count = len(open_checkpoint(folder).envelope.groups)
+    count = len(open_checkpoint(folder).state.groups)
     rates = [0.5 + g for g in range(count)]
     change(folder / meta(), lambda v: v["lr_scheduler"].update(_last_lr=rates, base_lrs=[2 * r for r in rates]))
-    found = open_checkpoint(folder).envelope.groups
+    found = open_checkpoint(folder).state.groups
     assert [(g.hyper["lr"], g.hyper["initial_lr"]) for g in found] == [(rate, 2 * rate) for rate in rates]
 
 
 def test_zero_stage_of_an_enum_and_of_a_number_is_one(tmp_path: Path) -> None:
     folder = copied(Z1, tmp_path)
     change(folder / optim(0), lambda v: v[STATE].update(zero_stage=1))
-    assert open_checkpoint(folder).envelope.settings["stage"].value == 1
+    assert open_checkpoint(folder).state.settings["stage"].value == 1
     change(folder / optim(0), lambda v: v[STATE].update(zero_stage=Call(v[STATE]["loss_scaler"].function, (1, 2))))
     assert refusal(folder).code == "E455"
 
 
 def test_the_stage_of_an_optimizer_that_states_none_is_one(tmp_path: Path) -> None:
-    found = open_checkpoint(copied(Z1_BF16, tmp_path)).envelope.settings
+    found = open_checkpoint(copied(Z1_BF16, tmp_path)).state.settings
     assert (found["stage"].value, found["bf16_optimizer"].value) == (1, 1)
 
 
@@ -464,10 +468,10 @@ def test_alignment_is_of_sixteen_bytes_where_the_configuration_asks_for_it(
     name: str, elements: int, tmp_path: Path
 ) -> None:
     folder = copied(name, tmp_path)
-    assert open_checkpoint(folder).envelope.settings["alignment"].value == 1
+    assert open_checkpoint(folder).state.settings["alignment"].value == 1
     for path in folder.glob("*model_states.pt"):
         change(path, partial(_zero_changed, {"parameter_alignment": True}))
-    assert open_checkpoint(folder).envelope.settings["alignment"].value == elements
+    assert open_checkpoint(folder).state.settings["alignment"].value == elements
 
 
 @pytest.mark.parametrize(("name", "elements"), [("z1_dp2_bf16", 8), (Z1, 4)])
@@ -481,22 +485,22 @@ def test_alignment_is_that_of_the_trained_dtype(name: str, elements: int, tmp_pa
 def test_each_parameter_of_stage_3_is_padded_by_itself(tmp_path: Path) -> None:
     opened = open_checkpoint(copied(Z3, tmp_path))
     dp = 2
-    assert opened.stated
-    for flat in opened.stated:
+    assert opened.state.parallel.flats
+    for flat in opened.state.parallel.flats:
         numels = [prod(shape) for _, shape in flat.members]
         padded = [-(-n // dp) * dp for n in numels]
         assert flat.starts == tuple(sum(padded[:i]) for i in range(len(padded)))
         assert flat.numel == flat.starts[-1] + numels[-1]
-    assert any(n % dp for flat in opened.stated for n in (prod(shape) for _, shape in flat.members))
+    assert any(n % dp for flat in opened.state.parallel.flats for n in (prod(shape) for _, shape in flat.members))
 
 
 def test_flats_of_experts_are_cut_by_those_who_share_them(tmp_path: Path) -> None:
     opened = open_checkpoint(copied(MOE, tmp_path))
-    found = {(flat.cut, flat.coordinates.get("ep")) for flat in opened.stated}
+    found = {(flat.cut, flat.coordinates.get("ep")) for flat in opened.state.parallel.flats}
     assert found == {("dp", None), ("edp", 0), ("edp", 1)}
-    assert opened.experts is not None
-    of = {name: one.number // (one.count // 2) for name, one in opened.experts.of.items()}
-    for flat in opened.stated:
+    assert opened.state.parallel.experts is not None
+    of = {name: one.number // (one.count // 2) for name, one in opened.state.parallel.experts.of.items()}
+    for flat in opened.state.parallel.flats:
         if flat.cut == "edp":
             assert {of[name] for name, _ in flat.members} == {flat.coordinates["ep"]}
 
@@ -532,7 +536,7 @@ def test_parameters_of_one_shape_are_told_apart_by_their_masters(tmp_path: Path)
     module = {"a": both[:4], "b": both[4:]}
     assert not torch.equal(module["a"].float(), one)
     found = open_checkpoint(zero0(tmp_path / "s", module, masters([two], [one])))
-    assert [group.members for group in found.envelope.groups] == [("b",), ("a",)]
+    assert [group.members for group in found.state.groups] == [("b",), ("a",)]
 
 
 def test_parameters_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
@@ -550,8 +554,8 @@ def test_the_step_of_a_parameter_without_dims_is_a_number(tmp_path: Path) -> Non
     optimizer = {"state": {0: states, 1: states}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
     module = {"gain": torch.tensor(2.0), "more": torch.tensor(2.0)}
     found = open_checkpoint(zero0(tmp_path / "s", module, optimizer))
-    assert [tensor.states for tensor in found.tensors] == [("exp_avg",), ("exp_avg",)]
-    assert {name: number_of(value) for name, value in found.envelope.scalars["step"].items()} == {
+    assert [tensor.states for tensor in found.state.tensors] == [("exp_avg",), ("exp_avg",)]
+    assert {name: number_of(value) for name, value in found.state.scalars["step"].items()} == {
         "gain": 3.0,
         "more": 3.0,
     }
@@ -576,21 +580,25 @@ def test_paddings_between_parameters_are_written_as_they_are_checked(tmp_path: P
     target = tmp_path / "there"
     ucpl.convert(str(FIXTURES / Z1), str(target), "zero1(dp=2, alignment=4)", workers=1)
     found = open_checkpoint(target)
-    assert found.envelope.settings["alignment"].value == 4
-    assert any(gap for flat in found.stated for gap in np.diff(flat.starts) - [prod(s) for _, s in flat.members[:-1]])
+    assert found.state.settings["alignment"].value == 4
+    assert any(
+        gap
+        for flat in found.state.parallel.flats
+        for gap in np.diff(flat.starts) - [prod(s) for _, s in flat.members[:-1]]
+    )
 
 
 def test_each_stage_keeps_its_own_client_state(tmp_path: Path) -> None:
     folder = copied(PP, tmp_path)
     for stage in range(2):
         change(folder / meta(mp=stage), partial(_noted, stage))
-    found = open_checkpoint(folder).caller_states
+    found = open_checkpoint(folder).state.parallel.carried_by_rank
     assert (found.pp, found.tp, found.files) == (2, 1, 1)
     assert [mine["mine"] for mine in found.of] == [0, 1]
     for call, expected in (("zero1(dp=1, pp=2)", [0, 1]), ("zero1(dp=1, pp=1)", [0])):
         target = tmp_path / call
         ucpl.convert(str(folder), str(target), call, workers=1)
-        assert [part["mine"] for part in open_checkpoint(target).caller_states.of] == expected
+        assert [part["mine"] for part in open_checkpoint(target).state.parallel.carried_by_rank.of] == expected
 
 
 def _noted(stage: int, value: Any) -> None:
@@ -600,7 +608,7 @@ def _noted(stage: int, value: Any) -> None:
 def test_callers_states_stand_by_pp_tp_and_dp() -> None:
     """The last coordinate is the fastest, as mp_rank_NN and the ranks within it are."""
     places = [(pp, tp, dp) for pp in range(2) for tp in range(3) for dp in range(4)]
-    states = CallerStates(tuple({"place": place} for place in places), pp=2, tp=3)
+    states = CarriedByRank(tuple({"place": place} for place in places), pp=2, tp=3)
     assert states.files == 4
     assert all(states.of[states.number(place, (2, 3, 4), is_each=True)] == {"place": place} for place in places)
     assert states.taken(2, 3, 2, is_each=True) == {4 * n for n in range(6)}  # other dp ranks take that of the first

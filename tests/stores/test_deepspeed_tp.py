@@ -151,9 +151,9 @@ def test_a_swap_of_widths_in_a_spec_is_named(tmp_path: Path) -> None:
 
 
 def test_lists_of_patterns_say_the_same_as_the_map(folder: Path) -> None:
-    known = open_checkpoint(FIXTURE).shardings
+    known = open_checkpoint(FIXTURE).state.parallel.shardings
     edited(folder, lambda value: value[INFO].pop("affine_map"))
-    found = open_checkpoint(folder).shardings
+    found = open_checkpoint(folder).state.parallel.shardings
     assert {n: evolve(s, origin="") for n, s in found.items()} == {n: evolve(s, origin="") for n, s in known.items()}
     assert "parameter_with_row_parallelism_patterns" in found[DOWN].origin
 
@@ -248,7 +248,7 @@ def test_tp_1_is_plain_dense_deepspeed(tmp_path: Path) -> None:
     assert INFO not in value
     assert value["mp_world_size"] == 1
     assert value["ds_config"]["tensor_parallel"]["autotp_size"] == 0
-    assert open_checkpoint(tmp_path / "made").shardings == {}
+    assert open_checkpoint(tmp_path / "made").state.parallel.shardings == {}
 
 
 def test_by_way_of_plain_nothing_of_the_ranks_is_left(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_section_that_every_rank_holds_whole(tmp_path: Path) -> None:
     shared = spec(tmp_path, up="(_[..37]@spread(tp) + _[37..]) ...")
     convert(tmp_path / "dense", tmp_path / "made", to=f"{shared}:cut(dp=2, tp=3)")
     found = open_checkpoint(tmp_path / "made")
-    assert found.shardings[UP].sections == (Section(37, (13, 12, 12)), Section(37, None))
+    assert found.state.parallel.shardings[UP].sections == (Section(37, (13, 12, 12)), Section(37, None))
     back = convert(tmp_path / "made", tmp_path / "plain.pt", to="plain()")
     made = torch.load(tmp_path / "plain.pt", weights_only=True)
     assert digests(made["params"]) == json.loads((FIXTURE / "truth.json").read_text())
@@ -443,7 +443,7 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
     held: Any = file.value
     theirs = held[INFO]
     known = open_checkpoint(FIXTURE)
-    parameters = {t.name: known.shardings[t.name] for t in known.tensors if t.kind != "buffer"}
+    parameters = {t.name: known.state.parallel.shardings[t.name] for t in known.state.tensors if t.kind != "buffer"}
     assert info_of(parameters, 2, theirs) == theirs
     assert info_of(parameters, 2, {}) == theirs
 

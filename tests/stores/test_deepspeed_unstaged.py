@@ -52,22 +52,22 @@ def demand_truth(checkpoint: Path, name: str, folder: Path, layout: str | None =
 @pytest.mark.parametrize("name", ["pp2", "pp2_fp16"])
 def test_stages_and_ties_are_found(name: str, tmp_path: Path) -> None:
     opened = api.open_checkpoint(FIXTURES / name)
-    assert opened.pipeline is not None and opened.pipeline.sizes == [4, 3]
-    assert opened.pipeline.trusted == {LOOSE.replace(KEY, FOUND): 0}
-    assert [t.name for t in opened.tensors if t.kind == "frozen"] == ["3.up.bias"]
+    assert opened.state.parallel.pipeline is not None and opened.state.parallel.pipeline.sizes == [4, 3]
+    assert opened.state.parallel.pipeline.trusted == {LOOSE.replace(KEY, FOUND): 0}
+    assert [t.name for t in opened.state.tensors if t.kind == "frozen"] == ["3.up.bias"]
     demand_truth(FIXTURES / name, name, tmp_path, found=FOUND)
 
 
 def test_names_by_stage_are_followed(tmp_path: Path) -> None:
     opened = api.open_checkpoint(FIXTURES / "pp2", NAMES)
-    assert opened.pipeline is not None and opened.pipeline.sizes == [4, 3]
+    assert opened.state.parallel.pipeline is not None and opened.state.parallel.pipeline.sizes == [4, 3]
     demand_truth(FIXTURES / "pp2", "pp2", tmp_path, NAMES)
 
 
 def test_shards_that_deepspeed_cannot_load_are_read(tmp_path: Path) -> None:
     """BF16_Optimizer without ZeRO: `param_slice_mappings` name what param_shapes would."""
     opened = api.open_checkpoint(FIXTURES / "pp2_bf16")
-    assert opened.envelope.settings["bf16_optimizer"].value == 1
+    assert opened.state.settings["bf16_optimizer"].value == 1
     demand_truth(FIXTURES / "pp2_bf16", "pp2_bf16", tmp_path)
 
 
@@ -91,7 +91,7 @@ def test_any_stages_and_back(name: str, call: str, tmp_path: Path) -> None:
     ucpl.convert(FIXTURES / name, tmp_path / "one", call)
     ucpl.convert(tmp_path / "one", tmp_path / "two", "zero0(stages=[3, 1, 3], dp=1)")
     opened = api.open_checkpoint(tmp_path / "two")
-    assert opened.pipeline is not None and opened.pipeline.sizes == [3, 1, 3]
+    assert opened.state.parallel.pipeline is not None and opened.state.parallel.pipeline.sizes == [3, 1, 3]
     demand_truth(tmp_path / "two", name, tmp_path, found=FOUND)
     files = {p.name for p in (tmp_path / "two" / "global_step3").iterdir()}
     assert files == {f"layer_{n:02}-model_states.pt" for n in (0, 1, 3, 4, 5)} | {
@@ -99,7 +99,7 @@ def test_any_stages_and_back(name: str, call: str, tmp_path: Path) -> None:
     }
     unnamed(tmp_path / "two")  # as DeepSpeed would have written it
     again = api.open_checkpoint(tmp_path / "two")
-    assert again.pipeline is not None and again.pipeline.sizes == [3, 1, 3]
+    assert again.state.parallel.pipeline is not None and again.state.parallel.pipeline.sizes == [3, 1, 3]
     demand_truth(tmp_path / "two", name, tmp_path, found=FOUND)
 
 

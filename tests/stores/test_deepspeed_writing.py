@@ -51,7 +51,7 @@ def written(path: Path, call: str, tag: str | None = None) -> tuple[Checkpoint, 
 
 
 def own_call(checkpoint: Checkpoint) -> str:
-    settings = checkpoint.envelope.settings
+    settings = checkpoint.state.settings
     return f"zero{settings['stage'].value}(dp={settings['dp'].value})"
 
 
@@ -136,7 +136,7 @@ def test_at_its_own_stage_and_degree_a_target_is_what_deepspeed_wrote(path: Path
                 state.pop("base_optimizer_state_step", None)  # which it needs, and does not write
         if path.name.startswith("z0"):  # what is written names its numbers
             stated = [[name for name, _ in group] for group, _ in mine["param_shapes"]]
-            assert stated == [[*group.members] for group in checkpoint.envelope.groups]
+            assert stated == [[*group.members] for group in checkpoint.state.groups]
             mine["param_shapes"] = None
         assert unlike(mine, theirs) == []
 
@@ -206,7 +206,7 @@ def test_stage_3_keeps_placeholders_and_tells_ties_once() -> None:
 
 def test_numbers_that_differ_in_one_flat_buffer_are_refused() -> None:
     checkpoint, plan = planned(EXAMPLE, "zero3(dp=2)")
-    scalars = checkpoint.envelope.scalars
+    scalars = checkpoint.state.scalars
     kept = dict(scalars["step"])
     scalars["step"]["norm.bias"] = 7
     try:

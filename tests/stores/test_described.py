@@ -120,7 +120,7 @@ def test_the_line_that_is_offered_makes_a_file_that_is_read(kind: str, tmp_path:
     assert words[0] == "python"
     subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, check=True)
     (tmp_path / "w.pt").unlink()
-    found = {t.name: t.shape for t in open_checkpoint(tmp_path).tensors}
+    found = {t.name: t.shape for t in open_checkpoint(tmp_path).state.tensors}
     assert found == {name: tuple(tensor.shape) for name, tensor in STATE.items()}
 
 
@@ -142,7 +142,7 @@ def test_files_that_are_complete_beside_a_stale_index_are_named(tmp_path: Path) 
         "have all 3 tensors that the index lists" in done.err and "Take model.safetensors.index.json away" in done.err
     )
     (folder / "model.safetensors.index.json").unlink()
-    assert {t.name for t in open_checkpoint(folder).tensors} == set("abc")
+    assert {t.name for t in open_checkpoint(folder).state.tensors} == set("abc")
     less = shards(tmp_path / "less", two, index | {"d": "model-00003-of-00003.safetensors"})
     assert "Copy or download the missing file" in command("inspect", less).err
     part = {"model-00001-of-00002.safetensors": ["a", "b", "c"]}

@@ -45,7 +45,7 @@ def test_both_folders_are_one_checkpoint() -> None:
         for kind, value in states.items():
             assert torch.equal(torch.as_tensor(every[name][kind], dtype=value.dtype), value), (name, kind)
     opened = open_checkpoint(STATE)
-    assert [group.hyper["lr"] for group in opened.envelope.groups] == [
+    assert [group.hyper["lr"] for group in opened.state.groups] == [
         group["lr"] for group in expected["optimizer"]["param_groups"]
     ]
     assert opened.container is not None and opened.container.kind.name == "accelerate"

@@ -111,9 +111,9 @@ def test_the_common_state_of_0_19_is_an_object_among_the_chunks(tmp_path: Path) 
     shutil.copytree(FIXTURES / "dist_of_0_19", folder)
     found = open_checkpoint(folder)
     assert "common.pt" not in found.files
-    assert "common_state/shard_0_1" not in str(found.envelope.blobs)
-    assert {"iteration", "checkpoint_version", "megatron"} <= found.envelope.carried.keys()
-    assert set(found.envelope.scalars["step"].values()) == {1.0}
+    assert "common_state/shard_0_1" not in str(found.state.blobs)
+    assert {"iteration", "checkpoint_version", "megatron"} <= found.state.carried.keys()
+    assert set(found.state.scalars["step"].values()) == {1.0}
     ucpl.convert(folder, tmp_path / "out", to="megatron_core()")
     assert (tmp_path / "out" / "common.pt").is_file() and ucpl.compare(folder, tmp_path / "out")
 
@@ -126,16 +126,16 @@ def test_the_common_state_of_0_19_is_an_object_among_the_chunks(tmp_path: Path) 
 
 
 def test_groups_are_dealt_by_megatrons_rule_and_steps_are_counted(tmp_path: Path) -> None:
-    envelope = open_checkpoint(FIXTURES / "dist_moe").envelope
+    envelope = open_checkpoint(FIXTURES / "dist_moe").state
     found = [(g.hyper["wd_mult"], g.hyper["is_expert_parallel"], len(g.members)) for g in envelope.groups]
     assert found == [(1.0, False, 5), (0.0, False, 4), (1.0, True, 2)]
     assert set(envelope.scalars["step"].values()) == {1.0} and len(envelope.scalars["step"]) == 11
     muon = open_checkpoint(FIXTURES / "dist_muon")
-    by_name = {g.name: g.members for g in muon.envelope.groups}
-    states = {t.name: t.states for t in muon.tensors}
+    by_name = {g.name: g.members for g in muon.state.groups}
+    states = {t.name: t.states for t in muon.state.tensors}
     assert all("momentum_buffer" in states[n] for n in by_name["0"]) and len(by_name["0"]) == 4
     assert all("exp_avg" in states[n] for n in (*by_name["1"], *by_name["2"]))
-    steps = muon.envelope.scalars["step"]
+    steps = muon.state.scalars["step"]
     assert steps.keys() == {*by_name["1"], *by_name["2"]}, "Muon counts no steps"
 
 
@@ -290,8 +290,8 @@ def test_torch_finds_each_tensor_in_a_target(tmp_path: Path, name: str, target: 
     assert len(optimizers) == (2 if name == "dist_moe" else 1)
     assert all(group["step"] == 1.0 and group["lr"] == 0.001 for group in groups)
     assert json.loads((tmp_path / "made" / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
-    source = open_checkpoint(FIXTURES / name).envelope
-    assert open_checkpoint(tmp_path / "made").envelope.blobs.keys() == source.blobs.keys() == {"sharded_objects"}
+    source = open_checkpoint(FIXTURES / name).state
+    assert open_checkpoint(tmp_path / "made").state.blobs.keys() == source.blobs.keys() == {"sharded_objects"}
     assert common["iteration"] == 10 and common["args"].optim == source.carried["args"].state["optim"]  # type: ignore[attr-defined]
 
 
@@ -302,7 +302,7 @@ def test_there_and_back_through_other_forms(tmp_path: Path, form: str) -> None:
     assert ucpl.compare(FIXTURES / "dist_moe", tmp_path / "back")
     was, now = open_checkpoint(FIXTURES / "dist_moe"), open_checkpoint(tmp_path / "back")
     assert now.tag == "iter_0000010"
-    assert [g.members for g in now.envelope.groups] == [g.members for g in was.envelope.groups]
+    assert [g.members for g in now.state.groups] == [g.members for g in was.state.groups]
 
 
 RANDOM = ("rng_state/shard_0.0_1.2", "rng_state/shard_0.1_1.2")
@@ -312,7 +312,7 @@ def test_random_states_go_through_dcp_and_are_told_as_left_out_by_deepspeed(tmp_
     source = open_checkpoint(FIXTURES / "dist_adam_tp2")
     ucpl.convert(FIXTURES / "dist_adam_tp2", tmp_path / "dcp", to="dcp(fsdp=3)")
     ucpl.convert(tmp_path / "dcp", tmp_path / "back", to="megatron_core(pp=2)")
-    held, back = (one.envelope.blobs["sharded_objects"] for one in (source, open_checkpoint(tmp_path / "back")))
+    held, back = (one.state.blobs["sharded_objects"] for one in (source, open_checkpoint(tmp_path / "back")))
     assert isinstance(held, dict) and isinstance(back, dict) and set(RANDOM) < held.keys()
     assert held.keys() == back.keys()
     for name in RANDOM:
@@ -473,10 +473,10 @@ def test_groups_of_another_framework_are_dealt_as_megatron_deals_them(tmp_path: 
     ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to="megatron_core(tp=2)")
     found = open_checkpoint(tmp_path / "made")
     assert found.tag == "iter_0000007"
-    groups = [(g.members, g.hyper["wd_mult"], g.hyper["lr"]) for g in found.envelope.groups]
+    groups = [(g.members, g.hyper["wd_mult"], g.hyper["lr"]) for g in found.state.groups]
     assert groups == [((names[0],), 1.0, 0.5), ((names[1],), 0.0, 0.5)]
-    assert not any({"max_lr", "min_lr"} & g.hyper.keys() for g in found.envelope.groups), "the schedule's own"
-    objects = found.envelope.blobs["sharded_objects"]
+    assert not any({"max_lr", "min_lr"} & g.hyper.keys() for g in found.state.groups), "the schedule's own"
+    objects = found.state.blobs["sharded_objects"]
     assert objects == {"decoder.layers.mlp.linear_fc1._extra_state/shard_0_1": [None]}
     common = torch.load(found.root / "common.pt", weights_only=False)
     assert common["checkpoint_version"] == 3.0, "before it, q, k and v were in another order"

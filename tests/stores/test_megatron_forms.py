@@ -117,8 +117,8 @@ def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:
     opened = open_checkpoint(FIXTURES / "dist_moe")
     norm = "decoder.layers.self_attention.linear_qkv.layer_norm_weight"
     assert templates_of(opened)[norm] == "decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight"
-    carried = {**opened.envelope.carried, "args": namespace({"transformer_impl": "local"})}
-    local = evolve(opened, envelope=evolve(opened.envelope, carried=carried))
+    carried = {**opened.state.carried, "args": namespace({"transformer_impl": "local"})}
+    local = evolve(opened, state=evolve(opened.state, carried=carried))
     assert templates_of(local)[norm] == "decoder.layers.{}.input_layernorm.weight"
     assert templates_of(local)["decoder.layers.mlp.linear_fc1.layer_norm_weight"] == (
         "decoder.layers.{}.pre_mlp_layernorm.weight"
@@ -129,9 +129,9 @@ def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:
 def test_parameters_are_in_order_of_registration(blocks: str, first: int) -> None:
     """distrib_optim.pt follows it, reversed, each from a multiple of 64 on: `.metadata` may have any order."""
     opened = open_checkpoint(FIXTURES / "dist_moe")
-    carried = {**opened.envelope.carried, "args": namespace({"transformer_impl": blocks})}
-    other = evolve(opened, envelope=evolve(opened.envelope, carried=carried), tensors=opened.tensors[::-1])
-    names = [tensor.name for tensor in in_modules(other).tensors]
+    carried = {**opened.state.carried, "args": namespace({"transformer_impl": blocks})}
+    other = evolve(opened, state=evolve(opened.state, carried=carried, tensors=opened.state.tensors[::-1]))
+    names = [tensor.name for tensor in in_modules(other).state.tensors]
     assert names[0] == "embedding.word_embeddings.weight" and names[-1] == "output_layer.weight"
     layer = [name.removeprefix("decoder.layers.0.") for name in names if name.startswith("decoder.layers.0.")]
     norm = ("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")[first]

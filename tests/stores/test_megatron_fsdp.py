@@ -70,7 +70,7 @@ def test_each_value_is_as_megatron_wrote_it(tmp_path: Path) -> None:
         for state in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(states[state], drawn(f"module.{name}.{state}", shape)), (name, state)
         assert int(states["step"]) == 1
-    groups = open_checkpoint(FIXTURES / OWN).envelope.groups
+    groups = open_checkpoint(FIXTURES / OWN).state.groups
     assert [(g.hyper["wd_mult"], len(g.members)) for g in groups] == [(1.0, 6), (0.0, 4)]
 
 
@@ -162,7 +162,7 @@ def test_a_run_with_a_tracker_is_opened_at_its_newest_iteration(tmp_path: Path) 
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("10")
     found = open_checkpoint(tmp_path / "run")
     assert (found.framework, found.tag) == ("megatron_fsdp", "iter_0000010")
-    assert open_checkpoint(FIXTURES / OWN).envelope.settings["owner"].value == "module.module.module."
+    assert open_checkpoint(FIXTURES / OWN).state.settings["owner"].value == "module.module.module."
 
 
 def test_what_megatron_fsdp_would_not_load_is_refused(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_target_of_any_module_of_megatrons_is_opened(name: str, tmp_path: Path
     torch.save({"params": {name: {"weight": torch.ones(4, 4)}}}, tmp_path / "s.pt")
     ucpl.convert(tmp_path / "s.pt", tmp_path / "made", to="megatron_fsdp(dp=2)")
     found = open_checkpoint(tmp_path / "made")
-    assert (found.framework, [t.name for t in found.tensors]) == ("megatron_fsdp", [name])
+    assert (found.framework, [t.name for t in found.state.tensors]) == ("megatron_fsdp", [name])
     assert ucpl.verify(tmp_path / "made")
 
 

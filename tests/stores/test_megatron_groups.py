@@ -67,7 +67,7 @@ def test_embeddings_with_a_rate_of_their_own(tmp_path: Path, to: str) -> None:
     ]
     source = written(tmp_path, ADAM, groups)
     ucpl.convert(source, tmp_path / "made", to=to)
-    found = open_checkpoint(tmp_path / "made").envelope.groups
+    found = open_checkpoint(tmp_path / "made").state.groups
     modules = {n.replace("layers.mlp", "layers.0.mlp"): g.hyper["lr"] for g in found for n in g.members}
     assert modules == {n: g["lr"] for g in groups for n in g["params"]}
 
@@ -96,7 +96,7 @@ def test_what_is_frozen_is_in_no_buffer(tmp_path: Path, frozen: tuple[str, ...])
     source = written(tmp_path, ADAM, [{"params": members, "lr": 0.1}], frozen)
     ucpl.convert(source, tmp_path / "made", to="megatron_legacy()")
     found = open_checkpoint(tmp_path / "made")
-    assert {t.name for t in found.tensors if t.kind == "frozen"} == set(frozen)
+    assert {t.name for t in found.state.tensors if t.kind == "frozen"} == set(frozen)
     made, wanted = plain_of(tmp_path / "made")["params"], plain_of(source)["params"]
     for name, states in wanted.items():
         for state, value in states.items():
@@ -109,7 +109,7 @@ def test_what_is_frozen_on_stages_and_tensor_parallel_ranks(tmp_path: Path) -> N
     shutil.copytree(FIXTURES / "legacy_vpp", tmp_path / "run")
     name = "decoder.layers.1.mlp.linear_fc1.weight"
     ucpl.convert(tmp_path / "run", tmp_path / "made", to="megatron_legacy(tp=2, pp=4, vpp=1)", freeze=[name])
-    assert {t.name for t in open_checkpoint(tmp_path / "made").tensors if t.kind == "frozen"} == {name}
+    assert {t.name for t in open_checkpoint(tmp_path / "made").state.tensors if t.kind == "frozen"} == {name}
     ucpl.convert(tmp_path / "made", tmp_path / "back", to="megatron_legacy(tp=1, pp=1, vpp=1)")
     assert ucpl.compare(tmp_path / "made", tmp_path / "back")
 

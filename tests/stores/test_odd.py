@@ -151,15 +151,15 @@ def test_names_of_states_are_a_namespace_of_their_own(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", ["names_z1", "names_z3"])
 def test_a_module_and_a_buffer_under_two_names(name: str, tmp_path: Path) -> None:
     opened = open_checkpoint(ODD / name)
-    assert opened.aliases == {"norms.1.weight": "norms.0.weight", "norms.1.bias": "norms.0.bias"}
-    assert [t.name for t in opened.tensors if t.kind == "buffer"] == ["calls", "counted"]
+    assert opened.state.aliases == {"norms.1.weight": "norms.0.weight", "norms.1.bias": "norms.0.bias"}
+    assert [t.name for t in opened.state.tensors if t.kind == "buffer"] == ["calls", "counted"]
     ucpl.convert(ODD / name, tmp_path / "three", to="zero3(dp=3)")
     shapes = {n: tuple(t.shape) for n, t in module_of(tmp_path / "three", Z3)["module"].items() if torch.is_tensor(t)}
     assert shapes["counted"] == shapes["calls"] == (3,) and shapes["norms.1.weight"] == (0,)
 
 
 def test_what_was_frozen_and_thawed_between_steps(tmp_path: Path) -> None:
-    kinds = {t.name: t.kind for t in open_checkpoint(ODD / "toggled_z2").tensors}
+    kinds = {t.name: t.kind for t in open_checkpoint(ODD / "toggled_z2").state.tensors}
     assert kinds["norms.0.weight"] == "parameter" and kinds["middle.bias"] == kinds["middle.weight"] == "frozen"
     ucpl.convert(ODD / "toggled_z2", tmp_path / "two", to="zero2(dp=3)")
     fragments = module_of(tmp_path / "two", "mp_rank_00_model_states.pt")["frozen_param_fragments"]

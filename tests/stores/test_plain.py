@@ -44,28 +44,28 @@ def test_a_file_by_hand_is_told_whole(tmp_path: Path) -> None:
     assert Plain().recognises(tmp_path)
     found = Plain().open(path)
     assert found.extents == Plain().open(tmp_path).extents
-    assert [(t.name, t.kind, t.shape, t.states) for t in found.tensors] == [
+    assert [(t.name, t.kind, t.shape, t.states) for t in found.state.tensors] == [
         ("w", "parameter", (2, 3), ("exp_avg",)),
         ("b", "parameter", (3,), ("exp_avg",)),
         ("frozen", "frozen", (5,), ()),
         ("calls", "buffer", (2,), ()),
     ]
-    assert found.aliases == {"head": "w"}
-    assert [(g.members, g.hyper) for g in found.envelope.groups] == [
+    assert found.state.aliases == {"head": "w"}
+    assert [(g.members, g.hyper) for g in found.state.groups] == [
         (("b",), {"lr": 0.1, "betas": (0.9, 0.95)}),
         (("w",), {"lr": 0.2}),
     ]
-    assert {name: number_of(v) for name, v in found.envelope.scalars["step"].items()} == {"w": 4.0, "b": 4}
-    assert found.envelope.blobs == {"global_steps": 7}
+    assert {name: number_of(v) for name, v in found.state.scalars["step"].items()} == {"w": 4.0, "b": 4}
+    assert found.state.blobs == {"global_steps": 7}
     assert found.carried_extents == {}
 
 
 def test_the_shortest_file(tmp_path: Path) -> None:
     found = Plain().open(saved(tmp_path, {"params": {"w": {"weight": torch.ones(2)}}}, "other.pt"))
-    assert [(t.name, t.kind) for t in found.tensors] == [("w", "parameter")]
-    assert found.envelope.settings["file"].value == "other.pt"
-    assert found.envelope.settings["has_masters"].value == 0
-    assert found.envelope.groups == ()
+    assert [(t.name, t.kind) for t in found.state.tensors] == [("w", "parameter")]
+    assert found.state.settings["file"].value == "other.pt"
+    assert found.state.settings["has_masters"].value == 0
+    assert found.state.groups == ()
     assert found.remarks
 
 

@@ -189,7 +189,7 @@ def test_a_checkpoint_is_opened_without_its_tensors(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Piece, "_got", counted)
     monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", None)
-    assert len(open_checkpoint(source_at(f"vault:{tmp_path / 'job'}")).tensors) == 6
+    assert len(open_checkpoint(source_at(f"vault:{tmp_path / 'job'}")).state.tensors) == 6
     assert 0 < sum(read) < 64 << 10 and len(read) == 1
     load({"model": state}, storage_reader=ucpl.StorageReader(f"vault:{tmp_path / 'job'}"))
     assert sorted(read)[-6:] == [1 << 20] * 6  # directly into their destination, each once

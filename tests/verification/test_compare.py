@@ -18,7 +18,7 @@ from tests.cli.command import FIXTURES, good
 from tests.cli.command import ucpl as command
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.extents import Call, Envelope, Global, ParameterGroup, Scalar, Setting, TorchDType
+from ucpl.extents import Call, Global, ParameterGroup, Scalar, Setting, TorchDType, TrainState
 from ucpl.verification.compare import Likeness, likeness
 from ucpl.verification.envelopes import EnvelopeComparison, _Pair
 from ucpl.verification.values import ValueTensors
@@ -368,7 +368,12 @@ def held(a: dict[str, Any], b: dict[str, Any]) -> Likeness:
     """The example against itself, with other envelopes."""
     opened = api.open_checkpoint(Path(__file__).parents[2] / "examples" / "checkpoint")
     placement = api.source_side(opened, None)[0].placement
-    one, other = (evolve(opened, envelope=Envelope("deepspeed", **more)) for more in (a, b))
+    one, other = (
+        evolve(
+            opened, state=TrainState("deepspeed", tensors=opened.state.tensors, parallel=opened.state.parallel, **more)
+        )
+        for more in (a, b)
+    )
     return likeness(one, placement, other, placement)
 
 
@@ -631,15 +636,15 @@ def test_nothing_is_not_equal_to_nothing(tmp_path: Path) -> None:
 
 def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> None:
     """DeepSpeed has a key for it; DCP's job puts it beside the model, and our target of it into DeepSpeed's key."""
-    ours = Envelope("deepspeed", "", {}, blobs={"lr_scheduler": {"last_epoch": 3}})
-    theirs = Envelope("dcp", "", {}, carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})
+    ours = TrainState("deepspeed", blobs={"lr_scheduler": {"last_epoch": 3}})
+    theirs = TrainState("dcp", carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})
     for a, b in ((ours, theirs), (theirs, ours)):
         pair = _Pair(a, b, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), EnvelopeComparison())
         pair.schedules()
         assert not pair.found.differences and pair.found.count == 1
         pair.client_state()
         assert [d.name for d in pair.found.differences] == ["client_state.epoch"]
-    other = Envelope("dcp", "", {}, carried={"lr_scheduler": {"last_epoch": 4}})
+    other = TrainState("dcp", carried={"lr_scheduler": {"last_epoch": 4}})
     pair = _Pair(ours, other, ValueTensors(tmp_path, {}), ValueTensors(tmp_path, {}), EnvelopeComparison())
     pair.schedules()
     assert [d.name for d in pair.found.differences] == ["lr_scheduler.last_epoch"]

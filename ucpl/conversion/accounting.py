@@ -104,7 +104,7 @@ def account_of(plan: Plan, source: Checkpoint) -> Account:
 
 def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:
     """Items other than tensors, counted in the source alone."""
-    known, container = source.envelope, source.container
+    known, container = source.state, source.container
     count = sum(map(len, known.scalars.values())) + len(known.groups) + len(known.carried)
     count += sum(len(mine) for mine in _unlike(source).values())
     count += sum(1 for _ in _blobs(source))
@@ -123,7 +123,7 @@ def _numbers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     """Numbers that the optimizer keeps for each parameter, as `step`."""
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     gone = frozenset(plan.gone.get("numbers", ()))
-    for state, values in source.envelope.scalars.items():
+    for state, values in source.state.scalars.items():
         for name in values:
             if _is_dropped(plan, state):
                 yield "dropped", state, name, "dropped by name"
@@ -163,7 +163,7 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 
 def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
     """Names of values; those of a module's state dict with their keys; each key is a value of its own."""
-    for name, held in source.envelope.blobs.items():
+    for name, held in source.state.blobs.items():
         if name in _BY_KEY and isinstance(held, dict) and held:
             yield from ((name, str(key)) for key in held)
         elif name == LAYERS and isinstance(held, dict):
@@ -177,7 +177,7 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     """The caller's own values: those of the first rank, and of others where they are unlike."""
     target = format_named(plan.target.framework)
     alone = f"{target.title} stores " + ("tensors alone" if target.has_tensors_alone else "nothing of a caller")
-    for key in source.envelope.carried:
+    for key in source.state.carried:
         if _is_dropped(plan, key):
             yield "dropped", "client_state", str(key), "dropped by name"
         elif not target.has_client_state:
@@ -199,7 +199,7 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 
 def _unlike(source: Checkpoint) -> dict[int, tuple[object, ...]]:
     """Of each rank but the first, keys of client_state whose values are others than the first rank's."""
-    of = source.caller_states.of
+    of = source.state.parallel.carried_by_rank.of
     if len(of) < 2:
         return {}
     marks = marks_of(source)
@@ -217,7 +217,7 @@ def _ranks_taken(plan: Plan, source: Checkpoint) -> frozenset[int]:
     if is_each is None:
         return frozenset((0,))
     degrees = {axis: _whole(plan.target.settings.get(axis)) for axis in ("pp", "tp", "dp")}
-    return source.caller_states.taken(degrees["pp"], degrees["tp"], degrees["dp"], is_each=is_each)
+    return source.state.parallel.carried_by_rank.taken(degrees["pp"], degrees["tp"], degrees["dp"], is_each=is_each)
 
 
 def _whole(value: object) -> int:
@@ -229,7 +229,7 @@ def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
     is_trained = target.has_groups_of_weights or any(t.states for t in plan.target.tensors)
     is_trained |= target.has_groups_alone and has_groups_alone(source)
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
-    for group in source.envelope.groups:
+    for group in source.state.groups:
         if target.has_tensors_alone:
             yield "dropped", "group", group.name, f"{target.title} stores no hyper-parameters"
         elif group.name in plan.gone.get("groups", ()):
@@ -253,7 +253,7 @@ def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 
 
 def _texts(source: Checkpoint) -> tuple[str, ...]:
-    held = source.envelope.blobs.get(TEXTS)
+    held = source.state.blobs.get(TEXTS)
     return tuple(map(str, held)) if isinstance(held, dict) else ()
 
 
@@ -314,7 +314,7 @@ def demand_an_optimizer(
             Label(str(source.root / first), "not there"),
             Label(str(source.root / source.files[0]), "states the optimizer's parameters", where="param_shapes"),
         )
-    if source.envelope.scalars or any(t.states for t in source.tensors):
+    if source.state.scalars or any(t.states for t in source.state.tensors):
         return
     found = [one for one in not_read_of(source) if one.is_optimizer and one.name not in dropped]
     if found:

@@ -83,10 +83,10 @@ def own_names(checkpoint: Checkpoint, name: str) -> dict[str, str]:
     if path.stem != "adapter_model":
         return {}
     called = path.parent.name  # a folder of the adapter's name, or one that a loop has named
-    is_there = any(f".{called}." in f"{t.name}." for t in checkpoint.tensors)
+    is_there = any(f".{called}." in f"{t.name}." for t in checkpoint.state.tensors)
     adapter = re.escape(called if called and is_there else "default")
     left_out = re.compile(rf"(\.modules_to_save)?\.{adapter}(?=\.|\Z)")
-    return {left_out.sub("", t.name): t.name for t in checkpoint.tensors}
+    return {left_out.sub("", t.name): t.name for t in checkpoint.state.tensors}
 
 
 # ---- what the files should hold -------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def wished(made: Prepared, container: Container, name: str, files: tuple[str, ..
 
     source, plan = made.checkpoint, made.plan
     assert source is not None
-    ours, theirs = _tensors(source.tensors), _tensors(plan.target.tensors)
+    ours, theirs = _tensors(source.state.tensors), _tensors(plan.target.tensors)
     own = own_names(source, name)
     there = open_files(container.top, [file for file in files if not file.endswith(INDEX)])
     lines: list[Line] = []
@@ -106,7 +106,7 @@ def wished(made: Prepared, container: Container, name: str, files: tuple[str, ..
     foreign: list[str] = []
     for (file, key), extent in there.extents.items():
         path = own.get(str(key[0]), str(key[0])) if len(key) == 1 else "/".join(map(str, key))
-        owner = plan.target.aliases.get(path, source.aliases.get(path, path))
+        owner = plan.target.aliases.get(path, source.state.aliases.get(path, path))
         was, now = ours.get(owner), theirs.get(owner)
         if now is None or (path != owner and path not in plan.target.aliases):
             (foreign if was is None else why).append(f"{path} is left out" if was is not None else path)

@@ -108,12 +108,16 @@ def _agreement(checkpoint: Checkpoint, placement: Placement, name: str, bounds: 
     assert checkpoint.container is not None
     there = HuggingFace().open_named(checkpoint.container.top, [name])
     own = own_names(checkpoint, name)
-    seconds = {alias: checkpoint.aliases[alias] for t in there.tensors if (alias := t.name) in checkpoint.aliases}
+    seconds = {
+        alias: checkpoint.state.aliases[alias]
+        for t in there.state.tensors
+        if (alias := t.name) in checkpoint.state.aliases
+    }
     bound = options_from(bounds)
     plane = {"memory": bound.memory, "workers": bound.workers}
     found = Agreement()
     # A second name that is stored beside its first is a tensor like others there: it is held against its owner by itself.
-    firsts = {t.name: own.get(t.name, t.name) for t in there.tensors if t.name not in seconds}
+    firsts = {t.name: own.get(t.name, t.name) for t in there.state.tensors if t.name not in seconds}
     for names in (firsts, *({alias: owner} for alias, owner in seconds.items())):
         if names:
             model = _called(there, names)
@@ -130,8 +134,9 @@ def _called(model: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     for (_, key), extent in model.extents.items():
         if (name := names.get(str(key[0]))) is not None:
             extents[FILE, (name,)] = evolve(extent, key=(name,))
-    tensors = tuple(evolve(t, name=names[t.name]) for t in model.tensors if t.name in names)
-    return evolve(model, extents=extents, tensors=tensors, aliases={}, container=None)
+    tensors = tuple(evolve(t, name=names[t.name]) for t in model.state.tensors if t.name in names)
+    state = evolve(model.state, tensors=tensors, aliases={})
+    return evolve(model, extents=extents, state=state, container=None)
 
 
 @frozen(eq=False)

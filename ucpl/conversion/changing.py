@@ -92,11 +92,11 @@ def _known(source: Side, voice: Voice) -> _Known:
     others = {blob.name for blob in source.placement.blobs}
     if opened is not None:
         for name in (EXTRA, EMPTY):
-            held = opened.envelope.blobs.get(name)
+            held = opened.state.blobs.get(name)
             beside |= {key for key in held if isinstance(key, str)} if isinstance(held, dict) else set()
         others |= {file.name for file in opened.container.files} if opened.container is not None else set()
         others |= {one.name for one in opened.not_read if one.is_optimizer}
-        others |= {key for key in opened.envelope.carried if isinstance(key, str)} | opened.envelope.scalars.keys()
+        others |= {key for key in opened.state.carried if isinstance(key, str)} | opened.state.scalars.keys()
     states = {p.state for p in source.placement.parts} | {s.name for s in layout.states}
     return _Known(
         layout.tensors,

@@ -49,7 +49,7 @@ def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
 
     stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
     config = config_of(checkpoint) if format_named(checkpoint.framework).has_model_files else None
-    seen = Seen(str(checkpoint.top), stored, config, checkpoint.envelope.groups)
+    seen = Seen(str(checkpoint.top), stored, config, checkpoint.state.groups)
     wrong = unmet(framework(checkpoint.framework).demands, seen)
     if not of_class or config is None or wrong:
         return Found(wrong)
@@ -65,7 +65,7 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
 
     target = plan.target
     config, notes = _config_written(plan, source)
-    groups = source.envelope.groups
+    groups = source.state.groups
     seen = Seen(side.layout.call, _stored(plan), config, groups, source.framework, side.called.is_of_any)
     wrong = unmet(framework(target.framework).demands, seen)
     if config is None:
@@ -132,7 +132,7 @@ def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> boo
     """Whether a folder keeps names and shapes of the folder that it comes from: its class need not be asked."""
     if not format_named(source.framework).has_model_files or notes:
         return False
-    return {t.name: t.shape for t in source.tensors} == dict(seen.stored)
+    return {t.name: t.shape for t in source.state.tensors} == dict(seen.stored)
 
 
 def _of_class(config: Mapping[str, Json], seen: Seen) -> Found:

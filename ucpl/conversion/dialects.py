@@ -151,7 +151,7 @@ def names_of(source: Dialect, target: Dialect, checkpoint: Checkpoint) -> Names:
     here, there = source.placement.layout, target.placement.layout
     if here.model_call != there.model_call:
         refuse(target.call, f"it is of {here.model_call} on one side and of {there.model_call} on the other")
-    held = {t.name: t for t in checkpoint.tensors}
+    held = {t.name: t for t in checkpoint.state.tensors}
     for name, tensor in held.items():
         known = source.named.get(name)
         if known is None:
@@ -189,7 +189,7 @@ def _disagree(checkpoint: Checkpoint, names: Dialect, name: str, why: str) -> No
     fail(
         "E336",
         f"`{name}`: {why}",
-        Label(str(checkpoint.top), f"{len(checkpoint.tensors)} tensors"),
+        Label(str(checkpoint.top), f"{len(checkpoint.state.tensors)} tensors"),
         Label(names.call, f"{len(names.named)} names", where=name),
         about=name,
     )

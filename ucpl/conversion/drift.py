@@ -48,9 +48,9 @@ def _demand_rates(source: Checkpoint) -> None:
     """
     from ucpl.stores.scalars import number_of
 
-    schedule = source.envelope.blobs.get("lr_scheduler")
+    schedule = source.state.blobs.get("lr_scheduler")
     rates = schedule.get("_last_lr") if isinstance(schedule, dict) else None
-    groups = source.envelope.groups
+    groups = source.state.groups
     shard = next((file for file in source.files if file.endswith("_optim_states.pt")), None)
     if not isinstance(rates, list) or len(rates) != len(groups) or shard is None:
         return

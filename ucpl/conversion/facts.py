@@ -88,8 +88,8 @@ def facts(c: Checkpoint) -> Facts:
     from ucpl.stores.scalars import number_of
     from ucpl.verification.values import value_text
 
-    envelope = c.envelope
-    elements = {t.name: prod(t.shape) for t in c.tensors}
+    envelope = c.state
+    elements = {t.name: prod(t.shape) for t in c.state.tensors}
     held = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups]]
     settings = envelope.settings
     return {
@@ -101,16 +101,16 @@ def facts(c: Checkpoint) -> Facts:
         "bytes": _bytes_of_files(c),
         "mesh": {n: s.value for n in _DEGREES if (s := settings.get(n)) is not None},
         "settings": {n: {"value": s.value, "origin": s.origin} for n, s in settings.items() if n not in _DEGREES},
-        "kinds": _kinds(c.tensors),
+        "kinds": _kinds(c.state.tensors),
         "stored_tensors": len(c.extents),
         "bytes_by_dtype": _bytes_by_dtype(c),
-        "states": _states(c.tensors),
+        "states": _states(c.state.tensors),
         "scalars": _scalars(envelope.scalars),
         "groups": [_group(g, elements) for g in envelope.groups],
-        "aliases": dict(c.aliases),
-        "frozen": [t.name for t in c.tensors if t.kind == "frozen"],
-        "buffers": [t.name for t in c.tensors if t.kind == "buffer"],
-        "cuts": dict(Counter(s.origin for s in c.shardings.values() if s.dim is not None)),
+        "aliases": dict(c.state.aliases),
+        "frozen": [t.name for t in c.state.tensors if t.kind == "frozen"],
+        "buffers": [t.name for t in c.state.tensors if t.kind == "buffer"],
+        "cuts": dict(Counter(s.origin for s in c.state.parallel.shardings.values() if s.dim is not None)),
         "carried": sorted(envelope.blobs),
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
         "unknown_globals": sorted(set(unsafe_globals(held)) - known_globals()),
@@ -120,7 +120,7 @@ def facts(c: Checkpoint) -> Facts:
         "remarks": [*c.remarks, *(c.container.remarks if c.container is not None else ())],
         "tensors": [
             {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind, "states": list(t.states)}
-            for t in c.tensors
+            for t in c.state.tensors
         ],
     }
 

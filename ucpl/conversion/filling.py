@@ -41,7 +41,7 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
 def begun(plan: Plan, source: Side, target: Side) -> Plan:
     """The plan with the numbers (`step`) that `fill` lines give to parameters of which the source has none."""
     has_numbers = not format_named(target.layout.framework).has_tensors_alone
-    known = source.checkpoint.envelope.scalars if source.checkpoint is not None else None
+    known = source.checkpoint.state.scalars if source.checkpoint is not None else None
     kept = {s.name for s in source.layout.states if s.scalar}
     counted = {s.name for s in target.layout.states if s.scalar}
     ours = {path for path, t in source.layout.tensors.items() if t.kind == "parameter"}

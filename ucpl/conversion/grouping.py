@@ -50,7 +50,9 @@ class _Groups:
     def candidates(self, path: str) -> list[str]:
         """Groups that a parameter can be in: those of experts hold experts alone."""
         opened = self.source.checkpoint
-        experts = opened.experts.of if opened is not None and opened.experts is not None else {}
+        experts = (
+            opened.state.parallel.experts.of if opened is not None and opened.state.parallel.experts is not None else {}
+        )
         known = dict(self.layout.model_groups)
         return [g for g in self.left if known[g] and (known[g][0] in experts) == (path in experts)]
 
@@ -134,8 +136,12 @@ def demand_experts(source: Side, emptied: Sequence[str]) -> None:
     """DeepSpeed knows experts by their groups. Raises: UcplError E328 where a group of them would be left without."""
     opened = source.checkpoint
     for first in (members[0] for name, members in source.layout.model_groups if name in emptied):
-        if opened is not None and opened.experts is not None and first in opened.experts.of:
-            module = opened.experts.of[first].module
+        if (
+            opened is not None
+            and opened.state.parallel.experts is not None
+            and first in opened.state.parallel.experts.of
+        ):
+            module = opened.state.parallel.experts.of[first].module
             fail(
                 "E328",
                 f"no expert of {module.rstrip('.')} would be trained, and DeepSpeed tells experts by their groups",
@@ -178,7 +184,7 @@ def begins(source: Side, target: Layout, trained: frozenset[str]) -> tuple[Filli
 
 def _number(source: Side, target: Layout, state: str, names: frozenset[str]) -> float | None:
     """The number that the others of their groups have, else all others. None: there are none."""
-    held = source.checkpoint.envelope.scalars.get(state, {}) if source.checkpoint is not None else {}
+    held = source.checkpoint.state.scalars.get(state, {}) if source.checkpoint is not None else {}
     near = {m for _, members in target.model_groups if names & set(members) for m in members}
     for some in (near, set(held)):
         found = {number_of(held[m]) for m in some if m in held}

@@ -15,7 +15,7 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
-    from ucpl.extents import Envelope, ParameterGroup
+    from ucpl.extents import ParameterGroup, TrainState
     from ucpl.extents.experts import Experts
     from ucpl.extents.pipeline import Layer, Pipeline
     from ucpl.stores.checkpoint import Checkpoint
@@ -36,10 +36,8 @@ def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
     names = frozenset(gone["names"])
     return evolve(
         checkpoint,
-        envelope=_envelope(checkpoint, gone, names),
+        state=_state(checkpoint, gone, names),
         scalar_extents={state: _rest(mine, gone["numbers"]) for state, mine in checkpoint.scalar_extents.items()},
-        pipeline=None if checkpoint.pipeline is None else _pipeline(checkpoint, checkpoint.pipeline, gone),
-        experts=None if checkpoint.experts is None else _experts(checkpoint.experts, names),
     )
 
 
@@ -47,8 +45,9 @@ def _rest(values: Mapping[str, V], gone: Sequence[str] | frozenset[str]) -> dict
     return {name: value for name, value in values.items() if name not in gone}
 
 
-def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Envelope:
-    known = checkpoint.envelope
+def _state(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> TrainState:
+    known = checkpoint.state
+    pipeline, experts = known.parallel.pipeline, known.parallel.experts
     blobs = dict(known.blobs)
     for name in ("module_extra", "empty_tensors"):
         if isinstance(held := blobs.get(name), dict):
@@ -60,12 +59,17 @@ def _envelope(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> Enve
     if groups != known.groups:
         blobs["lr_scheduler"] = _by_group(checkpoint, gone)[0]
     groups = tuple(_joined(group, gone) for group in groups)
-    if isinstance(layers := blobs.get("layer_files"), dict) and checkpoint.pipeline is not None:
-        blobs["layer_files"] = _layer_files(layers, checkpoint.pipeline, names)
-    if checkpoint.experts is not None and isinstance(blobs.get("num_experts"), list):
-        blobs["num_experts"] = _counts(checkpoint.experts, names)
+    if isinstance(layers := blobs.get("layer_files"), dict) and pipeline is not None:
+        blobs["layer_files"] = _layer_files(layers, pipeline, names)
+    if experts is not None and isinstance(blobs.get("num_experts"), list):
+        blobs["num_experts"] = _counts(experts, names)
     scalars = {state: _rest(mine, gone["numbers"]) for state, mine in known.scalars.items()}
-    return evolve(known, blobs=blobs, groups=groups, scalars=scalars)
+    parallel = evolve(
+        known.parallel,
+        pipeline=None if pipeline is None else _pipeline(checkpoint, pipeline, gone),
+        experts=None if experts is None else _experts(experts, names),
+    )
+    return evolve(known, blobs=blobs, groups=groups, scalars=scalars, parallel=parallel)
 
 
 def _joined(group: ParameterGroup, gone: Gone) -> ParameterGroup:
@@ -92,13 +96,13 @@ def shortened(checkpoint: Checkpoint | None, gone: Gone) -> tuple[str, ...]:
 
 def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
     """A schedule without the places of groups that are left out and with those of new ones, and the lists that have them."""
-    held = checkpoint.envelope.blobs.get("lr_scheduler")
+    held = checkpoint.state.blobs.get("lr_scheduler")
     if not isinstance(held, dict):
         return held, []
-    names = [group.name for group in checkpoint.envelope.groups]
+    names = [group.name for group in checkpoint.state.groups]
     kept = [i for i, name in enumerate(names) if name not in gone["groups"]]
     kept += [names.index(like) for like in gone["like"]]
-    count = len(checkpoint.envelope.groups)
+    count = len(checkpoint.state.groups)
     lists = {k: v for k, v in held.items() if k in BY_GROUP and isinstance(v, list) and len(v) == count}
     return {**held, **{k: [v[i] for i in kept] for k, v in lists.items()}}, [*lists]
 
@@ -109,9 +113,9 @@ def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
 def _pipeline(checkpoint: Checkpoint, pipeline: Pipeline, gone: Gone) -> Pipeline:
     """Layers without what is dropped, weighed by what is trained in them."""
     names = frozenset(gone["names"])
-    sizes = {t.name: prod(t.shape) for t in checkpoint.tensors}
+    sizes = {t.name: prod(t.shape) for t in checkpoint.state.tensors}
     more, less = frozenset(gone["trained"]), frozenset(gone["numbers"])
-    trained = {t.name for t in checkpoint.tensors if t.kind == "parameter"}
+    trained = {t.name for t in checkpoint.state.tensors if t.kind == "parameter"}
 
     def weight(layer: Layer, was: int) -> int:
         mine = {tensor for _, tensor in layer.names}
@@ -129,7 +133,7 @@ def _pipeline(checkpoint: Checkpoint, pipeline: Pipeline, gone: Gone) -> Pipelin
 
 def demand_layers(checkpoint: Checkpoint | None, gone: Gone, is_pipeline: bool) -> None:
     """A pipeline keeps a tensor of each layer that has any: they are called by numbers. Raises: UcplError E328."""
-    pipeline = checkpoint.pipeline if checkpoint is not None else None
+    pipeline = checkpoint.state.parallel.pipeline if checkpoint is not None else None
     for layer in pipeline.layers if pipeline is not None and is_pipeline and gone else ():
         if layer.names and all(tensor in gone["names"] for _, tensor in layer.names):
             fail(

@@ -35,9 +35,9 @@ def with_model_files(source: Side, target: Side) -> Side:
         files = _of_folder(file) | files | {_called(file): read_text(file)}
     if files == own:
         return source
-    known = evolve(checkpoint.envelope, blobs={**checkpoint.envelope.blobs, TEXTS: files})
+    known = evolve(checkpoint.state, blobs={**checkpoint.state.blobs, TEXTS: files})
     container = checkpoint.container.without({*files}) if checkpoint.container is not None else None
-    return evolve(source, checkpoint=evolve(checkpoint, envelope=known, container=container))
+    return evolve(source, checkpoint=evolve(checkpoint, state=known, container=container))
 
 
 def _around(checkpoint: Checkpoint) -> dict[str, str | bytes]:

@@ -29,7 +29,7 @@ _OF_RANKS = frozenset({"tp", "pp", "ep", "vpp", "optimizer", "shaped", "tp_rule"
 
 def tensors_of(checkpoint: Checkpoint, names: Names) -> tuple[NamedTensor, ...]:
     """The target's tensors: shapes of its dialect, dtypes, kinds and states of those of the source that they are made of."""
-    held = {t.name: t for t in checkpoint.tensors}
+    held = {t.name: t for t in checkpoint.state.tensors}
     return tuple(
         evolve(held[names.made[name][0]], name=name, shape=named.shape) for name, named in names.target.named.items()
     )
@@ -86,7 +86,7 @@ def _as_registered(names: Names, target: Called, config: Config | None, checkpoi
             f"{framework} holds parameters in the order in which modules register them: it is known of transformers' classes",
         )
     network = network_of(dict(config or {}))
-    held = {t.name for t in checkpoint.tensors if t.kind == "buffer"}
+    held = {t.name for t in checkpoint.state.tensors if t.kind == "buffer"}
     buffers = {name for name, made in names.made.items() if made[0] in held}
     order = {name: i for i, name in enumerate(network.shapes)}
     unknown = next((name for name in names.target.named if name not in order and name not in buffers), None)
@@ -131,6 +131,6 @@ def named_sides(
     names = _as_registered(names, target, config, checkpoint)
     aimed = target_side(target, as_named(here, names), given)
     change = change_of(here, aimed.layout)
-    if change is not None and any(t.kind != "buffer" and change.concerns(t.dtype) for t in checkpoint.tensors):
+    if change is not None and any(t.kind != "buffer" and change.concerns(t.dtype) for t in checkpoint.state.tensors):
         refuse(other, f"the target trains in {change.now}, the source in {change.was}: convert that first")
     return here, aimed, names

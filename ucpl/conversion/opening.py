@@ -45,7 +45,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
         here = _demand_stored(path)
         opened = _opened(here, layout, asked)
         if skipped.met:
-            if not opened.tensors and not opened.extents:
+            if not opened.state.tensors and not opened.extents:
                 what = f"{path} holds an optimizer alone: without it, no tensor is left"
                 fail("E439", what, Label(str(path)))
             opened = evolve(opened, not_read=(*opened.not_read, *_not_read(skipped, asked)))

@@ -96,7 +96,7 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
     checkpoint, layout = source.checkpoint, target.layout
     if checkpoint is None or source.called.is_of_any or not target.called.is_of_any:
         return []
-    known = {t.name for t in checkpoint.tensors}
+    known = {t.name for t in checkpoint.state.tensors}
     other = next((path for path in layout.tensors if path not in known), None)
     is_of_class = format_named(checkpoint.framework).has_model_files
     if not (is_of_class and format_named(layout.framework).has_names_of_modules) or other is None:
@@ -186,7 +186,7 @@ def make_plan(
     from ucpl.verification.masters import masters_of
 
     here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
-    known = source.checkpoint.envelope if source.checkpoint is not None else None
+    known = source.checkpoint.state if source.checkpoint is not None else None
     changes = target.changes or Changes()
     drop = changes.drop
     files = _files_beside(source.checkpoint)
@@ -257,7 +257,7 @@ def _numbers_left_out(source: Side, target: Side, said: tuple[str, ...]) -> tupl
         return ()
     gone = target.changes.gone.get("numbers", ()) if target.changes is not None else ()
     out: list[str] = []
-    for state, values in source.checkpoint.envelope.scalars.items():
+    for state, values in source.checkpoint.state.scalars.items():
         if state in said:
             continue
         if format_named(target.layout.framework).has_tensors_alone:

@@ -27,15 +27,15 @@ def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
         return checkpoint
     known = _as_called(checkpoint, plan)
     made = matched(known, target.groups)
-    envelope = known.envelope
+    state = known.state
     places = _places(known, target)
     if places is not None:
-        envelope = evolve(
-            envelope,
-            blobs={key: _dealt(held, places, known, key) for key, held in envelope.blobs.items()},
-            carried={key: _dealt(held, places, known, str(key)) for key, held in envelope.carried.items()},
+        state = evolve(
+            state,
+            blobs={key: _dealt(held, places, known, key) for key, held in state.blobs.items()},
+            carried={key: _dealt(held, places, known, str(key)) for key, held in state.carried.items()},
         )
-    return evolve(known, envelope=evolve(envelope, groups=made))
+    return evolve(known, state=evolve(state, groups=made))
 
 
 def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
@@ -43,7 +43,7 @@ def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
     target = plan.target
     if not _has_groups(checkpoint, target):
         return plan
-    known = _as_called(checkpoint, plan).envelope
+    known = _as_called(checkpoint, plan).state
     groups, lost = with_empty(known.groups, target.groups)
     names = {name for name, _ in target.groups}
     listed = {group.name: bool(group.listed) for group in known.groups}
@@ -64,7 +64,7 @@ def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
     if not _has_groups(checkpoint, target):
         return ()
     known = _as_called(checkpoint, plan)
-    groups = known.envelope.groups
+    groups = known.state.groups
     if _places(known, target) is None:
         return ()
     out = []
@@ -79,12 +79,12 @@ def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
 def _has_groups(checkpoint: Checkpoint, target: Structure) -> bool:
     """Whether the source has groups that the target deals as the plan does, and the target more than weights."""
     of = format_named(target.framework)
-    has_states = bool(checkpoint.envelope.scalars) or any(t.states for t in target.tensors)
-    return of.has_plan_groups and bool(checkpoint.envelope.groups) and (of.has_groups_of_weights or has_states)
+    has_states = bool(checkpoint.state.scalars) or any(t.states for t in target.tensors)
+    return of.has_plan_groups and bool(checkpoint.state.groups) and (of.has_groups_of_weights or has_states)
 
 
 def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
-    known = {member for group in checkpoint.envelope.groups for member in group.members}
+    known = {member for group in checkpoint.state.groups for member in group.members}
     return any(member not in known for _, members in target.groups for member in members)
 
 
@@ -94,7 +94,7 @@ def _as_called(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     if not _has_unknown(checkpoint, target):
         return checkpoint
     wanted = {member for _, members in target.groups for member in members}
-    held = {member for group in checkpoint.envelope.groups for member in group.members}
+    held = {member for group in checkpoint.state.groups for member in group.members}
     called: dict[str, dict[str, None]] = {}  # a name in the files -> names of the model
     for tensor in plan.sources:
         if tensor.state == "weight" and tensor.label in wanted - held:
@@ -109,8 +109,8 @@ def _as_called(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
             group, members=tuple(dict.fromkeys(one for m in group.members for one in called.get(m, {m: None})))
         )
 
-    envelope = checkpoint.envelope
-    return evolve(checkpoint, envelope=evolve(envelope, groups=tuple(map(renamed, envelope.groups))))
+    state = checkpoint.state
+    return evolve(checkpoint, state=evolve(state, groups=tuple(map(renamed, state.groups))))
 
 
 def _names_in(tensor: StoredTensor) -> list[str]:
@@ -127,7 +127,7 @@ def _names_in(tensor: StoredTensor) -> list[str]:
 
 def _places(checkpoint: Checkpoint, target: Structure) -> list[list[int]] | None:
     """For each group of the target, the source's groups that it is made of. None: they are the same, in the same order."""
-    groups = checkpoint.envelope.groups
+    groups = checkpoint.state.groups
     found = sources_of(groups, target.groups)
     return None if found == [[i] for i in range(len(groups))] else found
 
@@ -137,7 +137,7 @@ def _dealt(held: object, places: Sequence[Sequence[int]], checkpoint: Checkpoint
     if not isinstance(held, dict):
         return held
     is_schedule = "base_lrs" in held or "_last_lr" in held or where == "lr_scheduler"
-    count = len(checkpoint.envelope.groups)
+    count = len(checkpoint.state.groups)
     out: dict[object, object] = {}
     for key, value in held.items():
         if is_schedule and key in BY_GROUP and isinstance(value, list) and len(value) == count:
@@ -153,7 +153,7 @@ def _one(values: Sequence[object], of: Sequence[int], checkpoint: Checkpoint, wh
         return None
     for other in of[1:]:
         if values[other] != values[of[0]]:
-            names = [checkpoint.envelope.groups[i].name for i in (of[0], other)]
+            names = [checkpoint.state.groups[i].name for i in (of[0], other)]
             fail(
                 "E482",
                 f"groups {names[0]} and {names[1]} of the source become one, and {where} has {values[of[0]]} and"

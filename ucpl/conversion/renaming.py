@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.extents.parallel_facts import ParallelFacts
 
 if TYPE_CHECKING:
     from ucpl.extents import Counted, NamedTensor
@@ -27,9 +28,9 @@ def renamed(
     Raises: UcplError E337 where tensors that become one are of groups with other hyper-parameters, of several dtypes, kinds or
     numbers.
     """
-    envelope = checkpoint.envelope
-    groups = {member: g.name for g in envelope.groups for member in g.members}
-    held = {t.name: t for t in checkpoint.tensors}
+    state = checkpoint.state
+    groups = {member: g.name for g in state.groups for member in g.members}
+    held = {t.name: t for t in checkpoint.state.tensors}
 
     def agreed(name: str, what: str, of: Callable[[str], object]) -> object:
         first, *others = made[name]
@@ -48,36 +49,29 @@ def renamed(
         for what, of in (("dtypes", lambda t: held[t].dtype), ("kinds", lambda t: held[t].kind)):
             agreed(name, what, of)
         agreed(name, "states", lambda t: sorted(held[t].states))
-        for state, values in envelope.scalars.items():
-            agreed(name, f"numbers of `{state}`", _numbers(values))
+        for called, values in state.scalars.items():
+            agreed(name, f"numbers of `{called}`", _numbers(values))
     first = {name: of[0] for name, of in made.items()}
     scalars = {
-        state: {name: values[one] for name, one in first.items() if one in values}
-        for state, values in envelope.scalars.items()
+        called: {name: values[one] for name, one in first.items() if one in values}
+        for called, values in state.scalars.items()
     }
     known = evolve(
-        envelope,
-        groups=tuple(
-            evolve(g, members=tuple(n for n in made if groups.get(first[n]) == g.name)) for g in envelope.groups
-        ),
+        state,
+        tensors=tuple(tensors),
+        aliases=dict(aliases),
+        groups=tuple(evolve(g, members=tuple(n for n in made if groups.get(first[n]) == g.name)) for g in state.groups),
         scalars=scalars,
+        parallel=ParallelFacts(carried_by_rank=state.parallel.carried_by_rank),
     )
     extents = {
-        state: {name: mine[one] for name, one in first.items() if one in mine}
-        for state, mine in checkpoint.scalar_extents.items()
+        called: {name: mine[one] for name, one in first.items() if one in mine}
+        for called, mine in checkpoint.scalar_extents.items()
     }
     return evolve(
         checkpoint,
-        envelope=known,
-        tensors=tuple(tensors),
-        aliases=dict(aliases),
+        state=known,
         scalar_extents=extents,
-        stated=(),
-        local_shapes={},
-        shardings={},
-        vocabulary={},
-        pipeline=None,
-        experts=None,
         legacy=None,
     )
 
@@ -86,7 +80,7 @@ def _demand_alike_groups(checkpoint: Checkpoint, name: str, parts: Sequence[str]
     """Tensors that become one are of one group, or of groups with the same hyper-parameters. Raises: UcplError E337."""
     from ucpl.stores.groups import differences
 
-    known = {group.name: group.hyper for group in checkpoint.envelope.groups}
+    known = {group.name: group.hyper for group in checkpoint.state.groups}
     first, *others = parts
     for other in others:
         names = groups.get(first), groups.get(other)

@@ -149,7 +149,7 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
     """Which keys of client_state, and which files beside the shards, hold what is refused: they can be left out by name."""
     from ucpl.stores.pickles import unsafe_globals
 
-    holders = {key: unsafe_globals(value) for key, value in checkpoint.envelope.carried.items()}
+    holders = {key: unsafe_globals(value) for key, value in checkpoint.state.carried.items()}
     files = {f.name: f.unsafe for f in checkpoint.container.files} if checkpoint.container is not None else {}
     found = []
     for d in error.diagnostics:
@@ -167,7 +167,7 @@ def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
 
 def _with_line(error: UcplError, plan: Plan, checkpoint: Checkpoint) -> UcplError:
     """Each rank of stage 3 saves buffers of its own: where they may differ, the layout that takes one of them is shown."""
-    buffers = {("module", t.name): t.name for t in checkpoint.tensors if t.kind == "buffer"}
+    buffers = {("module", t.name): t.name for t in checkpoint.state.tensors if t.kind == "buffer"}
     about = error.diagnostics[0].about
     name = buffers.get(about) if isinstance(about, tuple) else None  # the key of what is stored
     if name is None or not plan.source_call.startswith("zero3("):
@@ -184,26 +184,27 @@ def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
     """The checkpoint as if client_state had none of these keys, no parameter these numbers, its folder none of these files."""
     if checkpoint.container is not None:
         checkpoint = evolve(checkpoint, container=checkpoint.container.without(names))
-    if names.isdisjoint(checkpoint.envelope.carried) and names.isdisjoint(checkpoint.envelope.scalars):
+    if names.isdisjoint(checkpoint.state.carried) and names.isdisjoint(checkpoint.state.scalars):
         return checkpoint
 
     def rest(values: dict[K, T]) -> dict[K, T]:
         return {key: value for key, value in values.items() if key not in names}
 
-    callers = evolve(checkpoint.caller_states, of=tuple(rest(values) for values in checkpoint.caller_states.of))
-    known = checkpoint.envelope
-    less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars))
-    return evolve(checkpoint, envelope=less, caller_states=callers)
+    known = checkpoint.state
+    callers = known.parallel.carried_by_rank
+    parallel = evolve(known.parallel, carried_by_rank=evolve(callers, of=tuple(map(rest, callers.of))))
+    less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars), parallel=parallel)
+    return evolve(checkpoint, state=less)
 
 
 def _with_begun(checkpoint: Checkpoint, numbers: Mapping[str, Mapping[str, float]]) -> Checkpoint:
     """The checkpoint as if it had these numbers, too."""
     if not numbers:
         return checkpoint
-    known = checkpoint.envelope
+    known = checkpoint.state
     scalars = {**known.scalars}
     for state, mine in numbers.items():
         whole: dict[str, Counted] = {path: int(v) if v.is_integer() else v for path, v in mine.items()}
         scalars[state] = {**whole, **known.scalars.get(state, {})}
-    made = evolve(known, scalars=scalars, begun={state: frozenset(mine) for state, mine in numbers.items()})
-    return evolve(checkpoint, envelope=made)
+    made = evolve(known, scalars=scalars, initial_scalars={state: frozenset(mine) for state, mine in numbers.items()})
+    return evolve(checkpoint, state=made)

@@ -252,7 +252,7 @@ def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> 
 
     A layout that says more of the source than its cuts speaks of all rows.
     """
-    if not checkpoint.vocabulary or not target.is_of_any:
+    if not checkpoint.state.parallel.vocabulary or not target.is_of_any:
         return checkpoint, target
     from ucpl.frontends import parallel, vocabulary
     from ucpl.frontends.infer import inherited_settings

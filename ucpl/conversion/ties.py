@@ -42,7 +42,7 @@ def of_ties(
     from ucpl.syntax import parse_call
     from ucpl.syntax.quoting import quote
 
-    here = {t.name: (t.shape, t.dtype) for t in checkpoint.tensors}
+    here = {t.name: (t.shape, t.dtype) for t in checkpoint.state.tensors}
     twice = {
         alias: owner for alias, owner in pairs(dict(config)).items() if alias in here and here[alias] == here.get(owner)
     }
@@ -50,9 +50,9 @@ def of_ties(
         return checkpoint, source
     lines = "\n".join(f"  {quote(alias)} = ... as {quote(alias)}" for alias in twice)
     text = f'ucpl 1\nlayout tied(shard = "5GB") of any extends safetensors(shard = shard) {{\n{lines}\n}}\n'
-    tensors = tuple(t for t in checkpoint.tensors if t.name not in twice)
-    said = evolve(checkpoint, tensors=tensors, aliases={**checkpoint.aliases, **twice})
-    return said, Called(load(("tied.ucpl", text)), parse_call("tied()"))
+    tensors = tuple(t for t in checkpoint.state.tensors if t.name not in twice)
+    state = evolve(checkpoint.state, tensors=tensors, aliases={**checkpoint.state.aliases, **twice})
+    return evolve(checkpoint, state=state), Called(load(("tied.ucpl", text)), parse_call("tied()"))
 
 
 def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note, ...]]:

@@ -302,7 +302,7 @@ def stored_dtypes(side: Side) -> dict[str, str]:
     if side.checkpoint is None:
         stored = {}
     elif side.called.is_of_any:
-        stored = {t.name: t.dtype for t in side.checkpoint.tensors}
+        stored = {t.name: t.dtype for t in side.checkpoint.state.tensors}
     else:
         stored = _of_named(side.checkpoint, side.placement)
     return stored | {path: t.dtype for path, t in side.layout.tensors.items() if t.dtype is not None}

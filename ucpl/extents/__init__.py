@@ -17,7 +17,6 @@ from ucpl.extents.dtypes import (
     largest,
     size_of,
 )
-from ucpl.extents.envelope import Counted, Envelope, ParameterGroup, Scalar, Setting
 from ucpl.extents.evidence import Seen, doubt, together
 from ucpl.extents.records import (
     Call,
@@ -34,6 +33,7 @@ from ucpl.extents.records import (
 from ucpl.extents.sharding import Section, Sharding
 from ucpl.extents.shelves import Shelf, Shelves
 from ucpl.extents.structure import BlobWay, CarriedBlob, Flat, NamedTensor, Plain, StoredTensor, Structure, as_filed
+from ucpl.extents.train_state import Counted, ParameterGroup, Scalar, Setting, TrainState
 
 __all__ = [
     "AS_U8",
@@ -49,7 +49,7 @@ __all__ = [
     "CarriedBlob",
     "Counted",
     "DType",
-    "Envelope",
+    "TrainState",
     "Extent",
     "Flat",
     "Global",

@@ -2,7 +2,7 @@
 
 It is made by the compiler from a layout, travels in the plan, and holds plain values only. The store that writes a
 framework's files regenerates every structural field (param_shapes, paddings, world sizes) from it, and takes what
-is not structure from the source's Envelope.
+is not structure from the source's TrainState.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
     target = format_named(structure.framework)
     kept, have = target.kept_values, "has" if target.title.startswith("a ") else "have"
     out: dict[str, str] = {}
-    for name in source.envelope.blobs:
+    for name in source.state.blobs:
         if kept is not None and name not in kept and name not in DESCRIBING:
             out[name] = f"{target.title} {have} no place for it"
         elif why := target.value_dropped(name, structure.settings):
@@ -78,7 +78,7 @@ def objects_advice(source: Checkpoint) -> tuple[str, ...]:
     """What a target of DeepSpeed has no place for; `_extra_state` without anything in it is nothing."""
     names: list[str] = []
     for key in _OBJECTS:
-        held = source.envelope.blobs.get(key)
+        held = source.state.blobs.get(key)
         names += [str(name) for name, value in held.items() if value != [None]] if isinstance(held, dict) else []
     if not names:
         return ()

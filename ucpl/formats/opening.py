@@ -65,7 +65,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
             if lines := _of_another_iteration(opened):
                 opened = evolve(opened, told=(*opened.told, *lines), remarks=(*opened.remarks, *lines))
             chunks = format_named(opened.framework).chunk_folders(opened.root)
-            keys = opened.envelope.carried.keys()
+            keys = opened.state.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
     refuse_stranger(path)
     below = _below(path) or _of_language(path)
@@ -82,7 +82,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
 
 def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
     """Of Megatron's folders, which are called by the iteration that their files count, too."""
-    said = opened.envelope.carried.get("iteration")
+    said = opened.state.carried.get("iteration")
     name = re.fullmatch(r"iter_0*(\d+)", opened.tag or opened.root.name)
     if (
         not format_named(opened.framework).is_of_iterations
@@ -96,7 +96,7 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
 
 def _run_of(opened: Checkpoint) -> Run:
     """Facts of the run that are held against files next to the shards."""
-    envelope = opened.envelope
+    envelope = opened.state
     steps = [number_of(value) for value in envelope.scalars.get("step", {}).values()]
     counted = envelope.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
     ranks = 1

@@ -49,7 +49,7 @@ def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
 
 def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
     """An optimizer next to a folder or file of weights alone: `model/` and `optimizer/` may be one run's."""
-    if checkpoint.envelope.scalars or any(t.states for t in checkpoint.tensors):
+    if checkpoint.state.scalars or any(t.states for t in checkpoint.state.tensors):
         return
     top = checkpoint.top.resolve()
     try:
@@ -65,8 +65,13 @@ def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
 
 def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:
     """Tensors of its files that are no payload, and in no value that is carried."""
-    envelope = checkpoint.envelope
-    values = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups], checkpoint.caller_states.of]
+    envelope = checkpoint.state
+    values = [
+        envelope.carried,
+        envelope.blobs,
+        [g.hyper for g in envelope.groups],
+        checkpoint.state.parallel.carried_by_rank.of,
+    ]
     held = set()
     for value in values:
         for _, ref in tensors_of(value, ""):

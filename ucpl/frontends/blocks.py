@@ -40,7 +40,7 @@ def scalings_of(checkpoint: Checkpoint) -> dict[str, nodes.Scaling]:
     sides = sides_of(config) if config is not None else ()
     if not sides:
         return {}
-    tensors = {t.name: t for t in checkpoint.tensors}
+    tensors = {t.name: t for t in checkpoint.state.tensors}
     out = {}
     for name, scale in tensors.items():
         weight = tensors.get(name.removesuffix(SCALE)) if name.endswith(SCALE) else None

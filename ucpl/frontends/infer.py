@@ -47,7 +47,7 @@ class Inferred:
 
     def text(self) -> str:
         """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E011, E017."""
-        names = [*(tensor.name for tensor in self.checkpoint.tensors), *self.checkpoint.aliases]
+        names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
         if why := why_unwritten(names, in_keys=True):
             self._refuse("E017", why)
         text = print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
@@ -99,27 +99,29 @@ def infer(checkpoint: Checkpoint) -> Inferred:
 
 def is_model_parallel(checkpoint: Checkpoint) -> bool:
     """Whether more than the shards of data parallelism must be told of it."""
-    tp = checkpoint.envelope.settings.get(TP)
-    apart = checkpoint.pipeline is not None or checkpoint.experts is not None
+    tp = checkpoint.state.settings.get(TP)
+    apart = checkpoint.state.parallel.pipeline is not None or checkpoint.state.parallel.experts is not None
     if apart or (tp is not None and tp.value != 1):
         return True
-    return any(one.dim is not None and one.rows > one.shape[one.dim] for one in checkpoint.shardings.values())
+    return any(
+        one.dim is not None and one.rows > one.shape[one.dim] for one in checkpoint.state.parallel.shardings.values()
+    )
 
 
 def layout_name(checkpoint: Checkpoint) -> str:
     """The shipped layout that describes a checkpoint."""
-    settings = {name: setting.value for name, setting in checkpoint.envelope.settings.items()}
+    settings = {name: setting.value for name, setting in checkpoint.state.settings.items()}
     return format_named(checkpoint.framework).layout_name(settings)
 
 
 def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
     """Values that layouts may take over from a checkpoint, with their origins."""
     out: dict[str, tuple[Value, str]] = {}
-    for name, setting in checkpoint.envelope.settings.items():
+    for name, setting in checkpoint.state.settings.items():
         value = setting.value
         if value is not None:
             out[name] = (int(value) if isinstance(value, bool) else value, setting.origin)
-    cut = next((one for one in checkpoint.shardings.values() if one.dim is not None), None)
+    cut = next((one for one in checkpoint.state.parallel.shardings.values() if one.dim is not None), None)
     if cut is not None and "tp_rule" not in out:
         out.setdefault("shaped", (1, f"{cut.origin}: AutoTP's engines cut tensors that have their shape"))
     return out
@@ -127,17 +129,19 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
 
 def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
     """The model statement: tensors in the checkpoint's order, aliases, the optimizer's groups, states."""
-    items: list[nodes.ModelItem] = [*bindings({t.name: t.shape for t in checkpoint.tensors}, checkpoint.experts)]
+    items: list[nodes.ModelItem] = [
+        *bindings({t.name: t.shape for t in checkpoint.state.tensors}, checkpoint.state.parallel.experts)
+    ]
     scales = scalings_of(checkpoint)
-    for t in checkpoint.tensors:
+    for t in checkpoint.state.tensors:
         kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
-        dims = named_dims(t.name, t.shape, checkpoint.experts)
+        dims = named_dims(t.name, t.shape, checkpoint.state.parallel.experts)
         scaling = scales.get(t.name)
         items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
-    items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.aliases.items()]
-    groups = checkpoint.envelope.groups
+    items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.state.aliases.items()]
+    groups = checkpoint.state.groups
     items += [nodes.Group(g.name, members=g.members) for g in groups if g.members]
-    trained = [t for t in checkpoint.tensors if t.kind == "parameter" and t.name not in scales]
+    trained = [t for t in checkpoint.state.tensors if t.kind == "parameter" and t.name not in scales]
     holders: dict[str, set[str]] = {}
     for t in trained:
         for s in t.states:
@@ -149,7 +153,7 @@ def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
             limited = tuple(g.name for g in groups if g.members and set(g.members) <= names)
         by_holders.setdefault((*_typed(dtypes.get(state, {})), limited), []).append(state)
     items += [nodes.State(tuple(s), dtype, False, of, typed) for (dtype, typed, of), s in by_holders.items()]
-    scalars = [s for s in checkpoint.envelope.scalars if s not in holders]
+    scalars = [s for s in checkpoint.state.scalars if s not in holders]
     if scalars:
         items.append(nodes.State(tuple(scalars), "f32", True, None))
     return nodes.Model(MODEL_NAME, tuple(items))
@@ -170,7 +174,9 @@ def stated_of(checkpoint: Checkpoint) -> Stated:
     """Flats as the checkpoint states them, for `group g = from FILE "key"`."""
 
     def stated(file: str, key: str, here: dict[str, int]) -> list[list[tuple[str, tuple[int, ...]]]]:
-        flats = [f for f in checkpoint.stated if all(here.get(a, v) == v for a, v in f.coordinates.items())]
+        flats = [
+            f for f in checkpoint.state.parallel.flats if all(here.get(a, v) == v for a, v in f.coordinates.items())
+        ]
         last = key.rpartition("/")[2]
         if last.isascii() and last.isdigit() and len(last) <= 9:
             flats = [f for f in flats if f.bucket == int(last)]

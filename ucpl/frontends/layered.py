@@ -57,7 +57,7 @@ def of_names(base: Base, source: Checkpoint | None) -> tuple[Base, Pipeline, tup
     total = max((count or 0) if LAYERS not in arguments(plain, (LAYERS,))[1] else 0, max(numbers) + 1)
     keys = {number: key for key, mine in places.items() for number in mine}
     layers = tuple(_layer(number, keys.get(number), named) for number in range(total))
-    sizes = {t.name: prod(t.shape) for t in source.tensors if t.kind == "parameter"} if source is not None else {}
+    sizes = {t.name: prod(t.shape) for t in source.state.tensors if t.kind == "parameter"} if source is not None else {}
     elements = tuple(sum(sizes.get(tensor, 0) for _, tensor in layer.names) for layer in layers)
     made = Pipeline(layers, (0, total), elements, METHODS, "names of the tensors")
     if source is not None:
@@ -68,7 +68,7 @@ def of_names(base: Base, source: Checkpoint | None) -> tuple[Base, Pipeline, tup
 
 def _named(source: Checkpoint | None, base: Base, asked: Label) -> _Named:
     named = _Named()
-    for tensor in source.tensors if source is not None else ():
+    for tensor in source.state.tensors if source is not None else ():
         first, _, rest = tensor.name.partition(".")
         key, _, inner = rest.partition(".")
         if first.isascii() and first.isdigit() and len(first) <= _DIGITS_MAX and rest:
@@ -151,7 +151,7 @@ def _demand_order(pipeline: Pipeline, source: Checkpoint, asked: Label) -> None:
     ties = [x for x in pipeline.layers if x.tied is not None]
     order = dict.fromkeys(t for x in (*ties, *pipeline.layers) for _, t in x.names)
     place = {tensor: i for i, tensor in enumerate(order)}
-    for group in source.envelope.groups:
+    for group in source.state.groups:
         at = [place[name] for name in group.members if name in place]
         if at != sorted(at):
             fail(

@@ -22,7 +22,7 @@ def packed_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 def _of_mxfp4(checkpoint: Checkpoint) -> Iterator[str]:
     """Pairs of u8 tensors, [..., g, 16] and [..., g], with the lines that say them as numbers, of the first pair."""
-    tensors = {t.name: t for t in checkpoint.tensors}
+    tensors = {t.name: t for t in checkpoint.state.tensors}
     pairs = []
     for name, blocks in tensors.items():
         scales = tensors.get(name.removesuffix(_BLOCKS) + _SCALES) if name.endswith(_BLOCKS) else None
@@ -53,7 +53,7 @@ def _of_integers(checkpoint: Checkpoint) -> Iterator[str]:
     said = config.get("quantization_config") if config is not None else None
     method = said.get("quant_method") if isinstance(said, dict) else None
     words = _WORDS.get(method, ()) if isinstance(method, str) else ()
-    found = [t.name for t in checkpoint.tensors if t.name.rpartition(".")[2] in words]
+    found = [t.name for t in checkpoint.state.tensors if t.name.rpartition(".")[2] in words]
     if not found or not isinstance(said, dict):
         return
     bits = said.get("bits") if isinstance(said.get("bits"), int) else "a few"

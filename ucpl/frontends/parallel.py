@@ -128,7 +128,7 @@ def says_cuts_alone(library: Library, call: nodes.Call) -> bool:
 
 def is_cut(checkpoint: Checkpoint) -> bool:
     """Whether tensor-parallel ranks hold parts."""
-    setting = checkpoint.envelope.settings.get(TP)
+    setting = checkpoint.state.settings.get(TP)
     return setting is not None and setting.value != 1
 
 
@@ -136,9 +136,9 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
     """Where ranks hold parts, each tensor's must be known. Raises: UcplError E464."""
     if not is_cut(checkpoint):
         return
-    unknown = [tensor.name for tensor in checkpoint.tensors if tensor.name not in shardings]
+    unknown = [tensor.name for tensor in checkpoint.state.tensors if tensor.name not in shardings]
     if unknown:
-        shown = ", ".join(str(list(shape)) for shape in checkpoint.local_shapes.get(unknown[0], ())[:4])
+        shown = ", ".join(str(list(shape)) for shape in checkpoint.state.parallel.local_shapes.get(unknown[0], ())[:4])
         more = f"; so with {len(unknown) - 1} more" if len(unknown) > 1 else ""
         fail(
             "E464",
@@ -157,10 +157,12 @@ def _to_start_from(unknown: Sequence[str], checkpoint: Checkpoint) -> str:
 
 def started(checkpoint: Checkpoint) -> str:
     """A .ucpl to start from, where not all cuts are known: lines that are open are marked, those that are known are said."""
-    unknown = [tensor.name for tensor in checkpoint.tensors if tensor.name not in checkpoint.shardings]
+    unknown = [
+        tensor.name for tensor in checkpoint.state.tensors if tensor.name not in checkpoint.state.parallel.shardings
+    ]
     known = [
         f'  {quote(name)} = {" ".join(map(print_axis, pattern(s)))}  as "{{name}}"  # {s.origin}'
-        for name, s in checkpoint.shardings.items()
+        for name, s in checkpoint.state.parallel.shardings.items()
         if s.dim is not None
     ]
     said = f"# Nothing says how tensors are cut whose lines are marked as open: {_WORDS}."
@@ -169,7 +171,7 @@ def started(checkpoint: Checkpoint) -> str:
 
 
 def _opening(checkpoint: Checkpoint) -> str:
-    stage = checkpoint.envelope.settings.get("stage")
+    stage = checkpoint.state.settings.get("stage")
     base = f"zero{stage.value if stage is not None else 1}"
     return f"layout mine(dp, tp, pp = 1) of any extends {base}(dp = dp, tp = tp, pp = pp) {{"
 
@@ -177,7 +179,7 @@ def _opening(checkpoint: Checkpoint) -> str:
 def _open_lines(unknown: Sequence[str], checkpoint: Checkpoint) -> list[str]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name in unknown:
-        shapes.setdefault(_NUMBER.sub("*", name), checkpoint.local_shapes.get(name, ((),))[0])
+        shapes.setdefault(_NUMBER.sub("*", name), checkpoint.state.parallel.local_shapes.get(name, ((),))[0])
     return [f'  {quote(glob)} = ...  as "{{name}}"  # {list(shape)} on a rank' for glob, shape in shapes.items()]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of a checkpoint whose files say how its tensors lie. Raises: UcplError E464 where they do not."""
-    cuts: Cuts = checkpoint.shardings if parallel.is_cut(checkpoint) else vocabulary.padded(checkpoint)
+    cuts: Cuts = checkpoint.state.parallel.shardings if parallel.is_cut(checkpoint) else vocabulary.padded(checkpoint)
     return _stored(base, checkpoint, cuts)
 
 
@@ -51,11 +51,11 @@ def _said(base: Base) -> Cuts:
 
 def is_apart(checkpoint: Checkpoint) -> bool:
     """Whether its files tell of stages or experts, of which a layout that says how tensors are cut need not speak."""
-    return checkpoint.pipeline is not None or checkpoint.experts is not None
+    return checkpoint.state.parallel.pipeline is not None or checkpoint.state.parallel.experts is not None
 
 
 def _stored(base: Base, checkpoint: Checkpoint, cuts: Cuts) -> Extended:
-    pipeline, held = checkpoint.pipeline, checkpoint.experts
+    pipeline, held = checkpoint.state.parallel.pipeline, checkpoint.state.parallel.experts
     parallel.demand(cuts, checkpoint)
     notes: tuple[Note, ...] = parallel.origins(cuts)
     if pipeline is not None:
@@ -71,8 +71,8 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
     """
     want = vocabulary.asked(base, source) if source is not None else None
     base = evolve(base, call=vocabulary.without(base.call))
-    held = source.experts if source is not None else None
-    pipeline = source.pipeline if source is not None else None
+    held = source.state.parallel.experts if source is not None else None
+    pipeline = source.state.parallel.pipeline if source is not None else None
     asked = Label("<call>", where=base.call.name)
     of_names: tuple[Note, ...] = ()
     if pipeline is None and layered.is_asked(evolve(base, inherited={})):
@@ -96,11 +96,15 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
         base, pipeline, of_layers = stages.dealt(base, pipeline, ep)
         notes = (*of_names, *of_layers, *notes)
     if parallel.says_cuts_alone(base.library, base.call):
-        rows = dict.fromkeys(source.vocabulary, want.rows) if want is not None and source is not None else {}
+        rows = (
+            dict.fromkeys(source.state.parallel.vocabulary, want.rows)
+            if want is not None and source is not None
+            else {}
+        )
         cuts, of_cuts = _said(evolve(base, model=vocabulary.with_rows(base.model, rows))), ()
     else:
         if source is not None and not parallel.is_cut(source):
-            cuts = cuts or source.shardings  # how its tensors would be cut, if they were
+            cuts = cuts or source.state.parallel.shardings  # how its tensors would be cut, if they were
         base, cuts, of_cuts = _dealt(base, cuts)
     if want is not None and source is not None:
         of_words, told = vocabulary.dealt(want, source, base.asked(TP))
@@ -117,7 +121,7 @@ def _is_pipelined(base: Base, source: Checkpoint | None) -> bool:
         case 1:
             return True
         case 0:
-            stage = source.envelope.settings.get("stage") if source is not None else None
+            stage = source.state.settings.get("stage") if source is not None else None
             is_said = any(a.name == "pp" for a in base.call.arguments) or stages.is_dealt(base)
             return is_said or (stage is not None and stage.value == 0)
         case _:

@@ -42,20 +42,24 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
     """What a target's call asks for; a universal folder has words alone. Raises: UcplError E479."""
     said = {a.name: a.value for a in base.call.arguments if a.name in (ROWS, DIVISOR)}
     if not said:
-        words = max(source.vocabulary.values(), default=0)
-        padded = any(t.shape[:1] > (source.vocabulary.get(t.name, t.shape[0]),) for t in source.tensors if t.shape)
+        words = max(source.state.parallel.vocabulary.values(), default=0)
+        padded = any(
+            t.shape[:1] > (source.state.parallel.vocabulary.get(t.name, t.shape[0]),)
+            for t in source.state.tensors
+            if t.shape
+        )
         return Asked(words, "a loader of universal folders pads anew") if padded and is_universal(base) else None
     name = next(iter(said))
     number = Scope().integer(said[name])
     where = Label("<call>", where=f"{name} = {number}")
-    if not source.vocabulary:
+    if not source.state.parallel.vocabulary:
         fail(
             "E479",
             f"`{base.call.name}` with {name}: nothing says which tensors of the source have a row for each word",
             where,
             Label(str(source.root)),
         )
-    words = max(source.vocabulary.values())
+    words = max(source.state.parallel.vocabulary.values())
     rows = number if name == ROWS else _padded(words, number * base.asked(TP)) if number > 0 else 0
     if rows < words:
         fail("E479", f"{words} words do not fit into {rows} rows", where, Label(str(source.root), f"{words} words"))
@@ -79,23 +83,30 @@ def without(call: nodes.Call) -> nodes.Call:
 
 def lessened(source: Checkpoint, rows: int) -> Checkpoint:
     """The source as one whose further rows are padding that is live."""
-    kept = {t.name: min(rows, t.shape[0]) for t in source.tensors if t.name in source.vocabulary and t.shape}
-    shapes = {t.name: t.shape for t in source.tensors}
-    cuts = dict(source.shardings)
+    kept = {
+        t.name: min(rows, t.shape[0])
+        for t in source.state.tensors
+        if t.name in source.state.parallel.vocabulary and t.shape
+    }
+    shapes = {t.name: t.shape for t in source.state.tensors}
+    cuts = dict(source.state.parallel.shardings)
     for name, n in kept.items():
-        held = source.local_shapes.get(name, (shapes[name],))
+        held = source.state.parallel.local_shapes.get(name, (shapes[name],))
         if n < shapes[name][0]:
             section = Section(shapes[name][0], tuple(shape[0] for shape in held))
             cuts[name] = Sharding((n, *shapes[name][1:]), 0, (section,), "rows behind those that the target keeps")
     tensors = tuple(
-        evolve(t, shape=(kept.get(t.name, t.shape[0]), *t.shape[1:])) if t.shape else t for t in source.tensors
+        evolve(t, shape=(kept.get(t.name, t.shape[0]), *t.shape[1:])) if t.shape else t for t in source.state.tensors
     )
-    return evolve(source, tensors=tensors, shardings=cuts)
+    parallel = evolve(source.state.parallel, shardings=cuts)
+    return evolve(source, state=evolve(source.state, tensors=tensors, parallel=parallel))
 
 
 def padded(source: Checkpoint) -> dict[str, Sharding]:
     """Tensors with more rows than the model has."""
-    return {name: one for name, one in source.shardings.items() if one.dim == 0 and one.rows > one.shape[0]}
+    return {
+        name: one for name, one in source.state.parallel.shardings.items() if one.dim == 0 and one.rows > one.shape[0]
+    }
 
 
 def with_rows(model: nodes.Model, rows: Mapping[str, int]) -> nodes.Model:
@@ -112,8 +123,8 @@ def with_rows(model: nodes.Model, rows: Mapping[str, int]) -> nodes.Model:
 def dealt(want: Asked, source: Checkpoint, degree: int) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
     """Tensors of words in a target, padded and cut, and what is told of them."""
     out = {}
-    for tensor in source.tensors:
-        if tensor.name in source.vocabulary and tensor.shape:
+    for tensor in source.state.tensors:
+        if tensor.name in source.state.parallel.vocabulary and tensor.shape:
             if tensor.shape[0] > want.rows:
                 fail(
                     "E479",
@@ -123,5 +134,5 @@ def dealt(want: Asked, source: Checkpoint, degree: int) -> tuple[dict[str, Shard
                 )
             section = Section(want.rows, chunked(want.rows, degree))
             out[tensor.name] = Sharding(tensor.shape, 0, (section,), want.origin)
-    words = max(source.vocabulary.values())
+    words = max(source.state.parallel.vocabulary.values())
     return out, (("rows of the vocabulary", f"{want.rows}, of which {words} are words", want.origin),)

@@ -25,8 +25,8 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
     """The checkpoint with whole shapes of tensors whose cut only a layout says: the dim it cuts is as long as all parts."""
     from ucpl.frontends.infer import inherited_settings, model_of  # a plan of two texts reads no checkpoint
 
-    local = checkpoint.local_shapes
-    unknown = {name: shapes for name, shapes in local.items() if name not in checkpoint.shardings}
+    local = checkpoint.state.parallel.local_shapes
+    unknown = {name: shapes for name, shapes in local.items() if name not in checkpoint.state.parallel.shardings}
     if not unknown:
         return checkpoint
     wild = wildcards_of(library, call, model_of(checkpoint, {}), inherited=inherited_settings(checkpoint))
@@ -45,7 +45,8 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
             whole[name] = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
     if _has_no_gate(library, call):
         _demand_no_gate(whole, lines, checkpoint)
-    return evolve(checkpoint, tensors=tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.tensors))
+    tensors = tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.state.tensors)
+    return evolve(checkpoint, state=evolve(checkpoint.state, tensors=tensors))
 
 
 def demand_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None:

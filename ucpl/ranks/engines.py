@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Counted, Envelope, Scalar
+from ucpl.extents import Counted, Scalar, TrainState
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, unwritable
 from ucpl.ranks.fitting import Asked, Index, demand_fit
@@ -90,7 +90,7 @@ class Known:
 
     metadata: Mapping[str, object]
     values: Mapping[str, object]  # of numbers
-    envelope: Envelope
+    state: TrainState
 
 
 class _Parts:
@@ -238,10 +238,10 @@ class _Filling:
 
         As it was kept, and as a tensor. Raises: UcplError E645.
         """
-        envelope = self.known.envelope
+        train_state = self.known.state
         found: Numbers = {}
-        for state, each in envelope.scalars.items():
-            begun = envelope.begun.get(state, frozenset())
+        for state, each in train_state.scalars.items():
+            begun = train_state.initial_scalars.get(state, frozenset())
             of = {name for p in params for name in self.names[p] if name in each and name not in begun}
             counted = {name: self.known.values.get(f"{STATES}{name}.{state}") for name in sorted(of)}
             tensors = {name: value for name, value in counted.items() if isinstance(value, torch.Tensor)}
@@ -400,7 +400,7 @@ def fill(
     with ranks.agreeing():
         if why := refused(engine):
             refuse(f"the engine {why}")
-        if states and not known.envelope.groups and not known.envelope.scalars:
+        if states and not known.state.groups and not known.state.scalars:
             refuse("the checkpoint has no optimizer: give None for the engine's, and weights alone are filled")
         module, optimizer, is_cut = engine.module, engine.optimizer, engine.zero_optimization_stage() == 3
         names: dict[nn.Parameter, tuple[str, ...]] = {}
@@ -435,7 +435,7 @@ def fill(
     with ranks.agreeing():
         if states:
             _settle(filling, zip(flats, made, numbers, strict=True))
-            _go_on(engine, known.envelope)
+            _go_on(engine, known.state)
 
 
 def _ask(filling: _Filling, flat: _Flat, *, states: bool) -> dict[str, torch.Tensor]:
@@ -510,7 +510,7 @@ def as_kept(value: object, here: object) -> object:
 def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tensor], Numbers]]) -> None:
     """Put states and numbers into the optimizer, and take over its groups."""
     inner = inner_of(filling.engine.optimizer)
-    held = {member for group in filling.known.envelope.groups for member in group.members}
+    held = {member for group in filling.known.state.groups for member in group.members}
     members: dict[int, list[str]] = {}
     for flat, tensors, numbers in made:
         if tensors or numbers:
@@ -521,7 +521,7 @@ def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tenso
         named = (next((name for name in filling.names[p] if name in held), None) for p in flat.params)
         members.setdefault(flat.group, []).extend(name for name in named if name is not None)
     wanted = [(str(number), tuple(names)) for number, names in members.items()]
-    for number, told in zip(members, agreed(filling.known.envelope.groups, wanted), strict=True):
+    for number, told in zip(members, agreed(filling.known.state.groups, wanted), strict=True):
         group = inner.param_groups[number]
         told = told or {}
         group.update({k: as_kept(value, group[k]) for k, value in told.items() if k in group and k != "params"})
@@ -545,9 +545,9 @@ def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) ->
     return int(number) if number == int(number) and not isinstance(like, float) else number
 
 
-def _go_on(engine: Engine, envelope: Envelope) -> None:
+def _go_on(engine: Engine, train_state: TrainState) -> None:
     """Set the schedule, the loss scale and the counters, if present."""
-    blobs = envelope.blobs
+    blobs = train_state.blobs
     for name in COUNTERS:
         if isinstance(blobs.get(name), int):
             setattr(engine, name, blobs[name])

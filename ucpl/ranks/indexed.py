@@ -91,7 +91,7 @@ def told(
         if state == origin and path in of_master:
             counts = placement.layout.tensors[path].counts
             _tell(found, model.format(name=path), counts, _boxes(checkpoint, rows))
-    for alias, owner in checkpoint.aliases.items():
+    for alias, owner in checkpoint.state.aliases.items():
         if model.format(name=owner) in found.metadata:
             counts = placement.layout.tensors[owner].counts
             state = origin if owner in of_master else "weight"
@@ -193,7 +193,7 @@ def _tell_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
 
     A dtype and a shape, and no boxes, so that nothing is read.
     """
-    for path, one in empty_tensors(checkpoint.envelope, checkpoint.root).items():
+    for path, one in empty_tensors(checkpoint.state, checkpoint.root).items():
         properties = TensorProperties(dtype=dtype_of(one.dtype))
         known = TensorStorageMetadata(properties, torch.Size(one.shape), [])
         found.metadata.setdefault(model.format(name=path), known)
@@ -201,7 +201,7 @@ def _tell_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
 
 def _tell_values(found: Index, checkpoint: Checkpoint, states: str, groups: str) -> None:
     """Steps, and hyper-parameters of groups."""
-    for state, each in checkpoint.envelope.scalars.items():
+    for state, each in checkpoint.state.scalars.items():
         for path, value in each.items():
             tensor = _as_tensor(value)
             if tensor is not None:
@@ -211,7 +211,7 @@ def _tell_values(found: Index, checkpoint: Checkpoint, states: str, groups: str)
                     TensorProperties(dtype=tensor.dtype), torch.Size(()), [chunk]
                 )
                 found.values[name] = tensor
-    for number, group in enumerate(checkpoint.envelope.groups):
+    for number, group in enumerate(checkpoint.state.groups):
         for key, hyper in {**group.hyper, "params": list(group.members)}.items():
             name = groups.format(group=number, key=key)
             found.values[name] = hyper
@@ -237,8 +237,8 @@ def with_tensors(checkpoint: Checkpoint) -> Checkpoint:
         data = bytearray(b"".join(beside.chunks(extent)))
         return tensor_of(data, dtype_of(extent.dtype), extent.shape)
 
-    groups = (evolve(g, hyper={key: held(value) for key, value in g.hyper.items()}) for g in checkpoint.envelope.groups)
-    return evolve(checkpoint, envelope=evolve(checkpoint.envelope, groups=tuple(groups)))
+    groups = (evolve(g, hyper={key: held(value) for key, value in g.hyper.items()}) for g in checkpoint.state.groups)
+    return evolve(checkpoint, state=evolve(checkpoint.state, groups=tuple(groups)))
 
 
 def _as_tensor(value: object) -> torch.Tensor | None:

@@ -396,7 +396,7 @@ def load_into(
     demand_copies(ranks, files, src)
     reader._is_agreed = True
     if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
-        known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.envelope)
+        known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.state)
         fill(model, reader, known, rename or str, ranks, states=optimizer is not None, strict=strict, src=src)
         return reader
     with ranks.agreeing():
@@ -533,7 +533,7 @@ def _take_groups(
     Raises: UcplError E482 where parameters of a group disagree.
     """
     held = [[names.get(p, p) for p in cast("list[str]", group["params"]) if p not in empty] for group in groups]
-    found = agreed(reader._checkpoint.envelope.groups, [(str(g), tuple(members)) for g, members in enumerate(held)])
+    found = agreed(reader._checkpoint.state.groups, [(str(g), tuple(members)) for g, members in enumerate(held)])
     for group, hyper in zip(groups, found, strict=True):
         for key in group:
             if hyper is not None and key != "params" and key in hyper:

@@ -5,26 +5,20 @@ Not here: what a tensor means (layout), and the bytes of containers (torch_files
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field
 
-from ucpl.errors import Diagnostic
-from ucpl.extents import Envelope, Extent, Flat, Key, NamedTensor, Sharding, StoredTensor, Structure
+from ucpl.extents import Extent, Key, StoredTensor, Structure, TrainState
 from ucpl.extents.account import NotRead
 from ucpl.extents.containers import Container
-from ucpl.extents.experts import Experts
-from ucpl.extents.pipeline import Pipeline
 from ucpl.records import frozen
 from ucpl.stores.demands import Demands
 from ucpl.stores.watching import Identity
 
 if TYPE_CHECKING:  # most checkpoints are none of Megatron's
     from ucpl.extents.megatron import Legacy
-
-Shape = tuple[int, ...]
 
 
 @frozen
@@ -43,45 +37,11 @@ class Order:
 
 
 @frozen(eq=False)
-class CallerStates:
-    """What a caller put beside the model (client_state), as each rank's own file has it: no two need be alike.
-
-    By pp, tp and dp coordinates, the last fastest; one for all dp ranks where they have one file.
-    """
-
-    of: tuple[dict[object, object], ...] = ()
-    pp: int = 1
-    tp: int = 1
-
-    @property
-    def files(self) -> int:
-        """Files of one model-parallel rank."""
-        return len(self.of) // (self.pp * self.tp)
-
-    def number(self, at: tuple[int, int, int], degrees: tuple[int, int, int], *, is_each: bool) -> int:
-        """The rank whose values a target's rank takes, by coordinates and degrees over pp, tp, dp: each its own where both
-        sides have a file a rank and as many ranks, else those of the first.
-
-        is_each: whether the target has a file of each dp rank.
-        """
-        pp, tp = (
-            place if mine == there else 0 for place, mine, there in zip(at, (self.pp, self.tp), degrees, strict=False)
-        )
-        dp = at[2] if is_each and 1 < self.files == degrees[2] else 0
-        return (pp * self.tp + tp) * self.files + dp
-
-    def taken(self, pp: int, tp: int, dp: int, *, is_each: bool) -> frozenset[int]:
-        """All ranks whose values a target of these degrees takes."""
-        places = product(range(pp), range(tp), range(dp if is_each else 1))
-        return frozenset(self.number(at, (pp, tp, dp), is_each=is_each) for at in places)
-
-
-@frozen(eq=False)
 class Checkpoint:
     """A checkpoint whose headers were read. No payload is in memory.
 
     `extents` holds every tensor that is payload (weights, optimizer state): each must be covered by a layout.
-    `carried_extents` holds tensors inside what the Envelope carries (client_state), which layouts do not cover.
+    `carried_extents` holds tensors inside what the TrainState carries (client_state), which layouts do not cover.
     """
 
     top: Path  # what the user named: the save folder, a step's folder, or a file
@@ -91,31 +51,17 @@ class Checkpoint:
     version: str
     extents: dict[tuple[str, Key], Extent]
     carried_extents: dict[tuple[str, Key], Extent]
-    envelope: Envelope
-    tensors: tuple[NamedTensor, ...]  # in the model's own order, whole
-    aliases: dict[str, str]
-    stated: tuple[Flat, ...] = ()  # flat buffers as the checkpoint itself states them (authoritative order)
+    state: TrainState
     files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
     # Of files with several archives of torch.save, one behind the other: where each begins, and its bytes. Storages of their
     # tensors are called "BEGIN:NAME".
     archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
     told: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
-    amiss: tuple[Diagnostic, ...] = ()  # what is wrong with it and was put right as it was read: findings of `verify`
     unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
     lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone
     not_read: tuple[NotRead, ...] = ()  # what its files have, and the reader passes by: never lost without a word
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
-    caller_states: CallerStates = field(factory=CallerStates)
-    local_shapes: dict[str, tuple[Shape, ...]] = field(
-        factory=dict
-    )  # of a tensor on each tp rank, where there are several
-    shardings: dict[str, Sharding] = field(
-        factory=dict
-    )  # of every tensor, where ranks hold different parts; else empty
-    vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words, where rows behind them may be padding
-    pipeline: Pipeline | None = None  # its layers, where it is one
-    experts: Experts | None = None  # its experts, where files of their own hold them
     # What keeps its files there, of one that lies elsewhere.
     standing: object = field(default=None, eq=False, repr=False)
     # Of tensors whose names are without wraps of modules: the names that the model's dict and the optimizer's have.
@@ -189,5 +135,5 @@ class Framework(Protocol):
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """Files of a target: metadata regenerated from `structure`, the rest carried from `source.envelope`."""
+        """Files of a target: metadata regenerated from `structure`, the rest carried from `source.state`."""
         ...

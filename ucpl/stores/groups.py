@@ -14,7 +14,7 @@ from ucpl.stores.carrying import Place, by_place, origin_of
 from ucpl.stores.scalars import number_of
 
 if TYPE_CHECKING:
-    from ucpl.extents import Envelope, Extent
+    from ucpl.extents import Extent, TrainState
     from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = [
@@ -44,7 +44,7 @@ def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
     hyper-parameters (weights alone), no group gets any. Raises: UcplError E482 where members disagree, E483 where the source
     has no values for a group.
     """
-    known = source.envelope.groups
+    known = source.state.groups
     is_silent = not any(group.hyper for group in known)
     listed = _listed_in(known, wanted)
     out = []
@@ -115,15 +115,15 @@ def _listed_in(known: Sequence[ParameterGroup], wanted: Wanted) -> list[tuple[st
     return out
 
 
-def each_of(envelope: Envelope) -> dict[str, Hyper]:
+def each_of(envelope: TrainState) -> dict[str, Hyper]:
     """The hyper-parameters of every parameter of the source's groups."""
     return {member: group.hyper for group in envelope.groups for member in group.members}
 
 
 def has_groups_alone(source: Checkpoint) -> bool:
     """Whether a source's optimizer keeps nothing of a parameter but its group, as SGD without momentum."""
-    states = {state for tensor in source.tensors for state in tensor.states}
-    return states <= {"fp32"} and any(group.hyper for group in source.envelope.groups)
+    states = {state for tensor in source.state.tensors for state in tensor.states}
+    return states <= {"fp32"} and any(group.hyper for group in source.state.groups)
 
 
 def differences(one: Hyper, other: Hyper, tensors: Iterable[Extent] = ()) -> list[str]:

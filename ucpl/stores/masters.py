@@ -22,14 +22,14 @@ def renamed(checkpoint: Checkpoint, state: str, origin: str) -> Checkpoint:
 
     state: `fp32` where no other state is it. One that no parameter has leaves the checkpoint without masters.
     """
-    settings = checkpoint.envelope.settings
+    settings = checkpoint.state.settings
     before = str(settings[SETTING].value) if SETTING in settings else FP32
     own = {FP32: before}
-    names = {name: own.get(name, name) for t in checkpoint.tensors for name in t.states}
+    names = {name: own.get(name, name) for t in checkpoint.state.tensors for name in t.states}
     if state in names.values():
         names = {name: FP32 if said == state else said for name, said in names.items()}
-    tensors = tuple(evolve(t, states=tuple(names[s] for s in t.states)) for t in checkpoint.tensors)
+    tensors = tuple(evolve(t, states=tuple(names[s] for s in t.states)) for t in checkpoint.state.tensors)
     has = int(any(FP32 in t.states for t in tensors))
     flags = {flag: Setting(has, origin) for flag in _FLAGS if flag in settings and settings[flag].value != has}
     made = {**settings, **flags, SETTING: Setting(state, origin)}
-    return evolve(checkpoint, tensors=tensors, envelope=evolve(checkpoint.envelope, settings=made))
+    return evolve(checkpoint, state=evolve(checkpoint.state, tensors=tensors, settings=made))

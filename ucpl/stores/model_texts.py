@@ -104,7 +104,7 @@ def carried_texts(checkpoint: Checkpoint) -> dict[str, str]:
 
 def carried_files(checkpoint: Checkpoint) -> dict[str, str | bytes]:
     """The same, with the tokenizer's files that are no texts."""
-    found = checkpoint.envelope.blobs.get(TEXTS)
+    found = checkpoint.state.blobs.get(TEXTS)
     if not isinstance(found, dict):
         return {}
     return {

@@ -73,7 +73,7 @@ def verdict(
     asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
     """
     files = verify_files(checkpoint, memory=memory, workers=workers)
-    findings = [*checkpoint.amiss, *files.findings]
+    findings = [*checkpoint.state.issues, *files.findings]
     notes: list[str] = [*checkpoint.told]
     copied = rounded = 0
     copies: Comparison | None = None
@@ -200,8 +200,8 @@ def _turned(m: Runs) -> Runs:
 def _steps(checkpoint: Checkpoint) -> list[str]:
     """What is one number a parameter: equal within each group, or said to differ."""
     out = []
-    for state, values in checkpoint.envelope.scalars.items():
-        for i, group in enumerate(checkpoint.envelope.groups):
+    for state, values in checkpoint.state.scalars.items():
+        for i, group in enumerate(checkpoint.state.groups):
             mine = [number_of(values[m]) for m in group.members if m in values]
             seen: list[object] = []
             for value in mine:

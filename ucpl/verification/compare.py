@@ -173,9 +173,9 @@ def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> t
     """What is trained, frozen, a buffer. Weights alone do not say it: who loads them does."""
     ours, theirs = here.layout.tensors, there.layout.tensors
     apart = [p for p in ours if p in theirs and ours[p].kind != theirs[p].kind]
-    if a.envelope.groups and b.envelope.groups:
+    if a.state.groups and b.state.groups:
         return [Difference("tensor", p, a=ours[p].kind, b=theirs[p].kind) for p in apart], []
-    side: Literal["A", "B"] = "A" if a.envelope.groups else "B"
+    side: Literal["A", "B"] = "A" if a.state.groups else "B"
     known = ours if side == "A" else theirs
     by_kind: dict[str, list[str]] = {}
     for path in apart:

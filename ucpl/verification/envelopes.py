@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import field
 
-from ucpl.extents import Call, Envelope, ParameterGroup
+from ucpl.extents import Call, ParameterGroup, TrainState
 from ucpl.formats.megatron.legacy_arguments import besides_degrees
 from ucpl.records import define, frozen
 from ucpl.stores.checkpoint import Checkpoint
@@ -85,7 +85,7 @@ class EnvelopeComparison:
 
 def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
     """Hold all that is not a tensor of the model against its counterpart."""
-    pair = _Pair(a.envelope, b.envelope, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
+    pair = _Pair(a.state, b.state, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
     pair.groups()
     pair.counters()
     pair.schedules()
@@ -97,8 +97,8 @@ def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
 
 @frozen
 class _Pair:
-    a: Envelope
-    b: Envelope
+    a: TrainState
+    b: TrainState
     ours: ValueTensors
     theirs: ValueTensors
     found: EnvelopeComparison
@@ -144,7 +144,7 @@ class _Pair:
             a, b = (", ".join(map(str, x)) for x in (pairs, order))
             self.found.differences.append(Difference("group", "order of groups", a=a, b=b))
 
-    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: Envelope, other: Envelope) -> None:
+    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: TrainState, other: TrainState) -> None:
         """A group that the other side lacks: one of all parameters that says nothing of them is no difference to none."""
         text = f"{len(group.members)} parameters, the first {group.members[0] if group.members else 'none'}"
         self.found.count += 1
@@ -270,7 +270,7 @@ def counted_names(names: list[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
-def _silence_of_hyper(key: str, group: ParameterGroup, own: Envelope, silent: Envelope) -> str:
+def _silence_of_hyper(key: str, group: ParameterGroup, own: TrainState, silent: TrainState) -> str:
     """Why the other side's group may leave a hyper-parameter out; empty where it is lost."""
     value = group.hyper[key]
     if _is_elastic(silent):
@@ -288,12 +288,12 @@ def _second_names(blobs: Mapping[str, object]) -> dict[str, object]:
     return {str(name): one["value"] for name, one in found if isinstance(one, dict) and one.get("value") is not None}
 
 
-def _flag(envelope: Envelope, name: str) -> bool | None:
+def _flag(envelope: TrainState, name: str) -> bool | None:
     known = envelope.settings.get(name)
     return None if known is None else bool(known.value)
 
 
-def _is_elastic(envelope: Envelope) -> bool:
+def _is_elastic(envelope: TrainState) -> bool:
     elastic = envelope.settings.get("elastic")
     return elastic is not None and bool(elastic.value)
 

@@ -204,7 +204,7 @@ def _once(placement: Placement) -> Placement:
 
 
 def _trains_in(checkpoint: Checkpoint) -> str | None:
-    settings = checkpoint.envelope.settings
+    settings = checkpoint.state.settings
     found = {flag: settings[flag].value for flag in _FLAGS if flag in settings}
     return next((_FLAGS[flag] for flag, on in found.items() if on), _WHOLE) if found else None
 

@@ -127,7 +127,7 @@ def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
             "stated order", "the members of flat buffers, against the checkpoint's metadata", verdict, detail
         )
 
-    if not checkpoint.stated or not placement.flats:
+    if not checkpoint.state.parallel.flats or not placement.flats:
         return says("absent", "the checkpoint states no order" if placement.flats else "the layout has no flat buffers")
     found = spec_matches.orders(placement, checkpoint)
     if found:

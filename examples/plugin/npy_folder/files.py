@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ucpl.errors import Label, fail
-from ucpl.extents import DTYPES, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting, StoredTensor, Structure
+from ucpl.extents import DTYPES, Extent, Key, NamedTensor, ParameterGroup, Setting, StoredTensor, Structure, TrainState
 from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.stores.demands import Demands
 from ucpl.stores.scalars import number_of
@@ -62,22 +62,22 @@ class Store:
             version=str(index[MAGIC]),
             extents=extents,
             carried_extents={},
-            envelope=Envelope(
+            state=TrainState(
                 MAGIC,
+                tensors=tuple(tensors),
+                aliases=dict(index["aliases"]),
                 settings={"has_masters": Setting(has_masters, INDEX)},
                 groups=groups,
                 scalars=scalars,
                 blobs={} if steps is None else {"global_steps": steps},
             ),
-            tensors=tuple(tensors),
-            aliases=dict(index["aliases"]),
             files=(INDEX, *(extent.file for extent in extents.values())),
         )
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        envelope = source.envelope
+        run = source.state
         tensors: dict[str, dict[str, Any]] = {
             t.name: {"kind": t.kind, "numbers": {}, "files": {}} for t in structure.tensors
         }
@@ -89,7 +89,7 @@ class Store:
             head = _header(target.dtype, target.shape)
             size = target.numel * DTYPES[target.dtype].itemsize
             files.append(SkeletonFile(file, (head, size), "headed", storage_of={number: "0"}))
-        for state, values in envelope.scalars.items():
+        for state, values in run.scalars.items():
             for name, value in values.items():
                 if name in tensors:
                     tensors[name]["numbers"][state] = number_of(value)
@@ -97,8 +97,8 @@ class Store:
             MAGIC: 1,
             "tensors": tensors,
             "aliases": structure.aliases,
-            "groups": [{"params": list(group.members), **_plain(group)} for group in envelope.groups],
-            "global_steps": envelope.blobs.get("global_steps"),
+            "groups": [{"params": list(group.members), **_plain(group)} for group in run.groups],
+            "global_steps": run.blobs.get("global_steps"),
         }
         return Skeleton("", tuple(files), {INDEX: json.dumps(index, indent=1) + "\n"})
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
+from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef, TrainState
 from ucpl.extents.account import NotRead
 from ucpl.formats.dcp.cells import on_one_grid, placed
 from ucpl.formats.dcp.chunks import address
@@ -373,16 +373,15 @@ def opened_flats(root: Path) -> Checkpoint:
         version="",
         extents={(FILE, key): evolve(extent, key=key) for key, extent in ranks.extents.items()},
         carried_extents=ranks.carried,
-        envelope=Envelope(
+        state=TrainState(
             "dcp",
+            tensors=tuple(tensors),
             settings={name: Setting(value, origin) for name, value in said.items()},
             groups=groups,
             scalars=ranks.scalars,
             blobs={EMPTY: ranks.empty} if ranks.empty else {},
             carried={key: ranks.carry(value) for key, value in rest.items()},
         ),
-        tensors=tuple(tensors),
-        aliases={},
         files=tuple(names),
         told=("flat parameters do not have the second names of tied tensors",),
         not_read=(*ranks.not_read(), *ranks.unlike()),

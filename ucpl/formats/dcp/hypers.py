@@ -63,7 +63,7 @@ def completed(source: Checkpoint, structure: Structure, hyper: Hyper, members: C
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Notes on keys added to groups, and on states without a group."""
-    if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.envelope.groups):
+    if not any(tensor.states for tensor in structure.tensors) or not any(g.hyper for g in source.state.groups):
         return ()
     return (*_of_keys(source, structure), *_of_empty(source, structure))
 
@@ -72,7 +72,7 @@ def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Parameters without elements whose group DeepSpeed's files do not say."""
     if source.framework not in ("deepspeed", "universal") or len(structure.groups) == 1:
         return ()
-    found = [name for name, one in empty_tensors(source.envelope, source.root).items() if not one.buffer]
+    found = [name for name, one in empty_tensors(source.state, source.root).items() if not one.buffer]
     if not found:
         return ()
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -86,7 +86,7 @@ def _of_keys(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Notes on keys added to groups, and on an unknown one."""
     added: dict[str, object] = {}
     is_open = False
-    for group in source.envelope.groups:
+    for group in source.state.groups:
         made = completed(source, structure, group.hyper, group.members)
         added |= {key: value for key, value in made.items() if key not in group.hyper}
         is_open |= _lacks_kind(structure, group.members, made)
@@ -122,7 +122,7 @@ def _of_config(source: Checkpoint, hyper: Hyper) -> bool | None:
 
     The caller may set torch's own keys.
     """
-    config = source.envelope.blobs.get("ds_config")
+    config = source.state.blobs.get("ds_config")
     said = config.get("optimizer") if isinstance(config, Mapping) else None
     if not isinstance(said, Mapping) or "bias_correction" not in hyper:
         return None

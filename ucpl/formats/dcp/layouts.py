@@ -29,10 +29,10 @@ Shape = tuple[int, ...]
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of an opened folder. Raises: UcplError E523."""
-    prefix = str(checkpoint.envelope.settings["prefix"].value)
-    shapes = {t.name: t.shape for t in checkpoint.tensors}
-    kinds = {t.name: t.kind for t in checkpoint.tensors}
-    shapes |= {alias: shapes[owner] for alias, owner in checkpoint.aliases.items()}
+    prefix = str(checkpoint.state.settings["prefix"].value)
+    shapes = {t.name: t.shape for t in checkpoint.state.tensors}
+    kinds = {t.name: t.kind for t in checkpoint.state.tensors}
+    shapes |= {alias: shapes[owner] for alias, owner in checkpoint.state.aliases.items()}
     found = boxes_of(checkpoint.extents.values(), {prefix + name: len(shape) for name, shape in shapes.items()})
     boxes = {name: found[prefix + name] for name in shapes}
     mesh = mesh_of(shapes, boxes)
@@ -45,7 +45,7 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
         is_usual = shape != () and boxes_by(shape, Cut(whole=len(usual) == 1), mesh.fsdp, mesh.tp) == boxes[name]
         axes = usual if is_usual else _pattern(shape, cut)
         if axes != usual:
-            entries.append(_entry(name, axes, name in checkpoint.aliases))
+            entries.append(_entry(name, axes, name in checkpoint.state.aliases))
     return extended(base, STORED, (), entries) if entries else Extended(base.library, base.call)
 
 
@@ -129,7 +129,7 @@ def _by_dims(base: Base, checkpoint: Checkpoint, shapes: Mapping[str, Shape], bo
     lines = Lines(
         shapes,
         boxes,
-        {name: _template(name in checkpoint.aliases) for name in shapes},
+        {name: _template(name in checkpoint.state.aliases) for name in shapes},
         settings=asked,
         framework="framework dcp(prefix = prefix, states = states, flat = flat)",
         states=(

@@ -43,11 +43,11 @@ class _Held:
 
 def with_masters(checkpoint: Checkpoint) -> Checkpoint:
     """Rename the master to `fp32`, or add a note on candidates."""
-    trained = [t for t in checkpoint.tensors if t.states]
+    trained = [t for t in checkpoint.state.tensors if t.states]
     narrow = [t for t in trained if t.dtype in _NARROW]
     if not narrow or any(FP32 in t.states for t in trained):
         return checkpoint
-    settings = checkpoint.envelope.settings
+    settings = checkpoint.state.settings
     prefix, states = str(settings["prefix"].value), str(settings["states"].value)
     places: dict[tuple[str, ...], list[tuple[tuple[int, ...], Extent]]] = {}
     for (_, key), extent in checkpoint.extents.items():

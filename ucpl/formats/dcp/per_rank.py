@@ -21,7 +21,6 @@ from ucpl.errors import Label, fail
 from ucpl.extents import (
     Call,
     Counted,
-    Envelope,
     Extent,
     Global,
     Key,
@@ -29,6 +28,7 @@ from ucpl.extents import (
     ParameterGroup,
     Setting,
     TensorRef,
+    TrainState,
 )
 from ucpl.extents.account import NotRead
 from ucpl.formats.dcp.cells import on_one_grid, placed
@@ -442,15 +442,15 @@ def opened_ranks(root: Path) -> Checkpoint:
         version="",
         extents=ranks.extents,
         carried_extents=ranks.carried,
-        envelope=Envelope(
+        state=TrainState(
             "dcp",
+            tensors=tensors,
+            aliases=ranks.aliases,
             settings=settings,
             groups=groups,
             scalars=ranks.scalars,
             blobs={EMPTY: ranks.empty} if ranks.empty else {},
         ),
-        tensors=tensors,
-        aliases=ranks.aliases,
         files=(*names, *(optims if groups else ())),
         not_read=(*ranks.not_read, *others),
         told=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),

@@ -10,7 +10,7 @@ from typing import ClassVar
 from attrs import Factory, evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import Counted, Envelope, Extent, Key, NamedTensor, ParameterGroup, Setting
+from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TrainState
 from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
 from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.formats.dcp.mesh import mesh_settings
@@ -96,22 +96,22 @@ class Opened:
             version=version,
             extents=self.extents,
             carried_extents=self.carried,
-            envelope=Envelope(
+            state=TrainState(
                 framework,
                 version,
+                tensors=tensors,
+                aliases=aliases,
                 settings=settings,
                 groups=groups,
                 scalars=self.scalars,
                 blobs={**blobs, EMPTY: self.empty} if self.empty else blobs,
                 carried=carried,
+                issues=tuple(self.chunks.amiss),
             ),
-            tensors=tensors,
-            aliases=aliases,
             files=(*self.metadata.files, *((META,) if META in blobs else ())),
             archives=self.metadata.archives,
             remarks=tuple(one.message for one in self.chunks.amiss),
             scalar_extents=self.scalar_extents,
-            amiss=tuple(self.chunks.amiss),
             told=self.wrapped.told(),
             model_names=self.wrapped.model,
             optimizer_names=self.wrapped.optimizer,

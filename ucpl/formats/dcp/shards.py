@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
+from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState
 from ucpl.extents.account import NotRead
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
@@ -91,9 +91,7 @@ def opened_shards(root: Path) -> Checkpoint:
         version="",
         extents=extents,
         carried_extents={},
-        envelope=Envelope("dcp", settings=settings, blobs=blobs),
-        tensors=tuple(tensors),
-        aliases={},
+        state=TrainState("dcp", tensors=tuple(tensors), settings=settings, blobs=blobs),
         files=(*names, *texts),
         remarks=("no file has the sizes of tensors: a missing shard of the last rank is not noticed",),
         not_read=(*headers, *not_read),

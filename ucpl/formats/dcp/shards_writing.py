@@ -63,7 +63,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
         shard = shards[target.rank]
         shard.add(name, target.dtype, begin, target.shape)
         shard.storage_of[t] = name
-    for name, one in empty_tensors(source.envelope, source.root).items():
+    for name, one in empty_tensors(source.state, source.root).items():
         shards[0].add(name, one.dtype, (0,) * len(one.shape), one.shape)
     texts = {name: text for name, text in carried_texts(source).items() if not name.endswith(".index.json")}
     if (config := texts.get("config.json")) is not None:

@@ -104,7 +104,7 @@ class Writer:
     @property
     def has_states(self) -> bool:
         """True if the target has states, or groups without states."""
-        if self.source.envelope.scalars or any(t.states for t in self.structure.tensors):
+        if self.source.state.scalars or any(t.states for t in self.structure.tensors):
             return True
         return has_groups_alone(self.source)
 
@@ -119,7 +119,7 @@ class Writer:
         self.empty()
         self.numbers()
         self.groups()
-        for steps, value in leaves((), self.source.envelope.carried):
+        for steps, value in leaves((), self.source.state.carried):
             self.value(steps, value)
         self.envelope()
         files = self.of_ranks()
@@ -143,10 +143,10 @@ class Writer:
 
     def meta(self) -> tuple[SkeletonFile, ...]:
         """Lightning's file of all that is in no chunk, as it was."""
-        if META not in self.source.envelope.blobs:
+        if META not in self.source.state.blobs:
             return ()
         storages = Storages(self.lying)
-        value = storages.value(self.source.envelope.blobs[META])
+        value = storages.value(self.source.state.blobs[META])
         return (SkeletonFile(path=META, value=value, carried=tuple(storages.carried)),)
 
     @property
@@ -277,7 +277,7 @@ class Writer:
                 made = TensorRef(StorageRef("0", dtype, 0), 0, one.shape, strides(one.shape))
                 self.chunk(0, f"{self.states}{name}.{state}", (0,) * len(one.shape), Archive(made), one.shape)
             for state, number in one.numbers.items() if self.has_states else ():
-                if name not in self.source.envelope.scalars.get(state, {}):
+                if name not in self.source.state.scalars.get(state, {}):
                     self.number(name, state, number)
 
     def empty_ones(self) -> dict[str, Empty]:
@@ -286,14 +286,14 @@ class Writer:
         DeepSpeed's files do not have these states. In a job of one group they are those of the other parameters, and
         their step.
         """
-        found = empty_tensors(self.source.envelope, self.source.root)
+        found = empty_tensors(self.source.state, self.source.root)
         if self.source.framework not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
             return found
         trained = [t for t in self.structure.tensors if t.states]
-        counted = {"fp32", *self.source.envelope.scalars}
+        counted = {"fp32", *self.source.state.scalars}
         states = {s: "f32" for s in (trained[0].states if trained else ()) if s not in counted}
         numbers = {}
-        for state, values in self.source.envelope.scalars.items():
+        for state, values in self.source.state.scalars.items():
             several = {number_of(value) for value in values.values() if isinstance(number_of(value), int | float)}
             if len(several) == 1:
                 numbers[state] = several.pop()
@@ -301,7 +301,7 @@ class Writer:
 
     def numbers(self) -> None:
         """Write numbers of parameters: torch's `step` as a tensor without dims."""
-        for state, values in self.source.envelope.scalars.items():
+        for state, values in self.source.state.scalars.items():
             for name, value in values.items():
                 self.number(name, state, value)
 
@@ -320,7 +320,7 @@ class Writer:
     def groups(self) -> None:
         if not self.has_states:
             return
-        listed = {name for group in self.source.envelope.groups for name in group.every}
+        listed = {name for group in self.source.state.groups for name in group.every}
         alone = [name for name, one in self.empty_ones().items() if one.states and name not in listed]
         for number, group in enumerate(matched(self.source, self.structure.groups)):
             members, every = group.members, (*group.every, *alone)
@@ -351,11 +351,11 @@ class Writer:
 
     def envelope(self) -> None:
         """Write a run's other values, which torch.distributed.checkpoint ignores."""
-        self.keep(self.source.envelope.blobs)
+        self.keep(self.source.state.blobs)
 
     def keep(self, values: Mapping[str, object]) -> None:
         """Values that no state dict has a place for."""
-        said = self.source.envelope
+        said = self.source.state
         blobs = {key: value for key, value in values.items() if key not in (EMPTY, META)}
         if blobs:
             self.value(ENVELOPE, {"framework": said.framework, "version": said.version, "blobs": encode(blobs)})

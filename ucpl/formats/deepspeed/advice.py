@@ -95,7 +95,7 @@ def _of_optimizer(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 def _frozen_in_groups(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on frozen parameters that share a group with trained ones."""
     kinds = {tensor.name: tensor.kind for tensor in structure.tensors}
-    listed = (name for group in source.envelope.groups if group.members for name in group.every)
+    listed = (name for group in source.state.groups if group.members for name in group.every)
     found = [name for name in listed if kinds.get(name) == "frozen"]
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return (NUMBERED.format(names=", ".join(found[:SHOWN]) + more),) if found else ()
@@ -103,14 +103,14 @@ def _frozen_in_groups(source: Checkpoint, structure: Structure) -> tuple[str, ..
 
 def universal_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on stage 3, which does not cut a model's own cuts."""
-    is_cut = any(one.dim is not None for one in source.shardings.values())
+    is_cut = any(one.dim is not None for one in source.state.parallel.shardings.values())
     is_bare = structure.settings.get("stage") == 3 and not structure.settings.get("shaped")
     return (*((WHOLE,) if is_cut and is_bare else ()), *_first_alone(source, structure))
 
 
 def _first_alone(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on stage 3, which uses the first group's values for all."""
-    groups = [group for group in source.envelope.groups if group.members]
+    groups = [group for group in source.state.groups if group.members]
     if structure.settings.get("stage") != 3 or not groups:
         return ()
     tensors = tuple(source.carried_extents.values())
@@ -126,7 +126,7 @@ def _is_tied(source: Checkpoint, structure: Structure) -> bool:
 
 def _warm(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on groups of weights alone, which have no hyper-parameters."""
-    if any(group.hyper for group in source.envelope.groups):
+    if any(group.hyper for group in source.state.groups):
         return ()
     if any(set(tensor.states) - {"weight", "fp32"} for tensor in structure.tensors):
         is_said = [name for name, _ in structure.groups] not in ([], ["parameters"])

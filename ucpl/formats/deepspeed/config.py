@@ -25,7 +25,7 @@ def blobs_of(source: Checkpoint) -> Value:
 
     They come from a file and can have any type.
     """
-    return Value(source.top, source.top.name, (), source.envelope.blobs)
+    return Value(source.top, source.top.name, (), source.state.blobs)
 
 
 def regenerated(config: Value | None, settings: Mapping[str, Plain]) -> dict[object, object]:
@@ -137,10 +137,10 @@ def scaling_of(source: Checkpoint, is_fp16: bool) -> Value:
 
     Only fp16 scales losses.
     """
-    blobs, known = blobs_of(source), source.envelope.settings.get("fp16")
+    blobs, known = blobs_of(source), source.state.settings.get("fp16")
     if known is None or bool(known.value) == is_fp16:
         return blobs
-    rest = {key: value for key, value in source.envelope.blobs.items() if key not in _SCALING}
+    rest = {key: value for key, value in source.state.blobs.items() if key not in _SCALING}
     less = Value(blobs.path, blobs.file, (), rest)
     made = loss_scaler(less, less.find("ds_config"), is_fp16)
     assert isinstance(made.state, dict)

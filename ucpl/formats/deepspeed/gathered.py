@@ -10,7 +10,6 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import (
     Counted,
-    Envelope,
     Extent,
     Flat,
     Key,
@@ -19,10 +18,12 @@ from ucpl.extents import (
     Setting,
     Sharding,
     TensorRef,
+    TrainState,
     key_text,
 )
 from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Experts
+from ucpl.extents.parallel_facts import CarriedByRank, ParallelFacts
 from ucpl.extents.pipeline import Pipeline
 from ucpl.formats.deepspeed.auto_ep import unknown_of
 from ucpl.formats.deepspeed.names import OWNED
@@ -31,7 +32,7 @@ from ucpl.formats.deepspeed.rank_copies import unlike_copies
 from ucpl.formats.deepspeed.states import named as state_named
 from ucpl.records import frozen, mutable
 from ucpl.stores.carrying import lifted, marks_of
-from ucpl.stores.checkpoint import CallerStates, Checkpoint
+from ucpl.stores.checkpoint import Checkpoint
 from ucpl.stores.pickles import tensors_of
 from ucpl.stores.scalars import is_counted
 from ucpl.stores.skipping import skips
@@ -55,7 +56,7 @@ class Facts:
 
     tensors: tuple[NamedTensor, ...]
     aliases: dict[str, str]
-    callers: CallerStates
+    callers: CarriedByRank
     shardings: dict[str, Sharding] = field(factory=dict)
     local_shapes: dict[str, tuple[Shape, ...]] = field(factory=dict)
     pipeline: Pipeline | None = None
@@ -207,30 +208,32 @@ class Gathered:
                 for extent in part.extents()
                 if (where := (part.file, extent.key)) not in self.payload and where not in self.consumed
             },
-            envelope=Envelope(
+            state=TrainState(
                 framework=framework,
                 version=said,
+                tensors=facts.tensors,
+                aliases=facts.aliases,
                 settings=self.settings,
                 groups=tuple(self.groups),
                 scalars=self.scalars,
                 blobs=self.blobs,
                 carried=facts.callers.of[0],
+                parallel=ParallelFacts(
+                    pipeline=facts.pipeline,
+                    experts=facts.experts,
+                    shardings=facts.shardings,
+                    local_shapes=facts.local_shapes,
+                    vocabulary=self.vocabulary,
+                    flats=tuple(self.stated),
+                    carried_by_rank=facts.callers,
+                ),
             ),
-            tensors=facts.tensors,
-            aliases=facts.aliases,
-            stated=tuple(self.stated),
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
             not_read=(*self.not_read, *(one for part in files for one in (*unknown_in(part), *unknown_of(part)))),
             unstored=tuple(self.unstored),
             lacking=self.lacking,
             scalar_extents=self.scalar_extents,
-            caller_states=facts.callers,
-            local_shapes=facts.local_shapes,
-            shardings=facts.shardings,
-            vocabulary=self.vocabulary,
-            pipeline=facts.pipeline,
-            experts=facts.experts,
         )
         names = {*(tensor.name for tensor in facts.tensors), *facts.aliases}
         stated = {one.name for one in made.not_read}
@@ -238,10 +241,10 @@ class Gathered:
         return evolve(made, not_read=(*made.not_read, *copies))
 
 
-def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CallerStates:
+def callers_of(files: tuple[TorchFile, ...], pp: int = 1, tp: int = 1) -> CarriedByRank:
     """client_state of each rank's model states: the keys that are not DeepSpeed's."""
     states = (
         {key: lifted(value, part.file) for key, value in Value.of(part).mapping().items() if key not in OWNED}
         for part in files
     )
-    return CallerStates(tuple(states), pp, tp)
+    return CarriedByRank(tuple(states), pp, tp)

@@ -31,14 +31,14 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     in_order = [name for name in writer.names if name in shapes]
     # An engine asks a dict for everything that is frozen in it: there is none where nothing says that all of it is stored,
     # and no None, which would say that it was excluded, where nothing says that (stage 1 states neither).
-    stated = writer.source.envelope.settings.get("frozen_fragments")
+    stated = writer.source.state.settings.get("frozen_fragments")
     keeps_frozen = writer.stage >= 2 and (bool(in_order) or (stated is not None and stated.value == 1))
     says_nothing = writer.stage >= 2 and not keeps_frozen and stated is None and not writer.left_out
     value["frozen_param_shapes"] = OrderedDict((n, shapes[n]) for n in in_order) if keeps_frozen else None
     if writer.stage:
         is_first = rank == 0 and writer.tp == 0 and writer.here["pp"] == 0
         left_out = {name: one.owner for name, one in writer.left_out.items() if one.owner is not None}
-        aliases = auto_ep.without_routers(writer.structure.aliases, writer.source.experts)
+        aliases = auto_ep.without_routers(writer.structure.aliases, writer.source.state.parallel.experts)
         value["shared_params"] = {**aliases, **left_out} if is_first else {}
     else:
         value["shared_params"] = None
@@ -57,7 +57,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     value["checkpoint_parallel_dimensions"] = {"pp_degree": writer.stages, "tp_degree": writer.degree}
     value["ds_config"] = file.storages.value(writer.config)
     value["ds_version"] = FORMAT_VERSION
-    if writer.source.experts is not None:
+    if writer.source.state.parallel.experts is not None:
         value |= {"num_experts": _num_experts(writer), auto_ep.LAYERS: _auto_ep_layers(writer)}
     universal = _universal(writer)
     if isinstance(universal, dict) and auto_ep.LAYERS in universal:
@@ -72,9 +72,9 @@ def _client_state(writer: Writer, rank: int) -> dict[object, object]:
 
     Ranks match if both sides have one file per rank, and equally many.
     """
-    callers = writer.source.caller_states
+    callers = writer.source.state.parallel.carried_by_rank
     if not callers.of:
-        return writer.source.envelope.carried
+        return writer.source.state.carried
     at, degrees = (writer.here["pp"], writer.tp, rank), (writer.stages, writer.degree, writer.dp)
     return callers.of[callers.number(at, degrees, is_each=writer.stage == 3)]
 
@@ -83,10 +83,10 @@ def _universal(writer: Writer) -> object:
     """universal_checkpoint_info: the class's own, or AutoTP's cuts with tensor parallelism."""
     kept = writer.blob(INFO)
     autotp = kept if isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept else {}
-    if writer.degree == 1 and writer.source.envelope.settings.get("tp_rule") is None:
+    if writer.degree == 1 and writer.source.state.settings.get("tp_rule") is None:
         is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
-        return None if is_of_ranks or (autotp and writer.source.shardings) else kept
-    if writer.source.envelope.settings.get("tp_rule") is not None and (kept is not None or writer.degree == 1):
+        return None if is_of_ranks or (autotp and writer.source.state.parallel.shardings) else kept
+    if writer.source.state.settings.get("tp_rule") is not None and (kept is not None or writer.degree == 1):
         return kept  # the model's own lists of patterns, which hold at any degree
     known = writer.structure.shardings
     parameters = [t.name for t in writer.structure.tensors if t.kind != "buffer"]
@@ -111,7 +111,7 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
     module: OrderedDict[str, object] = OrderedDict()
     kept = writer.blob("module_extra")
     extra = kept if isinstance(kept, dict) else {}
-    experts = writer.source.experts
+    experts = writer.source.state.parallel.experts
     for name in writer.names:
         if experts is not None and name in experts.of:
             continue  # in a file of its own
@@ -159,7 +159,7 @@ def _left_behind(writer: Writer, file: TargetFile, name: str) -> object:
 
 def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, object]:
     """The file of one layer of a pipeline, or of one expert."""
-    layers = blobs_of(writer.source).find("layer_files") if writer.source.pipeline is not None else None
+    layers = blobs_of(writer.source).find("layer_files") if writer.source.state.parallel.pipeline is not None else None
     known = layers.find(layer_place(file.path)[1]) if layers is not None and not is_of_expert(file.path) else None
     if known is None:
         return {name: _needed(file, name, writer.tensor(file, (name,))) for name in names}
@@ -187,8 +187,8 @@ def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
 
 def _num_experts(writer: Writer) -> object:
     """The number of experts of each layer on this stage."""
-    kept, experts = writer.blob("num_experts"), writer.source.experts
-    if experts is None or (writer.stages == 1 and writer.source.pipeline is None):
+    kept, experts = writer.blob("num_experts"), writer.source.state.parallel.experts
+    if experts is None or (writer.stages == 1 and writer.source.state.parallel.pipeline is None):
         return kept
     held = {
         experts.of[str(t.key[0])].module
@@ -204,7 +204,7 @@ def _auto_ep_layers(writer: Writer) -> list[object] | None:
 
     A file has them twice, as one object.
     """
-    experts = writer.source.experts
+    experts = writer.source.state.parallel.experts
     if experts is None or not experts.is_fused:
         return None
     shapes = {name: writer.kinds[name].shape for name in experts.of if name in writer.kinds}
@@ -218,7 +218,7 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
     if name in writer.empty:
         here = writer.empty[name]
         return file.storages.empty(here.dtype, (0,) if writer.stage == 3 else here.shape)
-    experts = writer.source.experts
+    experts = writer.source.state.parallel.experts
     if experts is not None and name in experts.of:
         fail(
             "E471",

@@ -27,7 +27,7 @@ def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]
     torch's optimizers have this order.
     """
     out: dict[str, object] = {}
-    for name, kept in writer.source.envelope.scalars.items():
+    for name, kept in writer.source.state.scalars.items():
         if not kept.keys().isdisjoint(members):
             out[in_file(name)] = writer.scalar(file, name, members)
     for name in writer.below.get((file.path, text_of(key)), {}):
@@ -141,7 +141,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
         ]
         # Without it DeepSpeed refuses to load; it saves it for optimizers alone that keep `step` in their groups.
         counts = [hyper["step"] for hyper in writer.hypers if "step" in hyper]
-        counts += writer.source.envelope.scalars.get("step", {}).values()
+        counts += writer.source.state.scalars.get("step", {}).values()
         out["base_optimizer_state_step"] = number_of(counts[0]) if counts else writer.blob("global_steps", 0)
     else:
         held = {
@@ -226,7 +226,7 @@ def _partition_groups(writer: Writer) -> dict[str, object]:
 
     An engine compares them with its own.
     """
-    experts = writer.source.experts
+    experts = writer.source.state.parallel.experts
     if experts is None or not experts.is_fused:
         return {}
     ep = int(writer.settings.get("ep") or 1)
@@ -265,7 +265,7 @@ def _hyper(writer: Writer, file: TargetFile, g: int) -> dict[str, object]:
     value = file.storages.value(writer.hypers[g])
     if "param_names" in value:
         value = {**value, "param_names": list(writer.structure.groups[g][1])}
-    if writer.source.experts is not None and value.get("moe") is True:
+    if writer.source.state.parallel.experts is not None and value.get("moe") is True:
         value = {**value, "name": f"ep_size_{writer.settings.get('ep') or 1}"}
     return value
 

@@ -173,13 +173,13 @@ class Writer:
     @property
     def pipeline(self) -> Pipeline | None:
         """The source's layers, where the target has files of layers."""
-        return self.source.pipeline if self.has_layers else None
+        return self.source.state.parallel.pipeline if self.has_layers else None
 
     def is_on_stage(self, file: TargetFile, name: str) -> bool:
         """Test whether the current file's rank holds a tensor of the module."""
         if self.stages == 1 or (file.path, ("module", name)) in self.index:
             return True
-        number, layers = layer_number(name), self.source.pipeline
+        number, layers = layer_number(name), self.source.state.parallel.pipeline
         if layers is None or number is None or number >= len(layers.layers) or name in self.kinds:
             return False
         return layers.stage(number) == self.here["pp"]  # it has no elements, or is no tensor
@@ -201,7 +201,7 @@ class Writer:
 
     def stand(self, mp: int, rank: int) -> None:
         """Turn to the files of one rank."""
-        experts, ep = self.source.experts, int(self.settings.get("ep") or 1)
+        experts, ep = self.source.state.parallel.experts, int(self.settings.get("ep") or 1)
         edp = int(self.settings.get("edp") or self.dp // ep)
         place = rank  # among those that experts are dealt over: the dp ranks of a tp coordinate, or all of a stage
         if edp * ep == self.dp * self.degree:
@@ -219,7 +219,7 @@ class Writer:
 
     def blob(self, name: str, default: object = None) -> object:
         """A value that the source carries under a name."""
-        return self.source.envelope.blobs.get(name, default)
+        return self.source.state.blobs.get(name, default)
 
     @property
     def folder(self) -> str:
@@ -256,7 +256,7 @@ class Writer:
 
         Raises: UcplError E470.
         """
-        kept, begun = self.source.envelope.scalars[name], self.source.envelope.begun.get(name, frozenset())
+        kept, begun = self.source.state.scalars[name], self.source.state.initial_scalars.get(name, frozenset())
         found = [(m, kept[m]) for m in sorted(members, key=lambda m: m in begun) if m in kept]
         if not found:
             return None
@@ -279,13 +279,13 @@ class Writer:
 
         Tensors that are one tensor there are one member.
         """
-        experts = self.source.experts
+        experts = self.source.state.parallel.experts
         one = flat if experts is None else auto_ep.together(flat, experts, int(self.settings.get("ep") or 1))
         return evolve(one, members=tuple((self.live(name), shape) for name, shape in one.members))
 
     def tensors_in(self, flat: Flat) -> tuple[str, ...]:
         """The model's tensors in a flat buffer; a member can be several."""
-        experts = self.source.experts
+        experts = self.source.state.parallel.experts
         if experts is None or not experts.is_fused:
             return flat.names
         ep = int(self.settings.get("ep") or 1)
@@ -297,7 +297,7 @@ class Writer:
 
     def live(self, name: str) -> str:
         """A tensor's name in the module of a rank that holds it."""
-        experts = self.source.experts
+        experts = self.source.state.parallel.experts
         if experts is None or name not in experts.of:
             return name
         one = experts.of[name]

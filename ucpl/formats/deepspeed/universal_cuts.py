@@ -26,9 +26,9 @@ def cuts_of(writer: Writer, stated: Cuts) -> dict[str, Sharding]:
     """
     kept = writer.blob(INFO)
     is_autotp = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
-    if is_autotp and writer.source.envelope.settings.get("tp_rule") is None:
+    if is_autotp and writer.source.state.settings.get("tp_rule") is None:
         return {}
-    known = {**writer.source.shardings, **stated}
+    known = {**writer.source.state.parallel.shardings, **stated}
     named = [t.name for t in writer.structure.tensors if t.kind != "buffer" and t.name in known]
     return {name: known[name] for name in named}
 

@@ -51,7 +51,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 def _refuse_experts(source: Checkpoint) -> None:
     """Reject fused experts: the loader requests local numbers, equal on all ranks."""
-    if source.experts is not None and source.experts.is_fused:
+    if source.state.parallel.experts is not None and source.state.parallel.experts.is_fused:
         fail(
             "E471",
             "a universal folder keeps AutoEP's experts of a layer as one tensor, and that is not written",
@@ -84,7 +84,7 @@ def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
 
 def _atoms(writer: Writer, cuts: Cuts) -> Made:
     """A file for each state of each parameter: the remaining targets."""
-    vocabulary = writer.source.vocabulary
+    vocabulary = writer.source.state.parallel.vocabulary
     by_file: dict[str, list[int]] = {}
     for i, target in enumerate(writer.targets):
         if i not in writer.used:
@@ -113,7 +113,7 @@ def _numbers(writer: Writer) -> Made:
     """A file for each number that an optimizer keeps of a parameter."""
     known = {t.name for t in writer.structure.tensors}
     files: Made = []
-    for state, held in writer.source.envelope.scalars.items():
+    for state, held in writer.source.state.scalars.items():
         for member in held:
             if member in known:
                 file = writer.file(f"{ATOMS}/{member}/{state}.pt")
@@ -137,7 +137,7 @@ def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
     members = [m for _, ms in writer.structure.groups for m in ms]
     if stage == 3:
         state = {
-            g: {name: writer.scalar(file, name, ms) for name in writer.source.envelope.scalars}
+            g: {name: writer.scalar(file, name, ms) for name in writer.source.state.scalars}
             for g, ms in enumerate(held)
         }
         out["partition_count"] = 1

@@ -92,7 +92,7 @@ def _of_model_alone(container: Container, structure: Structure) -> Sorted:
 
 def _other_model(structure: Structure, source: Checkpoint) -> str:
     """Why weights beside the source's shards are not the target's, where it has other tensors."""
-    ours = {t.name: (t.shape, t.dtype) for t in source.tensors} | dict.fromkeys(source.aliases, ((), ""))
+    ours = {t.name: (t.shape, t.dtype) for t in source.state.tensors} | dict.fromkeys(source.state.aliases, ((), ""))
     theirs = {t.name: (t.shape, t.dtype) for t in structure.tensors} | dict.fromkeys(structure.aliases, ((), ""))
     apart = next((name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
     if apart is None:

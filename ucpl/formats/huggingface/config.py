@@ -104,7 +104,7 @@ def _with_dtype(value: dict[str, Json], source: Checkpoint | None, targets: Sequ
     if key is None or now is None or value[key] in (_DTYPES[now], None):
         return
     if source is not None and source.framework == "huggingface":
-        if _most((t.dtype, prod(t.shape)) for t in source.tensors) == now:
+        if _most((t.dtype, prod(t.shape)) for t in source.state.tensors) == now:
             return
     yield f"config.json: {key} = {value[key]} becomes {_DTYPES[now]}"
     value[key] = _DTYPES[now]

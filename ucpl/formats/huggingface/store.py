@@ -20,7 +20,7 @@ from typing import NoReturn
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents import DTYPES, Envelope, Extent, NamedTensor, Setting, StoredTensor, Structure, in_elements
+from ucpl.extents import DTYPES, Extent, NamedTensor, Setting, StoredTensor, Structure, TrainState, in_elements
 from ucpl.extents.account import NotRead
 from ucpl.formats.huggingface.demands import DEMANDS
 from ucpl.formats.huggingface.precedence import INDEX, SHARD, chosen
@@ -285,11 +285,16 @@ class _Folder:
             version=version_of(texts),
             extents={(self.planned, (name,)): extent for name, extent in full.items()},
             carried_extents={},
-            envelope=Envelope("huggingface", version_of(texts), {"shards": shards}, blobs=blobs),
-            tensors=tuple(
-                NamedTensor(name, in_elements(e.dtype, e.shape), e.dtype, "parameter") for name, e in full.items()
+            state=TrainState(
+                "huggingface",
+                version_of(texts),
+                tensors=tuple(
+                    NamedTensor(name, in_elements(e.dtype, e.shape), e.dtype, "parameter") for name, e in full.items()
+                ),
+                aliases=self.aliases,
+                settings={"shards": shards},
+                blobs=blobs,
             ),
-            aliases=self.aliases,
             files=(*self.names, *((self.index,) if self.index else ()), *texts),
             remarks=(*self.told, *self.remarks),
             told=tuple(self.told),
@@ -377,8 +382,11 @@ def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
     return evolve(
         first,
         extents={place: extent for part in parts for place, extent in part.extents.items()},
-        tensors=tuple(tensor for part in parts for tensor in part.tensors),
-        aliases={alias: owner for part in parts for alias, owner in part.aliases.items()},
+        state=evolve(
+            first.state,
+            tensors=tuple(tensor for part in parts for tensor in part.state.tensors),
+            aliases={alias: owner for part in parts for alias, owner in part.state.aliases.items()},
+        ),
         files=tuple(dict.fromkeys(name for part in parts for name in part.files)),
         remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
         told=tuple(dict.fromkeys(text for part in parts for text in part.told)),

@@ -100,7 +100,7 @@ class Shards:
                      Label(target.file, where=key_text(target.key)))  # fmt: skip
             if target.shares is None:
                 out.setdefault(target.file, []).append(_tensor(t, _name(target.key), target.dtype, target.shape))
-        noted = Value(self.source.top, self.source.top.name, (), self.source.envelope.blobs).find(EMPTY)
+        noted = Value(self.source.top, self.source.top.name, (), self.source.state.blobs).find(EMPTY)
         for name, value in noted.named() if noted is not None else ():
             one = Empty.of(value)
             if out and all(name != t.name for t in next(iter(out.values()))):

@@ -23,7 +23,7 @@ def is_in_buckets(layout: nodes.Layout, call: nodes.Call) -> bool:
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of an opened folder, whose chunks the store gives as cells of a grid."""
-    shapes = {t.name: t.shape for t in checkpoint.tensors}
+    shapes = {t.name: t.shape for t in checkpoint.state.tensors}
     boxes = boxes_of(checkpoint.extents.values(), {name: len(shape) for name, shape in shapes.items()})
     has_masters = base.inherited["masters"][0]
     lines = Lines(

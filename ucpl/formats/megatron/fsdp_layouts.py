@@ -29,8 +29,8 @@ _MASTER = "fp32"
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of an opened folder, whose chunks the store gives under the names of modules."""
-    shapes = {t.name: t.shape for t in checkpoint.tensors}
-    trained = {t.name for t in checkpoint.tensors if _MASTER in t.states}
+    shapes = {t.name: t.shape for t in checkpoint.state.tensors}
+    trained = {t.name for t in checkpoint.state.tensors if _MASTER in t.states}
     keys = {(f"{STATES}{_MASTER}.{name}" if name in trained else name): name for name in shapes}
     found = boxes_of(checkpoint.extents.values(), {key: len(shapes[name]) for key, name in keys.items()})
     boxes = {name: found[key] for key, name in keys.items()}

@@ -44,13 +44,13 @@ class Place:
 def opened(step: Step) -> Checkpoint:
     """Read the headers of all archives. Raises: UcplError E455, E457, E460, E520-E524, E544."""
     held = reading.opened(step.root, read_metadata(step.root))
-    settings = held.envelope.settings
+    settings = held.state.settings
     prefix, states = (str(settings[name].value) for name in ("prefix", "states"))
-    lead = names.LEAD if all(tensor.name.startswith(names.LEAD) for tensor in held.tensors) else ""
-    places = halves_of({t.name: t.shape for t in held.tensors}, lead, held.root)
-    places |= {alias: Place(names.in_modules(alias.removeprefix(lead))) for alias in held.aliases}
-    trained = {tensor.name for tensor in held.tensors if tensor.states}
-    shapes = {tensor.name: tensor.shape for tensor in held.tensors}
+    lead = names.LEAD if all(tensor.name.startswith(names.LEAD) for tensor in held.state.tensors) else ""
+    places = halves_of({t.name: t.shape for t in held.state.tensors}, lead, held.root)
+    places |= {alias: Place(names.in_modules(alias.removeprefix(lead))) for alias in held.state.aliases}
+    trained = {tensor.name for tensor in held.state.tensors if tensor.states}
+    shapes = {tensor.name: tensor.shape for tensor in held.state.tensors}
     extents: dict[tuple[str, Key], Extent] = {}
     for (file, key), extent in held.extents.items():
         name, state = _told(str(key[0]), prefix, states)
@@ -64,15 +64,15 @@ def opened(step: Step) -> Checkpoint:
         state = MASTER if not state and name in trained else state
         made: Key = (f"{names.STATES}{state}.{place.name}" if state else place.name, *begin)
         extents[METADATA, made] = evolve(extent, key=made)
-    carried = dict(held.envelope.carried)
-    blobs = dict(held.envelope.blobs)
+    carried = dict(held.state.carried)
+    blobs = dict(held.state.blobs)
     if "rng_state" in carried:
         blobs[RNG] = carried.pop("rng_state")
     part_own(carried)
     numbers = arguments_in(held)
     _demand_all_stages(numbers, [place.name for place in places.values()], held.root)
     dtype = _dtype(states, numbers)
-    scalars = {s: _renamed(values, places) for s, values in held.envelope.scalars.items()}
+    scalars = {s: _renamed(values, places) for s, values in held.state.scalars.items()}
     grouped = any(names.in_modules(place) != place for place in (n.removeprefix(lead) for n in places))
     more = {
         "masters": Setting(int(bool(trained)), f"names in {METADATA}"),
@@ -91,10 +91,11 @@ def opened(step: Step) -> Checkpoint:
         tag=step.tag,
         framework=NAME,
         extents=extents,
-        tensors=_tensors(held, places, trained, dtype),
-        envelope=evolve(
-            held.envelope,
-            framework=NAME if held.envelope.framework == "dcp" else held.envelope.framework,
+        state=evolve(
+            held.state,
+            tensors=_tensors(held, places, trained, dtype),
+            aliases={},
+            framework=NAME if held.state.framework == "dcp" else held.state.framework,
             settings=more,
             groups=_groups(held, places, numbers),
             scalars=scalars,
@@ -102,7 +103,6 @@ def opened(step: Step) -> Checkpoint:
             carried=carried,
         ),
         scalar_extents={s: _renamed(values, places) for s, values in held.scalar_extents.items()},
-        aliases={},
     )
 
 
@@ -182,7 +182,7 @@ def _dtype(states: str, numbers: Mapping[object, object]) -> str:
 def _tensors(held: Checkpoint, places: Mapping[str, Place], trained: set[str], dtype: str) -> tuple[NamedTensor, ...]:
     """In order of registration. A trained tensor is its master, and its weight is that in the dtype of training."""
     out: dict[str, NamedTensor] = {}
-    for tensor in held.tensors:
+    for tensor in held.state.tensors:
         place = places[tensor.name]
         shape = tensor.shape if place.half is None else (2 * tensor.shape[0], *tensor.shape[1:])
         is_trained = tensor.name in trained
@@ -205,7 +205,7 @@ def _groups(
     ep = numbers.get("expert_model_parallel_size", 1)
     apart = type(ep) is int and ep > 1
     found: list[tuple[dict[str, object], list[str]]] = []
-    for group in held.envelope.groups:
+    for group in held.state.groups:
         members = list(dict.fromkeys(places[name].name for name in group.members))
         parts = [[n for n in members if apart and is_expert(n) is of_experts] for of_experts in (False, True)]
         for is_of_experts, mine in enumerate(parts) if apart else ((None, members),):

@@ -139,8 +139,8 @@ class _Writer(CoreWriter):
             )
         out[ITERATION] = self.iteration
         out[VERSION] = 3.0  # what comes before has q, k and v in another order
-        random = self.source.envelope.blobs.get(RNG)
+        random = self.source.state.blobs.get(RNG)
         return out if random is None else {**out, _RANDOM: random}
 
     def envelope(self) -> None:
-        self.keep({key: one for key, one in self.source.envelope.blobs.items() if key != RNG})
+        self.keep({key: one for key, one in self.source.state.blobs.items() if key != RNG})

@@ -163,7 +163,7 @@ def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
     At its first step it sets the weight decay of each group to its own times `wd_mult`, whatever the folder has.
     """
-    held = each_of(source.envelope)
+    held = each_of(source.state)
     if any(hyper.keys() & _MARKED for hyper in held.values()):
         return ()
     shapes = {tensor.name: tensor.shape for tensor in structure.tensors}

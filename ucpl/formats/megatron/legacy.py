@@ -19,9 +19,9 @@ _NO_RNG = "random states are of the ranks that saved them, and are left out: sta
 def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """What Megatron-LM asks for beside the folder, where a target has none of it."""
     alike = source.legacy is not None and all(
-        structure.settings.get(axis) == source.envelope.settings[axis].value for axis in ("tp", "pp", "ep")
+        structure.settings.get(axis) == source.state.settings[axis].value for axis in ("tp", "pp", "ep")
     )
-    no_random = () if alike and "megatron_rng" in source.envelope.blobs else (_NO_RNG,)
+    no_random = () if alike and "megatron_rng" in source.state.blobs else (_NO_RNG,)
     return (*no_random, *heads_advice(source, "each model_optim_rng.pt"))
 
 

@@ -78,7 +78,7 @@ def part_own(carried: dict[object, object]) -> None:
 
 def values_of(source: Checkpoint) -> dict[object, object]:
     """What a run has beside its model, Megatron's own values as they were."""
-    values = dict(source.envelope.carried)
+    values = dict(source.state.carried)
     own = decode(values.pop(OWN, None))
     return {**(own if isinstance(own, dict) else {}), **values}
 

@@ -30,10 +30,10 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of an opened folder."""
     legacy = checkpoint.legacy
     assert legacy is not None
-    states = {s for tensor in checkpoint.tensors for s in tensor.states}
-    items = lines(legacy, checkpoint.shardings, states)
+    states = {s for tensor in checkpoint.state.tensors for s in tensor.states}
+    items = lines(legacy, checkpoint.state.parallel.shardings, states)
     made = extended(base, STORED, (), items)
-    return evolve(made, notes=(*origins(checkpoint.shardings), *_notes(legacy)))
+    return evolve(made, notes=(*origins(checkpoint.state.parallel.shardings), *_notes(legacy)))
 
 
 def _notes(legacy: Legacy) -> tuple[Note, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from ucpl.extents import Envelope, Extent, Key, NamedTensor, Setting
+from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState
+from ucpl.extents.parallel_facts import ParallelFacts
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.legacy_arguments import part_own
@@ -49,21 +50,20 @@ def opened(step: Step) -> Checkpoint:
         version=version,
         extents=extents,
         carried_extents=carried,
-        envelope=Envelope(
+        state=TrainState(
             NAME,
             version,
+            tensors=_tensors(modules, optimizer),
             settings=_settings(ranks, modules, optimizer),
             groups=optimizer.groups,
             scalars=optimizer.scalars,
             blobs=blobs,
             carried=rest,
+            parallel=ParallelFacts(shardings=modules.shardings if ranks.tp > 1 else {}),
         ),
-        tensors=_tensors(modules, optimizer),
-        aliases={},
         files=(*(part.file for part in ranks.parts.values()), *(part.file for part in ranks.optims.values())),
         remarks=_remarks(modules),
         scalar_extents=optimizer.scalar_extents,
-        shardings=modules.shardings if ranks.tp > 1 else {},
         legacy=facts(ranks, modules, optimizer),
     )
     mark = marks_among(extent for part in ranks.parts.values() for extent in part.extents())

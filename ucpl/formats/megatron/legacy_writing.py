@@ -124,7 +124,7 @@ class _Writer:
         return folder, str(int(number))
 
     def iteration(self) -> int:
-        envelope = self.source.envelope
+        envelope = self.source.state
         for held in (envelope.carried.get("iteration"), envelope.blobs.get("global_steps")):
             if type(held) is int and 0 <= held < 10**9:
                 return held
@@ -133,7 +133,7 @@ class _Writer:
     # ---- model_optim_rng.pt ------------------------------------------------------------------------------------------
 
     def state(self, file: _File) -> dict[object, object]:
-        blobs = self.source.envelope.blobs
+        blobs = self.source.state.blobs
         carried = values_of(self.source)
         carried.pop("args", None)
         for clash in ("optimizer", "rng_state", KEPT, *(key for key in carried if str(key).startswith("model"))):
@@ -164,7 +164,7 @@ class _Writer:
     @property
     def is_meshed_alike(self) -> bool:
         """Whether ranks are those of the source."""
-        settings = self.source.envelope.settings
+        settings = self.source.state.settings
         return self.source.legacy is not None and all(
             settings[axis].value == self.degree(axis) for axis in ("tp", "pp", "ep")
         )
@@ -209,7 +209,7 @@ class _Writer:
             if target.numel:
                 file.storage_of[t] = made.storage.name
             modules.setdefault(chunk, {}).setdefault(target.label.rpartition(".")[0], name.rpartition(".")[0])
-        without = self.source.envelope.blobs.get(WITHOUT)
+        without = self.source.state.blobs.get(WITHOUT)
         for whole in without if isinstance(without, list) else ():
             module, _, word = str(whole).rpartition(".")
             for chunk, known in modules.items():
@@ -224,7 +224,7 @@ class _Writer:
 
     def optimizer(self, file: _File) -> object:
         """Parameter groups, of dense parameters and of experts that are dealt over ranks."""
-        rest = self.source.envelope.blobs.get(OPTIMIZER)
+        rest = self.source.state.blobs.get(OPTIMIZER)
         more = {k: file.storages.value(v) for k, v in rest.items()} if isinstance(rest, dict) else {}
         groups = self.groups(file)
         out = [
@@ -236,7 +236,7 @@ class _Writer:
     def groups(self, file: _File) -> list[dict[str, object]]:
         """Raises: UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters."""
         shapes = {t.name: t.shape for t in self.structure.tensors}
-        held = each_of(self.source.envelope)
+        held = each_of(self.source.state)
         hypers = []
         for _, members in self.structure.groups:
             hypers += [(name, {k: v for k, v in held.get(name, {}).items() if k != STEP}) for name in members]
@@ -248,7 +248,7 @@ class _Writer:
 
     def step(self) -> object:
         """Raises: UcplError E547 where parameters have taken different numbers of steps."""
-        values = self.source.envelope.scalars.get("step", {})
+        values = self.source.state.scalars.get("step", {})
         numbers = {
             number_of(value) if isinstance(value, Scalar) else value: name
             for name, value in values.items()

@@ -84,7 +84,7 @@ def opened(step: Step) -> Checkpoint:
     roles = Roles("", STATES, entries.weights, entries.states)
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
     made = evolve(dist.checkpoint(), registered=dist.registered)
-    others = unread_of(common, is_trained=bool(made.envelope.groups), empty=dist.dealt.empty)
+    others = unread_of(common, is_trained=bool(made.state.groups), empty=dist.dealt.empty)
     backend = unknown_keys(BACKEND, _backend(step.root), BACKEND_KEYS, by="Megatron-Core")
     made = evolve(made, not_read=(*not_read_in(entries), *others, *dist.unread(), *backend))
     if dist.copied:
@@ -94,7 +94,7 @@ def opened(step: Step) -> Checkpoint:
     said = Value.of(common).find(KEPT)
     stacks = said.find("stacks") if said is not None else None
     if stacks is not None:
-        made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.tensors}))
+        made = apart(made, _templates(stacks, {tensor.name: tensor.shape for tensor in made.state.tensors}))
     return evolve(made, top=step.top, tag=step.tag, files=tuple(dict.fromkeys((*made.files, common.file, BACKEND))))
 
 

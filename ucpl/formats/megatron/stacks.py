@@ -180,7 +180,7 @@ def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
     """
     own = {saved: ours for ours, saved in _SAVED.items()} if _has_own_blocks(checkpoint) else {}
     out = {}
-    for name in (tensor.name for tensor in checkpoint.tensors):
+    for name in (tensor.name for tensor in checkpoint.state.tensors):
         match = _STACK.fullmatch(name)
         one = _LAYER.fullmatch(name) or _AHEAD.fullmatch(name) if match is None else None
         if match is None and one is None:
@@ -214,10 +214,10 @@ def in_modules(checkpoint: Checkpoint) -> Checkpoint:
     """
     templates = templates_of(checkpoint)
     made = apart(checkpoint, templates)
-    by_name = {tensor.name: tensor for tensor in made.tensors}
+    by_name = {tensor.name: tensor for tensor in made.state.tensors}
     is_fused = not any(map(is_own_norm, by_name))
     tensors = tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused))
-    return evolve(made, tensors=tensors, is_apart=bool(templates))
+    return evolve(made, state=evolve(made.state, tensors=tensors), is_apart=bool(templates))
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
@@ -225,7 +225,7 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
 
     templates: stack -> what its tensors are called. Chunks are of one layer, or made so.
     """
-    shapes = {t.name: t.shape for t in checkpoint.tensors}
+    shapes = {t.name: t.shape for t in checkpoint.state.tensors}
     # A stack has elements, else no file bounds the number of layers, and a dim for each number in the names.
     known = {
         stack: template
@@ -265,22 +265,22 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
         return [known[name].format(*at) for at, _ in _cells((0,) * len(leads), leads, leads)]
 
     tensors = tuple(
-        _parted(t, one, known) for t in checkpoint.tensors if not rows.get(t.name) for one in names_of(t.name)
+        _parted(t, one, known) for t in checkpoint.state.tensors if not rows.get(t.name) for one in names_of(t.name)
     )
-    envelope = checkpoint.envelope
+    state = checkpoint.state
     return evolve(
         checkpoint,
         extents=extents,
-        tensors=tensors,
-        envelope=evolve(
-            envelope,
+        state=evolve(
+            state,
+            tensors=tensors,
             groups=tuple(
                 ParameterGroup(g.name, tuple(dict.fromkeys(one for m in g.members for one in names_of(m))), g.hyper)
-                for g in envelope.groups
+                for g in state.groups
             ),
             scalars={
-                state: {one: value for name, value in values.items() for one in names_of(name)}
-                for state, values in envelope.scalars.items()
+                called: {one: value for name, value in values.items() for one in names_of(name)}
+                for called, values in state.scalars.items()
             },
         ),
     )

@@ -184,7 +184,7 @@ class CoreWriter(Writer):
 
     @property
     def iteration(self) -> int:
-        envelope = self.source.envelope
+        envelope = self.source.state
         steps = [number_of(v) for v in envelope.scalars.get(STEP, {}).values()]
         for said in (envelope.carried.get(ITERATION), envelope.blobs.get("global_steps"), *steps[:1]):
             if isinstance(said, int | float) and not isinstance(said, bool) and said >= 0:
@@ -195,7 +195,7 @@ class CoreWriter(Writer):
 
     def objects(self) -> None:
         """Values that Megatron shares out over ranks, by name; `_extra_state` of linear modules where the source has none."""
-        held = self.source.envelope.blobs.get(OBJECTS)
+        held = self.source.state.blobs.get(OBJECTS)
         known: dict[str, object] = {}
         if isinstance(held, dict):
             known = {str(name): value for name, value in held.items()}
@@ -241,7 +241,7 @@ class CoreWriter(Writer):
                 yield from (f"{lead}._extra_state/shard_{n}.{e}_{both}" for n in range(layers) for e in range(experts))
 
     def common(self) -> SkeletonFile:
-        said = self.source.envelope
+        said = self.source.state
         value = values_of(self.source)
         clash = next((key for key in (OPTIMIZER, CONTENT, KEPT) if key in value), None)
         if clash is not None:
@@ -321,7 +321,7 @@ class CoreWriter(Writer):
 
     def of_optimizers(self) -> dict[object, object]:
         """State dicts of the optimizers: of one, or numbered where experts have one of their own."""
-        said = self.source.envelope
+        said = self.source.state
         if not said.scalars and not any(t.states for t in self.structure.tensors):
             return {}  # weights alone
         self.demand_steps()
@@ -345,7 +345,7 @@ class CoreWriter(Writer):
 
     def demand_steps(self) -> None:
         """Of numbers of parameters, Megatron has steps alone. Raises: UcplError E471."""
-        others = sorted(set(self.source.envelope.scalars) - {STEP})
+        others = sorted(set(self.source.state.scalars) - {STEP})
         if others:
             fail(
                 "E471",
@@ -365,7 +365,7 @@ class CoreWriter(Writer):
 
     def step_of(self, group: ParameterGroup) -> dict[str, object]:
         """Raises: UcplError E471 where parameters of a group are at different steps."""
-        steps = self.source.envelope.scalars.get(STEP, {})
+        steps = self.source.state.scalars.get(STEP, {})
         found = {number_of(steps[name]) for name in group.members if name in steps}
         if len(found) > 1:
             fail(
@@ -382,7 +382,7 @@ class CoreWriter(Writer):
 
     def grouped(self) -> Iterator[ParameterGroup]:
         """Groups as Megatron makes them: the source's own, where it made them; else experts and what has no decay apart."""
-        said = self.source.envelope
+        said = self.source.state
         if any("wd_mult" in group.hyper for group in said.groups):
             yield from matched(self.source, self.structure.groups)
             return

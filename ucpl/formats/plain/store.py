@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
-from attrs import field
+from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import (
     Counted,
-    Envelope,
     Extent,
     Key,
     NamedTensor,
@@ -30,6 +29,7 @@ from ucpl.extents import (
     StoredTensor,
     Structure,
     TensorRef,
+    TrainState,
     in_elements,
     key_text,
 )
@@ -144,14 +144,14 @@ class _Opened:
             if name in shapes:
                 self.value.at("buffers", name).wrong("a buffer, which no parameter is")
             self.keep(("buffers", name), tensor)
-        envelope = self.envelope(groups, buffers)
+        state = self.state(groups, buffers)
         tensors = {
             name: NamedTensor(
                 name, in_elements(dtype, shape), dtype, "parameter" if name in trained else "frozen", self.states[name]
             )
             for name, (shape, dtype) in shapes.items()
         } | {name: NamedTensor(name, t.shape, t.storage.dtype, "buffer") for name, t in buffers.items()}
-        stated = envelope.blobs.get("module_names")
+        stated = state.blobs.get("module_names")
         order = [name for name in stated if type(name) is str and name in tensors] if isinstance(stated, list) else []
         known = {extent.key for per in self.scalar_extents.values() for extent in per.values()}
         made = Checkpoint(
@@ -166,16 +166,18 @@ class _Opened:
                 for extent in part.extents()
                 if (part.file, extent.key) not in self.payload and extent.key not in known
             },
-            envelope=envelope,
-            tensors=tuple(tensors[name] for name in dict.fromkeys((*order, *tensors)) if prod(tensors[name].shape)),
-            aliases=self.aliases(shapes),
+            state=evolve(
+                state,
+                tensors=tuple(tensors[name] for name in dict.fromkeys((*order, *tensors)) if prod(tensors[name].shape)),
+                aliases=self.aliases(shapes),
+            ),
             files=(part.file,),
             remarks=() if self.value.find("groups") else ("no parameter groups are stated: no lr, no weight decay",),
             not_read=tuple(self.unknown()),
             scalar_extents=self.scalar_extents,
         )
         called = self.settings().get(SETTING)
-        is_other = called is not None and any(called.value in t.states for t in made.tensors)
+        is_other = called is not None and any(called.value in t.states for t in made.state.tensors)
         return renamed(made, str(called.value), called.origin) if called is not None and is_other else made
 
     def aliases(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, str]:
@@ -267,7 +269,7 @@ class _Opened:
             self.value.at("envelope", name).wrong("a dict whose keys are texts")
         return by_name
 
-    def envelope(self, groups: tuple[ParameterGroup, ...], buffers: dict[str, TensorRef]) -> Envelope:
+    def state(self, groups: tuple[ParameterGroup, ...], buffers: dict[str, TensorRef]) -> TrainState:
         part = self.part
         blobs, carried = self.decoded_by_name("blobs"), self.decoded("carried")
         blobs |= {name: lifted(value.held, part.file) for name, value in self.named("scalars").items()}
@@ -279,7 +281,7 @@ class _Opened:
         if empty := self.without_elements(buffers):
             blobs[EMPTY] = empty
         said = self.named("envelope")
-        return Envelope(
+        return TrainState(
             framework=said["framework"].text() if "framework" in said else "plain",
             version=said["version"].text() if "version" in said else "",
             settings=settings,
@@ -327,7 +329,7 @@ class _Opened:
 # ---- writing -----------------------------------------------------------------------------------------------------------
 
 
-def empty_tensors(envelope: Envelope, root: Path) -> dict[str, Empty]:
+def empty_tensors(envelope: TrainState, root: Path) -> dict[str, Empty]:
     """Tensors without elements, which stand in no plan."""
     noted = Value(root, FILE, (), envelope.blobs, "E481").find(EMPTY)
     return {name: Empty.of(value) for name, value in noted.named()} if noted is not None else {}
@@ -337,7 +339,7 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
     file = str(structure.settings.get("file") or FILE)
     storages = Storages(by_place(source.carried_extents.values()))
     storage_of: dict[int, str] = {}
-    envelope = source.envelope
+    envelope = source.state
     params: dict[str, dict[str, object]] = {t.name: {} for t in structure.tensors if t.kind != "buffer"}
     buffers: dict[str, object] = {}
     for i, target in enumerate(targets):

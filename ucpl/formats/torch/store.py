@@ -16,7 +16,7 @@ from typing import NoReturn
 from attrs import field
 
 from ucpl.errors import Label, fail
-from ucpl.extents import Envelope, Extent, Key, StoredTensor, Structure, TensorRef, key_text
+from ucpl.extents import Extent, Key, StoredTensor, Structure, TensorRef, TrainState, key_text
 from ucpl.formats.huggingface.store import TEXTS, carried_texts, read_texts
 from ucpl.records import define, frozen
 from ucpl.stores.ahead import ahead
@@ -122,9 +122,7 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
         version="",
         extents=extents,
         carried_extents=others,
-        envelope=Envelope(NAME, blobs={TEXTS: texts} if texts else {}),
-        tensors=(),
-        aliases={},
+        state=TrainState(NAME, blobs={TEXTS: texts} if texts else {}),
         files=(*names, *(t for t in texts if t not in names)),
         not_read=tuple(not_read),
     )

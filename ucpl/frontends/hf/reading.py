@@ -94,14 +94,14 @@ def _of_files(path: Path, made: Facts) -> Facts:
     opened = _store().open(path)
     buffers = {t.name for t in made.tensors if t.is_buffer}
     order = {t.name: i for i, t in enumerate(made.tensors)}
-    found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.tensors]
+    found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.state.tensors]
     tensors = tuple(sorted(found, key=lambda t: order.get(t.name, len(order))))
     names = {t.name for t in tensors}
     behind = made.behind
     if behind is not None:
         behind = evolve(behind, is_stored=any(n.startswith(f"{behind.container}.{behind.layers}.") for n in names))
         tensors = tensors if behind.is_stored else with_behind(tensors, behind)
-    aliases = dict(opened.aliases)
+    aliases = dict(opened.state.aliases)
     for alias, owner in made.aliases.items():
         if owner in names and alias not in names:
             aliases[alias] = owner

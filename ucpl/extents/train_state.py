@@ -1,9 +1,12 @@
-"""What a checkpoint holds that is not a tensor of the model: carried over or regenerated, never cut or joined."""
+"""The state of a training run without its tensor bytes. Values are carried over or computed anew, never cut or joined."""
 
 from __future__ import annotations
 
 from attrs import field
 
+from ucpl.errors import Diagnostic
+from ucpl.extents.parallel_facts import ParallelFacts
+from ucpl.extents.structure import NamedTensor
 from ucpl.records import frozen
 
 
@@ -47,22 +50,27 @@ class ParameterGroup:
         return self.listed or self.members
 
 
-@frozen
-class Envelope:
-    """All that is not a tensor of the model. Values are plain Python values or the inert records of extents.records.
+@frozen(eq=False)
+class TrainState:
+    """All of a training run that is not tensor bytes.
 
-    Structural facts (world sizes, shapes, paddings, the stage) are in `settings` only: the target's are regenerated.
+    Values are plain Python values or the inert records of extents.records. Structural facts (world sizes, the stage) are in
+    `settings` only: those of a target are computed anew. No field is of one format.
     """
 
-    framework: str  # "deepspeed", "plain", ...
+    framework: str  # that ran the training: "deepspeed"; a plain file of its run has it, too
     version: str = ""
-    settings: dict[str, Setting] = field(factory=dict)
+    tensors: tuple[NamedTensor, ...] = ()  # parameters, frozen parameters and buffers in the model's order
+    aliases: dict[str, str] = field(factory=dict)  # ties: second name -> name
     groups: tuple[ParameterGroup, ...] = ()
-    # state name -> parameter name -> value as it was kept; a tensor without dims is a `Scalar`
+    # state name -> parameter name -> value in its original form; a tensor without dims is a `Scalar`
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
-    # parameters whose number of a state a conversion made: where one number is of several, that of the others holds
-    begun: dict[str, frozenset[str]] = field(factory=dict)
-    # framework fields that continue a run: lr_scheduler, loss scaler, global_steps, ds_config, ...
+    # state name -> parameters whose number a conversion made; a writer of one number takes that of the others
+    initial_scalars: dict[str, frozenset[str]] = field(factory=dict)
+    settings: dict[str, Setting] = field(factory=dict)
+    # values of the framework that continue a run: lr_scheduler, loss scaler, global_steps, ds_config, ...
     blobs: dict[str, object] = field(factory=dict)
-    # the caller's own: client_state, merged by the framework into its files
+    # values of the caller: client_state, merged by the framework into its files
     carried: dict[object, object] = field(factory=dict)
+    parallel: ParallelFacts = field(factory=ParallelFacts)
+    issues: tuple[Diagnostic, ...] = ()  # faults of the files that the reader corrected; `verify` prints them

@@ -1,0 +1,64 @@
+"""Parallel facts of a checkpoint: pipeline stages, expert placement, tensor shards, flat buffers and each rank's own values."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from attrs import field
+
+from ucpl.extents.experts import Experts
+from ucpl.extents.pipeline import Pipeline
+from ucpl.extents.sharding import Sharding
+from ucpl.extents.structure import Flat
+from ucpl.records import frozen
+
+__all__ = ["CarriedByRank", "ParallelFacts"]
+
+Shape = tuple[int, ...]
+
+
+@frozen(eq=False)
+class CarriedByRank:
+    """Values of the caller (client_state) as each rank's file has them; ranks can differ.
+
+    `of`: by pp, tp and dp coordinates, the last fastest; one entry for all dp ranks if they share a file.
+    """
+
+    of: tuple[dict[object, object], ...] = ()
+    pp: int = 1
+    tp: int = 1
+
+    @property
+    def files(self) -> int:
+        """Number of files of one model-parallel rank."""
+        return len(self.of) // (self.pp * self.tp)
+
+    def number(self, at: tuple[int, int, int], degrees: tuple[int, int, int], *, is_each: bool) -> int:
+        """The source rank whose values a target rank takes.
+
+        A rank takes its own if both sides have as many ranks with a file each, else those of the first rank. at, degrees: over
+        pp, tp, dp. is_each: the target has a file for each dp rank.
+        """
+        pp, tp = (
+            place if mine == there else 0 for place, mine, there in zip(at, (self.pp, self.tp), degrees, strict=False)
+        )
+        dp = at[2] if is_each and 1 < self.files == degrees[2] else 0
+        return (pp * self.tp + tp) * self.files + dp
+
+    def taken(self, pp: int, tp: int, dp: int, *, is_each: bool) -> frozenset[int]:
+        """Source ranks whose values a target of these degrees takes."""
+        places = product(range(pp), range(tp), range(dp if is_each else 1))
+        return frozenset(self.number(at, (pp, tp, dp), is_each=is_each) for at in places)
+
+
+@frozen(eq=False)
+class ParallelFacts:
+    """Placement of tensors and values on ranks, as the files state it. No field is of one format."""
+
+    pipeline: Pipeline | None = None
+    experts: Experts | None = None  # if experts have files of their own
+    shardings: dict[str, Sharding] = field(factory=dict)  # by tensor, if ranks hold different parts
+    local_shapes: dict[str, tuple[Shape, ...]] = field(factory=dict)  # tensor -> its shape on each tp rank, if several
+    vocabulary: dict[str, int] = field(factory=dict)  # tensor -> words; rows after them can be padding
+    flats: tuple[Flat, ...] = ()  # flat buffers in the order of the files
+    carried_by_rank: CarriedByRank = field(factory=CarriedByRank)
