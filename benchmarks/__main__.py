@@ -42,9 +42,9 @@ from ucpl.graph import build
 from ucpl.layout import load, resolve
 from ucpl.verification.proof.coverage import prove
 from ucpl.verification.masters import masters_of
-from ucpl.regions import locate
-from ucpl.schedule import order, plan_bytes
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
+from ucpl.planning import order, plan_bytes
+from ucpl.language import parse_call
 path, source, target, layers = sys.argv[1:]
 text = re.sub(r"dim l = 126", f"dim l = {layers}", open(path).read())
 library = load((path, text))

@@ -30,9 +30,9 @@ import ucpl
 from benchmarks.figures import Table, machine, save
 from ucpl.digests import crc32
 from ucpl.extents import StorageRef, TensorRef
+from ucpl.files.torch_files import layout_torch_file
 from ucpl.runtime.counters import Report
 from ucpl.runtime.moving import Mover
-from ucpl.stores.torch_files import layout_torch_file
 
 SPEC = Path(__file__).with_name("moves.ucpl")
 

@@ -30,8 +30,8 @@ import json, resource, sys, time
 from ucpl.conversion.given import Given, called
 from ucpl.conversion.planning import Asked, prepare
 from ucpl.conversion.share import share_of
-import ucpl.graph, ucpl.layout, ucpl.regions, ucpl.schedule.order, ucpl.frontends.layered, ucpl.frontends.parallel
-from ucpl.schedule import plan_bytes
+import ucpl.graph, ucpl.layout, ucpl.placement, ucpl.planning.order, ucpl.inference.layered, ucpl.inference.parallel
+from ucpl.planning import plan_bytes
 source, target, sizes, rank = sys.argv[1:]
 asked, given = Asked(source, target), Given(sizes=json.loads(sizes))
 called(source)

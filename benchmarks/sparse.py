@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ucpl.extents import DTYPES, Call, Global, Size, StorageRef, TensorRef
+from ucpl.files.torch_files import layout_torch_file, read_torch_file
 from ucpl.runtime.crc import crc_of_zeros
-from ucpl.stores.torch_files import layout_torch_file, read_torch_file
 
 __all__ = ["MAKERS", "Shapes", "tensors_like"]
 

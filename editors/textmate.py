@@ -13,9 +13,9 @@ import re
 import sys
 from pathlib import Path
 
+from ucpl.language.words import AXIS_WORDS, LAYOUT_WORDS, MODEL_WORDS, SPLIT_WORDS
 from ucpl.layout.arithmetic import FUNCTIONS
 from ucpl.resources import grammar_text
-from ucpl.syntax.words import AXIS_WORDS, LAYOUT_WORDS, MODEL_WORDS, SPLIT_WORDS
 
 __all__ = ["NO_NAME", "grammar", "keywords"]
 

@@ -58,7 +58,7 @@ def test_the_order_of_imports_is_a_contract() -> None:
     assert down["exhaustive"] and down["containers"] == ["ucpl"]
     named = set(re.findall(r"\w+", " ".join(down["layers"]))) | set(down["exhaustive_ignores"])
     assert named >= set(ROOMS)
-    assert {"stores", "stores-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
+    assert {"files", "files-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
 
 
 def test_torch_is_imported_where_it_is_said_to_be(parsed: dict[str, ast.Module]) -> None:
@@ -66,8 +66,8 @@ def test_torch_is_imported_where_it_is_said_to_be(parsed: dict[str, ast.Module])
     known = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
     left_out = {line.removesuffix(" -> torch").removesuffix(".**") for line in known["torch"]["ignore_imports"]}
     users = {path for path, tree in parsed.items() if has_torch(tree)}
-    rooms = {path.split("/")[1] for path in users if not path.startswith("ucpl/remotes/")}
-    files = {path for path in users if path.startswith("ucpl/remotes/")}
+    rooms = {path.split("/")[1] for path in users if not path.startswith("ucpl/storage/")}
+    files = {path for path in users if path.startswith("ucpl/storage/")}
     assert left_out == {f"ucpl.{room}" for room in rooms} | {
         file.removesuffix(".py").replace("/", ".") for file in files
     }
@@ -144,13 +144,13 @@ def test_no_way_around_the_entrance_is_passed_over(line: str) -> None:
 
 
 # All that the proof of a graph takes from the rooms that make graphs: values to look at, and what sorts a column. The contract
-# `proof` knows modules alone, and does not see a join that a package passes on (`from ucpl.columns import clip`).
+# `proof` knows modules alone, and does not see a join that a package passes on (`from ucpl.tables import clip`).
 OF_MAKERS = {
-    "ucpl.columns": {"each", "once"},
-    "ucpl.columns.operations": {"Fill", "Flow", "Lane"},
+    "ucpl.tables": {"each", "once"},
+    "ucpl.tables.operations": {"Fill", "Flow", "Lane"},
     "ucpl.graph": {"Graph"},
-    "ucpl.regions": {"Part", "Placement", "element_name"},
-    "ucpl.schedule": {"Plan", "Runs"},
+    "ucpl.placement": {"Part", "Placement", "element_name"},
+    "ucpl.planning": {"Plan", "Runs"},
 }
 OF_ANYBODY = ("ucpl.errors", "ucpl.extents", "ucpl.layout", "ucpl.records")  # rooms that know nothing of boxes
 
@@ -185,24 +185,24 @@ def test_the_proof_takes_no_joins_from_what_it_proves() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from ucpl.columns import clip, once",
-        "from ucpl.columns import clip as once",
-        "from ucpl.columns import *",
-        "from ucpl.columns.gaps import gaps",
-        "from ucpl.columns.operations import Moves",
-        "from ucpl import columns",
-        "from ucpl.regions import locate",
-        "from ucpl.regions.boxes import subtract",
+        "from ucpl.tables import clip, once",
+        "from ucpl.tables import clip as once",
+        "from ucpl.tables import *",
+        "from ucpl.tables.gaps import gaps",
+        "from ucpl.tables.operations import Moves",
+        "from ucpl import tables",
+        "from ucpl.placement import locate",
+        "from ucpl.placement.boxes import subtract",
         "from ucpl.graph import optimise",
         "from ucpl.verification.elements import element_at",
         "from . import where",
-        "import ucpl.columns.strided as strided",
+        "import ucpl.tables.strided as strided",
         "from importlib import import_module",
     ],
 )
 def test_no_way_around_that_is_passed_over(line: str) -> None:
     assert taken_beside(line, {"ucpl.verification.proof.coverage"})
-    assert not taken_beside("import numpy as np\nfrom ucpl.columns import once\nfrom ucpl.errors import fail\n", set())
+    assert not taken_beside("import numpy as np\nfrom ucpl.tables import once\nfrom ucpl.errors import fail\n", set())
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ FRAGMENTS = {
     "deepspeed/store.py",
     "folders/accelerate.py",
     "folders/lightning.py",
-    "frontends/expert_dims.py",
+    "inference/expert_dims.py",
     "hf/behind.py",
     "megatron/core.py",
     "megatron/core_layouts.py",

@@ -10,14 +10,14 @@ from ucpl.api import save_plan as save_plan
 from ucpl.api import verify as verify
 from ucpl.errors import UcplError as UcplError
 from ucpl.graph import build as build
+from ucpl.language import parse as parse
 from ucpl.layout import resolve as resolve
+from ucpl.placement import locate as locate
+from ucpl.planning import order as order
 from ucpl.ranks.reshard import reshard as reshard
 from ucpl.ranks.storage import StorageReader as StorageReader
 from ucpl.ranks.storage import load_into as load_into
-from ucpl.regions import locate as locate
 from ucpl.runtime.execute import execute as execute
-from ucpl.schedule import order as order
-from ucpl.syntax import parse as parse
 
 __version__: str
 __all__: list[str]

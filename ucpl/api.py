@@ -25,16 +25,16 @@ from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import looked_through, opened_to_look_at
 from ucpl.records import frozen
-from ucpl.remotes.entrance import source_at, target_at
-from ucpl.remotes.standing import meanwhile
-from ucpl.remotes.urls import is_url
+from ucpl.storage.entrance import source_at, target_at
+from ucpl.storage.standing import meanwhile
+from ucpl.storage.urls import is_url
 
 if TYPE_CHECKING:
-    from ucpl.frontends.infer import Inferred
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.inference.infer import Inferred
+    from ucpl.language import nodes
+    from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
     from ucpl.verification.checkpoint import Verdict
     from ucpl.verification.compare import Likeness
 
@@ -83,7 +83,7 @@ def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
 
 def save_plan(plan: Plan, path: Here) -> None:
     """A plan into a file; the same plan gives the same bytes."""
-    from ucpl.schedule.files import save_plan as write
+    from ucpl.planning.files import save_plan as write
 
     write(plan, Path(path))
 

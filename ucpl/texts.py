@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Union
 
 from ucpl.errors import Label, fail
-from ucpl.remotes.reading import fetch_all
+from ucpl.storage.reading import fetch_all
 
 __all__ = ["TEXT_MAX", "Json", "is_endless", "json_object", "read_text", "text_at"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ucpl
 from tests.hf.folders import assert_equal, random_of, save, tensors_of
-from ucpl.frontends.hf.records import Config
+from ucpl.inference.hf.records import Config
 
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]

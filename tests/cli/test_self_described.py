@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ucpl
-from ucpl.syntax import parse
+from ucpl.language import parse
 
 SPEC = """ucpl 1
 

@@ -19,11 +19,11 @@ from attrs import evolve
 
 import ucpl as package
 from tests.cli.command import FIXTURES, ROOT, alone, digest, good, ucpl
-from ucpl import syntax
+from ucpl import language
 from ucpl.cli import main
 from ucpl.cli.signals import end_if_asked, end_like_ctrl_c
 from ucpl.cli.verbs import VERBS
-from ucpl.syntax.cache import cache_folder
+from ucpl.language.cache import cache_folder
 
 SOURCE = FIXTURES / "z1_dp4"
 HEAVY = ("torch", "rich", "hypothesis", "networkx")
@@ -188,7 +188,8 @@ BLOCKED = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[:2] in (["ucpl", room] for room in ("syntax", "layout", "regions", "graph")) or name == "lark":
+        rooms = (["ucpl", room] for room in ("language", "layout", "placement", "graph"))
+        if name.split(".")[:2] in rooms or name == "lark":
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocked())
 from ucpl.cli import main
@@ -222,7 +223,7 @@ def calls_of(code: str, *argv: str) -> int:
 @pytest.fixture
 def tables_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that holds the parser's tables, and no tree of any text."""
-    syntax.parse("ucpl 1\n")  # the tables are kept
+    language.parse("ucpl 1\n")  # the tables are kept
     (tmp_path / "cache").mkdir(mode=0o700)
     known = cache_folder()
     for path in known.glob("tables-*.json") if known else ():
@@ -277,31 +278,31 @@ NEVER = frozenset(
         "interegular",
         "pandas",
         "ucpl.testing",
-        "ucpl.frontends.hf",
-        "ucpl.frontends.stages",
-        "ucpl.syntax.slips",
+        "ucpl.inference.hf",
+        "ucpl.inference.stages",
+        "ucpl.language.slips",
     }
     | {"ucpl.verification.witnesses", "ucpl.verification.compare"}
 )
 NOTHING_RUNS = frozenset({"ucpl.runtime", "xxhash", "concurrent.futures"})
 NOTHING_IS_PLANNED = frozenset(
-    {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.schedule", "ucpl.verification.proof.coverage"}
+    {"networkx", "importlib.metadata", "email", "ucpl.graph", "ucpl.planning", "ucpl.verification.proof.coverage"}
 )
-NO_TEXT = frozenset({"ucpl.syntax", "ucpl.layout", "ucpl.regions", "ucpl.frontends"})
-NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.stores.zips"})
+NO_TEXT = frozenset({"ucpl.language", "ucpl.layout", "ucpl.placement", "ucpl.inference"})
+NO_FILES = frozenset({"ucpl.formats.opening", "ucpl.formats.deepspeed.store", "ucpl.files.zips"})
 
 
 def test_a_verb_imports_nothing_that_it_does_not_use(
     spec: Path, tmp_path: Path, imported: Callable[..., set[str]]
 ) -> None:
-    stages = {"ucpl.frontends.stages"}  # a layout of any model may be called at a degree of stages
+    stages = {"ucpl.inference.stages"}  # a layout of any model may be called at a degree of stages
     budgets: dict[tuple[object, ...], frozenset[str]] = {
         ("--help",): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy", "ucpl.conversion"},
         ("explain", "E500"): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
         ("formats",): NEVER - {"tomllib"} | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT | NO_FILES | {"numpy"},
-        ("check", spec): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES | {"ucpl.frontends.parallel"},
+        ("check", spec): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES | {"ucpl.inference.parallel"},
         ("inspect", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_TEXT,
-        ("infer", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | {"ucpl.frontends.parallel"},
+        ("infer", SOURCE): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | {"ucpl.inference.parallel"},
         ("show", f"{spec}:stored()"): NEVER | NOTHING_RUNS | NOTHING_IS_PLANNED | NO_FILES,
         ("plan", "--from", f"{spec}:stored()", "--to", f"{spec}:stored()"): (NEVER | NOTHING_RUNS | NO_FILES) - stages,
         ("plan", "--from", SOURCE, "--to", "zero3(dp=3)"): (NEVER | NOTHING_RUNS) - stages,

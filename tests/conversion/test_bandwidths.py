@@ -14,7 +14,7 @@ from attrs import asdict, evolve
 from tests.cli.command import FIXTURES, good, ucpl
 from ucpl.conversion import bandwidths as bw
 from ucpl.conversion import calibrating
-from ucpl.schedule.cost import Cost
+from ucpl.planning.cost import Cost
 
 KNOWN = bw.Bandwidths("/disk", "2026-01-01T00:00:00Z", 2, 1e9, 1e10, 4e9, 2e9, 1e10, 3e10, 1e-6, 1e-3, 0.5, 70 << 20)
 

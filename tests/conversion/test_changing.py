@@ -15,7 +15,7 @@ from ucpl.api import open_checkpoint
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.changing import changed_model
 from ucpl.errors import UcplError
-from ucpl.syntax import nodes, parse
+from ucpl.language import nodes, parse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 FROZEN = FIXTURES / "z2_dp3_frozen"

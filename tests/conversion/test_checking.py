@@ -11,10 +11,10 @@ from tests.cli.command import FIXTURES, good, ucpl
 from ucpl.conversion.checking import Checked, check
 from ucpl.conversion.degrees import TOGETHER, combinations
 from ucpl.conversion.given import Given
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
 from ucpl.layout.scope import Value
-from ucpl.regions import locate
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
 
 SPEC = """ucpl 1
 

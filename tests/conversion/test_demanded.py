@@ -14,8 +14,8 @@ from ucpl import api
 from ucpl.cli import main
 from ucpl.conversion import demanded
 from ucpl.errors import UcplError
-from ucpl.frontends.hf.classes import Saved
-from ucpl.frontends.hf.fitting import _fitted
+from ucpl.inference.hf.classes import Saved
+from ucpl.inference.hf.fitting import _fitted
 
 CONFIG = llama_config(num_hidden_layers=2, architectures=["LlamaForCausalLM"])
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -134,7 +134,7 @@ def test_names_and_shapes_are_held_against_the_class(monkeypatch, tensors, tmp_p
     """The class is transformers' own in tests/interop; here a stand-in."""
     shapes = {**llama_shapes(CONFIG), "model.layers.0.self_attn.q_proj.weight": (3, 3)}
     saved = Saved("LlamaForCausalLM", shapes, prefix="model")
-    monkeypatch.setattr("ucpl.frontends.hf.fitting.saved_of", lambda _: saved)
+    monkeypatch.setattr("ucpl.inference.hf.fitting.saved_of", lambda _: saved)
     (tmp_path / "p.json").write_text(json.dumps(CONFIG))
     for case, names, code in (("wrong", tensors, "E388"), ("foreign", {"x.y": torch.ones(2)}, "E399")):
         torch.save({"params": {n: {"weight": t} for n, t in names.items()}}, tmp_path / f"{case}.pt")
@@ -239,7 +239,7 @@ def test_a_prefix_that_one_tensor_lacks_or_the_class_has_is_kept(monkeypatch, tm
     ucpl.convert(source, tmp_path / "made", "safetensors()")
     assert set(load_file(tmp_path / "made" / "model.safetensors")) == {"module.a", "b"}
     saved = Saved("M", {"module.a": (2, 2)})
-    monkeypatch.setattr("ucpl.frontends.hf.classes.saved_of", lambda _: saved)
+    monkeypatch.setattr("ucpl.inference.hf.classes.saved_of", lambda _: saved)
     source = plain(tmp_path / "t.pt", ["_orig_mod.module.a"])
     ucpl.convert(source, tmp_path / "other", "safetensors()", config={"model_type": "m"})
     assert set(load_file(tmp_path / "other" / "model.safetensors")) == {"module.a"}

@@ -9,7 +9,7 @@ import pytest
 from tests.docs.blocks import located
 from ucpl.conversion.folded import folded, numbers
 from ucpl.conversion.showing import located as told
-from ucpl.regions import Placement
+from ucpl.placement import Placement
 
 MODEL = """ucpl 1
 model m {

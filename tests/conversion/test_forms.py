@@ -6,9 +6,9 @@ import pytest
 
 from ucpl.conversion.forms import demand_forms
 from ucpl.errors import UcplError
+from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
 from ucpl.registry import formats
-from ucpl.syntax import parse_call
 
 
 def layout(framework: str, file: str) -> Layout:

@@ -10,8 +10,8 @@ import torch
 import ucpl
 from tests.cli.command import good
 from ucpl.conversion import opening
+from ucpl.language import limits, parse_call, reading
 from ucpl.layout import load, resolve
-from ucpl.syntax import limits, parse_call, reading
 
 FORMS = ["zero1(dp=2)", "dcp(fsdp=2)", "plain()"]
 

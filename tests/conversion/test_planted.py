@@ -16,8 +16,8 @@ from tests.conversion.planting import Place, places, plant
 from tests.conversion.test_account_of_fixtures import FIXTURES, REFUSALS, SOURCES, TARGETS
 from ucpl.api import open_checkpoint
 from ucpl.extents.account import FATES, Account
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.leaving import DESCRIBING
-from ucpl.stores.checkpoint import Checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = sorted(path.name for path in (EXAMPLES / "architectures" / "checkpoints").iterdir() if path.is_dir())

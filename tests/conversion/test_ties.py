@@ -15,7 +15,7 @@ from tests.cli.command import good, ucpl
 from ucpl.errors import Label, fail
 from ucpl.formats.deepspeed.advice import advice
 from ucpl.formats.opening import open_checkpoint
-from ucpl.frontends.hf.modules import Module, Network
+from ucpl.inference.hf.modules import Module, Network
 
 EMBED, HEAD = "model.embed.weight", "head.weight"
 TENSORS = {EMBED: torch.arange(12.0).reshape(4, 3), "model.norm.weight": torch.ones(3)}
@@ -26,7 +26,7 @@ CALLS = ["zero1(dp=2)", "zero2(dp=3, bf16=1)", "zero0(dp=1)"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shapes = {name: tuple(t.shape) for name, t in TENSORS.items()}
     network = Network(Module("", "tiny.Tiny", "", {}, (), True), shapes, {HEAD: EMBED})
-    monkeypatch.setattr("ucpl.frontends.hf.networks.network_of", lambda config: network)
+    monkeypatch.setattr("ucpl.inference.hf.networks.network_of", lambda config: network)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
     return tmp_path
@@ -78,7 +78,7 @@ def test_a_class_that_cannot_be_asked_ties_nothing(folder: Path, monkeypatch: py
     def missing(config: object) -> Network:
         fail("E396", "transformers is not installed", Label("config.json"))
 
-    monkeypatch.setattr("ucpl.frontends.hf.networks.network_of", missing)
+    monkeypatch.setattr("ucpl.inference.hf.networks.network_of", missing)
     out = good("convert", saved(folder, TENSORS), folder / "t", "--to", "zero1(dp=2)").out
     assert "load_module_strict=False" in out and set(module_of(folder / "t")) == set(TENSORS)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ucpl.graph import build
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.schedule import order
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
+from ucpl.planning import order
 
 JOB = Path(__file__).parents[2] / "examples" / "ranks" / "job.ucpl"
 

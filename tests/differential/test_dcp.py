@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
-from tests.stores.values import same_bits
+from tests.files.values import same_bits
 from ucpl.errors import UcplError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -13,10 +13,10 @@ import safetensors.torch as library
 import torch
 from safetensors import SafetensorError
 
-from tests.stores.values import same_bits
+from tests.files.values import same_bits
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
-from ucpl.stores.safetensors_files import read_safetensors_file
+from ucpl.files.safetensors_files import read_safetensors_file
 
 NAMES = sorted(d.name for d in DTYPES.values() if d.safetensors)
 

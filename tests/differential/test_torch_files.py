@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.stores.values import assert_tells, torch_tensor
+from tests.files.values import assert_tells, torch_tensor
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
-from ucpl.stores.torch_files import read_torch_file
+from ucpl.files.torch_files import read_torch_file
 
 KINDS = sorted({getattr(torch, dtype.torch) for dtype in DTYPES.values()}, key=str)
 OTHERS = [

@@ -19,10 +19,10 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from ucpl.language import nodes, parse, parse_call
 from ucpl.layout import load, resolve
 from ucpl.layout.by_index import whole_name
-from ucpl.regions import Placement, locate
-from ucpl.syntax import nodes, parse, parse_call
+from ucpl.placement import Placement, locate
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)

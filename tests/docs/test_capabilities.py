@@ -19,9 +19,9 @@ from tests.docs.capabilities import PAGE, ROOT, markdown, names, read_capabiliti
 from tests.interop.conftest import unproved
 from ucpl import registry
 from ucpl.errors import catalogue
+from ucpl.language import nodes, parse
 from ucpl.registry.support import Claim, Entry, Row, Standing, Support, support, support_of
 from ucpl.resources import spec_files
-from ucpl.syntax import nodes, parse
 
 FOUND = read_capabilities()
 ROWS = [row for one in support() for row in one.rows]

@@ -11,13 +11,13 @@ import pytest
 from tests.docs.blocks import ROOT, WRONG, Block, blocks, cells, items_of, located, records
 from ucpl.errors import UcplError, catalogue
 from ucpl.errors.render import render_diagnostic
+from ucpl.language import nodes
+from ucpl.language.recorder import ENTRY_CLASSES
+from ucpl.language.words import CLAUSE_WORDS
 from ucpl.layout.arithmetic import FUNCTIONS
 from ucpl.layout.scope import Scope
 from ucpl.registry import formats
 from ucpl.resources import grammar_text
-from ucpl.syntax import nodes
-from ucpl.syntax.recorder import ENTRY_CLASSES
-from ucpl.syntax.words import CLAUSE_WORDS
 
 PAGE, SHIPPED = (ROOT / "docs" / name for name in ("LANGUAGE.md", "LAYOUTS.md"))
 GOLDEN = ROOT / "tests" / "docs" / "language.records"

@@ -12,8 +12,8 @@ from editors import textmate as made
 from tests.docs.blocks import ROOT
 from tests.editors.textmate import rules, tokenised
 from ucpl.cli.verbs import VERBS
-from ucpl.syntax.source import Source
-from ucpl.syntax.tables import tables
+from ucpl.language.source import Source
+from ucpl.language.tables import tables
 
 FOLDER = ROOT / "editors" / "vscode"
 PACKAGE = json.loads((FOLDER / "package.json").read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ import torch
 import ucpl
 from ucpl.cli import main
 from ucpl.errors import UcplError
-from ucpl.syntax import nodes, parse, print_axis
+from ucpl.language import nodes, parse, print_axis
 
 PATTERNS = Path(__file__).parents[2] / "examples" / "patterns"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import FIXTURES, digest, good, ucpl
-from ucpl.syntax import parse
+from ucpl.language import parse
 
 ALL = os.environ.get("UCPL_FAULTS") == "all"
 CLONE_NEWNS = 0x20000

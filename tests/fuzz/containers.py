@@ -11,8 +11,8 @@ from typing import Any
 from attrs import define
 
 from tests.fuzz.damage import LONELY, NAMES, damage_bytes, damage_value
-from ucpl.stores.pickles import dumps, loads
-from ucpl.stores.torch_files import TorchFile, layout_torch_file, read_torch_file
+from ucpl.files.pickles import dumps, loads
+from ucpl.files.torch_files import TorchFile, layout_torch_file, read_torch_file
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 STORED = ("z1_bf16_model_states.pt", "z3_optim_states.pt", "moe_expert_states.pt", "megatron_model_optim_rng.pt")
@@ -203,6 +203,6 @@ def _json(value: Any, rng: Random) -> bytes:
 
 def tensors_of(part: TorchFile) -> list[Any]:
     from ucpl.extents import TensorRef
-    from ucpl.stores.pickles import walk
+    from ucpl.files.pickles import walk
 
     return [value for _, value in walk(part.value) if type(value) is TensorRef][:50]

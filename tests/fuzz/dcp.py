@@ -10,18 +10,18 @@ from random import Random
 import torch
 from attrs import define, field
 
+from tests.files.test_dcp_odd import numbered, save, trained
 from tests.fuzz import lessened_megatron as lessened
 from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import Kept, damage_bytes, damage_value
 from tests.fuzz.lessened_megatron import cut, written
 from tests.fuzz.remembered import Remembered
-from tests.stores.test_dcp_odd import numbered, save, trained
 from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import dumps, loads
 from ucpl.formats.dcp.metadata import METADATA
 from ucpl.formats.opening import open_checkpoint
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import dumps, loads
 
 BENT = 0.15  # of inputs: bytes of a file of chunks, or of `.metadata`; the others are values of `.metadata`
 WRITTEN = 0.1  # of damaged values: as a file

@@ -20,12 +20,12 @@ from tests.fuzz.remembered import Remembered
 from ucpl.conversion.opening import infer
 from ucpl.errors import UcplError
 from ucpl.extents import TensorRef
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import dump_pickle
+from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.formats.opening import framework, open_checkpoint
 from ucpl.formats.torch.store import below, open_files
-from ucpl.schedule.plan import Plan
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import dump_pickle
-from ucpl.stores.torch_files import TorchFile, read_torch_file
+from ucpl.planning.plan import Plan
 
 # What each kind of source is written as, without planning anew: the writers' own reading of what was carried.
 TARGETS = (

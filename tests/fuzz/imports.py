@@ -14,10 +14,10 @@ from attrs import define
 from tests.fuzz.damage import LONELY, damage_value
 from tests.fuzz.plans import json_of
 from ucpl.errors import UcplError
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
+from ucpl.language import parse, parse_call
 from ucpl.layout import Library, resolve
-from ucpl.regions import locate
-from ucpl.syntax import parse, parse_call
+from ucpl.placement import locate
 
 PARTS = (
     *("model", "layers", "h", "0", "1", "2", "10", "01", "mlp", "up_proj", "weight", "bias", "experts", "self_attn"),

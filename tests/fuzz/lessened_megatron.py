@@ -15,8 +15,8 @@ from typing import Any
 
 import ucpl
 from tests.fuzz.containers import FIXTURES
+from ucpl.files.pickles import dumps, loads
 from ucpl.formats.dcp.metadata import METADATA
-from ucpl.stores.pickles import dumps, loads
 
 STORED = FIXTURES / "megatron"
 ENDS = ("embedding.*", "output_layer.*")

@@ -19,9 +19,9 @@ from tests.fuzz.folders import copied
 from tests.fuzz.odd import clear
 from tests.fuzz.small import cut, stored, verb
 from ucpl.conversion.opening import open_for
-from ucpl.schedule.files import sealed, unsealed
-from ucpl.schedule.plan import Plan
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.planning.files import sealed, unsealed
+from ucpl.planning.plan import Plan
 
 Columns = dict[str, NDArray[Any]]
 NUMBERS = (-1, 0, 1, 2, 100, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 61, 1 << 62, (1 << 63) - 1, -(1 << 63))

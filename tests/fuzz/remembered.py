@@ -10,6 +10,9 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from ucpl.extents import Extent, Key
+from ucpl.files import torch_files
+from ucpl.files.pickles import Pickle, load_pickle
+from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.formats import opening
 from ucpl.formats.dcp import folders as dcp_folders
 from ucpl.formats.dcp import metadata as described
@@ -17,16 +20,13 @@ from ucpl.formats.dcp.chunks import Chunks
 from ucpl.formats.dcp.metadata import METADATA, Metadata, Stored, read_metadata
 from ucpl.formats.megatron import fsdp_reading, legacy_ranks, reading
 from ucpl.registry import formats
-from ucpl.stores import torch_files
-from ucpl.stores.pickles import Pickle, load_pickle
-from ucpl.stores.torch_files import TorchFile, read_torch_file
 
 assert all(opening.framework(name) for name in formats())
 # Whoever reads such files, wherever that is done: a folder that is read past this one would be read as it was.
 READERS = [
     module
     for name, module in sorted(sys.modules.items())
-    if name.startswith(("ucpl.stores.", "ucpl.formats."))
+    if name.startswith(("ucpl.files.", "ucpl.formats."))
     and module is not torch_files
     and hasattr(module, "read_torch_file")
 ]

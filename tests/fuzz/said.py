@@ -19,12 +19,12 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.planning import make_plan
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.sides import source_side, target_side
+from ucpl.files.pickles import dump_pickle
 from ucpl.formats.opening import framework
+from ucpl.language import nodes, parse, parse_call
 from ucpl.layout import Library
+from ucpl.planning.files import plan_bytes
 from ucpl.resources import spec_files
-from ucpl.schedule.files import plan_bytes
-from ucpl.stores.pickles import dump_pickle
-from ucpl.syntax import nodes, parse, parse_call
 
 SPEC = """ucpl 1
 let base = default(config.base, 4)

@@ -26,11 +26,11 @@ from tests.fuzz.plans import json_of
 from tests.fuzz.small import cut, stored
 from ucpl.conversion.opening import open_checkpoint, open_for
 from ucpl.errors import UcplError
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.planning.plan import Plan
 from ucpl.runtime import crew
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.verify import verify_files
-from ucpl.schedule.plan import Plan
-from ucpl.stores.checkpoint import Checkpoint
 
 Files = dict[str, bytes]  # by path, relative to a folder
 STOPS = ("tile-written:2", "tile-written:9", "journal-synced:1", "synced:1", "publish-before:1")

@@ -18,8 +18,8 @@ from tests.fuzz.reader import Reader, run
 from tests.fuzz.readers import READERS
 from tests.layout.fuzzing import tried
 from ucpl.errors import UcplError
+from ucpl.files.pickles import dumps, loads
 from ucpl.formats.opening import open_checkpoint
-from ucpl.stores.pickles import dumps, loads
 
 # Of each reader, some ten seconds in all; `python -m tests.fuzz` runs more.
 INPUTS = 100

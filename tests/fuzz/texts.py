@@ -10,7 +10,7 @@ from unittest.mock import patch
 from attrs import define, evolve
 
 from tests.layout.fuzzing import CHANGES, Fuzzer, tried
-from ucpl.syntax import rewriting
+from ucpl.language import rewriting
 
 COMPILED = rewriting._compiled
 

@@ -25,10 +25,10 @@ from tests.fuzz.plans import json_of
 from tests.fuzz.targets import Files, read, write
 from tests.vault.small import content, job
 from ucpl.conversion.opening import infer, open_checkpoint
-from ucpl.remotes import folders
-from ucpl.remotes.standing import meanwhile
-from ucpl.remotes.vaults.sealed import opened
-from ucpl.remotes.vaults.view import Stored, View, generation_at, lay
+from ucpl.storage import folders
+from ucpl.storage.standing import meanwhile
+from ucpl.storage.vaults.sealed import opened
+from ucpl.storage.vaults.view import Stored, View, generation_at, lay
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, look
 from ucpl.vault.server import Server

@@ -8,13 +8,13 @@ import networkx as nx
 import pytest
 
 from tests.laws.moves import fills
-from ucpl.columns.operations import Check, Extract, Fill, Merge, Read, Split, Write
 from ucpl.errors import UcplError
 from ucpl.graph import build, drawn
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import Placement, locate
-from ucpl.schedule import order, plan_bytes
-from ucpl.syntax import parse_call
+from ucpl.placement import Placement, locate
+from ucpl.planning import order, plan_bytes
+from ucpl.tables.operations import Check, Extract, Fill, Merge, Read, Split, Write
 from ucpl.verification.proof.coverage import prove
 
 LAYERS = """ucpl 1
@@ -151,7 +151,7 @@ def test_before_any_pass_the_graph_says_what_is_extracted_and_split() -> None:
 
 
 def test_more_than_positions_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["ucpl.columns.space"], "BITS_MAX", 10)
+    monkeypatch.setattr(sys.modules["ucpl.tables.space"], "BITS_MAX", 10)
     with pytest.raises(UcplError) as caught:
         build(located("fsdp(dp = 2)"), located("fsdp(dp = 3)"))
     (found,) = caught.value.diagnostics

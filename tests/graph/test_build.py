@@ -10,8 +10,8 @@ from tests.laws import moves as mv
 from tests.laws.test_round_trip import shipped
 from ucpl.errors import UcplError
 from ucpl.graph import build
-from ucpl.regions import locate
-from ucpl.schedule import Plan, order
+from ucpl.placement import locate
+from ucpl.planning import Plan, order
 from ucpl.testing import Example, assert_round_trip, lay_out, numbered, run
 from ucpl.verification.proof.coverage import prove
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.columns import I64
 from ucpl.graph.copies import choose
 from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Policy
+from ucpl.tables import I64
 
 SAME, ANY, MEAN, SUM = Policy.SAME, Policy.ANY, Policy.MEAN, Policy.SUM
 Element = tuple[int, ...]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from ucpl.graph import build
-from ucpl.regions import locate
+from ucpl.placement import locate
 from ucpl.testing import Example
 from ucpl.verification.proof.coverage import prove
 

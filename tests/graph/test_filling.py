@@ -8,14 +8,14 @@ import pytest
 from attrs import evolve
 
 from tests.laws import moves as mv
-from ucpl.columns.operations import Fill
 from ucpl.errors import UcplError
 from ucpl.extents import holds
 from ucpl.graph import Graph, build
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import Placement, locate
-from ucpl.schedule import order
-from ucpl.syntax import parse_call
+from ucpl.placement import Placement, locate
+from ucpl.planning import order
+from ucpl.tables.operations import Fill
 from ucpl.verification.proof.coverage import prove
 
 TEXT = """ucpl 1

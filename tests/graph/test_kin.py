@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ucpl.columns.operations import Extract
 from ucpl.graph import build, drawn
 from ucpl.graph.graph import SourceBoxes
+from ucpl.language import nodes, parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import Placement, locate
-from ucpl.schedule import order
-from ucpl.syntax import nodes, parse_call
+from ucpl.placement import Placement, locate
+from ucpl.planning import order
+from ucpl.tables.operations import Extract
 from ucpl.testing import assert_round_trip, lay_out, numbered, run
 from ucpl.verification.proof.coverage import prove
 

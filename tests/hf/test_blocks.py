@@ -12,7 +12,7 @@ import ucpl
 from tests.hf.folders import assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.syntax import nodes, parse
+from ucpl.language import nodes, parse
 
 GENERIC = """ucpl 1
 

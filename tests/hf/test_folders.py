@@ -15,7 +15,7 @@ from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.formats.huggingface.store import HuggingFace
 from ucpl.formats.huggingface.writing import shard_bytes
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
 
 
 def code_of(call, *args, **more) -> str:

@@ -11,11 +11,11 @@ import ucpl
 from tests.hf.folders import WRITTEN, llama_config, llama_shapes, random_of, save
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.frontends import hf
-from ucpl.frontends.hf import reading
-from ucpl.frontends.hf.records import Config, Version
-from ucpl.frontends.hf.varying import Other, numbers_of, varied
-from ucpl.syntax import nodes, parse
+from ucpl.inference import hf
+from ucpl.inference.hf import reading
+from ucpl.inference.hf.records import Config, Version
+from ucpl.inference.hf.varying import Other, numbers_of, varied
+from ucpl.language import nodes, parse
 
 
 @pytest.fixture(autouse=True)

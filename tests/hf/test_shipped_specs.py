@@ -9,9 +9,9 @@ import pytest
 
 from ucpl.conversion.checking import check
 from ucpl.conversion.given import Given
+from ucpl.language import nodes, parse, parse_call
 from ucpl.layout import load, resolve
 from ucpl.resources import spec_files
-from ucpl.syntax import nodes, parse, parse_call
 
 SPECS = Path(__file__).parents[2] / "specs"
 LLAMA = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}

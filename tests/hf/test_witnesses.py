@@ -19,13 +19,13 @@ import ucpl
 from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
 from ucpl import api
 from ucpl.errors import UcplError
-from ucpl.frontends.hf import import_hf
-from ucpl.frontends.infer import stated_of
+from ucpl.files.model_texts import TEXTS
+from ucpl.inference.hf import import_hf
+from ucpl.inference.infer import stated_of
+from ucpl.language import nodes
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
+from ucpl.placement import locate
 from ucpl.resources import spec_text
-from ucpl.stores.model_texts import TEXTS
-from ucpl.syntax import nodes
 from ucpl.verification.checkpoint import WITNESS
 from ucpl.verification.witnesses import masters, transformers_class, witnesses
 
@@ -462,7 +462,7 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     def never(path):
         raise AssertionError("a layout of any model has no names of its own")
 
-    monkeypatch.setattr("ucpl.frontends.hf.import_hf", never)
+    monkeypatch.setattr("ucpl.inference.hf.import_hf", never)
     assert ucpl.verify(folder) and ucpl.verify(folder, layout="safetensors()")
 
 

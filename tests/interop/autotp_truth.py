@@ -22,15 +22,15 @@ from deepspeed.module_inject import set_autotp_mode
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
 
-from tests.frontends.autotp_records import cuts_in, recorded
-from ucpl.frontends.hf.networks import network_of
+from tests.inference.autotp_records import cuts_in, recorded
+from ucpl.inference.hf.networks import network_of
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "autotp.json"
 DEGREES = (2, 3, 4)
 _HEADS = {"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 96, "intermediate_size": 133}
 _ONE = {"num_hidden_layers": 1, "vocab_size": 131, "pad_token_id": 0}
 _OLD = {"n_layer": 1, "n_head": 12, "vocab_size": 131}
-# One layer of each, at sizes that the degrees do not divide. What comes of each: tests/frontends/test_autotp.py.
+# One layer of each, at sizes that the degrees do not divide. What comes of each: tests/inference/test_autotp.py.
 CLASSES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_HEADS, **_ONE},
     "llama_two_heads": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_HEADS, **_ONE}

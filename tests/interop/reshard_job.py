@@ -25,7 +25,7 @@ from tests.interop.jobs import leave
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, described
 from ucpl.extents import key_text
-from ucpl.regions import locate
+from ucpl.placement import locate
 
 CUT = {
     "embed": (0, (61, 24)),

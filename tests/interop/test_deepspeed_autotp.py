@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from tests.frontends.autotp_records import cuts_in, recorded
+from tests.inference.autotp_records import cuts_in, recorded
 from tests.interop.autotp_models import CONFIGS
 from tests.interop.parallel import change_moment, launch, result
 
@@ -153,7 +153,7 @@ def test_a_changed_moment_is_found(folder: Path) -> None:
 
 def test_the_fixture_is_what_this_deepspeed_makes() -> None:
     from tests.interop import autotp_truth as truth
-    from ucpl.frontends.hf.networks import network_of
+    from ucpl.inference.hf.networks import network_of
 
     found = json.loads(truth.FIXTURE.read_text())
     for name in ("llama", "qwen2_tied", "bloom", "opt"):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.interop.parallel import change_moment, convert, launch, result
 from ucpl.extents import Section, Sharding
 from ucpl.formats.deepspeed.cuts import info_of
-from ucpl.frontends.parallel import rule
+from ucpl.inference.parallel import rule
 
 pytestmark = pytest.mark.interop
 

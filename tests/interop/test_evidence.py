@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ucpl
 from ucpl.extents import Seen
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
 from ucpl.resources import spec_text
 from ucpl.verification.model_class import HuggingFaceClass
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 import ucpl
 from tests.interop.families import FAMILIES, Case
 from ucpl import api
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
 
 pytestmark = pytest.mark.interop
 

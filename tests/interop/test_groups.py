@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import ucpl
+from tests.files.test_groups import DECAYS, RATES, REGROUPED, SHAPES, TARGETS, idle, model, source
 from tests.interop.parallel import launch
-from tests.stores.test_groups import DECAYS, RATES, REGROUPED, SHAPES, TARGETS, idle, model, source
 
 pytestmark = pytest.mark.interop
 

@@ -15,7 +15,7 @@ import transformers
 
 import ucpl
 from ucpl import api
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
 from ucpl.resources import spec_text
 from ucpl.verification.witnesses import transformers_class, witnesses
 

@@ -20,7 +20,7 @@ import ucpl
 from ucpl import api
 from ucpl.cli import main
 from ucpl.errors import UcplError
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
 
 pytestmark = pytest.mark.interop
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.formats.opening import open_checkpoint
-from ucpl.frontends.hf import classes, families
+from ucpl.inference.hf import classes, families
 
 pytestmark = pytest.mark.interop
 

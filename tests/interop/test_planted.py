@@ -15,7 +15,7 @@ import transformers
 import ucpl
 from tests.interop.families import FAMILIES, SQUARE, Case
 from ucpl.cli import main
-from ucpl.frontends.hf import import_hf
+from ucpl.inference.hf import import_hf
 from ucpl.resources import spec_text
 
 pytestmark = pytest.mark.interop

@@ -22,7 +22,7 @@ import ucpl
 import ucpl.api
 from tests.interop import processes
 from ucpl.errors import UcplError
-from ucpl.schedule.plan import Plan
+from ucpl.planning.plan import Plan
 
 pytestmark = pytest.mark.interop
 HERE = Path(__file__).parent

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tests.oracle import Meaning, Padding, homes, mean
+from ucpl.language import nodes, parse_call
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout.layout import Policy
-from ucpl.regions import Part, Placement, locate
-from ucpl.regions.placement import Pieces
-from ucpl.syntax import nodes, parse_call
+from ucpl.placement import Part, Placement, locate
+from ucpl.placement.placement import Pieces
 from ucpl.texts import text_at
 
 Place = tuple[str, str]

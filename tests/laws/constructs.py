@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import walk
-from ucpl.syntax.words import CLAUSE_WORDS
+from ucpl.language import nodes
+from ucpl.language.walk import walk
+from ucpl.language.words import CLAUSE_WORDS
 
 # What carries no meaning of its own, or stands for a file as a whole.
 CARRIERS = {

@@ -14,12 +14,12 @@ from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from tests.oracle import Home, Meaning, Padding, homes
-from ucpl.columns.operations import Fill as Filling
 from ucpl.extents import key_text
 from ucpl.graph import Graph
-from ucpl.schedule import Plan, Runs, order
-from ucpl.schedule.plan import Kind
-from ucpl.schedule.runs import sole
+from ucpl.planning import Plan, Runs, order
+from ucpl.planning.plan import Kind
+from ucpl.planning.runs import sole
+from ucpl.tables.operations import Fill as Filling
 
 Place = tuple[str, str]  # (file, key)
 Cell = tuple[str, str, tuple[int, ...]]  # (state, tensor, index in positions of the tensor)

@@ -14,9 +14,9 @@ from tests.oracle.names import Refused
 from ucpl.errors import UcplError
 from ucpl.extents import key_text
 from ucpl.graph.blobs import carried_blobs
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
 
 TEXT = """ucpl 1
 

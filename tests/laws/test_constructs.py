@@ -17,8 +17,8 @@ from tests.docs.test_language import CELLS
 from tests.laws.agreement import check
 from tests.laws.constructs import every, used
 from tests.laws.test_locate import LAYOUTS, ODD_MODEL, WRITTEN
+from ucpl.language import nodes, parse
 from ucpl.resources import spec_files
-from ucpl.syntax import nodes, parse
 from ucpl.testing import Example, layout_pairs, models
 
 # Texts of the language's constructs, each at several degrees, for what the page shows no cells of.

@@ -12,9 +12,9 @@ import hashlib, sys
 from pathlib import Path
 from ucpl.graph import build
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.schedule import order
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
+from ucpl.planning import order
+from ucpl.language import parse_call
 names = ["gpt_moe.ucpl", "megatron_moe.ucpl", "homes.ucpl"]
 texts = [(f"tests/specs/{n}", Path("tests/specs", n).read_text()) for n in names]
 library = load(*(texts[::-1] if sys.argv[1] == "reversed" else texts))

@@ -20,10 +20,10 @@ from tests.oracle import filled, homes
 from tests.oracle.names import Refused
 from ucpl.errors import UcplError
 from ucpl.graph import build
-from ucpl.regions import Part, Placement, locate
-from ucpl.schedule import order
-from ucpl.schedule.files import load_plan, save_plan
-from ucpl.syntax import nodes, parse, print_file
+from ucpl.language import nodes, parse, print_file
+from ucpl.placement import Part, Placement, locate
+from ucpl.planning import order
+from ucpl.planning.files import load_plan, save_plan
 from ucpl.testing import Example, layout_pairs, models
 from ucpl.verification.proof.coverage import prove
 

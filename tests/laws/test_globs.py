@@ -10,9 +10,9 @@ from tests.laws.agreement import agree, both
 from tests.oracle import mean
 from tests.oracle.names import Refused
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse, parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import nodes, parse, parse_call
+from ucpl.placement import locate
 
 WORDS = ("a", "q", "bias", "w", "norm")
 names = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(".".join)

@@ -14,8 +14,8 @@ import ucpl.graph.live as live
 from tests.laws import moves as mv
 from ucpl.errors import UcplError
 from ucpl.graph import Graph, build
-from ucpl.regions import Placement, locate
-from ucpl.schedule import order
+from ucpl.placement import Placement, locate
+from ucpl.planning import order
 from ucpl.testing import Example, assert_round_trip
 from ucpl.testing.numbers import run
 from ucpl.verification.proof.coverage import prove

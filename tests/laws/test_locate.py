@@ -12,8 +12,8 @@ from tests.laws.agreement import TwoMeanings, agree, both, check
 from tests.oracle import homes, mean
 from tests.oracle.names import Refused
 from ucpl.errors import UcplError
-from ucpl.regions import locate
-from ucpl.syntax import nodes, parse
+from ucpl.language import nodes, parse
+from ucpl.placement import locate
 from ucpl.testing import Example, layouts, models
 
 LAYOUTS = Path(__file__).parents[1] / "specs"

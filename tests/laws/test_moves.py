@@ -21,9 +21,9 @@ from tests.laws.agreement import TOGETHER, both
 from tests.oracle import Meaning
 from ucpl.errors import UcplError
 from ucpl.graph import Graph, build
-from ucpl.regions import locate
-from ucpl.regions.placement import LOOSE
-from ucpl.schedule import Plan, order
+from ucpl.placement import locate
+from ucpl.placement.placement import LOOSE
+from ucpl.planning import Plan, order
 from ucpl.testing import Example, layout_pairs, models
 from ucpl.verification.proof.coverage import prove
 

@@ -16,9 +16,9 @@ from tests.oracle.names import Refused
 from ucpl.errors import UcplError
 from ucpl.extents import in_file, key_text
 from ucpl.graph import build
-from ucpl.regions import Placement, locate
-from ucpl.schedule import Plan, order
-from ucpl.schedule.binding import Bound
+from ucpl.placement import Placement, locate
+from ucpl.planning import Plan, order
+from ucpl.planning.binding import Bound
 from ucpl.verification.proof.coverage import prove
 
 Bytes = dict[Place, list[Any]]  # of each stored tensor: two cells a byte, or one a number

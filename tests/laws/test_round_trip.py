@@ -11,10 +11,10 @@ from tests.laws.test_locate import GPT, LAYOUTS, MEGATRON, MOE
 from ucpl.errors import UcplError
 from ucpl.graph import PASSES, build, drawn, optimise
 from ucpl.graph.passes import each_joined, each_straight
+from ucpl.language import nodes, parse, parse_call
 from ucpl.layout import Layout, load, resolve
-from ucpl.regions import Placement, locate
-from ucpl.schedule import order
-from ucpl.syntax import nodes, parse, parse_call
+from ucpl.placement import Placement, locate
+from ucpl.planning import order
 from ucpl.testing import Example, assert_round_trip, lay_out, layout_pairs, layouts, models, numbered, run
 from ucpl.texts import text_at
 from ucpl.verification.proof.coverage import prove

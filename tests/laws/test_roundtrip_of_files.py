@@ -11,8 +11,8 @@ from tests.laws.test_locate import LAYOUTS
 from tests.laws.test_round_trip import TWO
 from ucpl.conversion.drawn_sizes import Sizes
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse
 from ucpl.resources import spec_text
-from ucpl.syntax import nodes, parse
 from ucpl.testing import assert_round_trip, roundtrip
 
 

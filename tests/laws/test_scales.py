@@ -16,10 +16,10 @@ from tests.laws.moves import Fill, cells, fills
 from tests.oracle import Meaning, scale_of
 from ucpl.errors import UcplError
 from ucpl.graph import build
+from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
-from ucpl.regions import locate
-from ucpl.schedule import Plan, order
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
+from ucpl.planning import Plan, order
 from ucpl.testing import numbers
 from ucpl.verification.proof.coverage import prove
 

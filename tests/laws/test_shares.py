@@ -17,11 +17,11 @@ from ucpl.errors import UcplError
 from ucpl.extents import Key
 from ucpl.graph import build
 from ucpl.graph.build import DtypeOf, RankShare
+from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
-from ucpl.regions import locate
-from ucpl.regions.meeting import Wanted
-from ucpl.schedule import Plan, order
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
+from ucpl.placement.meeting import Wanted
+from ucpl.planning import Plan, order
 from ucpl.testing import Example, layout_pairs, models
 from ucpl.texts import text_at
 

@@ -16,9 +16,9 @@ from tests.oracle.cells import Padding
 from tests.oracle.names import Refused
 from ucpl.errors import UcplError
 from ucpl.graph import build
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
 
 NAMES = ("a.w", "a.norm", "b.w", "b.norm", "router")
 TYPES = st.sampled_from(("f32", "bf16", "f16"))

@@ -20,9 +20,9 @@ from pathlib import Path
 from attrs import define, field
 
 from ucpl.errors import UcplError
+from ucpl.language import format_text, nodes, parse, print_file
 from ucpl.layout import Library, close, expand, load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import format_text, nodes, parse, print_file
+from ucpl.placement import locate
 
 ROOT = Path(__file__).parents[2]
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|[A-Za-z_]\w*|\d+|\.\.\.|\.\.|->|[=!<>]=|\n|[^\S\n]+|#[^\n]*|.')
@@ -139,7 +139,7 @@ def seeds() -> list[str]:
     """Texts that are right, none of them long: what is wrong with a changed one is then what was changed."""
     files = [*sorted((ROOT / "specs").rglob("*.ucpl")), *sorted((ROOT / "tests" / "specs").glob("*.ucpl"))]
     texts = [p.read_text(encoding="utf-8") for p in files]
-    cases = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "syntax" / "examples").rglob("*.ucpl"))]
+    cases = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "language" / "examples").rglob("*.ucpl"))]
     return [*texts, *cases, *SMALL]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ucpl.errors import Diagnostic, UcplError
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.models import UnknownTensor
-from ucpl.syntax import parse_call
 
 TEXT = """ucpl 1
 model m {

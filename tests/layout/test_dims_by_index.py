@@ -14,9 +14,9 @@ from tests.counted import Asked
 from tests.laws.agreement import check
 from ucpl.errors import UcplError
 from ucpl.graph import build
+from ucpl.language import parse_call, print_file
 from ucpl.layout import Layout, close, load, resolve
-from ucpl.regions import Placement, element_name, locate
-from ucpl.syntax import parse_call, print_file
+from ucpl.placement import Placement, element_name, locate
 from ucpl.testing import assert_round_trip
 
 MODEL = """ucpl 1

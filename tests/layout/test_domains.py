@@ -15,7 +15,7 @@ from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text, described
 from ucpl.errors import UcplError
 from ucpl.layout import Layout, domains_of
-from ucpl.regions import locate
+from ucpl.placement import locate
 
 MODEL = "ucpl 1\nmodel m {\n  dim h = 12, k = 8\n  w : h k\n}\n"
 

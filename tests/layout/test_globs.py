@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ucpl.conversion.checking import check
 from ucpl.conversion.given import Given
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse, parse_call, print_file
 from ucpl.layout import Layout, close, expand, globs, load, resolve
 from ucpl.layout.globs import Globs, matches
-from ucpl.syntax import nodes, parse, parse_call, print_file
 
 MODEL = """ucpl 1
 model m {

@@ -10,9 +10,9 @@ import pytest
 from ucpl.conversion.checking import check
 from ucpl.conversion.given import Given
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse, parse_call, print_file
 from ucpl.layout import close, expand, load, resolve
 from ucpl.registry import formats
-from ucpl.syntax import nodes, parse, parse_call, print_file
 
 ROOT = Path(__file__).parents[2]
 BASE = """
@@ -35,7 +35,7 @@ model m {
 
 
 def test_frameworks_and_their_settings_are_those_of_the_stores() -> None:
-    rooms = ("stores", "formats")
+    rooms = ("files", "formats")
     read = "".join(p.read_text() for room in rooms for p in sorted((ROOT / "ucpl" / room).rglob("*.py")))
     specs = "".join(p.read_text() for p in sorted((ROOT / "specs").glob("*.ucpl")))
     for one in formats().values():

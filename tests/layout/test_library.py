@@ -9,8 +9,8 @@ import pytest
 
 from ucpl import api
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse_call
 from ucpl.layout import load, resolve
-from ucpl.syntax import nodes, parse_call
 from ucpl.texts import TEXT_MAX, read_text, text_at
 
 TEXT = """ucpl 1
@@ -54,8 +54,8 @@ def test_a_model_in_place_of_another_leaves_the_library_as_it_was() -> None:
 
 
 def test_a_circle_of_extends_is_refused_wherever_a_layout_is_called(tmp_path: Path) -> None:
-    from ucpl.frontends.parallel import is_open
-    from ucpl.frontends.whole_shapes import with_shapes
+    from ucpl.inference.parallel import is_open
+    from ucpl.inference.whole_shapes import with_shapes
 
     library = load(("f.ucpl", CIRCLE))
     checkpoint = api.open_checkpoint(Path(__file__).parents[2] / "examples" / "checkpoint")

@@ -10,10 +10,10 @@ import pytest
 from tests.cli.command import good, ucpl
 from ucpl.errors import UcplError
 from ucpl.graph import build
+from ucpl.language import nodes, parse_call, print_file
 from ucpl.layout import Layout, close, load, resolve
 from ucpl.layout.statements import called_model
-from ucpl.regions import locate
-from ucpl.syntax import nodes, parse_call, print_file
+from ucpl.placement import locate
 
 MODELS = """ucpl 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ucpl.errors import UcplError
+from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Policy
-from ucpl.syntax import parse_call
 
 MODEL = """ucpl 1
 model m {

@@ -6,9 +6,9 @@ import pytest
 
 from tests.laws.agreement import check
 from ucpl.errors import UcplError
+from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
 
 TEXT = """ucpl 1
 model patch(side = 2) {

@@ -7,8 +7,8 @@ import pytest
 from tests.docs.blocks import cells, located
 from tests.laws.agreement import check
 from ucpl.errors import UcplError
+from ucpl.language import parse_call, print_file
 from ucpl.layout import close, load
-from ucpl.syntax import parse_call, print_file
 
 DEALT = """ucpl 1
 model m {

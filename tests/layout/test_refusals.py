@@ -16,9 +16,9 @@ import pytest
 
 from ucpl.errors import UcplError, catalogue
 from ucpl.graph import build
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
 from ucpl.texts import text_at
 
 
@@ -346,14 +346,14 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["ucpl.layout.models"], "TENSOR_LIMIT", 1)
     check("E131", "a model of more than 1 tensors", text(model="  dim a = 4\n  w : a\n  ⟦v : a\n"), "x(2)")
     monkeypatch.undo()
-    monkeypatch.setattr(sys.modules["ucpl.regions.entries"], "PIECE_LIMIT", 3)
+    monkeypatch.setattr(sys.modules["ucpl.placement.entries"], "PIECE_LIMIT", 3)
     pairs = "  dim a = 8, hi = 4, lo = 2\n  dtype f32\n  index a = (hi lo)\n  w : a\n"
     check("E206", "falls into more than 3 boxes", text(model=pairs, layout=FILE + '  ⟦w = (lo hi) as "w"\n'), "x(2)")
     monkeypatch.undo()
-    monkeypatch.setattr(sys.modules["ucpl.regions.entry_parts"], "HOME_LIMIT", 3)
+    monkeypatch.setattr(sys.modules["ucpl.placement.entry_parts"], "HOME_LIMIT", 3)
     check("E214", "`w` is stored in more than 3 tensors", text(layout=FILE + '  ⟦w[a] = b as "w.{a}"\n'), "x(2)")
     monkeypatch.undo()
-    monkeypatch.setattr(sys.modules["ucpl.regions.entries"], "CHOICE_LIMIT", 10)
+    monkeypatch.setattr(sys.modules["ucpl.placement.entries"], "CHOICE_LIMIT", 10)
     check(
         "E202",
         "has more than 10 choices of its indices",

@@ -11,13 +11,13 @@ import pytest
 
 from tests.layout.fuzzing import TRIAL
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse, parse_call, print_file
 from ucpl.layout import Layout, close, expand, load, resolve
 from ucpl.layout.axes import dims_of
 from ucpl.layout.expand import wildcards_of
 from ucpl.layout.layout import Policy
 from ucpl.layout.templates import PLACE_WORDS, render
-from ucpl.regions import locate
-from ucpl.syntax import nodes, parse, parse_call, print_file
+from ucpl.placement import locate
 from ucpl.texts import text_at
 
 BASE = """ucpl 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ucpl.errors import UcplError
+from ucpl.language import parse_call
 from ucpl.layout import load, resolve
-from ucpl.regions import locate
-from ucpl.syntax import parse_call
+from ucpl.placement import locate
 
 SPEC = """ucpl 1
 model m {{

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse_expr
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Config, Scope, literal
-from ucpl.syntax import nodes, parse_expr
 
 VALUES = {
     "2 + 3 * 4": 14,

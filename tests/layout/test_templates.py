@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes, parse_expr
 from ucpl.layout.scope import Scope
 from ucpl.layout.templates import Hole, closed, columns, evaluate, key_steps, nested, render, template
-from ucpl.syntax import nodes, parse_expr
 
 PLACES = frozenset({"tp", "pp", "l", "l.local", "name", "key", "state"})
 SCOPE = Scope(

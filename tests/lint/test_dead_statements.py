@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ucpl.language import parse_expr
 from ucpl.lint.dead_statements import constant_truth
-from ucpl.syntax import parse_expr
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,7 @@ def test_symbols_are_models_and_layouts_with_what_they_define() -> None:
 
 
 def test_formatting_is_fmt_and_touches_only_what_changes() -> None:
-    from ucpl.syntax import format_text
+    from ucpl.language import format_text
 
     text = MODEL.replace("  head   : h", "  head : h")
     made, _ = service(text)

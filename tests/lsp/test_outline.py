@@ -7,11 +7,11 @@ import re
 import pytest
 
 from tests.docs.blocks import ROOT, blocks
+from ucpl.language import nodes, parse
 from ucpl.lsp.definitions import definitions_of
 from ucpl.lsp.outline import BLOCKS, continuing_words, outline
 from ucpl.lsp.tokens import LineStarts, tokens
 from ucpl.resources import grammar_text
-from ucpl.syntax import nodes, parse
 
 FILES = [p for folder in ("specs", "benchmarks", "examples") for p in sorted((ROOT / folder).rglob("*.ucpl"))]
 TEXTS = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8") for p in FILES}

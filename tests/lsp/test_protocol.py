@@ -15,7 +15,7 @@ from pygls.lsp.client import LanguageClient
 
 from tests.cli.command import ucpl
 from tests.lsp.test_answers import CONFIG, LAYOUT, MODEL
-from ucpl.syntax import format_text
+from ucpl.language import format_text
 
 WAIT = 60  # seconds until an answer counts as none
 

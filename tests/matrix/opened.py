@@ -17,8 +17,8 @@ from typing import ClassVar
 from attrs import define, field
 
 import ucpl
+from ucpl.language.cache import cache_folder
 from ucpl.resources import example_folder
-from ucpl.syntax.cache import cache_folder
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.rename": (0, 1), "os.link": (0, 1), "os.symlink": (1,), "os.mkdir": (0,)}  # event -> its paths

@@ -1,7 +1,7 @@
 """What a text means, by the slowest possible rule: every element is visited in Python.
 
-Nothing here is fast, and nothing here is shared with the compiler but the reading of text (ucpl.syntax). It exists so that the
-compiler can be held against it; only tests import it.
+Nothing here is fast, and nothing here is shared with the compiler but the reading of text (ucpl.language). The compiler is
+compared with it; only tests import it.
 """
 
 from tests.oracle.filling import filled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.oracle.names import Meaning, Refused
-from ucpl.syntax import nodes
+from ucpl.language import nodes
 
 __all__ = ["carried", "places"]
 

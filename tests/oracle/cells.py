@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from tests.oracle.names import Numbers, Refused
-from ucpl.syntax import nodes
+from ucpl.language import nodes
 
 
 @frozen

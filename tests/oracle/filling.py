@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.oracle.homes import Home
 from tests.oracle.names import Meaning, Refused, Tensor
-from ucpl.syntax import nodes
+from ucpl.language import nodes
 
 __all__ = ["filled"]
 

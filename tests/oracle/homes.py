@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from tests.oracle.cells import Cell, Padding, cells_of, join
 from tests.oracle.names import Meaning, Numbers, Refused, Tensor, digits_of
-from ucpl.syntax import nodes
+from ucpl.language import nodes
 
 __all__ = ["Home", "Padding", "homes"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from attrs import evolve, field, frozen, mutable
 
-from ucpl.syntax import nodes, parse, parse_call, parse_expr
+from ucpl.language import nodes, parse, parse_call, parse_expr
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ucpl.regions import Placement, locate
+from ucpl.placement import Placement, locate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

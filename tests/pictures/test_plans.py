@@ -17,7 +17,7 @@ from ucpl import api
 from ucpl.extents import size_of
 from ucpl.pictures.flows import grids, plan_picture
 from ucpl.pictures.svg_plan import KINDS
-from ucpl.schedule.plan import Plan
+from ucpl.planning.plan import Plan
 
 BLOCK = str(ROOT / "docs" / "pictures" / "block.ucpl")
 PAIRS = [

@@ -20,9 +20,9 @@ from tests.ports import free_port
 from ucpl.cli import main
 from ucpl.ranks import job
 from ucpl.records import frozen
-from ucpl.remotes import wire
 from ucpl.runtime import moving
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.storage import wire
 
 GONE = 3.0  # seconds; six, outside of tests, where more than a job's own processes are at work on its cores
 

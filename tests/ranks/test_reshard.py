@@ -17,19 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from ucpl.columns.operations import net_text
 from ucpl.conversion.given import Given, library_of
 from ucpl.conversion.planning import Asked, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
 from ucpl.extents import key_text
 from ucpl.layout import Layout
+from ucpl.placement import locate
+from ucpl.planning.nets import net_json
 from ucpl.ranks.dealing import Dealt, Message, Part, asked_of, dealt, request
 from ucpl.ranks.messages import dtype_of, put, seen, windows_of
 from ucpl.ranks.pieces import Box, Name, Piece, Way, pieces_of
 from ucpl.ranks.reshard import _device, _given, _names, _Work, reshard
-from ucpl.regions import locate
-from ucpl.schedule.nets import net_json
+from ucpl.tables.operations import net_text
 
 JOB = Path(__file__).parents[2] / "examples/ranks/job.ucpl"
 SIZES = {"bf16": 2, "f32": 4}

@@ -27,11 +27,11 @@ from ucpl.errors import UcplError, fail
 from ucpl.ranks import scattered
 from ucpl.ranks.scattered import one_folder
 from ucpl.ranks.serving import Peer, Server, own_host
-from ucpl.remotes import wire
-from ucpl.remotes.doors import TlsDoor, TlsWay, UnixDoor, UnixWay
-from ucpl.remotes.keys import Keys
-from ucpl.remotes.reading import pread
 from ucpl.runtime.team import SLACK, beside
+from ucpl.storage import wire
+from ucpl.storage.doors import TlsDoor, TlsWay, UnixDoor, UnixWay
+from ucpl.storage.keys import Keys
+from ucpl.storage.reading import pread
 
 MANIFEST = "ucpl/manifest.json"
 FILES = ("a", "b", "c", "m")

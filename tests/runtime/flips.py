@@ -23,9 +23,9 @@ from attrs import frozen
 
 from ucpl import api
 from ucpl.errors import UcplError
+from ucpl.files.zips import read_zip_directory
+from ucpl.planning.plan import Plan
 from ucpl.runtime.sources import SourceFiles
-from ucpl.schedule.plan import Plan
-from ucpl.stores.zips import read_zip_directory
 
 TARGETS = (
     "zero0(dp=1)", "zero1(dp=3)", "zero2(dp=2)", "zero3(dp=2)", "plain()", "universal()", "safetensors()",

@@ -18,13 +18,13 @@ from tests.runtime import flips
 from tests.runtime.test_execute import code_of, run, two, whole, worlds
 from tests.runtime.world import Stored, bits_of, copies, moves, plan_of, read_target, remade, stored, write_source
 from ucpl import api
-from ucpl.columns import uncovered
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
 from ucpl.runtime import evidence
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.crc import crc_of_comb, overlay
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.tables import uncovered
 
 MEMORY = 2 * MEMORY_MIN
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"

@@ -14,16 +14,16 @@ import torch
 from attrs import evolve
 
 import ucpl
+from tests.planning.test_plan import forged, nodes
 from tests.runtime.test_execute import code_of, run, two
 from tests.runtime.world import Stored, bits_of, moves, plan_of, read_target, stored, write_source
-from tests.schedule.test_plan import forged, nodes
 from ucpl.api import open_checkpoint
-from ucpl.columns import Side
-from ucpl.columns.operations import Fill
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor
+from ucpl.planning import Plan, load_plan, plan_bytes, save_plan
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.schedule import Plan, load_plan, plan_bytes, save_plan
+from ucpl.tables import Side
+from ucpl.tables.operations import Fill
 
 SOURCE = Path(__file__).resolve().parents[1] / "fixtures" / "deepspeed" / "z1_dp4"
 

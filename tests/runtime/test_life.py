@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tests.runtime.test_crashes import content, each_tile_is_journalled  # noqa: F401
 from tests.runtime.world import Stored, Torch, bits_of, copies, write_source
 from ucpl.errors import UcplError
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.runtime import execute
 from ucpl.runtime.buffers import MEMORY_MIN
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.runtime.options import RunOptions
-from ucpl.stores.checkpoint import Checkpoint
 
 # So that there is something to go on with, however early a run ends.
 pytestmark = pytest.mark.usefixtures("each_tile_is_journalled")

@@ -15,7 +15,7 @@ from tests.runtime.test_execute import run
 from tests.runtime.world import Stored, Torch, bits_of, copies, write_source
 from ucpl.errors import UcplError
 from ucpl.extents import StorageRef, TensorRef
-from ucpl.stores.checkpoint import Carried, Skeleton, SkeletonFile
+from ucpl.files.checkpoint import Carried, Skeleton, SkeletonFile
 
 
 class Lying(Torch):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_execute import code_of, run, two, whole
 from tests.runtime.world import Stored, bits_of, moves, plan_of, read_target, stored, write_source
-from ucpl.columns.operations import Merge, Reduce
 from ucpl.extents import DTYPES, StoredTensor
 from ucpl.runtime.rows import Rule
 from ucpl.runtime.values import Conversion, _widens, decode, encode, mean, needs_arithmetic, value_text
+from ucpl.tables.operations import Merge, Reduce
 
 FLOATS = {  # bits of the exponent, bits of the mantissa that are stored, the largest finite value
     "f64": (11, 52, float(np.finfo(np.float64).max)),

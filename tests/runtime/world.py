@@ -7,13 +7,13 @@ import networkx as nx
 import numpy as np
 from attrs import evolve, frozen
 
-from ucpl.columns import Side, gaps
-from ucpl.columns.operations import Fill, Split, Write
 from ucpl.extents import DTYPES, Extent, Shelves, StorageRef, StoredTensor, Structure, TensorRef, TrainState
-from ucpl.schedule import Plan, Runs
-from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.demands import Demands
-from ucpl.stores.torch_files import read_torch_file
+from ucpl.files.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.demands import Demands
+from ucpl.files.torch_files import read_torch_file
+from ucpl.planning import Plan, Runs
+from ucpl.tables import Side, gaps
+from ucpl.tables.operations import Fill, Split, Write
 
 
 class Torch:

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 
-from tests.stores.refusals import refusal
-from tests.stores.test_dcp_odd import numbered, place, save, trained
+from tests.files.refusals import refusal
+from tests.files.test_dcp_odd import numbered, place, save, trained
 from ucpl.formats.opening import open_checkpoint
 
 

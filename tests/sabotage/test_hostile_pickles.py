@@ -21,13 +21,13 @@ import pytest
 import torch
 
 import ucpl
+from tests.files.values import FIXTURES, assert_same
 from tests.sabotage.cost import soon
-from tests.stores.values import FIXTURES, assert_same
 from ucpl.errors import UcplError
 from ucpl.extents import Call, Global
-from ucpl.stores.inert import HOLDERS
-from ucpl.stores.pickles import dumps, loads, unsafe_globals, walk
-from ucpl.stores.torch_files import read_torch_file
+from ucpl.files.inert import HOLDERS
+from ucpl.files.pickles import dumps, loads, unsafe_globals, walk
+from ucpl.files.torch_files import read_torch_file
 
 
 class Run:
@@ -231,7 +231,7 @@ def test_sharing_is_free_until_it_is_unfolded(monkeypatch: pytest.MonkeyPatch) -
     value: Any = loads(data)
     assert len(value) == 41
     assert len(dumps(value)) < 1000 and unsafe_globals(value) == []
-    monkeypatch.setattr("ucpl.stores.inert.WALK_VALUES_MAX", 10_000)
+    monkeypatch.setattr("ucpl.files.inert.WALK_VALUES_MAX", 10_000)
     with pytest.raises(UcplError, match="E425"):
         list(walk(value))
 

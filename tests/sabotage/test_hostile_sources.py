@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ucpl.errors import UcplError
+from ucpl.files.safetensors_files import HEADER_BYTES_FREE, read_safetensors_file
+from ucpl.files.texts import read_name, read_small
 from ucpl.formats.huggingface.store import read_texts
 from ucpl.formats.opening import open_checkpoint
-from ucpl.stores.safetensors_files import HEADER_BYTES_FREE, read_safetensors_file
-from ucpl.stores.texts import read_name, read_small
 
 
 def refusal(path: Path) -> tuple[str, str]:

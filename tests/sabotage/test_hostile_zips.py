@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.files.values import FIXTURES
 from tests.sabotage.cost import soon
-from tests.stores.values import FIXTURES
 from ucpl.errors import UcplError
 from ucpl.extents import StorageRef, TensorRef
-from ucpl.stores.pickles import dumps
-from ucpl.stores.torch_files import read_torch_file
+from ucpl.files.pickles import dumps
+from ucpl.files.torch_files import read_torch_file
 
 
 def archive_of(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytearray:

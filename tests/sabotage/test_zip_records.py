@@ -12,9 +12,9 @@ import pytest
 
 from tests.sabotage.test_hostile_zips import archive_of, entry_of, members_of, message_of, patched, saved
 from ucpl.errors import UcplError
-from ucpl.stores import zips
-from ucpl.stores.pickles import dumps
-from ucpl.stores.zips import Member, read_exactly, read_member, read_zip_directory
+from ucpl.files import zips
+from ucpl.files.pickles import dumps
+from ucpl.files.zips import Member, read_exactly, read_member, read_zip_directory
 
 END, LOCATOR, END64 = 22, 20, 56  # bytes of the records at the end, from the last one backwards
 

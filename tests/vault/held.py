@@ -15,7 +15,7 @@ import ucpl
 from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, described
 from ucpl.extents import key_text
-from ucpl.regions import locate
+from ucpl.placement import locate
 from ucpl.vault import Vault, Writer
 from ucpl.vault.server import Server
 

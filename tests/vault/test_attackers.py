@@ -31,11 +31,11 @@ from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
 from ucpl.ranks.serving import Peer, Server
-from ucpl.remotes import wire
-from ucpl.remotes.doors import UnixDoor, UnixWay
-from ucpl.remotes.keys import Keys
-from ucpl.remotes.vaults import far
-from ucpl.remotes.vaults.far import Far
+from ucpl.storage import wire
+from ucpl.storage.doors import UnixDoor, UnixWay
+from ucpl.storage.keys import Keys
+from ucpl.storage.vaults import far
+from ucpl.storage.vaults.far import Far
 from ucpl.vault import Vault, clearing, others
 from ucpl.vault.clearing import clear
 from ucpl.vault.looking import scrub

@@ -20,8 +20,8 @@ from tests.vault import small
 from tests.vault.held import Truth, memory
 from tests.vault.small import job
 from ucpl.cli import main
-from ucpl.remotes.vaults.counted import committed
-from ucpl.remotes.vaults.sealed import seal
+from ucpl.storage.vaults.counted import committed
+from ucpl.storage.vaults.sealed import seal
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, mend_texts
 from ucpl.vault.restoring import restored

@@ -18,12 +18,12 @@ from attrs import evolve
 from tests.fuzz.odd import ODD
 from tests.vault.small import Job, give, job
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults.codes import Protection, sets_of
-from ucpl.remotes.vaults.counted import committed
-from ucpl.remotes.vaults.memory import stretch_of
-from ucpl.remotes.vaults.records import CHUNK
-from ucpl.remotes.vaults.sealed import opened, seal
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.storage.vaults.codes import Protection, sets_of
+from ucpl.storage.vaults.counted import committed
+from ucpl.storage.vaults.memory import stretch_of
+from ucpl.storage.vaults.records import CHUNK
+from ucpl.storage.vaults.sealed import opened, seal
 from ucpl.texts import Json
 from ucpl.vault import Vault, arenas
 from ucpl.vault import writer as writer_module

@@ -16,10 +16,10 @@ import torch
 import ucpl
 from tests.vault.held import JOB, Truth, call, memory
 from ucpl.cli import main
-from ucpl.remotes.vaults.codes import Protection
-from ucpl.remotes.vaults.memory import Stretch
-from ucpl.remotes.vaults.places import Domain
-from ucpl.remotes.vaults.view import generation_at
+from ucpl.storage.vaults.codes import Protection
+from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.places import Domain
+from ucpl.storage.vaults.view import generation_at
 from ucpl.vault import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
 from ucpl.vault.schemes import schemes

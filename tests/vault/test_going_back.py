@@ -17,7 +17,7 @@ from attrs import evolve
 import ucpl
 from tests.vault.held import Truth, call, memory
 from ucpl.cli import main
-from ucpl.remotes.vaults.counted import committed
+from ucpl.storage.vaults.counted import committed
 from ucpl.vault.persisted import Persisted, is_of, state_text
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import keep_state, restored, state_of

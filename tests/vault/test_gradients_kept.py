@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.vault.trained import Net, Training, code_of, same, training
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults import adamw
+from ucpl.storage.vaults import adamw
 from ucpl.vault import replaying
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import restored

@@ -22,10 +22,10 @@ from tests.vault import test_hosts
 from tests.vault.small import job, weighing
 from tests.vault.trained import training
 from ucpl.cli import main
-from ucpl.remotes.vaults import far, said
-from ucpl.remotes.vaults.counted import committed, job_at
-from ucpl.remotes.vaults.records import File
-from ucpl.remotes.vaults.sealed import opened, seal
+from ucpl.storage.vaults import far, said
+from ucpl.storage.vaults.counted import committed, job_at
+from ucpl.storage.vaults.records import File
+from ucpl.storage.vaults.sealed import opened, seal
 from ucpl.vault import Vault, others
 
 

@@ -21,14 +21,14 @@ from tests.ports import free_ports
 from tests.vault.keys import authority, keys_of
 from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
-from ucpl.remotes import wire
-from ucpl.remotes.vaults import counted, far
-from ucpl.remotes.vaults.counted import committed, holders_of
-from ucpl.remotes.vaults.far import Far
-from ucpl.remotes.vaults.hosts import Hosts, hosts_at
-from ucpl.remotes.vaults.places import Holder
-from ucpl.remotes.vaults.records import Job
-from ucpl.remotes.wire import Silence
+from ucpl.storage import wire
+from ucpl.storage.vaults import counted, far
+from ucpl.storage.vaults.counted import committed, holders_of
+from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.hosts import Hosts, hosts_at
+from ucpl.storage.vaults.places import Holder
+from ucpl.storage.vaults.records import Job
+from ucpl.storage.wire import Silence
 from ucpl.vault import Vault, Writer, arenas, others
 from ucpl.vault import server as server_module
 from ucpl.vault import writer as writer_module

@@ -18,9 +18,9 @@ from tests.ports import free_ports
 from tests.vault.keys import keys_of
 from tests.vault.test_machine import STEPS_MAX, Machine
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults import far
-from ucpl.remotes.vaults.far import Far
-from ucpl.remotes.wire import Silence
+from ucpl.storage.vaults import far
+from ucpl.storage.vaults.far import Far
+from ucpl.storage.wire import Silence
 from ucpl.vault import Vault, Writer, others
 from ucpl.vault.server import Server
 

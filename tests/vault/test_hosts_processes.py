@@ -18,7 +18,7 @@ from tests.vault.keys import keys_of
 from tests.vault.small import read
 from tests.vault.test_processes import PATIENCE, RANKS, SERVERS, SIZES, WRITERS, Processes
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults import far
+from ucpl.storage.vaults import far
 from ucpl.vault import Vault, Writer
 
 

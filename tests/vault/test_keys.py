@@ -14,7 +14,7 @@ import pytest
 from tests.vault.keys import authority, keys_of
 from ucpl.cli import main
 from ucpl.errors import UcplError
-from ucpl.remotes.keys import Keys, names_of
+from ucpl.storage.keys import Keys, names_of
 
 
 def test_keys_are_private_and_made_once(tmp_path, capsys):

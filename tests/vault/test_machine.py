@@ -25,10 +25,10 @@ from hypothesis.stateful import (
 )
 
 from ucpl.errors import UcplError
-from ucpl.remotes.vaults.counted import committed, job_at
-from ucpl.remotes.vaults.memory import Memory, Piece
-from ucpl.remotes.vaults.sealed import Told
-from ucpl.remotes.vaults.view import Stored, View, generation_at
+from ucpl.storage.vaults.counted import committed, job_at
+from ucpl.storage.vaults.memory import Memory, Piece
+from ucpl.storage.vaults.sealed import Told
+from ucpl.storage.vaults.view import Stored, View, generation_at
 from ucpl.vault import Vault, Writer, arenas, server, writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server

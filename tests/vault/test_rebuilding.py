@@ -14,15 +14,15 @@ import pytest
 
 import ucpl
 from tests.vault.held import Truth, call, memory
-from ucpl.columns.operations import Extract, Read, Reconstruct
 from ucpl.conversion.given import called
 from ucpl.conversion.losing import losses_of
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.remotes.entrance import source_at
-from ucpl.remotes.vaults.view import Stored, generation_at
+from ucpl.planning.nets import net_from, net_json
+from ucpl.planning.plan import Plan
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.schedule.nets import net_from, net_json
-from ucpl.schedule.plan import Plan
+from ucpl.storage.entrance import source_at
+from ucpl.storage.vaults.view import Stored, generation_at
+from ucpl.tables.operations import Extract, Read, Reconstruct
 
 DEGREES, GOAL = "dp=2, tp=2", "dp=3, pp=2"
 

@@ -20,17 +20,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.vault.trained import REPLAYS, Net, code_of, same, training
 from ucpl.cli import main
-from ucpl.columns.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.errors import UcplError
-from ucpl.remotes.entrance import source_at
-from ucpl.remotes.reading import is_within
-from ucpl.remotes.vaults import adamw, places
-from ucpl.remotes.vaults.records import Job, Shard
-from ucpl.remotes.vaults.sealed import opened, read_sealed, seal
-from ucpl.remotes.vaults.view import generation_at
+from ucpl.planning.nets import net_from, net_json
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.schedule.nets import net_from, net_json
+from ucpl.storage.entrance import source_at
+from ucpl.storage.reading import is_within
+from ucpl.storage.vaults import adamw, places
+from ucpl.storage.vaults.records import Job, Shard
+from ucpl.storage.vaults.sealed import opened, read_sealed, seal
+from ucpl.storage.vaults.view import generation_at
+from ucpl.tables.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, look, scrub
 from ucpl.vault.persisting import persist

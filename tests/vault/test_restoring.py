@@ -17,8 +17,8 @@ import pytest
 
 from tests.vault.held import ROOT, Truth, call, memory
 from ucpl.cli import main
-from ucpl.remotes.vaults.counted import committed, job_at
-from ucpl.remotes.vaults.places import Domain
+from ucpl.storage.vaults.counted import committed, job_at
+from ucpl.storage.vaults.places import Domain
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import restored
 

@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 import ucpl
 from tests.forking import run_all
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.remotes.entrance import source_at
-from ucpl.remotes.vaults.memory import Piece
+from ucpl.storage.entrance import source_at
+from ucpl.storage.vaults.memory import Piece
 from ucpl.vault import Vault
 from ucpl.vault.persisting import persist
 from ucpl.vault.server import Server

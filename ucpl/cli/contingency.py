@@ -132,7 +132,7 @@ def written(choice: Choice, loss: Loss, folder: Path | None) -> str:
     degrees = "-".join(f"{name}{n}" for name, n in choice.degrees.items())
     name = f"lose-{loss.lost}-{degrees}.plan"
     if folder is not None:
-        from ucpl.schedule.files import plan_bytes
+        from ucpl.planning.files import plan_bytes
 
         make(folder)
         write_text(folder / name, plan_bytes(choice.plan))

@@ -16,15 +16,15 @@ from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit, called, plural
-from ucpl.remotes.entrance import target_at
+from ucpl.storage.entrance import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.engine import Event, Ready
     from ucpl.conversion.keywords import ToApply
+    from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
-    from ucpl.schedule.plan import Plan
 
 _ASSUMED = 200 << 20  # bytes a second, where nothing is measured
 _START = 0.1  # seconds, at least
@@ -169,7 +169,7 @@ def _estimate(plan: Plan) -> list[str]:
     `ucpl calibrate` measures them.
     """
     from ucpl.cli.costs import bandwidths_of, cost_lines
-    from ucpl.schedule.cost import cost_of
+    from ucpl.planning.cost import cost_of
 
     cost, known = cost_of(plan), bandwidths_of(None)
     if known is None:

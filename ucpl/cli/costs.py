@@ -12,7 +12,7 @@ from ucpl.errors import plural
 
 if TYPE_CHECKING:
     from ucpl.conversion.bandwidths import Bandwidths
-    from ucpl.schedule.cost import Cost
+    from ucpl.planning.cost import Cost
 
 __all__ = ["add_bandwidths", "bandwidths_of", "cost_lines", "cost_object"]
 

@@ -17,8 +17,8 @@ from ucpl.errors import Exit, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
+    from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
-    from ucpl.schedule.plan import Plan
     from ucpl.verification.checkpoint import Verdict
     from ucpl.verification.compare import Likeness
 

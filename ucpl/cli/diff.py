@@ -15,7 +15,7 @@ from ucpl.errors import Exit
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.schedule.difference import PlanDifference, Stores
+    from ucpl.planning.difference import PlanDifference, Stores
 
 EXAMPLE = "ucpl diff before.plan after.plan"
 SHOWN = 8  # of one kind
@@ -29,7 +29,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.opening import load_plan
-    from ucpl.schedule.difference import difference
+    from ucpl.planning.difference import difference
 
     found = difference(load_plan(options.one), load_plan(options.two))
     for what, ours, theirs in found.calls:

@@ -26,7 +26,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.syntax import format_text
+    from ucpl.language import format_text
 
     changed: list[str] = []
     findings: list[Diagnostic] = []

@@ -29,7 +29,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, console: Console) -> int:
-    from ucpl.frontends.hf import import_hf
+    from ucpl.inference.hf import import_hf
 
     text = import_hf(options.path)
     if options.output:

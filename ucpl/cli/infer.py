@@ -53,7 +53,7 @@ def run(options: Namespace, console: Console) -> int:
 def _start(options: Namespace, console: Console) -> None:
     """The parts to complete by hand, if cuts are unknown."""
     from ucpl import api
-    from ucpl.frontends.parallel import started
+    from ucpl.inference.parallel import started
 
     write_text(Path(options.output), started(api.open_checkpoint(Path(options.checkpoint))))
     console.say(f"{options.output}: layout mine, to be completed where lines are marked as open")

@@ -63,9 +63,9 @@ def seen_by_all(team: Team | None, source: str, keys: str | None = None) -> Iter
     if team is None:
         yield path
         return
+    from ucpl.files.watching import reading
     from ucpl.ranks.job import Job
     from ucpl.ranks.scattered import one_folder
-    from ucpl.stores.watching import reading
 
     assert isinstance(team, Job)
     with reading(path), one_folder(team, team, path, Path(keys) if keys else None) as folder:

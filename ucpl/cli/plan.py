@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.given import Given
     from ucpl.conversion.planning import Asked
+    from ucpl.files.checkpoint import Checkpoint
     from ucpl.layout import Layout
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.planning.plan import Plan
 
 EXAMPLE = """
 ucpl plan --from runs/on-4 --to 'zero1(dp=8)' -o grow.plan
@@ -64,8 +64,8 @@ def run(options: Namespace, console: Console) -> int:
     if options.rank is not None and not options.prove:
         return one_rank(asked, given, options, console)
     from ucpl.conversion.engine import planned
-    from ucpl.schedule.cost import cost_of
-    from ucpl.schedule.text import summary
+    from ucpl.planning.cost import cost_of
+    from ucpl.planning.text import summary
 
     made = planned(asked, given)
     plan = made.plan
@@ -100,7 +100,7 @@ def run(options: Namespace, console: Console) -> int:
 
 def save(plan: Plan, file: str) -> None:
     """Raises: UcplError E179."""
-    from ucpl.schedule.files import plan_bytes
+    from ucpl.planning.files import plan_bytes
 
     write_text(Path(file), plan_bytes(plan))
 
@@ -108,8 +108,8 @@ def save(plan: Plan, file: str) -> None:
 def one_rank(asked: Asked, given: Given, options: Namespace, console: Console) -> int:
     """Plan the share of one rank of the target; not the others'."""
     from ucpl.conversion.share import share_of
-    from ucpl.schedule.cost import cost_of
-    from ucpl.schedule.text import moves_of, reads_of, writes_of
+    from ucpl.planning.cost import cost_of
+    from ucpl.planning.text import moves_of, reads_of, writes_of
 
     rank, file = options.rank, options.output
     plan = share_of(asked, given, rank).plan
@@ -196,7 +196,7 @@ def to_write(text: str) -> str:
     Raises: UcplError E170 and others.
     """
     from ucpl.conversion.given import library_of
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     head, colon, name = text.partition(".ucpl:")
     file = f"{head}.ucpl" if colon else text

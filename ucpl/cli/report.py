@@ -8,9 +8,9 @@ from ucpl.cli.console import bytes_text
 from ucpl.errors import plural
 
 if TYPE_CHECKING:
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["container_lines", "container_object", "plan_lines", "plan_object", "run_lines", "run_object"]
 
@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    from ucpl.schedule.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs print no plan
+    from ucpl.planning.text import dropped_of, left_lines, rebuilt_of, replayed_of  # most verbs print no plan
 
     out = [f"from          {plan.source_call}", f"to            {plan.target_call}"]
     out += [f"  {o.name} = {o.value}: {o.origin}" for o in plan.origins]
@@ -58,7 +58,7 @@ def container_object(source: Checkpoint | None, plan: Plan) -> dict[str, object]
 
 
 def plan_object(plan: Plan) -> dict[str, object]:
-    from ucpl.schedule.text import rebuilt_of, replayed_of
+    from ucpl.planning.text import rebuilt_of, replayed_of
 
     return {
         "name": plan.name,

@@ -18,7 +18,7 @@ from ucpl.texts import read_text
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.given import Given
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
     from ucpl.testing import Report
 
 _EXAMPLES_MAX = 1_000_000
@@ -92,7 +92,7 @@ def _call_of(text: str, name: str) -> tuple[str, tuple[nodes.Argument, ...]]:
 
     Raises: UcplError E177 for a number, which is a degree.
     """
-    from ucpl.syntax import nodes, parse_call, print_expr
+    from ucpl.language import nodes, parse_call, print_expr
 
     try:
         call = parse_call(text)
@@ -141,8 +141,8 @@ def _others(reports: Sequence[Report], text: str, name: str) -> str:
 
     Sizes only if the text names any.
     """
-    from ucpl.syntax import nodes, parse
-    from ucpl.syntax.walk import walk
+    from ucpl.language import nodes, parse
+    from ucpl.language.walk import walk
 
     out = "give other degrees with --degrees"
     divided = (_DIVIDED.search(reason) for r in reports if not r.tried for reason in r.refused)

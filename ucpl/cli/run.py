@@ -22,9 +22,9 @@ from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
-from ucpl.remotes.entrance import source_at
-from ucpl.remotes.standing import meanwhile
-from ucpl.remotes.urls import is_url
+from ucpl.storage.entrance import source_at
+from ucpl.storage.standing import meanwhile
+from ucpl.storage.urls import is_url
 
 __all__ = ["run"]
 

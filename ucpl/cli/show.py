@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.conversion.given import Given
     from ucpl.conversion.side import Side
-    from ucpl.schedule.plan import Plan
+    from ucpl.planning.plan import Plan
 
 EXAMPLE = """
 ucpl show 'zero1(dp=4)' --model model.ucpl:gpt --rank 1
@@ -62,7 +62,7 @@ def run(options: Namespace, console: Console) -> int:
     if options.domains is not None or options.protect is not None:
         return drawn_vault(options, console)
     if options.layout.endswith(".plan") and os.path.isfile(options.layout):
-        from ucpl.schedule.text import graph_text, summary
+        from ucpl.planning.text import graph_text, summary
 
         plan = api.load_plan(options.layout)
         if picture_at(options):
@@ -90,7 +90,7 @@ def run(options: Namespace, console: Console) -> int:
                 build(here.placement, (there or here).placement, dtype_of=dtype_of(here.checkpoint))
             ).splitlines()
         case _:
-            from ucpl.schedule.text import summary
+            from ucpl.planning.text import summary
 
             plan = api.make_plan(here, there or here)
             lines = summary(plan).splitlines()

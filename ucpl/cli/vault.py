@@ -15,7 +15,7 @@ from ucpl.cli.console import bytes_text, table_lines
 from ucpl.cli.options import data_plane, given_of, whole_number
 from ucpl.cli.vault_options import EXAMPLE, MAKES, arguments, demand_used, domains_said, usage, wrong
 from ucpl.errors import Exit, Label, UcplError, fail, plural
-from ucpl.remotes.urls import is_url
+from ucpl.storage.urls import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def _demand_folder(home: Path, path: str) -> None:
 
     A reader of it as a checkpoint writes `vault:` before it. Raises: UcplError E680, E692.
     """
-    from ucpl.remotes.vaults.counted import no_vault
+    from ucpl.storage.vaults.counted import no_vault
 
     if path.startswith("vault:"):
         no_vault(home)
@@ -79,7 +79,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _keys(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.remotes.issuing import AUTHORITY_KEY, issue
+    from ucpl.storage.issuing import AUTHORITY_KEY, issue
 
     hosts = [one.strip() for one in options.hosts.split(",")] if options.hosts else []
     told = domains_said(options.domains) if options.domains else len(hosts) or 2
@@ -108,7 +108,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 def _status(home: Path, options: Namespace, console: Console) -> int:
     from attrs import asdict
 
-    from ucpl.remotes.vaults.counted import unsaid_text
+    from ucpl.storage.vaults.counted import unsaid_text
     from ucpl.vault.looking import look
 
     found = look(home)
@@ -240,7 +240,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.remotes.vaults.counted import newer
+    from ucpl.storage.vaults.counted import newer
     from ucpl.vault.persisting import persist
 
     passed = newer(home) if not options.generation else {}

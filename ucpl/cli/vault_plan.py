@@ -31,7 +31,7 @@ def run_plan(options: Namespace, domains: int | list[list[int]] | None, console:
 
     Raises: UcplError E690, E696, and the errors of planning.
     """
-    from ucpl.remotes.vaults.records import REPLAYS_MAX
+    from ucpl.storage.vaults.records import REPLAYS_MAX
     from ucpl.vault.planning import plan_vault
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 1

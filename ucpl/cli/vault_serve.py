@@ -16,7 +16,7 @@ from ucpl.errors import Label, UcplError, fail
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
-    from ucpl.remotes.vaults.records import Commit, Job
+    from ucpl.storage.vaults.records import Commit, Job
     from ucpl.vault.making import ToMake
 
 __all__ = ["run_serve"]
@@ -30,8 +30,8 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
 
     Raises: UcplError.
     """
-    from ucpl.remotes.vaults.counted import committed
-    from ucpl.remotes.vaults.hosts import addresses_of
+    from ucpl.storage.vaults.counted import committed
+    from ucpl.storage.vaults.hosts import addresses_of
     from ucpl.vault.leftovers import WORKS, sweep
     from ucpl.vault.making import Vault, asked_for, demand_domain
     from ucpl.vault.server import Server
@@ -96,7 +96,7 @@ def _demand_kept(job: Job, options: Namespace) -> None:
 
     Raises: UcplError E694.
     """
-    from ucpl.remotes.vaults.codes import Protection
+    from ucpl.storage.vaults.codes import Protection
 
     other = ""
     if options.protect and Protection.parse(options.protect) != job.protection:

@@ -14,20 +14,20 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
+from ucpl.files.carrying import marks_of
+from ucpl.files.groups import has_groups_alone
+from ucpl.files.skipping import ALL, SKIP
 from ucpl.formats.deepspeed.names import is_apart, is_of_expert
 from ucpl.formats.folders import sorted_into
 from ucpl.formats.huggingface.config import written
 from ucpl.formats.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
 from ucpl.formats.overlooked import not_read_of
 from ucpl.registry import format_named
-from ucpl.stores.carrying import marks_of
-from ucpl.stores.groups import has_groups_alone
-from ucpl.stores.skipping import ALL, SKIP
 
 if TYPE_CHECKING:
+    from ucpl.files.checkpoint import Checkpoint
     from ucpl.graph import Graph
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.planning.plan import Plan
 
 __all__ = ["account_of", "demand_account", "demand_an_optimizer", "tensors_of", "with_account"]
 

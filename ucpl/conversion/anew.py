@@ -19,17 +19,17 @@ from attrs import evolve, field
 from ucpl.errors import UcplError
 from ucpl.extents import DTYPES
 from ucpl.records import frozen
-from ucpl.remotes.reading import fetch_all
+from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
     from ucpl.conversion.planning import Prepared
     from ucpl.conversion.side import Side
     from ucpl.extents import NamedTensor
     from ucpl.extents.containers import Container
-    from ucpl.regions import Placement
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.language import nodes
+    from ucpl.placement import Placement
+    from ucpl.planning.plan import Plan
 
 __all__ = ["Anew", "Impossible", "Wish", "anew", "own_names", "wished", "with_dtype"]
 
@@ -161,7 +161,7 @@ def _plan(made: Prepared, wish: Wish) -> Plan:
     """From the source's shards to these files alone."""
     from ucpl.conversion.planning import dtype_of
     from ucpl.graph import build
-    from ucpl.schedule import order
+    from ucpl.planning import order
     from ucpl.verification.proof.coverage import prove
 
     target = _side(made.target, wish)
@@ -190,8 +190,8 @@ def _side(target: Side, wish: Wish) -> Side:
     from ucpl.conversion.filling import with_fills
     from ucpl.conversion.given import Called
     from ucpl.conversion.side import located
+    from ucpl.language import nodes, parse_call
     from ucpl.layout import load
-    from ucpl.syntax import nodes, parse_call
 
     if target.given.model is None or not target.called.is_of_any:
         raise Impossible("the target is of a model of its own")
@@ -216,7 +216,7 @@ def _side(target: Side, wish: Wish) -> Side:
 
 def _text(wish: Wish) -> str:
     """`layout beside()`, a line a tensor. A tensor of which a file has second names alone stands under the first of these."""
-    from ucpl.syntax.quoting import quote
+    from ucpl.language.quoting import quote
 
     files = {file: f"f{n}" for n, file in enumerate(dict.fromkeys(line.file for line in wish.lines))}
     named = {line.path for line in wish.lines if not line.owner}
@@ -251,7 +251,7 @@ def _indexes(container: Container, wish: Wish) -> dict[str, str]:
 
 def _text_of(container: Container, name: str) -> str:
     """Raises: UcplError E400, where the disk refuses; UnicodeDecodeError."""
-    from ucpl.stores.watching import reading
+    from ucpl.files.watching import reading
 
     with reading(container.top / name), (container.top / name).open("rb") as file:
         fetch_all(file.fileno())

@@ -16,7 +16,7 @@ from ucpl.records import frozen
 from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
-    from ucpl.schedule.cost import Cost
+    from ucpl.planning.cost import Cost
 
 __all__ = ["Bandwidths", "Estimate", "bandwidths_at", "estimate", "place", "text_of"]
 

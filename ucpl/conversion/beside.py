@@ -19,7 +19,7 @@ from ucpl.errors import Diagnostic, Label, UcplError, catalogue, plural
 from ucpl.extents import doubt
 from ucpl.records import define, frozen
 from ucpl.registry import format_named
-from ucpl.remotes.reading import fetch_all
+from ucpl.storage.reading import fetch_all
 
 if TYPE_CHECKING:
     from ucpl.conversion.anew import Anew
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ucpl.conversion.planning import Prepared
     from ucpl.extents import Extent, Key
     from ucpl.extents.containers import Container
-    from ucpl.regions import Placement
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.placement import Placement
     from ucpl.verification.companions import Agreement
 
 __all__ = ["Checked", "HeldWeights", "checked", "findings_of", "held_weights", "side_by_side", "told"]
@@ -281,7 +281,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def _parts(path: Path) -> Iterator[int | bytes]:
     """How long a file is, and what is in it. Raises: UcplError E400."""
-    from ucpl.stores.watching import reading
+    from ucpl.files.watching import reading
 
     with reading(path), path.open("rb") as file:
         yield os.fstat(file.fileno()).st_size

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import evolve
 
-from ucpl.columns import each
 from ucpl.conversion.changes import Changes, Dealt
 from ucpl.conversion.grouping import dealt
 from ucpl.conversion.voice import Voice
 from ucpl.errors import Label, fail
+from ucpl.language import nodes
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.near import for_dropped, for_parameter
 from ucpl.records import frozen
 from ucpl.registry import format_named
-from ucpl.syntax import nodes
+from ucpl.tables import each
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
     from ucpl.layout.layout import LogicalTensor
-    from ucpl.regions import Placement
+    from ucpl.placement import Placement
 
 __all__ = ["changed_model", "changes_of", "counted", "demand_acting", "demand_left_out", "demand_states_left_out"]
 

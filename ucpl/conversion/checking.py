@@ -38,6 +38,7 @@ from ucpl.conversion.resting import rests_on_a_try, same_place
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.voice import Voice
 from ucpl.errors import Diagnostic, UcplError, fail
+from ucpl.language import nodes, parse, parse_call, print_expr, print_file
 from ucpl.layout import Layout, Library, load
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
@@ -75,7 +76,6 @@ from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
 from ucpl.lint.wrong_scope import astray_lines
 from ucpl.records import define, frozen
 from ucpl.registry import format_named
-from ucpl.syntax import nodes, parse, parse_call, print_expr, print_file
 from ucpl.texts import read_text, text_at
 
 __all__ = ["Checked", "check", "check_text"]

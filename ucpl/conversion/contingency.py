@@ -20,13 +20,13 @@ from ucpl.conversion.given import Given, called, is_checkpoint
 from ucpl.conversion.planning import Asked
 from ucpl.conversion.side import Side, located
 from ucpl.errors import Label, UcplError, fail
+from ucpl.planning.cost import Cost, cost_of, width_of
 from ucpl.records import define, frozen
-from ucpl.schedule.cost import Cost, cost_of, width_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Called
     from ucpl.layout import Layout
-    from ucpl.schedule.plan import Plan
+    from ucpl.planning.plan import Plan
 
 __all__ = ["Choice", "Loss", "Wish", "contingencies"]
 
@@ -204,7 +204,7 @@ class _Search:
     def called(self, degrees: Degrees) -> Called:
         """The source's call at other degrees."""
         from ucpl.conversion.given import Called
-        from ucpl.syntax import nodes
+        from ucpl.language import nodes
 
         call, names = self.one.call, [p.name for p in self.one.layout.parameters]
         said = {a.name or names[i]: a.value for i, a in enumerate(call.arguments)}
@@ -250,7 +250,7 @@ def _looked_at(layout: Layout) -> set[int]:
 
 def _bytes_on(layout: Layout, rank: int) -> int:
     from ucpl.graph.side import GraphSide as Stored
-    from ucpl.regions import locate
+    from ucpl.placement import locate
 
     placement = locate(layout, rank=rank)
     stored = Stored(placement, placement.tensors, layout)

@@ -11,13 +11,13 @@ from itertools import islice
 from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, UcplError
+from ucpl.language import nodes
+from ucpl.language.walk import walk
 from ucpl.layout import Library
 from ucpl.layout.bases import placed
 from ucpl.layout.statements import items_of
 from ucpl.layout.templates import UnevenPlace
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import walk
 
 __all__ = [
     "OF_A_NUMBER",

@@ -1,4 +1,4 @@
-"""A target, or a checkpoint that is read, held against the demands of its framework's own loader (stores/demands)."""
+"""A target, or a checkpoint that is read, held against the demands of its framework's own loader (files/demands)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.stores.demands import Seen
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.files.demands import Seen
+    from ucpl.planning.plan import Plan
     from ucpl.texts import Json
 
 __all__ = ["Found", "demand_loadable", "found_in"]
@@ -43,9 +43,9 @@ def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
 
 def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
     """A checkpoint as it is read. of_class: whether the class of transformers that config.json names is asked, too."""
+    from ucpl.files.demands import Seen, unmet
+    from ucpl.files.model_texts import config_of
     from ucpl.formats.opening import framework
-    from ucpl.stores.demands import Seen, unmet
-    from ucpl.stores.model_texts import config_of
 
     stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
     config = config_of(checkpoint) if format_named(checkpoint.framework).has_model_files else None
@@ -60,8 +60,8 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     """A plan's target, as it will be written."""
     if source is None:
         return Found()
+    from ucpl.files.demands import Seen, unmet
     from ucpl.formats.opening import framework
-    from ucpl.stores.demands import Seen, unmet
 
     target = plan.target
     config, notes = _config_written(plan, source)
@@ -81,9 +81,9 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
     container = source.container
     if container is None or not container.kind.holds(format_named(plan.target.framework)):
         return ()
+    from ucpl.files.demands import Seen, unmet
+    from ucpl.files.model_texts import config_at
     from ucpl.formats.huggingface.demands import DEMANDS
-    from ucpl.stores.demands import Seen, unmet
-    from ucpl.stores.model_texts import config_at
 
     if all(file.name != "config.json" for file in container.files) or (config := config_at(container.top)) is None:
         return ()
@@ -95,8 +95,8 @@ def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
     here, there = format_named(source.framework), format_named(plan.target.framework)
     if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
+    from ucpl.files.model_texts import config_of
     from ucpl.formats.huggingface.demands import renamed_at_load
-    from ucpl.stores.model_texts import config_of
 
     config = config_of(source)
     note = renamed_at_load(config, _stored(plan)) if config is not None else ""
@@ -138,7 +138,7 @@ def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> boo
 def _of_class(config: Mapping[str, Json], seen: Seen) -> Found:
     """The tensors against the class that config.json names, where transformers can make it."""
     from ucpl.errors import Label, catalogue
-    from ucpl.frontends.hf.fitting import fitting
+    from ucpl.inference.hf.fitting import fitting
 
     found = fitting(dict(config), seen.stored)
     if found is None:

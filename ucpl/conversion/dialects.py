@@ -25,9 +25,9 @@ from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.regions import Home, Part, Placement
-    from ucpl.regions.through import Piece
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.placement import Home, Part, Placement
+    from ucpl.placement.through import Piece
 
 __all__ = ["Dialect", "Named", "Names", "described_as", "dialect", "names_of", "refuse", "split_names"]
 
@@ -100,7 +100,7 @@ def dialect(text: str, config: Config | None, sizes: Mapping[str, object]) -> Di
 
 
 def _pieces(part: Part) -> list[tuple[Home, list[tuple[int, Piece]]]]:
-    from ucpl.regions.through import piece_of
+    from ucpl.placement.through import piece_of
 
     homes = list(part.homes)
     out: list[list[tuple[int, Piece]]] = [[] for _ in homes]

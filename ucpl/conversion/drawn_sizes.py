@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import field
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes
+from ucpl.language.walk import walk
 from ucpl.layout import Layout, Library, load, resolve
 from ucpl.layout.scope import Config, Value
 from ucpl.records import frozen
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import walk
 
 __all__ = ["ELEMENTS_MAX", "Sizes", "lets_of"]
 

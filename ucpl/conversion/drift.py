@@ -9,9 +9,9 @@ from ucpl.extents import Scalar
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import DataPlane
-    from ucpl.regions import Placement
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.placement import Placement
+    from ucpl.planning.plan import Plan
 
 __all__ = ["demand_no_drift"]
 
@@ -46,7 +46,7 @@ def _demand_rates(source: Checkpoint) -> None:
     Model states have the one and optimizer shards the others: of stage 3, whose model states hold no weight of what is
     trained, nothing else tells that all of them are of another step. DeepSpeed's own schedulers keep no rates.
     """
-    from ucpl.stores.scalars import number_of
+    from ucpl.files.scalars import number_of
 
     schedule = source.state.blobs.get("lr_scheduler")
     rates = schedule.get("_last_lr") if isinstance(schedule, dict) else None

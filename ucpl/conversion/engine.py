@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ucpl.conversion.beside import Checked
     from ucpl.conversion.given import Given
     from ucpl.conversion.planning import Asked, Prepared
-    from ucpl.regions import Placement
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.placement import Placement
+    from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.options import Progress
     from ucpl.runtime.team import Team
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Engine", "Event", "Finished", "Ready", "Rehearsed", "asked_of", "planned"]
 

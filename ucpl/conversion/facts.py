@@ -11,7 +11,7 @@ from ucpl.extents import DTYPES
 
 if TYPE_CHECKING:
     from ucpl.extents import NamedTensor, ParameterGroup
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["Facts", "facts"]
 
@@ -82,10 +82,10 @@ class Facts(TypedDict):
 
 def facts(c: Checkpoint) -> Facts:
     """The facts of an opened checkpoint. No tensor is read."""
+    from ucpl.files.pickles import unsafe_globals
+    from ucpl.files.scalars import number_of
     from ucpl.formats.opening import known_globals
     from ucpl.formats.overlooked import not_read_of
-    from ucpl.stores.pickles import unsafe_globals
-    from ucpl.stores.scalars import number_of
     from ucpl.verification.values import value_text
 
     envelope = c.state
@@ -144,7 +144,7 @@ def _kinds(tensors: Iterable[NamedTensor]) -> dict[str, Count]:
 
 
 def _bytes_of_files(c: Checkpoint) -> int:
-    from ucpl.stores.watching import reading
+    from ucpl.files.watching import reading
 
     with reading(c.root):
         return sum((c.root / f).stat().st_size for f in c.files if (c.root / f).is_file())
@@ -168,7 +168,7 @@ def _states(tensors: tuple[NamedTensor, ...]) -> dict[str, int]:
 
 def _scalars(scalars: Mapping[str, Mapping[str, object]]) -> dict[str, list[object]]:
     """The different values of each, in the order in which they come."""
-    from ucpl.stores.scalars import number_of
+    from ucpl.files.scalars import number_of
 
     out: dict[str, list[object]] = {}
     for state, values in scalars.items():
@@ -180,7 +180,7 @@ def _scalars(scalars: Mapping[str, Mapping[str, object]]) -> dict[str, list[obje
 
 
 def _group(group: ParameterGroup, elements: dict[str, int]) -> GroupFacts:
-    from ucpl.stores.scalars import number_of
+    from ucpl.files.scalars import number_of
 
     return {
         "members": len(group.members),

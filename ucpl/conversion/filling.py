@@ -10,15 +10,15 @@ from attrs import evolve
 
 from ucpl.conversion.given import Called
 from ucpl.errors import Label, UcplError, fail
+from ucpl.language import nodes, parse
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.library import KnownStatement
 from ucpl.layout.near import nearest
 from ucpl.registry import format_named
-from ucpl.syntax import nodes, parse
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
-    from ucpl.schedule.plan import Plan
+    from ucpl.planning.plan import Plan
 
 __all__ = ["begun", "with_fills"]
 

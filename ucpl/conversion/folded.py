@@ -12,10 +12,10 @@ from itertools import pairwise
 import numpy as np
 from attrs import field
 
-from ucpl.columns import I64, Block
 from ucpl.extents import key_text
+from ucpl.placement import Part, Placement
 from ucpl.records import define, frozen
-from ucpl.regions import Part, Placement
+from ucpl.tables import I64, Block
 
 __all__ = ["folded"]
 

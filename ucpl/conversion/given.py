@@ -13,9 +13,9 @@ from ucpl.records import frozen
 from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
+    from ucpl.language import nodes
     from ucpl.layout import Library
     from ucpl.layout.scope import Value
-    from ucpl.syntax import nodes
     from ucpl.texts import Json
 
 __all__ = [
@@ -45,7 +45,7 @@ class Called(NamedTuple):
 
     @property
     def layout(self) -> nodes.Layout:
-        from ucpl.syntax import nodes
+        from ucpl.language import nodes
 
         span = self.call.span  # of a plan's line; a call of the command line has none
         node = self.library.layout(self.call.name, span if span.file in self.library.files else nodes.NOWHERE).node
@@ -59,8 +59,8 @@ class Called(NamedTuple):
 
     def model(self, given: Given) -> nodes.Model:
         """The model that it is of, as this call has it: its arguments and the numbers of its files go along."""
+        from ucpl.language import nodes
         from ucpl.layout import statements
-        from ucpl.syntax import nodes
 
         beside = statements.CallInputs(given.config or {}, given.sizes, given.inherited)
         opened = statements.open_layout(self.library, self.call, beside)
@@ -115,8 +115,8 @@ def library_of(path: str | Path) -> Library:
 
 def called(text: str | Called) -> Called:
     """`zero1(dp=8)` or `path/to/file.ucpl:megatron(tp=2)`: the call, and a library that knows the layout."""
+    from ucpl.language import parse_call
     from ucpl.layout import load
-    from ucpl.syntax import parse_call
 
     if isinstance(text, Called):
         return text
@@ -156,7 +156,7 @@ def _layouts_at(path: str) -> str:
     """What to write for a path where a layout is meant: the layouts of a text, each with what it needs."""
     if not path.endswith(".ucpl") or not os.path.isfile(path):
         return "write FILE.ucpl:LAYOUT(...), or a layout that ships, as in zero1(dp=4)"
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     known = [k.node for k in library_of(path).known.values() if isinstance(k.node, nodes.Layout)]
     mine = [node for node in known if node.span.file == path]
@@ -185,8 +185,8 @@ def is_checkpoint(text: str) -> bool:
 
 def model_named(text: str, sizes: dict[str, Value] | None = None) -> nodes.Model:
     """`FILE:NAME` or `FILE:NAME(layers = 4)`, a model of a .ucpl file. Raises: UcplError E178, E110, E116 to E125."""
+    from ucpl.language import parse_call
     from ucpl.layout.statements import called_model
-    from ucpl.syntax import parse_call
 
     head, colon, rest = text.partition(".ucpl:")
     file, _, name = (head + ".ucpl", colon, rest) if colon else text.rpartition(":")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NoReturn
 from ucpl.conversion.changes import Dealt
 from ucpl.conversion.voice import Voice
 from ucpl.errors import Label, fail
+from ucpl.files.scalars import number_of
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling
 from ucpl.records import frozen
-from ucpl.stores.scalars import number_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side

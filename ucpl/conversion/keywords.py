@@ -11,9 +11,9 @@ from attrs import fields
 from ucpl.conversion.given import Given, config_at
 
 if TYPE_CHECKING:
+    from ucpl.language import nodes
     from ucpl.layout.scope import Value
     from ucpl.runtime.options import Progress, RunOptions
-    from ucpl.syntax import nodes
     from ucpl.texts import Json
 
 __all__ = [

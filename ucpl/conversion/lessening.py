@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, TrainState
     from ucpl.extents.experts import Experts
     from ucpl.extents.pipeline import Layer, Pipeline
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["BY_GROUP", "demand_layers", "lessened", "shortened"]
 

@@ -21,7 +21,7 @@ from ucpl.registry import format_named, format_of_layout
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
     from ucpl.conversion.side import Side
-    from ucpl.frontends.parallel import Note
+    from ucpl.inference.parallel import Note
 
 __all__ = ["for_loader"]
 
@@ -49,7 +49,7 @@ class _Names:
 
 def for_loader(one: Called, source: Side, given: Given) -> tuple[Called, tuple[Note, ...]]:
     """The target's layout, with a line for each tensor if the loader looks for other names. Raises: UcplError E394."""
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     if (
         not format_of_layout(one.call.name).has_model_files
@@ -75,7 +75,7 @@ def _lead(names: Sequence[str], source: Side, given: Given) -> str:
         lead += word
     if not lead or given.config is None:
         return lead
-    from ucpl.frontends.hf.classes import saved_of
+    from ucpl.inference.hf.classes import saved_of
 
     saved = saved_of(dict(given.config))
     if saved is None:
@@ -125,7 +125,7 @@ def _of_peft(names: Sequence[str], lead: str, source: Side, given: Given) -> _Na
 
 def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -> _Names | None:
     """The tensors in the file that diffusers looks for. None: config.json is none of diffusers'."""
-    from ucpl.stores.model_texts import config_of
+    from ucpl.files.model_texts import config_of
 
     assert source.checkpoint is not None
     config = given.config if given.config_file is not None else config_of(source.checkpoint)
@@ -141,7 +141,7 @@ def _is_read_from(file: str, source: Side) -> bool:
 
 
 def _has_config(source: Side, given: Given) -> bool:
-    from ucpl.stores.model_texts import carried_files
+    from ucpl.files.model_texts import carried_files
 
     checkpoint = source.checkpoint
     assert checkpoint is not None
@@ -152,8 +152,8 @@ def _has_config(source: Side, given: Given) -> bool:
 
 def _called(one: Called, found: _Names) -> Called:
     """The shipped layout, with these files and names."""
+    from ucpl.language.quoting import quote
     from ucpl.layout import load
-    from ucpl.syntax.quoting import quote
 
     labels = {file: "weights" if n == 0 else f"more{n}" for n, file in enumerate(found.files)}
     lines = ["ucpl 1", 'layout named(shard = "5GB") of any {', "  framework huggingface(shard = shard)"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.dialects import Dialect, Named, Names
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout, LogicalTensor
-    from ucpl.regions import Part, Pieces, Placement
+    from ucpl.placement import Part, Pieces, Placement
 
 __all__ = ["placements", "seen"]
 
@@ -47,8 +47,8 @@ def seen(placement: Placement, names: Dialect) -> Placement:
 
 
 def _through(part: Part, known: Sequence[Named | None], width: int) -> Pieces:
-    from ucpl.regions import Pieces
-    from ucpl.regions.through import through
+    from ucpl.placement import Pieces
+    from ucpl.placement.through import through
 
     p = part.pieces
     out: list[tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, int]] = []

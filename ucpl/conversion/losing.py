@@ -6,15 +6,15 @@ import os
 from typing import TYPE_CHECKING
 
 from ucpl.extents import STORED
-from ucpl.remotes.reading import remote_of
-from ucpl.schedule.rebuilding import Losses, Replays
+from ucpl.planning.rebuilding import Losses, Replays
+from ucpl.storage.reading import remote_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ucpl.extents import Extent, Key
-    from ucpl.remotes.vaults.view import Stored
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.storage.vaults.view import Stored
 
 __all__ = ["losses_of", "replays_of"]
 
@@ -23,7 +23,7 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Stored]:
     """Files that lie in a vault, by name."""
     if not checkpoint.files or remote_of(os.stat(checkpoint.root / checkpoint.files[0])) is None:
         return {}
-    from ucpl.remotes.vaults.view import stored_at  # most checkpoints lie in no vault
+    from ucpl.storage.vaults.view import stored_at  # most checkpoints lie in no vault
 
     names = {extent.file for extent in checkpoint.extents.values()}
     found = ((name, stored_at(checkpoint.root / name)) for name in sorted(names))

@@ -12,7 +12,7 @@ from ucpl.texts import read_text
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["with_model_files"]
 
@@ -27,7 +27,7 @@ def with_model_files(source: Side, target: Side) -> Side:
     checkpoint = source.checkpoint
     if checkpoint is None or not format_named(target.layout.framework).has_model_files:
         return source
-    from ucpl.stores.model_texts import TEXTS, carried_files
+    from ucpl.files.model_texts import TEXTS, carried_files
 
     own = carried_files(checkpoint)
     files = _around(checkpoint) | own
@@ -55,7 +55,7 @@ def _around(checkpoint: Checkpoint) -> dict[str, str | bytes]:
 
 def _of_folder(file: Path) -> dict[str, str | bytes]:
     """Files that describe a model in the folder of a config.json. A config of another name is one file, and no folder's."""
-    from ucpl.stores.model_texts import read_texts
+    from ucpl.files.model_texts import read_texts
 
     return read_texts(file.parent)[0] if file.name == CONFIG else {}
 

@@ -18,7 +18,7 @@ from ucpl.registry import Format, format_named
 
 if TYPE_CHECKING:
     from ucpl.extents import NamedTensor
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["named_sides"]
 
@@ -37,7 +37,7 @@ def tensors_of(checkpoint: Checkpoint, names: Names) -> tuple[NamedTensor, ...]:
 
 def as_named(source: Side, names: Names) -> Side:
     """The source as a target's layout is made of it: whole tensors under the target's names."""
-    from ucpl.frontends.infer import model_of, state_dtypes
+    from ucpl.inference.infer import model_of, state_dtypes
 
     assert source.checkpoint is not None
     made = renamed(source.checkpoint, names.made, tensors_of(source.checkpoint, names), names.aliases)
@@ -72,7 +72,7 @@ def _as_registered(names: Names, target: Called, config: Config | None, checkpoi
 
     Raises: UcplError E335 where no class says it, E396 where the class cannot be asked.
     """
-    from ucpl.frontends.hf.networks import network_of
+    from ucpl.inference.hf.networks import network_of
 
     framework = framework_of(target)
     of = format_named(framework)

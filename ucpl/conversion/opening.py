@@ -15,20 +15,20 @@ from ucpl.conversion.ordering import order_of, without_order
 from ucpl.conversion.side import located
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
+from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
 from ucpl.registry import format_named
-from ucpl.remotes.entrance import source_at
-from ucpl.remotes.standing import owned
-from ucpl.stores.skipping import ALL, SKIP, Skipped, skipping
+from ucpl.storage.entrance import source_at
+from ucpl.storage.standing import owned
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
+    from ucpl.files.checkpoint import Checkpoint, Order
     from ucpl.formats.torch.store import Aside
-    from ucpl.frontends.infer import Inferred
-    from ucpl.regions import Placement
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint, Order
-    from ucpl.syntax import nodes
+    from ucpl.inference.infer import Inferred
+    from ucpl.language import nodes
+    from ucpl.placement import Placement
+    from ucpl.planning.plan import Plan
 
 _OF_TORCH = re.compile(r'\bframework\s+"?torch\b')  # a comment that has it costs a look at the text
 
@@ -95,8 +95,8 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
 
 def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
     """With the state as its master that a call names: `dcp(master_state = "master")`."""
+    from ucpl.files.masters import SETTING, renamed
     from ucpl.layout.scope import Scope
-    from ucpl.stores.masters import SETTING, renamed
 
     argument = next((a for a in layout.call.arguments if a.name == SETTING), None)
     if argument is None or all(p.name != SETTING for p in layout.layout.parameters):
@@ -109,8 +109,8 @@ def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
 
 def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:
     """A checkpoint of a framework. What its files cannot tell of an optimizer's numbers, `group` lines of a spec say."""
+    from ucpl.files.checkpoint import Order
     from ucpl.formats.opening import open_checkpoint as read
-    from ucpl.stores.checkpoint import Order
 
     try:
         return read(here, order)
@@ -155,7 +155,7 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         fail("E608", what, Label(plan.name, where=f"rank {plan.rank}"))
     from ucpl.formats.opening import framework
     from ucpl.formats.opening import open_checkpoint as read
-    from ucpl.schedule.unread import demand_known, demand_known_files
+    from ucpl.planning.unread import demand_known, demand_known_files
 
     here = _demand_stored(path)
     if format_named(plan.source.framework).is_of_a_spec:
@@ -207,8 +207,8 @@ def open_alike(path: str | Path, placement: Placement) -> Checkpoint:
 def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
     """The files that a layout of framework huggingface() names, where the folder is one of these and they are said in full."""
     from ucpl.formats.huggingface.store import HuggingFace
+    from ucpl.language import nodes
     from ucpl.layout.statements import items_of
-    from ucpl.syntax import nodes
 
     items = items_of(layout.library, layout.call)
     frameworks = [i.call.name for i in items if isinstance(i, nodes.Framework)]
@@ -228,9 +228,9 @@ def _safetensors_of(layout: Called, here: Path) -> tuple[str, ...]:
 def _files_like(layout: Called, here: Path) -> tuple[list[str], Aside] | None:
     """Files of a folder whose names are as a layout of framework torch() writes them, where a size of it is not known
     yet; and what is no part of the model in them."""
+    from ucpl.language import nodes
+    from ucpl.language.quoting import HOLE
     from ucpl.layout.statements import items_of
-    from ucpl.syntax import nodes
-    from ucpl.syntax.quoting import HOLE
 
     items = items_of(layout.library, layout.call)
     if not _of_a_spec(items) or not here.is_dir():
@@ -262,7 +262,7 @@ def read_named(here: Path, framework: str, files: Iterable[str]) -> Checkpoint |
 
 def load_plan(path: str | Path) -> Plan:
     """A plan from its file. Raises: UcplError E350, E351."""
-    from ucpl.schedule.files import load_plan as read
+    from ucpl.planning.files import load_plan as read
 
     if is_endless(path):
         fail("E350", f"{path} is no regular file", Label(str(path)))
@@ -279,7 +279,7 @@ def _demand_stored(given: str | Path) -> Path:
 
 def _of_a_spec(items: Iterable[nodes.LayoutItem]) -> bool:
     """Whether nothing but the layout with these lines describes its files."""
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     names = [item.call.name for item in items if isinstance(item, nodes.Framework)]
     return bool(names) and format_named(names[-1]).is_of_a_spec
@@ -292,7 +292,7 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
     text = path / "ucpl" / "layout.ucpl"
     if not os.path.isfile(text) or not _OF_TORCH.search(read_text(text)):
         return None  # parsing takes long if there are many tensors
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     found = called(f"{text}:stored()")
     known = found.library.known.get(found.call.name)
@@ -302,7 +302,7 @@ def own_layout(path: Path, framework: str | None = None) -> Called | None:
 
 def infer(checkpoint: Checkpoint) -> Inferred:
     """The model and layout of a checkpoint found in the wild. It describes the checkpoint. Raises: UcplError E320-E323."""
-    from ucpl.frontends.infer import infer as made
+    from ucpl.inference.infer import infer as made
     from ucpl.verification import spec_matches
 
     found = made(checkpoint)

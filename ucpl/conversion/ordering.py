@@ -18,8 +18,8 @@ from ucpl.errors import Label, fail
 from ucpl.texts import read_text
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Order
-    from ucpl.syntax import nodes
+    from ucpl.files.checkpoint import Order
+    from ucpl.language import nodes
 
 __all__ = ["ARGUMENT", "order_of", "without_order"]
 
@@ -46,8 +46,8 @@ def order_of(one: Called | None) -> Order | None:
     argument = None if one is None else _argument(one)
     if argument is None:
         return None
+    from ucpl.files.checkpoint import Order
     from ucpl.layout.scope import Scope
-    from ucpl.stores.checkpoint import Order
 
     said = Scope().evaluate(argument.value)
     if not isinstance(said, str):

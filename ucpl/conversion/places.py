@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.remotes.entrance import place_of
+from ucpl.storage.entrance import place_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
-    from ucpl.remotes.places import Place
+    from ucpl.storage.places import Place
 
 __all__ = ["refuse_existing", "with_parents"]
 
@@ -27,7 +27,7 @@ def refuse_existing(target: Path, how: How) -> None:
 
     Raises: UcplError E500, E186 for an impossible name, E400 if the place cannot be read.
     """
-    from ucpl.stores.watching import reading
+    from ucpl.files.watching import reading
 
     if (there := place_of(target)) is not None:
         return _refuse_in_store(there, how)

@@ -25,15 +25,15 @@ from ucpl.conversion.ties import framework_of
 from ucpl.conversion.training import rounded
 from ucpl.conversion.weights import with_weights
 from ucpl.errors import Label, fail
+from ucpl.files.skipping import ALL, SKIP
 from ucpl.records import frozen
 from ucpl.registry import format_named
-from ucpl.stores.skipping import ALL, SKIP
 
 if TYPE_CHECKING:
     from ucpl.extents import Key
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.language import nodes
+    from ucpl.planning.plan import Plan
 
 __all__ = ["Asked", "Prepared", "closed_call", "described", "dtype_of", "make_plan", "prepare", "statement"]
 
@@ -180,9 +180,9 @@ def make_plan(
     from ucpl.conversion.running import with_groups
     from ucpl.graph import build
     from ucpl.graph.blobs import carried_blobs
-    from ucpl.schedule import order
-    from ucpl.schedule.rebuilding import with_rebuilt, with_replayed
-    from ucpl.schedule.unread import unread_of
+    from ucpl.planning import order
+    from ucpl.planning.rebuilding import with_rebuilt, with_replayed
+    from ucpl.planning.unread import unread_of
     from ucpl.verification.masters import masters_of
 
     here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
@@ -279,7 +279,7 @@ def _files_beside(checkpoint: Checkpoint | None) -> frozenset[str]:
 
 def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes.Plan]:
     """A `plan` statement of a file: the calls of both sides, closed, and the statement."""
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     library = library_of(file)
     known = library.plan(name)
@@ -290,8 +290,8 @@ def statement(file: str, name: str, given: Given) -> tuple[Called, Called, nodes
 
 def closed_call(file: nodes.File, call: nodes.Call, given: Given) -> nodes.Call:
     """The call of a `plan` statement, its arguments evaluated where they stand: the file's own `let` are known there."""
+    from ucpl.language import nodes
     from ucpl.layout.scope import Scope, literal
-    from ucpl.syntax import nodes
 
     lets = {b.name: b.value for s in file.statements if isinstance(s, nodes.Let) for b in s.bindings}
     sizes = {name: value for name, value in given.sizes.items() if name in lets}
@@ -316,7 +316,7 @@ def closed_text(target: Side) -> str:
 
 def _told(target: Side) -> tuple[str, str]:
     """The text, or why there is none."""
-    from ucpl.syntax.limits import why_too_large, why_unwritten
+    from ucpl.language.limits import why_too_large, why_unwritten
 
     names = (*target.layout.tensors, *target.layout.aliases)
     if why := why_unwritten(names, in_keys=target.called.is_of_any):  # whose `{name}` is written out
@@ -339,8 +339,8 @@ def _demand_told(target: Side, why: str) -> None:
 
 
 def _closed_text(target: Side) -> str:
+    from ucpl.language import nodes, print_file
     from ucpl.layout import close, expand
-    from ucpl.syntax import nodes, print_file
 
     (library, call), given = target.called, target.given
     if given.model is None or not target.called.is_of_any:
@@ -354,7 +354,7 @@ def _closed_text(target: Side) -> str:
 
 def spec_digest(source: Side, target: Side) -> str:
     """SHA-256 over the closure of files and parameters of both sides."""
-    from ucpl.syntax import nodes, print_file
+    from ucpl.language import nodes, print_file
 
     digest = hashlib.sha256()
     for text in target.given.fill:

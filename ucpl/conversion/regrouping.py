@@ -9,19 +9,19 @@ from attrs import evolve
 
 from ucpl.conversion.lessening import BY_GROUP
 from ucpl.errors import Label, fail
+from ucpl.files.groups import matched, sources_of, with_empty
 from ucpl.registry import format_named
-from ucpl.stores.groups import matched, sources_of, with_empty
 
 if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, StoredTensor, Structure
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.planning.plan import Plan
 
 __all__ = ["regrouped", "said_of_groups", "with_empty_groups"]
 
 
 def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
-    """The checkpoint with the target's groups. Raises: UcplError E482 and E483, see stores/groups."""
+    """The checkpoint with the target's groups. Raises: UcplError E482 and E483, see files/groups."""
     target = plan.target
     if not _has_groups(checkpoint, target):
         return checkpoint

@@ -12,7 +12,7 @@ from ucpl.extents.parallel_facts import ParallelFacts
 
 if TYPE_CHECKING:
     from ucpl.extents import Counted, NamedTensor
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["renamed"]
 
@@ -78,7 +78,7 @@ def renamed(
 
 def _demand_alike_groups(checkpoint: Checkpoint, name: str, parts: Sequence[str], groups: Mapping[str, str]) -> None:
     """Tensors that become one are of one group, or of groups with the same hyper-parameters. Raises: UcplError E337."""
-    from ucpl.stores.groups import differences
+    from ucpl.files.groups import differences
 
     known = {group.name: group.hyper for group in checkpoint.state.groups}
     first, *others = parts
@@ -100,6 +100,6 @@ def _demand_alike_groups(checkpoint: Checkpoint, name: str, parts: Sequence[str]
 
 
 def _numbers(values: Mapping[str, Counted]) -> Callable[[str], object]:
-    from ucpl.stores.scalars import number_of
+    from ucpl.files.scalars import number_of
 
     return lambda name: number_of(values[name]) if name in values else None

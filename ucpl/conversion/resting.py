@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Iterator
 from attrs import AttrsInstance
 
 from ucpl.errors import Diagnostic, Label
+from ucpl.language import nodes
+from ucpl.language.walk import walk
 from ucpl.layout import Library
 from ucpl.layout.axes import UnevenCut
 from ucpl.layout.scope import at
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import walk
 
 __all__ = ["rests_on_a_try", "same_place"]
 

@@ -14,17 +14,17 @@ from ucpl.conversion.regrouping import regrouped, said_of_groups, with_empty_gro
 from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, calling
 from ucpl.registry import format_named
-from ucpl.remotes.entrance import place_of
+from ucpl.storage.entrance import place_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
     from ucpl.extents import Counted
-    from ucpl.remotes.places import Place
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.team import Team
-    from ucpl.schedule.plan import Plan
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.storage.places import Place
 
 __all__ = ["rehearsed", "run", "with_groups"]
 
@@ -121,10 +121,10 @@ def _named(source: Checkpoint, plan: Plan) -> Checkpoint:
 def _look_again(target: Path, plan: Plan) -> None:
     """Open what was written and find every tensor of the plan where it should be. Raises: UcplError, and E400 of the disk."""
     from ucpl.conversion.opening import read_named
+    from ucpl.files.watching import reading
     from ucpl.formats.opening import open_checkpoint
     from ucpl.formats.torch.store import open_files
     from ucpl.runtime.rows import fit
-    from ucpl.stores.watching import reading
 
     written = [t for t in plan.targets if t.numel]
     described = format_named(plan.target.framework).is_of_a_spec  # files that nothing but a layout describes
@@ -147,7 +147,7 @@ def _look_again(target: Path, plan: Plan) -> None:
 
 def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:
     """Which keys of client_state, and which files beside the shards, hold what is refused: they can be left out by name."""
-    from ucpl.stores.pickles import unsafe_globals
+    from ucpl.files.pickles import unsafe_globals
 
     holders = {key: unsafe_globals(value) for key, value in checkpoint.state.carried.items()}
     files = {f.name: f.unsafe for f in checkpoint.container.files} if checkpoint.container is not None else {}

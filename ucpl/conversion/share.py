@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ucpl.conversion.planning import Asked
     from ucpl.conversion.side import Side
     from ucpl.layout import Layout
-    from ucpl.regions import Placement
-    from ucpl.schedule.plan import Plan
+    from ucpl.placement import Placement
+    from ucpl.planning.plan import Plan
 
 __all__ = ["Share", "demand_rank", "has_live_rows", "share_of"]
 
@@ -75,9 +75,9 @@ def _is_named(asked: Asked) -> bool:
 def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int) -> tuple[Plan, Side, Side]:
     from ucpl.graph import build
     from ucpl.graph.build import RankShare as OfOne
-    from ucpl.regions import locate
-    from ucpl.regions.meeting import Wanted
-    from ucpl.schedule import order
+    from ucpl.placement import locate
+    from ucpl.placement.meeting import Wanted
+    from ucpl.planning import order
 
     whole = sides
     target = evolve(sides[1], placement=locate(sides[1].layout, rank=rank))

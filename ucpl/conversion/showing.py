@@ -16,7 +16,7 @@ from ucpl.conversion.sides import sides, source_side, target_side
 
 if TYPE_CHECKING:
     from ucpl.layout import Layout
-    from ucpl.regions import Placement
+    from ucpl.placement import Placement
 
 __all__ = ["located", "resolved", "shown"]
 
@@ -41,8 +41,8 @@ def shown(layout: str, to: str | None, given: Given, rank: int | None) -> tuple[
 
 def _of_rank(side: Side, rank: int | None) -> Side:
     """A checkpoint's layout as one rank has it: what all ranks hold, this one holds, too."""
-    from ucpl.frontends.infer import stated_of
-    from ucpl.regions import locate
+    from ucpl.inference.infer import stated_of
+    from ucpl.placement import locate
 
     if rank is None or side.checkpoint is None or not 0 <= rank < side.layout.ranks:
         return side
@@ -106,7 +106,7 @@ def _typed(layout: Layout, state: str) -> str:
 def located(placement: Placement, rank: int | None, *, each: bool = False) -> Iterator[str]:
     """Stored tensors with the boxes of logical tensors that they hold: what is alike as one row, or each by itself."""
     from ucpl.extents import key_text
-    from ucpl.regions.placement import element_name
+    from ucpl.placement.placement import element_name
 
     yield f"layout     {placement.layout.call}" + (
         f", rank {rank}" if rank is not None else f", {max(1, placement.layout.ranks)} ranks"

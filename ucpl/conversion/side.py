@@ -11,13 +11,13 @@ from ucpl.records import frozen
 
 if TYPE_CHECKING:
     from ucpl.conversion.changes import Changes
-    from ucpl.frontends.parallel import Note
-    from ucpl.frontends.sizes import Found
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.inference.parallel import Note
+    from ucpl.inference.sizes import Found
+    from ucpl.language import nodes
     from ucpl.layout import Layout, Library
-    from ucpl.regions import Placement
-    from ucpl.regions.flats import Stated
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
+    from ucpl.placement import Placement
+    from ucpl.placement.flats import Stated
 
 __all__ = ["Side", "located"]
 
@@ -58,7 +58,7 @@ def located(
     """A layout resolved and located: as all ranks have it, or one; nothing of it where none is asked for yet (`given.bare`)."""
     from ucpl.conversion.forms import demand_forms
     from ucpl.layout import resolve
-    from ucpl.regions import Placement, locate
+    from ucpl.placement import Placement, locate
 
     layout = resolve(
         one.library,

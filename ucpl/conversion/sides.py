@@ -15,14 +15,14 @@ from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
 from ucpl.conversion.ties import framework_of, of_ties, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
+from ucpl.files.skipping import skipping
 from ucpl.registry import Format, format_named, format_of_layout
-from ucpl.stores.skipping import skipping
 
 if TYPE_CHECKING:
-    from ucpl.frontends.parallel import Note
-    from ucpl.frontends.sizes import Found
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.inference.parallel import Note
+    from ucpl.inference.sizes import Found
+    from ucpl.language import nodes
 
 __all__ = ["sides", "source_side", "target_side"]
 
@@ -50,10 +50,10 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
 def _described_side(checkpoint: Checkpoint, one: Called, given: Given) -> Side:
     """A source as a spec says it, with sizes that the checkpoint gives."""
-    from ucpl.frontends import parallel, ranks, vocabulary
-    from ucpl.frontends.infer import inherited_settings, model_of, stated_of
-    from ucpl.frontends.sizes import sizes_from, with_sizes
-    from ucpl.frontends.whole_shapes import with_shapes
+    from ucpl.inference import parallel, ranks, vocabulary
+    from ucpl.inference.infer import inherited_settings, model_of, stated_of
+    from ucpl.inference.sizes import sizes_from, with_sizes
+    from ucpl.inference.whole_shapes import with_shapes
     from ucpl.verification import spec_matches
 
     sizes = sizes_from(checkpoint, one.library, one.call, given.config, given.sizes)
@@ -76,10 +76,10 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     """The target of a conversion: what its call leaves open comes from the source, with its origin.
 
     A shipped layout that is called at another tensor-parallel degree, `zero1(dp=2, tp=4)`, gets the cuts that DeepSpeed would
-    make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (frontends/parallel). Where the
-    source is not tensor parallel, they are of the class that a config names (frontends/autotp), or a layout of the user's own
+    make at that degree, from the source's; `kv_heads` beside tp says what these may rest on (inference/parallel). Where the
+    source is not tensor parallel, they are of the class that a config names (inference/autotp), or a layout of the user's own
     that extends zero1 says them. From a pipeline, `pp`, `stages` and `partition` deal its layers; from tensors with a
-    pipeline's names, too, with `tied` beside them (frontends/layered); from a model with experts, `ep` deals those.
+    pipeline's names, too, with `tied` beside them (inference/layered); from a model with experts, `ep` deals those.
     """
     model = given.model or source.model
     own = _own_model(one, source, given)
@@ -102,7 +102,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
     given = wished(one, source, given)
     one, notes = for_loader(one, source, given)
     if source.found:
-        from ucpl.frontends.sizes import with_sizes
+        from ucpl.inference.sizes import with_sizes
 
         one = Called(with_sizes(one.library, one.layout.of, source.found), one.call)
         notes = (*notes, *_notes_of(source.found))
@@ -122,7 +122,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         given = in_other_dtype(given, source, change)
         made = _cut_as_deepspeed(one, base, given, notes)
     if given.model is not None:
-        from ucpl.frontends.whole_shapes import demand_gate_kept
+        from ucpl.inference.whole_shapes import demand_gate_kept
 
         demand_gate_kept(*one, made.layout)
     return made if changes is None else _changed(made, source, changes)
@@ -180,8 +180,8 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     """A side of its layout; where that is of any model and leaves cuts open, with those that DeepSpeed would make."""
     if given.model is None:
         return located(one, given, notes=notes)
-    from ucpl.frontends import layered, parallel, ranks
-    from ucpl.regions.sharding import shardings_of
+    from ucpl.inference import layered, parallel, ranks
+    from ucpl.placement.sharding import shardings_of
 
     base = parallel.Base(*one, given.model, given.inherited, given.config)
     of = _format_of(one)
@@ -254,9 +254,9 @@ def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> 
     """
     if not checkpoint.state.parallel.vocabulary or not target.is_of_any:
         return checkpoint, target
-    from ucpl.frontends import parallel, vocabulary
-    from ucpl.frontends.infer import inherited_settings
-    from ucpl.syntax import nodes
+    from ucpl.inference import parallel, vocabulary
+    from ucpl.inference.infer import inherited_settings
+    from ucpl.language import nodes
 
     base = parallel.Base(*target, nodes.Model("", ()), inherited_settings(checkpoint))
     want = vocabulary.asked(base, checkpoint)
@@ -271,8 +271,8 @@ def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> 
 
 def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
     """Sizes as a config.json gives them: the one given, else the checkpoint's own, or that of the folder it lies in."""
+    from ucpl.files.model_texts import config_at
     from ucpl.formats.huggingface.store import config_of as own
-    from ucpl.stores.model_texts import config_at
 
     if config is not None:
         return config

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ucpl.conversion.anew import Anew
     from ucpl.conversion.beside import Checked
     from ucpl.conversion.keywords import How
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["clear_made", "with_made"]
 
@@ -116,7 +116,7 @@ def _made(one: Anew, known: Checked, folder: Path, how: How) -> Iterator[tuple[s
 
 
 def _with_paths(source: Checkpoint, paths: dict[str, Path]) -> Checkpoint:
-    from ucpl.stores.watching import reading
+    from ucpl.files.watching import reading
 
     container = source.container
     assert container is not None

@@ -17,8 +17,8 @@ from ucpl.registry import format_named
 if TYPE_CHECKING:
     from ucpl.conversion.given import Config, Given
     from ucpl.conversion.side import Side
-    from ucpl.frontends.parallel import Note
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.inference.parallel import Note
 
 __all__ = ["framework_of", "of_ties", "with_ties"]
 
@@ -37,10 +37,10 @@ def of_ties(
         or not format_named(framework_of(target)).has_engine
     ):
         return checkpoint, source
-    from ucpl.frontends.hf.ties import pairs
+    from ucpl.inference.hf.ties import pairs
+    from ucpl.language import parse_call
+    from ucpl.language.quoting import quote
     from ucpl.layout import load
-    from ucpl.syntax import parse_call
-    from ucpl.syntax.quoting import quote
 
     here = {t.name: (t.shape, t.dtype) for t in checkpoint.state.tensors}
     twice = {
@@ -66,7 +66,7 @@ def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note
         or not format_named(made.layout.framework).has_engine
     ):
         return given, ()
-    from ucpl.frontends.hf.ties import tied
+    from ucpl.inference.hf.ties import tied
 
     model, notes = tied(given.model, dict(given.config))
     return evolve(given, model=model), notes
@@ -78,7 +78,7 @@ def _may_tie(checkpoint: Checkpoint, config: Config) -> bool:
 
 def framework_of(one: Called) -> str:
     """Whose files a layout is of, as it or one that it extends says."""
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     for link in one.library.chain(one.call.name):
         found = next((i.call.name for i in link.node.items if isinstance(i, nodes.Framework)), None)

@@ -16,11 +16,11 @@ from ucpl.layout.near import nearest
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.columns.operations import Kind
     from ucpl.layout import Layout, LogicalTensor
-    from ucpl.regions import Placement
-    from ucpl.schedule.plan import Plan
-    from ucpl.schedule.runs import Runs
+    from ucpl.placement import Placement
+    from ucpl.planning.plan import Plan
+    from ucpl.planning.runs import Runs
+    from ucpl.tables.operations import Kind
 
 __all__ = ["End", "Traced", "traced"]
 
@@ -91,8 +91,8 @@ def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | 
 
     said: the tensor; or, where a dim has a size for each layer, those of each size, of which one has the element.
     """
-    from ucpl.regions import locate
-    from ucpl.regions.placement import element_name
+    from ucpl.placement import locate
+    from ucpl.placement.placement import element_name
 
     layout = _layout(plan, file, said, text)
     name, index = _chosen(text, [layout.tensors[one] for one in said])
@@ -118,8 +118,8 @@ def _of_element(plan: Plan, file: str, said: list[str], text: str, state: str | 
 
 def _layout(plan: Plan, file: str, said: list[str], text: str) -> Layout:
     """The target's layout, as the plan carries it. Raises: E181 where it carries none, E351."""
+    from ucpl.language import nodes
     from ucpl.layout import load, resolve
-    from ucpl.syntax import nodes
 
     name = whole_name(said[0])
     if not plan.layout_text:

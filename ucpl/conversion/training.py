@@ -23,10 +23,10 @@ from ucpl.registry import format_named
 if TYPE_CHECKING:
     from ucpl.conversion.given import Called, Given, Inherited
     from ucpl.conversion.side import Side
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.language import nodes
     from ucpl.layout import Layout, LogicalTensor
-    from ucpl.regions import Placement
-    from ucpl.stores.checkpoint import Checkpoint
-    from ucpl.syntax import nodes
+    from ucpl.placement import Placement
 
 __all__ = [
     "Change",
@@ -135,7 +135,7 @@ def in_other_dtype(given: Given, source: Side, change: Change) -> Given:
 
 
 def _retyped(item: nodes.ModelItem, change: Change, stored: Mapping[str, str]) -> nodes.ModelItem:
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     match item:
         case nodes.Tensor(kind="parameter" | "frozen", scaling=None):
@@ -319,7 +319,7 @@ def _of_named(checkpoint: Checkpoint, placement: Placement) -> dict[str, str]:
 
 def typed(model: nodes.Model, source: Side) -> nodes.Model:
     """The model of a source's spec over which a layout of any model is called: where it says no dtypes, those of the files."""
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
     stored = stored_dtypes(source)
 

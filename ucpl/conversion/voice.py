@@ -8,7 +8,7 @@ from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.syntax import nodes
+    from ucpl.language import nodes
 
 __all__ = ["Voice"]
 

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ucpl.columns import I64, Block
 from ucpl.extents.structure import StoredTensor
 from ucpl.records import frozen
+from ucpl.tables import I64, Block
 
 __all__ = ["Shelf", "Shelves"]
 

@@ -6,9 +6,9 @@ Not here: client_state and groups, which all formats of runs keep (conversion.ac
 from __future__ import annotations
 
 from ucpl.extents import Structure
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.model_texts import TEXTS
 from ucpl.registry import format_named
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.model_texts import TEXTS
 
 __all__ = [
     "DESCRIBING",

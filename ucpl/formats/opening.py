@@ -11,15 +11,15 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.files.checkpoint import Checkpoint, Framework, Order
+from ucpl.files.described import found_at
+from ucpl.files.scalars import number_of
+from ucpl.files.strangers import refuse_stranger
+from ucpl.files.watching import watched
 from ucpl.formats.folders import container_of
 from ucpl.formats.folders.steps import Run
 from ucpl.formats.overlooked import is_of_an_optimizer
 from ucpl.registry import format_named, formats
-from ucpl.stores.checkpoint import Checkpoint, Framework, Order
-from ucpl.stores.described import found_at
-from ucpl.stores.scalars import number_of
-from ucpl.stores.strangers import refuse_stranger
-from ucpl.stores.watching import watched
 
 
 @cache

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from ucpl.extents import key_text
 from ucpl.extents.account import NotRead
+from ucpl.files.carrying import by_place, origin_of
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import tensors_of
+from ucpl.files.watching import reading
 from ucpl.formats.folders.reading import OWN, POINTERS
-from ucpl.stores.carrying import by_place, origin_of
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import tensors_of
-from ucpl.stores.watching import reading
 
 __all__ = ["is_of_an_optimizer", "not_read_of"]
 

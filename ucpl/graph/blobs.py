@@ -7,8 +7,8 @@ from typing import NoReturn
 from ucpl.errors import fail
 from ucpl.extents import BlobWay, CarriedBlob
 from ucpl.layout.scope import at
-from ucpl.regions import Placement
-from ucpl.regions.placement import Blob, BlobPlace
+from ucpl.placement import Placement
+from ucpl.placement.placement import Blob, BlobPlace
 
 __all__ = ["carried_blobs"]
 

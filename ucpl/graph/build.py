@@ -13,8 +13,6 @@ import networkx as nx
 import numpy as np
 from attrs import evolve, field
 
-from ucpl.columns import I64, distinct, each
-from ucpl.columns.operations import Fill, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
 from ucpl.graph.copies import Chosen, choose
@@ -32,8 +30,10 @@ from ucpl.layout.by_index import of_sizes
 from ucpl.layout.layout import Policy
 from ucpl.layout.scales import scales_of
 from ucpl.layout.scope import at
+from ucpl.placement import Part, Placement
 from ucpl.records import define, frozen
-from ucpl.regions import Part, Placement
+from ucpl.tables import I64, distinct, each
+from ucpl.tables.operations import Fill, Read, Write
 
 __all__ = ["RankShare", "build"]
 

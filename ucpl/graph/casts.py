@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from ucpl.columns import distinct, each, expanded
-from ucpl.columns.operations import Fill, Node, Read, Write
 from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, EXACT, PAIRED, StoredTensor, bits_of, holds
 from ucpl.graph.graph import Graph, Joined, Joint
 from ucpl.layout.scope import at
+from ucpl.placement import Part, Placement
+from ucpl.placement.bytes_of_two import dim_of_pairs
 from ucpl.records import define
-from ucpl.regions import Part, Placement
-from ucpl.regions.bytes_of_two import dim_of_pairs
+from ucpl.tables import distinct, each, expanded
+from ucpl.tables.operations import Fill, Node, Read, Write
 
 __all__ = ["settle"]
 

@@ -10,11 +10,11 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
-from ucpl.columns import I64, Bools
 from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Policy
+from ucpl.placement.boxes import overlaps, subtract
 from ucpl.records import frozen
-from ucpl.regions.boxes import overlaps, subtract
+from ucpl.tables import I64, Bools
 
 __all__ = ["Chosen", "choose"]
 

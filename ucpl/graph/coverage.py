@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ucpl.columns import I64
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
 from ucpl.graph.lacking import line_to_write
 from ucpl.graph.rows import StoredBoxes
 from ucpl.graph.side import GraphSide
 from ucpl.layout.fills import PARAMETER
-from ucpl.regions import element_name
-from ucpl.regions.boxes import overlaps, subtract
+from ucpl.placement import element_name
+from ucpl.placement.boxes import overlaps, subtract
+from ucpl.tables import I64
 
 __all__ = ["covered", "supplied"]
 

@@ -8,13 +8,13 @@ from functools import cached_property
 import networkx as nx
 from attrs import evolve
 
-from ucpl.columns import I64, Moves, Space
-from ucpl.columns.operations import Digits, Flow, Node, Read, Write, flows, net_text
-from ucpl.columns.table import column
 from ucpl.extents import Shelves
 from ucpl.graph.rows import StoredBoxes
+from ucpl.placement import Placement
 from ucpl.records import frozen
-from ucpl.regions import Placement
+from ucpl.tables import I64, Moves, Space
+from ucpl.tables.operations import Digits, Flow, Node, Read, Write, flows, net_text
+from ucpl.tables.table import column
 
 __all__ = ["Drawn", "Graph", "Joined", "Joint", "Kin", "Lanes", "SourceBoxes", "TargetBoxes"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import evolve
 
 from ucpl.graph.graph import Graph, Joined, Joint, Kin, Lanes
-from ucpl.regions import Part, Placement
+from ucpl.placement import Part, Placement
 
 __all__ = ["each_kin", "kin_of"]
 

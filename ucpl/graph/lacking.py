@@ -13,9 +13,6 @@ from typing import NoReturn
 import numpy as np
 from attrs import field
 
-from ucpl.columns import I64, Moves, join_runs, straighten
-from ucpl.columns import Side as Boxes
-from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import choose
 from ucpl.graph.rows import StoredBoxes, rows_of
@@ -24,9 +21,12 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Filling, LogicalTensor
 from ucpl.layout.scope import at
+from ucpl.placement import Placement, element_name
+from ucpl.placement.boxes import overlaps, subtract
 from ucpl.records import define, frozen
-from ucpl.regions import Placement, element_name
-from ucpl.regions.boxes import overlaps, subtract
+from ucpl.tables import I64, Moves, join_runs, straighten
+from ucpl.tables import Side as Boxes
+from ucpl.tables.operations import Fill
 
 __all__ = ["Filler", "MissingBoxes", "itself_of", "line_to_write", "refuse_absent"]
 

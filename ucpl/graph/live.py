@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 from attrs import evolve
 
-from ucpl.columns import I64, Bools, distinct, each
-from ucpl.columns.blocks import Block
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_dim
+from ucpl.placement import Homes, Part, Pieces, Placement
+from ucpl.placement.boxes import subtract
 from ucpl.records import frozen
-from ucpl.regions import Homes, Part, Pieces, Placement
-from ucpl.regions.boxes import subtract
+from ucpl.tables import I64, Bools, distinct, each
+from ucpl.tables.blocks import Block
 
 __all__ = ["with_live_rows"]
 

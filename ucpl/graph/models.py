@@ -9,7 +9,7 @@ from ucpl.layout.by_index import whole_name
 from ucpl.layout.indices import Indices
 from ucpl.layout.near import for_dropped
 from ucpl.layout.scope import at
-from ucpl.regions import Placement
+from ucpl.placement import Placement
 
 __all__ = ["check_drops", "check_models"]
 

@@ -15,13 +15,13 @@ import networkx as nx
 import numpy as np
 from attrs import evolve
 
-from ucpl.columns import I64, join_runs, numbered, straighten
-from ucpl.columns.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Scale, Split
 from ucpl.graph.casts import settle
 from ucpl.graph.graph import Drawn, Graph, Joined, Joint, SourceBoxes, TargetBoxes
 from ucpl.graph.kin import each_kin
 from ucpl.graph.rows import StoredBoxes
-from ucpl.regions.boxes import overlaps
+from ucpl.placement.boxes import overlaps
+from ucpl.tables import I64, join_runs, numbered, straighten
+from ucpl.tables.operations import Check, Derive, Extract, Fill, Lane, Merge, Reduce, Scale, Split
 
 __all__ = ["PASSES", "Pass", "deal", "meet", "optimise"]
 

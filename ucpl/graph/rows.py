@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ucpl.columns import I64, Space, Table, block, column
+from ucpl.placement import Part
 from ucpl.records import frozen
-from ucpl.regions import Part
+from ucpl.tables import I64, Space, Table, block, column
 
 __all__ = ["StoredBoxes", "rows_of"]
 

@@ -9,15 +9,15 @@ from typing import NoReturn
 
 import numpy as np
 
-from ucpl.columns import I64, Bools, each
 from ucpl.errors import Label, fail
 from ucpl.graph.copies import Chosen
 from ucpl.graph.graph import Joined
 from ucpl.graph.rows import StoredBoxes
 from ucpl.layout.layout import Scaling
 from ucpl.layout.scope import at
-from ucpl.regions import Placement
-from ucpl.regions.boxes import overlaps
+from ucpl.placement import Placement
+from ucpl.placement.boxes import overlaps
+from ucpl.tables import I64, Bools, each
 
 __all__ = ["blockwise", "refuse_quantising"]
 

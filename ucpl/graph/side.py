@@ -8,16 +8,16 @@ from typing import NoReturn
 import numpy as np
 from attrs import field
 
-from ucpl.columns import I64, Bools, Space, each, split_rows
 from ucpl.errors import Label, fail
 from ucpl.extents import AS_U8, EXACT, Key, Shelf, Shelves
 from ucpl.graph.rows import StoredBoxes
 from ucpl.layout import Layout
 from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
+from ucpl.placement import Home, Part, Placement, element_name
 from ucpl.records import define
-from ucpl.regions import Home, Part, Placement, element_name
 from ucpl.registry import format_named
+from ucpl.tables import I64, Bools, Space, each, split_rows
 
 __all__ = ["DtypeOf", "GraphSide", "spaced"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue, fail
+from ucpl.language import nodes, print_expr
 from ucpl.records import frozen
-from ucpl.syntax import nodes, print_expr
 
 __all__ = [
     "FUNCTIONS",
@@ -270,7 +270,7 @@ _PICKS: dict[str, Callable[[Number, Number], Number]] = {"min": _least, "max": _
 def _function_remedy(name: str) -> str:
     from difflib import get_close_matches
 
-    from ucpl.syntax.habits import foreign  # most commands end without an error
+    from ucpl.language.habits import foreign  # most commands end without an error
 
     close = "" if name in FUNCTIONS else next(iter(get_close_matches(name, FUNCTIONS, 1, 0.7)), "")
     return (f"did you mean `{close}`?" if close else foreign(name)) or catalogue()["E109"].remedy

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from ucpl.errors import Diagnostic
+from ucpl.language import nodes, print_item
+from ucpl.language.printer import opening
+from ucpl.language.walk import rewritten
 from ucpl.layout.near import may_be_new, nearest
 from ucpl.records import frozen
-from ucpl.syntax import nodes, print_item
-from ucpl.syntax.printer import opening
-from ucpl.syntax.walk import rewritten
 
 __all__ = ["UnknownAxis", "with_lines"]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
+from ucpl.language import nodes
 from ucpl.layout.library import KnownStatement, Library
 from ucpl.layout.near import nearest
 from ucpl.layout.overlay import each_state, overlay, without_gone
 from ucpl.layout.scope import Value, at, literal
-from ucpl.syntax import nodes
 
 __all__ = ["own_parameters", "placed", "statements_of"]
 

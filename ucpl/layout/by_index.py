@@ -14,12 +14,12 @@ from itertools import product
 from attrs import evolve
 
 from ucpl.errors import fail
+from ucpl.language import nodes
+from ucpl.language.walk import inside, rewritten, walk
 from ucpl.layout.axes import stands_for
 from ucpl.layout.indices import chosen
 from ucpl.layout.scope import Scope, at
 from ucpl.records import frozen
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import inside, rewritten, walk
 
 __all__ = ["of_sizes", "whole_dim", "whole_name", "written_out"]
 

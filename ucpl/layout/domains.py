@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.errors import fail
+from ucpl.language import nodes
 from ucpl.layout.layout import DomainRule, Layout
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.templates import PLACE_WORDS, closed, columns, evaluate
-from ucpl.syntax import nodes
 
 __all__ = ["domain_rules", "domains_of"]
 

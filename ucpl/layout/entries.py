@@ -9,6 +9,8 @@ from typing import NoReturn
 from attrs import evolve, field
 
 from ucpl.errors import fail
+from ucpl.language import nodes
+from ucpl.language.walk import inside, walk
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
@@ -22,8 +24,6 @@ from ucpl.layout.scales import scaled
 from ucpl.layout.scope import NUMBER_LIMIT, Scope, at
 from ucpl.layout.storing import Ground, is_there, said_clauses
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import inside, walk
 
 __all__ = ["CLASSES", "Wild", "WrittenEntries", "entries_of", "is_wild", "written_entries"]
 

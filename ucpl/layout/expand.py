@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from ucpl.language import nodes
+from ucpl.language.walk import rewritten
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.entries import is_wild, written_entries
 from ucpl.layout.library import Library
@@ -21,8 +23,6 @@ from ucpl.layout.scope import Config, Scope, Value, literal
 from ucpl.layout.statements import CallInputs, Inherited, OpenedLayout, items_of, open_layout
 from ucpl.layout.storing import is_there, said_clauses
 from ucpl.layout.used import names_of, without_unused
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import rewritten
 
 __all__ = ["close", "expand", "items_of", "wildcards_of"]
 

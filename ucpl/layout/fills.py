@@ -8,6 +8,8 @@ from itertools import product
 from typing import NoReturn
 
 from ucpl.errors import fail
+from ucpl.language import nodes, print_expr
+from ucpl.language.printer import print_item
 from ucpl.layout.by_index import of_sizes, whole_dim
 from ucpl.layout.globs import literals, matches
 from ucpl.layout.indices import chosen, compact, runs_in
@@ -16,8 +18,6 @@ from ucpl.layout.models import ModelGroups, unknown_tensor
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Scope, at
 from ucpl.records import define
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.printer import print_item
 
 __all__ = ["PARAMETER", "fillings_of", "with_filled_states"]
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from attrs import has
 
 from ucpl.errors import fail
+from ucpl.language import nodes
+from ucpl.language.walk import walk
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.near import for_axis, for_name, for_place, nearest
@@ -15,8 +17,6 @@ from ucpl.layout.remedies import for_unread_dim
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.storing import Ground, brackets_of
 from ucpl.layout.templates import PLACE_WORDS, template
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import walk
 
 __all__ = ["demand_acting", "demand_founded", "demand_known", "demand_places"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.errors import fail
+from ucpl.language import nodes, print_expr
 from ucpl.layout.scope import Scope, at
-from ucpl.syntax import nodes, print_expr
 
 __all__ = ["Indices", "before", "chosen", "compact", "places_of", "runs_in"]
 

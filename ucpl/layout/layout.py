@@ -9,13 +9,13 @@ from typing import Literal
 
 from attrs import field
 
+from ucpl.language.nodes import NOWHERE, Span
 from ucpl.layout.arithmetic import Value
 from ucpl.layout.axes import Axis
 from ucpl.layout.indices import Indices
 from ucpl.layout.scope import Config
 from ucpl.layout.templates import Template
 from ucpl.records import frozen
-from ucpl.syntax.nodes import NOWHERE, Span
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # positions low <= p < high, a number a dim
 

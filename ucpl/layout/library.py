@@ -14,12 +14,12 @@ from typing import Generic, NoReturn, TypeVar
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.language import nodes, parse
 from ucpl.layout.near import alike_names, nearest
 from ucpl.layout.scope import at
 from ucpl.records import define, frozen
 from ucpl.registry import formats
 from ucpl.resources import spec_files, spec_text
-from ucpl.syntax import nodes, parse
 
 IMPORT_LIMIT = 32  # files deep
 EXTENDS_LIMIT = 32

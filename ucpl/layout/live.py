@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ucpl.errors import fail
+from ucpl.language import nodes, print_axis
+from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor
 from ucpl.layout.scope import at
-from ucpl.syntax import nodes, print_axis
-from ucpl.syntax.walk import walk
 
 __all__ = ["demand_live", "refuse_live"]
 

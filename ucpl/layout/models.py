@@ -9,6 +9,8 @@ from typing import NoReturn
 from attrs import evolve
 
 from ucpl.errors import UcplError, fail
+from ucpl.language import nodes, print_expr, print_item
+from ucpl.language.walk import walk
 from ucpl.layout.arithmetic import NotWhole
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import Globs, literals
@@ -19,8 +21,6 @@ from ucpl.layout.remedies import for_extent, for_rest, for_tensor
 from ucpl.layout.scales import with_scalings
 from ucpl.layout.scope import Scope, at
 from ucpl.records import frozen
-from ucpl.syntax import nodes, print_expr, print_item
-from ucpl.syntax.walk import walk
 
 __all__ = [
     "ModelGroups",

@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import NoReturn
 
 from ucpl.errors import fail
+from ucpl.language import nodes
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, Group, LogicalTensor, States
 from ucpl.layout.scope import Scope, at
 from ucpl.layout.templates import PLACE_WORDS, template
 from ucpl.records import frozen
-from ucpl.syntax import nodes
 
 __all__ = ["Naming", "naming_of"]
 

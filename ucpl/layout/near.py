@@ -14,7 +14,7 @@ _OF_CUTS = ("size", "shard", "equal", "even", "cut", "rank")  # words that stand
 
 def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
     """What is written for a word of another tool, else the nearest name, else what the caller knows."""
-    from ucpl.syntax.habits import foreign  # most commands end without an error
+    from ucpl.language.habits import foreign  # most commands end without an error
 
     close = nearest(name, names)
     return (f"did you mean `{close}`?" if close else "") or foreign(name) or otherwise
@@ -24,7 +24,7 @@ def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
     """Of a mesh axis that there is not. `sign`: what stands in front of one there."""
     if not axes:
         return f"this layout has no mesh: the line `mesh {name}` says it, and a parameter of the layout how many ranks"
-    from ucpl.syntax.habits import foreign  # most commands end without an error
+    from ucpl.language.habits import foreign  # most commands end without an error
 
     close = nearest(name, axes)
     if close:
@@ -40,7 +40,7 @@ def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
 
 def may_be_new(name: str, axes: Sequence[str]) -> bool:
     """Whether a name that is no mesh axis may be meant as one: no word of another tool, and like none that there is."""
-    from ucpl.syntax.habits import foreign  # most commands end without an error
+    from ucpl.language.habits import foreign  # most commands end without an error
 
     return not axes or (
         nearest(name, axes) is None and name not in (*_OF_CUTS, *_OF_RANKS, *_ALL) and not foreign(name)

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from attrs import evolve
 
 from ucpl.errors import fail
+from ucpl.language import nodes
+from ucpl.language.walk import inside, rewritten
 from ucpl.layout.library import Link
 from ucpl.layout.scope import Scope, Value, at, literal
 from ucpl.layout.templates import PLACE_WORDS
 from ucpl.records import frozen
-from ucpl.syntax import nodes
-from ucpl.syntax.walk import inside, rewritten
 
 __all__ = ["axes_here", "axes_in", "demand_axes", "demand_groups", "given_within", "numbers_within", "on_these_ranks"]
 

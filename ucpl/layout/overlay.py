@@ -8,9 +8,9 @@ from typing import TypeVar
 from attrs import evolve
 
 from ucpl.errors import fail
+from ucpl.language import nodes
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import at
-from ucpl.syntax import nodes
 
 __all__ = ["each_state", "fresh", "left_side", "overlay", "without_gone"]
 

@@ -9,6 +9,8 @@ from typing import assert_never
 from attrs import evolve
 
 from ucpl.errors import fail
+from ucpl.language import nodes, print_axis
+from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.indices import chosen, runs_in
@@ -16,8 +18,6 @@ from ucpl.layout.layout import Mesh
 from ucpl.layout.live import refuse_live
 from ucpl.layout.near import for_axis, for_name
 from ucpl.layout.scope import Scope, at
-from ucpl.syntax import nodes, print_axis
-from ucpl.syntax.walk import walk
 
 __all__ = [
     "axes_closed",

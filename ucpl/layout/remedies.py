@@ -8,12 +8,12 @@ from functools import partial
 
 from attrs import evolve
 
+from ucpl.language import nodes, print_axis, print_item
+from ucpl.language.walk import rewritten, walk
+from ucpl.language.words import CLAUSE_WORDS, ELEMENT_TYPES
 from ucpl.layout.axes import UnevenCut, mesh_axes_of
 from ucpl.layout.layout import Layout, LogicalTensor
 from ucpl.layout.near import for_name, nearest
-from ucpl.syntax import nodes, print_axis, print_item
-from ucpl.syntax.walk import rewritten, walk
-from ucpl.syntax.words import CLAUSE_WORDS, ELEMENT_TYPES
 
 __all__ = [
     "for_buffer",
@@ -82,7 +82,7 @@ def for_dim(
     item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: str | None, mesh_axes: Sequence[str] = ()
 ) -> str:
     """Of a name in an entry's pattern that is no dim; with the line to write, where it can be known."""
-    from ucpl.syntax.habits import foreign, words
+    from ucpl.language.habits import foreign, words
 
     if item.path == "*" and name == "model":
         return _GROUPS
@@ -189,7 +189,7 @@ def for_extent(
     item: nodes.Tensor, position: int, names: Iterable[str], left: Sequence[str] = (), tensors: Collection[str] = ()
 ) -> str:
     """Of a name among the dims of a model's tensor that has no size. `left`: all of the model that have none."""
-    from ucpl.syntax.habits import foreign, words
+    from ucpl.language.habits import foreign, words
 
     name = item.dims[position].name or ""
     if name == "config" and item.dims[position].range is None:

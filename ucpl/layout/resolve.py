@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.language import nodes, print_expr
 from ucpl.layout.axis_lines import UnknownAxis, with_lines
 from ucpl.layout.domains import domain_rules
 from ucpl.layout.entries import entries_of
@@ -37,7 +38,6 @@ from ucpl.layout.storing import (
     states_lines,
 )
 from ucpl.layout.templates import closed, render, template
-from ucpl.syntax import nodes, print_expr
 
 __all__ = ["resolve", "resolved"]
 

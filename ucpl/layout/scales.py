@@ -10,11 +10,11 @@ from attrs import evolve
 
 from ucpl.errors import fail
 from ucpl.extents import AS_U8
+from ucpl.language import nodes, print_expr, print_item
+from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.layout import Entry, LogicalTensor, Scaling, Storing
 from ucpl.layout.scope import Scope, at
-from ucpl.syntax import nodes, print_expr, print_item
-from ucpl.syntax.walk import walk
 
 __all__ = ["demand_block_edges", "scaled", "scales_of", "with_scalings"]
 

@@ -8,11 +8,11 @@ from typing import cast
 from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
+from ucpl.language import nodes, print_expr
+from ucpl.language.walk import walk
 from ucpl.layout.arithmetic import NUMBER_LIMIT, NotWhole, Value, at, bounded, evaluated, integer
 from ucpl.layout.near import for_name, nearest
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.walk import walk
 from ucpl.texts import Json
 
 __all__ = ["NUMBER_LIMIT", "Config", "Scope", "UnknownNumber", "Value", "at", "literal"]

@@ -11,6 +11,9 @@ from typing import TypeVar
 from attrs import evolve, field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.language import nodes
+from ucpl.language.limits import STATEMENTS_MAX
+from ucpl.language.walk import walk
 from ucpl.layout.bases import NO_FILE, own_parameters, placed, statements_of
 from ucpl.layout.by_index import written_out
 from ucpl.layout.fills import with_filled_states
@@ -29,9 +32,6 @@ from ucpl.layout.nesting import (
 from ucpl.layout.overlay import fresh, overlay
 from ucpl.layout.scope import Config, Scope, Value, at, literal
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes
-from ucpl.syntax.limits import STATEMENTS_MAX
-from ucpl.syntax.walk import walk
 
 __all__ = ["CallInputs", "Inherited", "Note", "OpenedLayout", "items_of", "open_layout"]
 

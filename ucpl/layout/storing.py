@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NoReturn
 
 from ucpl.errors import fail
+from ucpl.language import nodes, print_expr
+from ucpl.language.walk import walk
 from ucpl.layout import axes as ax
 from ucpl.layout.axis_lines import UnknownAxis
 from ucpl.layout.layout import BlobRule, Derivation, FileRule, Group, Layout, LogicalTensor, Policy, States, Storing
@@ -22,8 +24,6 @@ from ucpl.layout.scope import Scope, Value, at
 from ucpl.layout.templates import PLACE_WORDS, Template, closed
 from ucpl.records import define, frozen
 from ucpl.registry import Format, format_named, formats
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.walk import walk
 
 __all__ = [
     "Ground",

@@ -21,13 +21,13 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.errors import UcplError, fail
+from ucpl.language import nodes, parse_expr, print_expr
+from ucpl.language.quoting import HOLE
+from ucpl.language.walk import rewritten
 from ucpl.layout.arithmetic import Operand, Value, at, evaluated
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Scope, literal
 from ucpl.records import frozen
-from ucpl.syntax import nodes, parse_expr, print_expr
-from ucpl.syntax.quoting import HOLE
-from ucpl.syntax.walk import rewritten
 
 _FORMAT = re.compile(r"0?[0-9]{0,3}d?\Z")
 TEMPLATE_LIMIT = 4096  # characters

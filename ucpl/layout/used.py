@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import evolve
 
-from ucpl.syntax import nodes
-from ucpl.syntax.quoting import HOLE
-from ucpl.syntax.walk import walk
+from ucpl.language import nodes
+from ucpl.language.quoting import HOLE
+from ucpl.language.walk import walk
 
 __all__ = ["holes_of", "lines_in_file", "names_of", "without_unused"]
 

@@ -8,12 +8,12 @@ from itertools import product
 from math import prod
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes, print_expr
+from ucpl.language.quoting import HOLE
+from ucpl.language.walk import walk
 from ucpl.layout import Layout
 from ucpl.layout.arithmetic import Operand, evaluated
 from ucpl.layout.near import nearest
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.quoting import HOLE
-from ucpl.syntax.walk import walk
 
 __all__ = ["constant_truth", "void_lines", "void_plans", "void_trained"]
 

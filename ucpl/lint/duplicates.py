@@ -13,14 +13,14 @@ from itertools import pairwise, product
 import numpy as np
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes
+from ucpl.language.nodes import Span
 from ucpl.layout import Layout, Library
 from ucpl.layout import axes as ax
 from ucpl.layout.bases import statements_of
 from ucpl.layout.overlay import each_state, left_side
 from ucpl.layout.statements import items_of
-from ucpl.regions import Part, Pieces, Placement
-from ucpl.syntax import nodes
-from ucpl.syntax.nodes import Span
+from ucpl.placement import Part, Pieces, Placement
 
 __all__ = ["parts_twice", "repeated_lines", "stored_twice"]
 

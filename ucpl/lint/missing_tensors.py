@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from ucpl.columns import distinct, each
 from ucpl.layout import Layout
 from ucpl.layout.by_index import whole_name
+from ucpl.placement import Pieces, Placement, element_name
+from ucpl.placement.boxes import subtract
 from ucpl.records import frozen
-from ucpl.regions import Pieces, Placement, element_name
-from ucpl.regions.boxes import subtract
+from ucpl.tables import distinct, each
 
 __all__ = [
     "MissingElements",

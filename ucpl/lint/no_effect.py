@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from ucpl.language import nodes, print_expr
+from ucpl.language.walk import walk
 from ucpl.layout import Layout
 from ucpl.layout.axes import leaves_of
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.globs import is_called
 from ucpl.layout.layout import Filling
 from ucpl.layout.near import for_dropped, for_parameter, nearest
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.walk import walk
 
 __all__ = [
     "foreign_texts",

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ucpl.columns import numbered
 from ucpl.errors import UcplError, fail
 from ucpl.extents import AS_U8, EXACT, bits_of, holds
 from ucpl.layout import Layout
 from ucpl.layout.layout import Entry, Filling, Policy
 from ucpl.layout.scope import at
-from ucpl.regions import Pieces, Placement
-from ucpl.regions.boxes import overlaps
+from ucpl.placement import Pieces, Placement
+from ucpl.placement.boxes import overlaps
+from ucpl.tables import numbered
 
 __all__ = ["demand_held_fills", "demand_plannable", "odd_fills", "odd_scales"]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ucpl.language import nodes, print_expr
+from ucpl.language.walk import walk
 from ucpl.layout.near import nearest
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.walk import walk
 
 __all__ = ["kinds_astray"]
 

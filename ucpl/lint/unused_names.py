@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes, print_expr
+from ucpl.language.walk import walk
 from ucpl.layout import Library
 from ucpl.layout.templates import PLACE_WORDS
 from ucpl.layout.used import holes_of, lines_in_file, names_of
 from ucpl.registry import format_named
-from ucpl.syntax import nodes, print_expr
-from ucpl.syntax.walk import walk
 
 __all__ = ["CONFIG_UNREAD", "reads_config", "unused"]
 

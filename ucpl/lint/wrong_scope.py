@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from ucpl.language import nodes
+from ucpl.language.nodes import NOWHERE
+from ucpl.language.quoting import HOLE
+from ucpl.language.walk import walk
 from ucpl.layout import Layout
 from ucpl.layout.layout import Entry
 from ucpl.layout.templates import template
-from ucpl.syntax import nodes
-from ucpl.syntax.nodes import NOWHERE
-from ucpl.syntax.quoting import HOLE
-from ucpl.syntax.walk import walk
 
 __all__ = ["astray_lines"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from ucpl.language.quoting import is_dotted, quote
 from ucpl.lsp.context import CursorContext, hole_at, wanted
 from ucpl.lsp.definitions import Definition, definitions_of
 from ucpl.lsp.files import Texts, shipped_blocks
@@ -13,7 +14,6 @@ from ucpl.lsp.outline import BLOCKS, TextBlock, continuing_words
 from ucpl.lsp.words import FUNCTIONS, TEMPLATE_NAMES, WORDS
 from ucpl.records import frozen
 from ucpl.resources import spec_files
-from ucpl.syntax.quoting import is_dotted, quote
 
 __all__ = ["Completion", "completions"]
 
@@ -189,7 +189,7 @@ def _words(context: CursorContext) -> Iterator[Proposal]:
 
 
 def _accepted(context: CursorContext) -> frozenset[str]:
-    from ucpl.syntax.expected import words_after  # with the parser, which a server that begins does without
+    from ucpl.language.expected import words_after  # with the parser, which a server that begins does without
 
     statement, block = context.statement, context.block
     outline = context.place.outline

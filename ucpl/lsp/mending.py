@@ -8,9 +8,9 @@ from functools import lru_cache
 from attrs import evolve
 
 from ucpl.errors import Diagnostic, UcplError
+from ucpl.language import parse
 from ucpl.lsp.outline import BLOCKS, Outline, Statement, TextBlock
 from ucpl.records import frozen
-from ucpl.syntax import parse
 
 __all__ = ["faults", "mended"]
 

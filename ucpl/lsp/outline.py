@@ -12,10 +12,10 @@ from functools import cache, cached_property
 
 from attrs import field
 
+from ucpl.language.words import LAYOUT_WORDS, MODEL_WORDS
 from ucpl.lsp.tokens import LineStarts, Token, tokens
 from ucpl.records import define, frozen
 from ucpl.resources import grammar_text
-from ucpl.syntax.words import LAYOUT_WORDS, MODEL_WORDS
 
 __all__ = ["Outline", "Statement", "TextBlock", "continuing_words", "outline"]
 

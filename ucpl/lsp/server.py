@@ -105,7 +105,7 @@ def made(config: str = "") -> EditorServer:
 
 def warm() -> None:
     """Load what the first answers need, while the editor still opens its files."""
-    from ucpl.syntax.expected import words_after
+    from ucpl.language.expected import words_after
 
     words_after("ucpl 1\n")
 

@@ -99,7 +99,7 @@ class Service:
 
     def formatting(self, path: str) -> list[Edit]:
         """The lines that `ucpl fmt` changes, as one edit; none of a text that does not parse."""
-        from ucpl.syntax import format_text
+        from ucpl.language import format_text
 
         text = self.texts.text(path)
         if text is None:

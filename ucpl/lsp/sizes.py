@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from attrs import field
 
 from ucpl.errors import UcplError
+from ucpl.language import nodes
 from ucpl.lsp.files import Config, Texts
 from ucpl.lsp.mending import mended
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
     from ucpl.layout import Layout, Library, LogicalTensor
     from ucpl.layout.scope import Scope, Value
-    from ucpl.regions import Part, Placement
+    from ucpl.placement import Part, Placement
 
 __all__ = ["RankShare", "TextSizes", "sizes_of"]
 

@@ -7,9 +7,9 @@ from bisect import bisect_right
 from typing import Literal
 
 from ucpl.errors import UcplError
+from ucpl.language.quoting import unquote
+from ucpl.language.source import Source
 from ucpl.records import frozen
-from ucpl.syntax.quoting import unquote
-from ucpl.syntax.source import Source
 
 __all__ = ["Kind", "LineStarts", "Token", "tokens"]
 

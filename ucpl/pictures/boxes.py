@@ -13,8 +13,8 @@ import numpy as np
 from attrs import field
 from numpy.typing import NDArray
 
-from ucpl.columns import I64
 from ucpl.records import frozen
+from ucpl.tables import I64
 
 __all__ = ["Frame", "framed", "joined"]
 

@@ -17,13 +17,13 @@ from ucpl.extents import key_text
 from ucpl.layout.by_index import whole_dim
 from ucpl.pictures.boxes import Frame, framed, joined
 from ucpl.pictures.holders import Holders, listed
+from ucpl.placement import element_name
 from ucpl.records import define, frozen
-from ucpl.regions import element_name
 
 if TYPE_CHECKING:
-    from ucpl.columns import I64
     from ucpl.layout import Layout
-    from ucpl.regions import Part
+    from ucpl.placement import Part
+    from ucpl.tables import I64
 
 __all__ = ["CELLS", "SMALL", "Cell", "Fine", "HeldBoxes", "Level", "fine", "levels", "overlapping"]
 

@@ -9,14 +9,14 @@ import numpy as np
 from attrs import field
 from numpy.typing import NDArray
 
-from ucpl.columns import I64
-from ucpl.columns.operations import Derive, Fill, Flow, Lane
 from ucpl.extents import size_of
 from ucpl.records import frozen
+from ucpl.tables import I64
+from ucpl.tables.operations import Derive, Fill, Flow, Lane
 
 if TYPE_CHECKING:
     from ucpl.extents import Shelves
-    from ucpl.schedule.plan import Plan
+    from ucpl.planning.plan import Plan
 
 __all__ = ["EntryFlow", "Grid", "PlanPicture", "StateFlow", "grids", "plan_picture", "ranks_text"]
 

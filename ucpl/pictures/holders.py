@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ucpl.conversion.folded import numbers
-from ucpl.regions.ranks import Ranks
+from ucpl.placement.ranks import Ranks
 
 if TYPE_CHECKING:
-    from ucpl.columns import I64
-    from ucpl.regions import Part, Placement
+    from ucpl.placement import Part, Placement
+    from ucpl.tables import I64
 
 __all__ = ["Holders", "listed"]
 

@@ -12,7 +12,7 @@ from ucpl.pictures.page import bar, page, tag
 
 if TYPE_CHECKING:
     from ucpl.conversion.facts import Facts, TensorFacts
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["checkpoint_html"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ucpl.columns import I64
 from ucpl.pictures.cells import Cell
 from ucpl.pictures.layouts import CellFamily, LayoutPicture, RankRow, TensorPicture
 from ucpl.pictures.look import count_text, markup, printable, shade_of, share_text
 from ucpl.pictures.page import bar, box, page, percent, tag
 from ucpl.pictures.svg import cell_title, family_note
+from ucpl.tables import I64
 
 __all__ = ["layout_html"]
 

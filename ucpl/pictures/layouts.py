@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import field
 
-from ucpl.columns import I64
 from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_dim
 from ucpl.pictures.cells import Fine, HeldBoxes, Level, fine, levels, overlapping
 from ucpl.pictures.holders import Holders
 from ucpl.records import frozen
+from ucpl.tables import I64
 
 if TYPE_CHECKING:
     from ucpl.layout import Layout, LogicalTensor
-    from ucpl.regions import Part, Placement
+    from ucpl.placement import Part, Placement
 
 __all__ = ["CellFamily", "LayoutPicture", "RankRow", "TensorPicture", "layout_picture"]
 

@@ -28,11 +28,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Scalar, TrainState
+from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, unwritable
 from ucpl.ranks.fitting import Asked, Index, demand_fit
 from ucpl.records import frozen
-from ucpl.stores.groups import agreed
 
 __all__ = ["Engine", "Known", "as_kept", "fill", "is_engine"]
 

@@ -20,15 +20,15 @@ from ucpl.extents import DTYPES, Extent, Scalar, TensorRef, key_text
 from ucpl.formats.plain.store import empty_tensors
 from ucpl.layout.layout import Policy
 from ucpl.live.tensors import tensor_of
+from ucpl.placement.placement import LOOSE
 from ucpl.ranks.messages import dtype_of
 from ucpl.records import frozen
-from ucpl.regions.placement import LOOSE
 from ucpl.runtime.reading import packed
 from ucpl.verification.values import ValueTensors
 
 if TYPE_CHECKING:
-    from ucpl.regions import Part, Placement
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
+    from ucpl.placement import Part, Placement
 
 __all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "Index", "lying", "told", "with_tensors"]
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 from attrs import evolve
 
-from ucpl.columns.operations import Derive, Merge
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
+from ucpl.planning import Plan, Runs
 from ucpl.records import frozen
-from ucpl.schedule import Plan, Runs
+from ucpl.tables.operations import Derive, Merge
 
 __all__ = ["Box", "Held", "Name", "Piece", "Way", "box_of", "pieces_of"]
 

@@ -16,11 +16,11 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
 from ucpl.live.tensors import memory_of
+from ucpl.planning import Plan, Runs
 from ucpl.ranks.dealing import Message, Part
 from ucpl.ranks.messages import Tensors, dtype_of, seen
 from ucpl.ranks.pieces import Box, Held, Name, Piece, Way, box_of
 from ucpl.records import define
-from ucpl.schedule import Plan, Runs
 
 __all__ = ["DIGEST", "Digests", "copies_of", "demand_equal"]
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 import torch
 import torch.distributed as dist
 
-from ucpl.columns.operations import Fill, net_text
 from ucpl.conversion.given import model_named
 from ucpl.conversion.keywords import given_from
 from ucpl.conversion.planning import Asked, closed_text, described
@@ -27,11 +26,12 @@ from ucpl.ranks.dealing import Dealt, Message, asked_of, dealt, request
 from ucpl.ranks.messages import Exchange, dtype_of, global_rank
 from ucpl.ranks.pieces import Name, Piece, pieces_of
 from ucpl.ranks.replicas import Digests, copies_of, demand_equal
+from ucpl.tables.operations import Fill, net_text
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Given
     from ucpl.layout.scope import Value
-    from ucpl.schedule import Plan
+    from ucpl.planning import Plan
     from ucpl.texts import Json
 
 __all__ = ["Resharded", "ToReshard", "reshard"]
@@ -133,7 +133,7 @@ class _Work:
 
         Raises: UcplError E640, E641, and the errors of planning.
         """
-        from ucpl.regions import locate
+        from ucpl.placement import locate
 
         rank, size = place
         model = beside.get("model")

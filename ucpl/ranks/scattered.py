@@ -21,12 +21,12 @@ from attrs import field
 from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.ranks.serving import Peer, Server, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
-from ucpl.remotes import folders
-from ucpl.remotes.doors import Door, TlsDoor, TlsWay, UnixDoor, UnixWay, Way
-from ucpl.remotes.keys import Keys
-from ucpl.remotes.reading import Range, identity_of, registry
-from ucpl.remotes.standing import ends
 from ucpl.runtime.team import Team
+from ucpl.storage import folders
+from ucpl.storage.doors import Door, TlsDoor, TlsWay, UnixDoor, UnixWay, Way
+from ucpl.storage.keys import Keys
+from ucpl.storage.reading import Range, identity_of, registry
+from ucpl.storage.standing import ends
 
 __all__ = ["Ends", "Place", "Says", "copies_differ", "demand_copies", "ends_of", "one_folder"]
 

@@ -16,9 +16,9 @@ from secrets import token_hex
 from attrs import field
 
 from ucpl.records import define
-from ucpl.remotes.doors import Door, Way
-from ucpl.remotes.reading import identity_of
-from ucpl.remotes.wire import Answerer, Line, Question, Session
+from ucpl.storage.doors import Door, Way
+from ucpl.storage.reading import identity_of
+from ucpl.storage.wire import Answerer, Line, Question, Session
 
 __all__ = ["BLOCK", "Peer", "Server", "host_mark", "own_host"]
 

@@ -41,6 +41,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.sides import source_side
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES
+from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
 from ucpl.ranks.engines import Engine, Known, as_kept, fill, is_engine
@@ -49,14 +50,13 @@ from ucpl.ranks.indexed import GROUPS, MODEL, STATES, Index, told, with_tensors
 from ucpl.ranks.messages import dtype_of
 from ucpl.ranks.scattered import Ends, copies_differ, demand_copies, ends_of
 from ucpl.records import define, frozen
-from ucpl.remotes.urls import is_url
-from ucpl.remotes.vaults.view import SCHEME, passed_over, pinned
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
-from ucpl.stores.groups import agreed
+from ucpl.storage.urls import is_url
+from ucpl.storage.vaults.view import SCHEME, passed_over, pinned
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["StorageReader", "load_into"]
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ucpl.extents import Structure
-    from ucpl.frontends.parallel import Base, Extended
+    from ucpl.files.checkpoint import Checkpoint, Framework, Order
+    from ucpl.inference.parallel import Base, Extended
+    from ucpl.language import nodes
     from ucpl.layout import Layout
-    from ucpl.stores.checkpoint import Checkpoint, Framework, Order
-    from ucpl.syntax import nodes
 
 __all__ = ["Format"]
 

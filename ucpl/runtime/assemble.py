@@ -20,8 +20,6 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from ucpl.columns import each
-from ucpl.columns.operations import Check, Derive, Fill, Merge, Node, Reduce, Scale
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text, largest
 from ucpl.records import frozen
@@ -31,6 +29,8 @@ from ucpl.runtime.fills import Fills
 from ucpl.runtime.reading import Reader, packed, strided
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.values import Array, Conversion, Wide, decode, encode, infinite_at, mean, put, value_text
+from ucpl.tables import each
+from ucpl.tables.operations import Check, Derive, Fill, Merge, Node, Reduce, Scale
 
 _ROUNDED = "`value` makes a number that the type does not hold: write `lossy` behind it, where rounding is meant"
 

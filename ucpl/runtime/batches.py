@@ -16,11 +16,11 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from ucpl.columns import within
 from ucpl.records import frozen
 from ucpl.runtime.reading import CALL_BYTES, WASTE_MAX, Window
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.tiles import Tiles, Unit
+from ucpl.tables import within
 
 __all__ = ["RUN_WANTED", "Batch", "bands_of", "cut_bands", "group_bands", "narrow_bands"]
 

@@ -15,9 +15,9 @@ import numpy as np
 from attrs import evolve, field
 from numpy.typing import NDArray
 
-from ucpl.columns import Side
-from ucpl.columns.operations import Check
 from ucpl.extents import PAIRED, Seen, doubt, key_text, together
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.planning import Bound, Plan, Runs
 from ucpl.records import define, frozen
 from ucpl.runtime.assemble import Assembler, Assembly, CopyDifference, blocks
 from ucpl.runtime.boxes import clip
@@ -30,8 +30,8 @@ from ucpl.runtime.rows import Place, Rows, bind_rows, fit, wanted
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.tiles import Unit, cut_tiles
 from ucpl.runtime.values import decode, first_half, value_text
-from ucpl.schedule import Bound, Plan, Runs
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.tables import Side
+from ucpl.tables.operations import Check
 
 __all__ = ["Comparison", "Measured", "Unequal", "compare", "measure"]
 

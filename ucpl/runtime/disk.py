@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ucpl.remotes.reading import preadv
 from ucpl.runtime import linux
+from ucpl.storage.reading import preadv
 
 __all__ = [
     "LACKING",

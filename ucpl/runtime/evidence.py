@@ -12,11 +12,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import I64, within
 from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
 from ucpl.extents import key_text
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.planning.binding import Bound
+from ucpl.planning.plan import Plan
 from ucpl.records import frozen
 from ucpl.runtime.buffers import U8, Budget, Workspace, share_of
 from ucpl.runtime.counters import Counters, Unverified
@@ -26,9 +28,7 @@ from ucpl.runtime.reading import Fragments
 from ucpl.runtime.rows import Place, bind_rows, fit
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.values import decode, value_text
-from ucpl.schedule.binding import Bound
-from ucpl.schedule.plan import Plan
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.tables import I64, within
 
 __all__ = [
     "Inspection",

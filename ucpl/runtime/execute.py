@@ -23,13 +23,13 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from ucpl.columns import each
 from ucpl.errors import Diagnostic, Label, UcplError, called, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import as_filed
+from ucpl.files.checkpoint import Checkpoint, Framework, Skeleton
 from ucpl.formats.folders import with_beside
+from ucpl.planning import Files, Plan, bound
 from ucpl.records import frozen
-from ucpl.remotes.entrance import place_of
 from ucpl.runtime import earlier, together
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.batches import bands_of
@@ -56,8 +56,8 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
-from ucpl.schedule import Files, Plan, bound
-from ucpl.stores.checkpoint import Checkpoint, Framework, Skeleton
+from ucpl.storage.entrance import place_of
+from ucpl.tables import each
 
 if TYPE_CHECKING:
     from ucpl.runtime.shipping import Shipping

@@ -11,14 +11,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import Moves, Side, expanded
-from ucpl.columns.operations import Check, Fill, Node, Reduce, Scale
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
+from ucpl.planning import Bound
 from ucpl.records import frozen
 from ucpl.runtime.boxes import Box
 from ucpl.runtime.rows import Place, Rows, demand_within
-from ucpl.schedule import Bound
+from ucpl.tables import Moves, Side, expanded
+from ucpl.tables.operations import Check, Fill, Node, Reduce, Scale
 
 __all__ = ["Fills", "bind_fills", "demand_whole"]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence, Set
 
 import xxhash
 
-from ucpl.columns.operations import Fill
 from ucpl.extents import StoredTensor
+from ucpl.planning.plan import Plan
 from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFile
-from ucpl.schedule.plan import Plan
+from ucpl.tables.operations import Fill
 
 __all__ = ["IDENTITY", "digest_of_files", "digest_of_plan", "digest_of_sources"]
 

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 import ucpl
 from ucpl.digests import crc32
 from ucpl.extents import key_text
+from ucpl.planning.plan import Plan
 from ucpl.records import frozen
 from ucpl.runtime.crc import combine, combine_groups
 from ucpl.runtime.disk import read_regular
 from ucpl.runtime.targets import TargetPlan
 from ucpl.runtime.tiles import Tiles
-from ucpl.schedule.plan import Plan
 
 __all__ = [
     "FOLDER", "LAYOUT", "MANIFEST", "Manifest", "Stated", "StatedFile", "ManifestContents", "manifest_of", "read_manifest",

@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 from attrs import field
 
-from ucpl.columns import each
 from ucpl.digests import crc32
 from ucpl.errors import UcplError
 from ucpl.records import define, frozen
@@ -38,6 +37,7 @@ from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write
 from ucpl.runtime.team import Team
 from ucpl.runtime.tiles import DoneTiles, Tiles
 from ucpl.runtime.together import share_of_done, share_of_groups
+from ucpl.tables import each
 
 __all__ = ["Mover", "TileRange", "tile_of"]
 

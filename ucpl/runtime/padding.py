@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import uncovered
 from ucpl.extents import Extent, StoredTensor
 from ucpl.records import frozen
 from ucpl.runtime.rows import Place, Rows
 from ucpl.runtime.sources import SourceFiles
+from ucpl.tables import uncovered
 
 __all__ = ["Blank", "blanks_of"]
 

@@ -17,11 +17,11 @@ from types import TracebackType
 from ucpl.errors import Label, fail
 from ucpl.owned import is_strangers
 from ucpl.records import frozen
-from ucpl.remotes.reading import identity_of
 from ucpl.runtime.disk import LACKING, demand_own, disk, sync_folder
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.journal import Journal
 from ucpl.runtime.targets import cannot_write
+from ucpl.storage.reading import identity_of
 
 __all__ = ["Lock", "Workplace", "limit_modes"]
 

@@ -14,14 +14,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import widened
-from ucpl.columns.operations import Derive, Merge, Node, Reduce, Scale
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.errors import catalogue as codes
 from ucpl.extents import DTYPES, STORED, Extent, Key, StoredTensor, bits_of, in_file, key_text
+from ucpl.planning import Bound, Runs
 from ucpl.records import frozen
 from ucpl.runtime.boxes import Box, compose
-from ucpl.schedule import Bound, Runs
+from ucpl.tables import widened
+from ucpl.tables.operations import Derive, Merge, Node, Reduce, Scale
 
 __all__ = ["Place", "Rows", "Rule", "bind_rows", "demand_within", "fit", "rows_of", "views_of", "wanted"]
 

@@ -30,12 +30,8 @@ from attrs import evolve, field
 from numpy.typing import NDArray
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.planning import Plan
 from ucpl.records import define
-from ucpl.remotes.answers import refuse_target
-from ucpl.remotes.folders import staging
-from ucpl.remotes.objects import Entry, TagDiffers, read_whole
-from ucpl.remotes.places import Place
-from ucpl.remotes.shadows import UNFINISHED, write_at
 from ucpl.runtime.assemble import Assembler
 from ucpl.runtime.counters import Counters
 from ucpl.runtime.crew import Queue, run_through
@@ -53,7 +49,11 @@ from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.team import Team, Within, shares
 from ucpl.runtime.tiles import DoneTiles
 from ucpl.runtime.together import waiting
-from ucpl.schedule import Plan
+from ucpl.storage.answers import refuse_target
+from ucpl.storage.folders import staging
+from ucpl.storage.objects import Entry, TagDiffers, read_whole
+from ucpl.storage.places import Place
+from ucpl.storage.shadows import UNFINISHED, write_at
 
 __all__ = ["Shipping", "ship"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.remotes.reading import call_bytes, hint, identity_of, look_again, rebuilt_of, want
+from ucpl.files.watching import Identity
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
-from ucpl.stores.watching import Identity
+from ucpl.storage.reading import call_bytes, hint, identity_of, look_again, rebuilt_of, want
 
 __all__ = ["SourceFiles"]
 

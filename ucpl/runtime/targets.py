@@ -20,6 +20,10 @@ from attrs import field
 from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, TensorRef, key_text
+from ucpl.files.checkpoint import Archive, Skeleton, SkeletonFile
+from ucpl.files.safetensors_files import layout_safetensors_file
+from ucpl.files.texts import is_inside
+from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
 from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.descriptors import Descriptors
@@ -27,10 +31,6 @@ from ucpl.runtime.disk import disk, forget, make_folders, read_upto, sync_data, 
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.rows import Place
 from ucpl.runtime.tiles import Unit
-from ucpl.stores.checkpoint import Archive, Skeleton, SkeletonFile
-from ucpl.stores.safetensors_files import layout_safetensors_file
-from ucpl.stores.texts import is_inside
-from ucpl.stores.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 
 __all__ = ["FilePlan", "TargetFile", "TargetFiles", "TargetPlan", "cannot_write", "lay_out"]
 

@@ -16,17 +16,17 @@ from attrs import field
 from ucpl.digests import crc32
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.errors import catalogue as codes
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.watching import reading
+from ucpl.files.zips import read_zip_directory
 from ucpl.records import define, frozen
-from ucpl.remotes import reading as remote
 from ucpl.runtime.buffers import Budget, Workspace, share_of
 from ucpl.runtime.crc import combine
 from ucpl.runtime.crew import Queue, run_through
 from ucpl.runtime.disk import disk, read_upto
 from ucpl.runtime.integrity import Sums
 from ucpl.runtime.manifest import MANIFEST, Manifest, StatedFile, read_manifest
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.watching import reading
-from ucpl.stores.zips import read_zip_directory
+from ucpl.storage import reading as remote
 
 __all__ = ["Verified", "verify_files"]
 

@@ -11,12 +11,12 @@ from ucpl.conversion.given import Given
 from ucpl.conversion.side import located
 from ucpl.extents import Key, key_text
 from ucpl.graph import build
+from ucpl.language import parse_call
 from ucpl.layout import Layout, load, resolve
 from ucpl.layout.scope import Config, Value
+from ucpl.placement import Placement, element_name, locate
+from ucpl.planning import Plan, order
 from ucpl.records import frozen
-from ucpl.regions import Placement, element_name, locate
-from ucpl.schedule import Plan, order
-from ucpl.syntax import parse_call
 from ucpl.testing.numbers import F64, Place, Whole, gather, lay_out, live_numbers, numbered, run
 from ucpl.verification.proof.coverage import prove
 

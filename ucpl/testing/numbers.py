@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ucpl.extents import Key, key_text
-from ucpl.regions import Part, Pieces, Placement
-from ucpl.regions.placement import Home
-from ucpl.schedule import Plan, Runs
+from ucpl.placement import Part, Pieces, Placement
+from ucpl.placement.placement import Home
+from ucpl.planning import Plan, Runs
 
 __all__ = ["F64", "I64", "Place", "Whole", "gather", "lay_out", "numbered", "run"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from attrs import evolve
 
+from ucpl.language import nodes, parse, print_file
 from ucpl.layout import Layout, load, resolve
 from ucpl.records import frozen
-from ucpl.syntax import nodes, parse, print_file
 from ucpl.testing.laws import Example
 
 if TYPE_CHECKING:

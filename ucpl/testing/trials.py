@@ -11,13 +11,13 @@ from attrs import evolve, field
 from ucpl.conversion.degrees import Degrees, call_at, degrees_of, degrees_text, hangs_on_a_number, is_part
 from ucpl.conversion.drawn_sizes import Sizes, lets_of
 from ucpl.errors import Label, UcplError, fail
+from ucpl.language import nodes, parse
 from ucpl.layout import Library, load, resolve
 from ucpl.layout.near import nearest
 from ucpl.layout.scope import Config, Value
 from ucpl.layout.statements import called_model
+from ucpl.placement import Placement, locate
 from ucpl.records import define, frozen
-from ucpl.regions import Placement, locate
-from ucpl.syntax import nodes, parse
 from ucpl.testing.laws import assert_round_trip
 from ucpl.texts import text_at
 

@@ -17,10 +17,10 @@ from attrs import field
 from ucpl.digests import crc32
 from ucpl.live.tensors import tensor_of
 from ucpl.records import define, frozen
-from ucpl.remotes.vaults.records import CHUNK, File, Segment
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
 from ucpl.runtime.linux import kind_of
+from ucpl.storage.vaults.records import CHUNK, File, Segment
 from ucpl.vault.files import ToSave
 from ucpl.vault.staging import Lane, Stages
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ucpl.owned import opened_as_is
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, no_vault
-from ucpl.remotes.vaults.hosts import FILE, LOCK
-from ucpl.remotes.vaults.places import COMMIT, OURS, Domain, held
-from ucpl.remotes.vaults.records import Job
+from ucpl.storage.vaults.counted import committed, domains_of, no_vault
+from ucpl.storage.vaults.hosts import FILE, LOCK
+from ucpl.storage.vaults.places import COMMIT, OURS, Domain, held
+from ucpl.storage.vaults.records import Job
 from ucpl.vault.looking import Seen, is_alive, seen, vaults_in
 
 __all__ = ["Left", "clear"]

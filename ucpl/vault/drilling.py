@@ -27,10 +27,10 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, StoredTensor, key_text
 from ucpl.live.tensors import flat_bytes, memory_of
 from ucpl.records import define, frozen
-from ucpl.remotes.vaults.counted import committed, job_at
-from ucpl.remotes.vaults.places import Domain
-from ucpl.remotes.vaults.view import generation_at
 from ucpl.runtime.failpoints import set_failpoints
+from ucpl.storage.vaults.counted import committed, job_at
+from ucpl.storage.vaults.places import Domain
+from ucpl.storage.vaults.view import generation_at
 from ucpl.vault.clearing import clear
 from ucpl.vault.making import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault

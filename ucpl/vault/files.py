@@ -11,9 +11,9 @@ from pathlib import PurePosixPath
 import torch
 from attrs import evolve
 
+from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
-from ucpl.remotes.vaults.records import Late, Named
-from ucpl.stores.torch_files import TorchFilePlan, layout_archive, layout_torch_file
+from ucpl.storage.vaults.records import Late, Named
 from ucpl.vault.trees import Held
 
 __all__ = ["ToSave", "archives", "cut", "text_file", "torch_file"]

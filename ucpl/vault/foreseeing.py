@@ -12,12 +12,12 @@ from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked, closed_text
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, StoredTensor, key_text
+from ucpl.placement import Placement
+from ucpl.planning.cost import width_of
 from ucpl.records import frozen
-from ucpl.regions import Placement
 from ucpl.registry import format_named
-from ucpl.remotes.vaults.adamw import MOMENTS
-from ucpl.remotes.vaults.memory import Stretch
-from ucpl.schedule.cost import width_of
+from ucpl.storage.vaults.adamw import MOMENTS
+from ucpl.storage.vaults.memory import Stretch
 from ucpl.vault.arenas import places_of
 from ucpl.vault.keyed import Keyed, holders_of
 from ucpl.verification.elements import element_at

@@ -12,14 +12,14 @@ import re
 import threading
 from pathlib import Path
 
-from ucpl.remotes.doors import Address, TlsDoor
-from ucpl.remotes.keys import READER, Keys, any_name, names_of
-from ucpl.remotes.vaults.far import BLOCK
-from ucpl.remotes.vaults.hosts import LOCK, Hosts, hosts_at, table_of
-from ucpl.remotes.vaults.places import Domain, held
-from ucpl.remotes.vaults.records import Commit, Job
-from ucpl.remotes.vaults.sealed import read_sealed
-from ucpl.remotes.wire import Answerer, Question, Session
+from ucpl.storage.doors import Address, TlsDoor
+from ucpl.storage.keys import READER, Keys, any_name, names_of
+from ucpl.storage.vaults.far import BLOCK
+from ucpl.storage.vaults.hosts import LOCK, Hosts, hosts_at, table_of
+from ucpl.storage.vaults.places import Domain, held
+from ucpl.storage.vaults.records import Commit, Job
+from ucpl.storage.vaults.sealed import read_sealed
+from ucpl.storage.wire import Answerer, Question, Session
 
 __all__ = ["Giving"]
 

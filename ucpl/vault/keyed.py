@@ -16,11 +16,11 @@ from ucpl.conversion.planning import Asked, closed_text, described
 from ucpl.conversion.share import share_of
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Key, StoredTensor, key_text
+from ucpl.files.safetensors_files import layout_safetensors_file
 from ucpl.live.tensors import plain, unreadable
+from ucpl.placement import locate
 from ucpl.records import frozen
-from ucpl.regions import locate
 from ucpl.registry import format_named
-from ucpl.stores.safetensors_files import layout_safetensors_file
 from ucpl.vault.files import ToSave, cut, text_file, torch_file
 from ucpl.vault.trees import dtype_name, nested
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ucpl.remotes.vaults.counted import holders_of, saved_in
-from ucpl.remotes.vaults.places import Domain, Holder, is_held
-from ucpl.remotes.vaults.records import Job
+from ucpl.storage.vaults.counted import holders_of, saved_in
+from ucpl.storage.vaults.places import Domain, Holder, is_held
+from ucpl.storage.vaults.records import Job
 
 __all__ = ["late"]
 

@@ -36,7 +36,7 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import is_placed, unreadable
 from ucpl.records import define, frozen
-from ucpl.remotes.vaults.records import Named
+from ucpl.storage.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
 from ucpl.vault.trees import Held, held_in, one_tensor
 

@@ -18,7 +18,7 @@ from attrs import field
 from ucpl.errors import UcplError
 from ucpl.owned import demand_owned
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import (
+from ucpl.storage.vaults.counted import (
     barred,
     committed,
     domains_of,
@@ -30,13 +30,13 @@ from ucpl.remotes.vaults.counted import (
     saved_in,
     unsaid,
 )
-from ucpl.remotes.vaults.far import Far
-from ucpl.remotes.vaults.hosts import FILE, hosts_at
-from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece
-from ucpl.remotes.vaults.places import OURS, Domain, Holder, is_held
-from ucpl.remotes.vaults.records import CHUNK, Commit, Job
-from ucpl.remotes.vaults.sealed import read_sealed, was_sealed
-from ucpl.remotes.vaults.view import generation_at
+from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.hosts import FILE, hosts_at
+from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece
+from ucpl.storage.vaults.places import OURS, Domain, Holder, is_held
+from ucpl.storage.vaults.records import CHUNK, Commit, Job
+from ucpl.storage.vaults.sealed import read_sealed, was_sealed
+from ucpl.storage.vaults.view import generation_at
 from ucpl.vault.server import Say, Server, has_commit, heal, mend_commit, mend_job
 
 __all__ = [

@@ -19,13 +19,13 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.owned import make_owned
 from ucpl.records import frozen
-from ucpl.remotes.keys import Keys, any_name
-from ucpl.remotes.vaults.codes import Protection, demand_each, even_domains, sets_of
-from ucpl.remotes.vaults.counted import committed, domains_of, job_at, no_vault
-from ucpl.remotes.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
-from ucpl.remotes.vaults.places import Domain, held
-from ucpl.remotes.vaults.records import NAME, REPLAYS_MAX, Commit, Job
-from ucpl.remotes.vaults.sealed import Told, write_whole
+from ucpl.storage.keys import Keys, any_name
+from ucpl.storage.vaults.codes import Protection, demand_each, even_domains, sets_of
+from ucpl.storage.vaults.counted import committed, domains_of, job_at, no_vault
+from ucpl.storage.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
+from ucpl.storage.vaults.places import Domain, held
+from ucpl.storage.vaults.records import NAME, REPLAYS_MAX, Commit, Job
+from ucpl.storage.vaults.sealed import Told, write_whole
 from ucpl.vault.obstacles import NO_ROOM, why_not_made
 from ucpl.vault.schemes import default_protection
 

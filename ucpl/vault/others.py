@@ -12,15 +12,15 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define
-from ucpl.remotes.keys import Keys, names_of
-from ucpl.remotes.vaults.far import Far
-from ucpl.remotes.vaults.hosts import Hosts, hosts_at, table_of
-from ucpl.remotes.vaults.places import Domain
+from ucpl.storage.keys import Keys, names_of
+from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.hosts import Hosts, hosts_at, table_of
+from ucpl.storage.vaults.places import Domain
 from ucpl.vault.giving import Giving
 
 if TYPE_CHECKING:
-    from ucpl.remotes.doors import Address
-    from ucpl.remotes.vaults.records import Job
+    from ucpl.storage.doors import Address
+    from ucpl.storage.vaults.records import Job
 
 __all__ = ["Others"]
 

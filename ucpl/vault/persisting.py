@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.remotes.standing import meanwhile
-from ucpl.remotes.vaults.memory import Memory
-from ucpl.remotes.vaults.records import CHUNK
-from ucpl.remotes.vaults.view import generation_at, lay
 from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
+from ucpl.storage.standing import meanwhile
+from ucpl.storage.vaults.memory import Memory
+from ucpl.storage.vaults.records import CHUNK
+from ucpl.storage.vaults.view import generation_at, lay
 from ucpl.vault.leftovers import sweep, work_beside, worked_in, works_of
 from ucpl.vault.obstacles import why_not_made
 from ucpl.vault.persisted import SAVED, STATE, saved_text, state_text, state_told

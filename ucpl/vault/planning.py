@@ -14,9 +14,9 @@ from ucpl.extents import key_text
 from ucpl.layout import Layout
 from ucpl.layout.domains import domains_of
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import demand_each, even_domains
-from ucpl.remotes.vaults.memory import Stretch
-from ucpl.remotes.vaults.records import WHOLE
+from ucpl.storage.vaults.codes import demand_each, even_domains
+from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.records import WHOLE
 from ucpl.vault.foreseeing import Foreseen, Kept, foresee
 from ucpl.vault.schemes import Scheme, schemes
 from ucpl.vault.survival import Gone, Guarded

@@ -23,17 +23,17 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from ucpl.errors import UcplError
 from ucpl.live.tensors import is_placed, part_of, place_of
 from ucpl.records import define
-from ucpl.remotes.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
-from ucpl.remotes.vaults.replay import GRADIENT, Replay
+from ucpl.storage.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
+from ucpl.storage.vaults.replay import GRADIENT, Replay
 from ucpl.vault.live import Ready, Shares, looked_at, of_state, ranks, ready, sizes_of
 from ucpl.vault.marking import Marks, Stamp, stamp_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ucpl.remotes.vaults.memory import Memory
-    from ucpl.remotes.vaults.records import Commit
-    from ucpl.remotes.vaults.sealed import Told
+    from ucpl.storage.vaults.memory import Memory
+    from ucpl.storage.vaults.records import Commit
+    from ucpl.storage.vaults.sealed import Told
     from ucpl.vault.files import ToSave
 
 __all__ = ["Replaying", "is_replayed"]

@@ -16,11 +16,11 @@ from attrs import evolve
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.owned import is_owned
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, domains_of, job_at, newer, no_vault
-from ucpl.remotes.vaults.places import Domain
-from ucpl.remotes.vaults.records import Commit
-from ucpl.remotes.vaults.sealed import write_whole
-from ucpl.remotes.vaults.view import generation_at
+from ucpl.storage.vaults.counted import committed, domains_of, job_at, newer, no_vault
+from ucpl.storage.vaults.places import Domain
+from ucpl.storage.vaults.records import Commit
+from ucpl.storage.vaults.sealed import write_whole
+from ucpl.storage.vaults.view import generation_at
 from ucpl.vault.persisted import STATE, Persisted, persisted_in, state_text, state_told, told_in
 
 __all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]

@@ -21,9 +21,11 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.owned import demand_owned, make_owned
 from ucpl.records import define, frozen
-from ucpl.remotes.doors import Address
-from ucpl.remotes.vaults.codes import block_size, sets_of
-from ucpl.remotes.vaults.counted import (
+from ucpl.runtime.disk import disk, write_all
+from ucpl.runtime.failpoints import failpoint
+from ucpl.storage.doors import Address
+from ucpl.storage.vaults.codes import block_size, sets_of
+from ucpl.storage.vaults.counted import (
     committed,
     committed_in,
     holder_of,
@@ -33,13 +35,11 @@ from ucpl.remotes.vaults.counted import (
     no_vault,
     saved_in,
 )
-from ucpl.remotes.vaults.hosts import hosts_at
-from ucpl.remotes.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.remotes.vaults.places import LOOKED_AT, Domain, Holder, held
-from ucpl.remotes.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
-from ucpl.remotes.vaults.sealed import read_sealed, write_whole
-from ucpl.runtime.disk import disk, write_all
-from ucpl.runtime.failpoints import failpoint
+from ucpl.storage.vaults.hosts import hosts_at
+from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
+from ucpl.storage.vaults.places import LOOKED_AT, Domain, Holder, held
+from ucpl.storage.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
+from ucpl.storage.vaults.sealed import read_sealed, write_whole
 from ucpl.vault.arenas import make_room
 from ucpl.vault.making import demand_domain
 from ucpl.vault.obstacles import not_written

@@ -13,9 +13,9 @@ from itertools import combinations, pairwise
 from math import comb
 
 from ucpl.records import frozen
-from ucpl.remotes.vaults.codes import Group, Protection, block_size, sets_of
-from ucpl.remotes.vaults.memory import Stretch
-from ucpl.remotes.vaults.records import CHUNK
+from ucpl.storage.vaults.codes import Group, Protection, block_size, sets_of
+from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.records import CHUNK
 
 __all__ = ["Gone", "Guarded", "Survived"]
 

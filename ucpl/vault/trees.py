@@ -18,9 +18,9 @@ from attrs import field
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import DTYPES, Key, StorageRef, TensorRef
 from ucpl.extents.dtypes import BY_TORCH
+from ucpl.files.pickles import load_pickle
 from ucpl.live.tensors import Place, is_placed, place_of, plain, unreadable
 from ucpl.records import define, frozen
-from ucpl.stores.pickles import load_pickle
 
 __all__ = ["Held", "dtype_name", "held_in", "nested", "one_tensor"]
 

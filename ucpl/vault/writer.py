@@ -27,14 +27,14 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.live.agreement import text_of
 from ucpl.owned import make_owned
 from ucpl.records import frozen
-from ucpl.remotes.vaults.counted import committed, committed_in, holders_of, saved_in, silent
-from ucpl.remotes.vaults.hosts import hosts_at
-from ucpl.remotes.vaults.places import LOOKED_AT, Domain, Holder, held
-from ucpl.remotes.vaults.records import Begun, Commit, Job, Shard, slot_of
-from ucpl.remotes.vaults.sealed import Told, write_whole
-from ucpl.remotes.vaults.view import generation_at
-from ucpl.remotes.wire import Silence
 from ucpl.runtime.failpoints import failpoint
+from ucpl.storage.vaults.counted import committed, committed_in, holders_of, saved_in, silent
+from ucpl.storage.vaults.hosts import hosts_at
+from ucpl.storage.vaults.places import LOOKED_AT, Domain, Holder, held
+from ucpl.storage.vaults.records import Begun, Commit, Job, Shard, slot_of
+from ucpl.storage.vaults.sealed import Told, write_whole
+from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.wire import Silence
 from ucpl.vault.arenas import Arenas, Written
 from ucpl.vault.lateness import late
 from ucpl.vault.unsearched import unsearched

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import BlobWay, Key, key_text
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.torch.store import Values
-from ucpl.stores.checkpoint import Checkpoint
 from ucpl.verification.envelopes import Difference
 from ucpl.verification.values import ValueTensors, apart
 
 if TYPE_CHECKING:  # who applies a plan asks whether copies are alike, and needs no compiler
-    from ucpl.regions import Placement
-    from ucpl.regions.placement import Blob, BlobPlace
+    from ucpl.placement import Placement
+    from ucpl.placement.placement import Blob, BlobPlace
 
 __all__ = ["demand_alike", "held_blobs", "missing", "unlike_copies"]
 

@@ -6,16 +6,16 @@ import numpy as np
 
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import Seen, together
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.scalars import number_of
 from ucpl.graph import build
 from ucpl.lint.swappable_parts import Twins, side_by_side, twins_text
+from ucpl.placement import Placement
+from ucpl.planning import Runs, order
 from ucpl.records import frozen
-from ucpl.regions import Placement
 from ucpl.runtime.compare import Comparison
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files
-from ucpl.schedule import Runs, order
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.scalars import number_of
 from ucpl.verification.blobs import unlike_copies
 from ucpl.verification.elements import counted, finding
 from ucpl.verification.masters import dtype_of, weights_against_masters

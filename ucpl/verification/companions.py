@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from attrs import evolve, field
 
 from ucpl.extents import Seen, together
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
+from ucpl.placement import Placement
+from ucpl.planning import order
 from ucpl.records import define, frozen
-from ucpl.regions import Placement
 from ucpl.runtime.compare import Unequal
-from ucpl.schedule import order
-from ucpl.stores.checkpoint import Checkpoint
 from ucpl.verification.compare import reachable, stored_dtypes
 from ucpl.verification.elements import Pair, counted, element_at, only, pairs_of
 from ucpl.verification.target_check import hold_against

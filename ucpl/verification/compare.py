@@ -11,13 +11,13 @@ from typing import Literal
 
 from attrs import evolve, field
 
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import LogicalTensor
+from ucpl.placement import Placement
+from ucpl.planning import order
 from ucpl.records import frozen
-from ucpl.regions import Placement
-from ucpl.schedule import order
-from ucpl.stores.checkpoint import Checkpoint
 from ucpl.verification.blobs import held_blobs
 from ucpl.verification.elements import Pair, counted, only, pairs_of
 from ucpl.verification.envelopes import NO_GROUPS, Difference, EnvelopeComparison, Unsaid, beside, counted_names

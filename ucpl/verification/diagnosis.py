@@ -12,11 +12,11 @@ import numpy as np
 from attrs import field
 from numpy.typing import NDArray
 
-from ucpl.columns import I64
 from ucpl.extents import DTYPES, Extent, key_text
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.records import define, frozen
 from ucpl.runtime.values import decode
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.tables import I64
 from ucpl.verification.values import ValueTensors
 
 __all__ = ["Guesses", "StoredTensors"]

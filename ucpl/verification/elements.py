@@ -10,14 +10,14 @@ import numpy as np
 from attrs import evolve, field
 from numpy.typing import NDArray
 
-from ucpl.columns import I64
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.extents import key_text
 from ucpl.layout.layout import Policy
+from ucpl.placement import Homes, Part, Pieces, Placement
+from ucpl.placement.boxes import subtract
+from ucpl.placement.placement import LOOSE, element_name
 from ucpl.records import define, frozen
-from ucpl.regions import Homes, Part, Pieces, Placement
-from ucpl.regions.boxes import subtract
-from ucpl.regions.placement import LOOSE, element_name
+from ucpl.tables import I64
 
 if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
     from ucpl.runtime.compare import Unequal

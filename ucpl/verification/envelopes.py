@@ -14,10 +14,10 @@ from typing import Literal
 from attrs import field
 
 from ucpl.extents import Call, ParameterGroup, TrainState
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.scalars import number_of
 from ucpl.formats.megatron.legacy_arguments import besides_degrees
 from ucpl.records import define, frozen
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.scalars import number_of
 from ucpl.verification.values import ValueTensors, apart, value_text
 
 __all__ = ["NO_GROUPS", "Difference", "EnvelopeComparison", "Unsaid", "beside", "counted_names"]

@@ -11,11 +11,11 @@ import os
 import numpy as np
 
 from ucpl.extents import DTYPES, Extent, key_text
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.zips import open_file, read_exactly
 from ucpl.registry import format_named
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.values import decode, encode
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.zips import open_file, read_exactly
 
 __all__ = ["moved_by", "said_of"]
 

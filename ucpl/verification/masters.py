@@ -15,13 +15,13 @@ from ucpl.errors import Diagnostic
 from ucpl.graph import build
 from ucpl.graph.side import DtypeOf
 from ucpl.layout import Derivation
-from ucpl.regions import Placement
-from ucpl.schedule import Plan, order
+from ucpl.placement import Placement
+from ucpl.planning import Plan, order
 from ucpl.verification.elements import counted, element_of, finding, only, pairs_of
 
 if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
+    from ucpl.files.checkpoint import Checkpoint
     from ucpl.runtime.compare import Comparison, Unequal
-    from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["dtype_of", "elements_of", "masters_of", "weights_against_masters"]
 

@@ -59,7 +59,7 @@ class HuggingFaceClass:
 
 
 def _offline() -> AbstractContextManager[None]:
-    from ucpl.frontends.hf.offline import offline  # loaded where a class is asked, and nowhere else
+    from ucpl.inference.hf.offline import offline  # loaded where a class is asked, and nowhere else
 
     return offline()
 

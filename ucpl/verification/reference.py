@@ -15,20 +15,20 @@ from pathlib import Path
 import numpy as np
 from attrs import evolve, field
 
-from ucpl.columns import I64, Bools
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
 from ucpl.extents import DTYPES, Extent, Seen, doubt, key_text, together
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.graph import build
 from ucpl.layout.layout import Policy
 from ucpl.layout.scope import at
+from ucpl.placement import Part, Pieces, Placement
+from ucpl.placement.bytes_of_two import is_paired
+from ucpl.planning import order
 from ucpl.records import define, frozen
-from ucpl.regions import Part, Pieces, Placement
-from ucpl.regions.bytes_of_two import is_paired
 from ucpl.registry import format_named
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.values import decode, first_half, value_text
-from ucpl.schedule import order
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.tables import I64, Bools
 from ucpl.verification.diagnosis import Guesses, StoredTensors
 from ucpl.verification.elements import counted as counted_places
 from ucpl.verification.elements import element_in

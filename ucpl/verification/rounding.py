@@ -13,13 +13,13 @@ import numpy as np
 from attrs import evolve, field
 
 from ucpl.extents import EXACT
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.graph import build
 from ucpl.layout.layout import Derivation, Policy
+from ucpl.placement import Placement
+from ucpl.planning import Plan, order
 from ucpl.records import define, frozen
-from ucpl.regions import Placement
 from ucpl.runtime.compare import Measured, Unequal
-from ucpl.schedule import Plan, order
-from ucpl.stores.checkpoint import Checkpoint
 from ucpl.verification.elements import counted, element_at, only, pairs_of
 from ucpl.verification.envelopes import Difference
 from ucpl.verification.target_check import hold_against, measure_against

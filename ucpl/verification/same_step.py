@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ucpl.columns import I64, once
 from ucpl.errors import Diagnostic, Label, UcplError, catalogue
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.planning.plan import Plan, Runs
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.evidence import damage_in
-from ucpl.schedule.plan import Plan, Runs
-from ucpl.stores.checkpoint import Checkpoint
+from ucpl.tables import I64, once
 from ucpl.verification.known_bugs import said_of
 from ucpl.verification.target_check import hold_against
 

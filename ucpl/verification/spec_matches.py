@@ -13,13 +13,13 @@ from attrs import evolve
 
 from ucpl.errors import Diagnostic, Label, UcplError
 from ucpl.extents import PAIRED, Flat, in_file, key_text
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.watching import walked
 from ucpl.layout import FileRule
 from ucpl.layout.scope import at
 from ucpl.layout.templates import Hole, Template, render, varies
+from ucpl.placement import Part, Placement
 from ucpl.records import frozen
-from ucpl.regions import Part, Placement
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.watching import walked
 from ucpl.verification.blobs import missing
 
 SHOWN = 8  # findings of one kind that are listed

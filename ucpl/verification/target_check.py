@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.planning import Plan
 from ucpl.runtime.compare import Comparison, Measured, compare, measure
-from ucpl.schedule import Plan
-from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["hold_against", "measure_against"]
 

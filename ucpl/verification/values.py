@@ -9,10 +9,10 @@ import numpy as np
 from attrs import field
 
 from ucpl.extents import DTYPES, Call, Extent, Global, Scalar, TensorRef, TorchDType
+from ucpl.files.carrying import Place, by_place, origin_of
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.scalars import number_of
 from ucpl.records import frozen
-from ucpl.stores.carrying import Place, by_place, origin_of
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.scalars import number_of
 
 __all__ = ["ValueDifference", "ValueTensors", "apart", "value_text"]
 

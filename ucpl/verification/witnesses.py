@@ -18,21 +18,21 @@ from attrs import evolve
 
 from ucpl.errors import UcplError
 from ucpl.extents import Seen, doubt, together
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.model_texts import config_at
+from ucpl.files.watching import reading
 from ucpl.formats.huggingface.store import HuggingFace, config_of
 from ucpl.graph import build
+from ucpl.language import nodes
 from ucpl.layout import Derivation, Library, resolve
 from ucpl.layout import load as library_of
 from ucpl.layout.scope import Config
+from ucpl.placement import Placement, locate
+from ucpl.planning import order
 from ucpl.records import frozen
-from ucpl.regions import Placement, locate
 from ucpl.registry import format_named
 from ucpl.runtime.compare import Comparison
 from ucpl.runtime.execute import execute
-from ucpl.schedule import order
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.model_texts import config_at
-from ucpl.stores.watching import reading
-from ucpl.syntax import nodes
 from ucpl.verification import spec_matches
 from ucpl.verification.elements import counted, only
 from ucpl.verification.envelopes import counted_names
@@ -294,7 +294,7 @@ def _written_layout(side: Described, folder: Path, config: Config, *, asked: boo
     own = side.library.known.get(side.placement.layout.name)
     if not asked and (own is None or own.file.name.startswith("specs/")):
         return None
-    from ucpl.frontends.hf import import_hf  # loaded where a class is asked, and nowhere else
+    from ucpl.inference.hf import import_hf  # loaded where a class is asked, and nowhere else
 
     try:
         library = library_of((WRITTEN, import_hf(folder)))

@@ -17,9 +17,9 @@ from numpy.lib import format as npy
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Extent, Key, NamedTensor, ParameterGroup, Setting, StoredTensor, Structure, TrainState
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.demands import Demands
-from ucpl.stores.scalars import number_of
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.demands import Demands
+from ucpl.files.scalars import number_of
 
 INDEX = "index.json"
 MAGIC = "npy_folder"

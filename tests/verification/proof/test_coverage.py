@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.test_round_trip import TWO, shipped
-from ucpl.columns.operations import Lane
 from ucpl.errors import UcplError
 from ucpl.extents import Shelves
 from ucpl.graph import Graph, build
-from ucpl.regions import Placement, locate
-from ucpl.schedule import Runs, order
-from ucpl.schedule.runs import sole
+from ucpl.placement import Placement, locate
+from ucpl.planning import Runs, order
+from ucpl.planning.runs import sole
+from ucpl.tables.operations import Lane
 from ucpl.testing import Example, layout_pairs, models
 from ucpl.verification.proof.coverage import prove
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from tests.laws import moves as mv
 from ucpl.errors import UcplError
 from ucpl.graph import Graph, build
-from ucpl.regions import locate
+from ucpl.placement import locate
 from ucpl.testing import Example
 from ucpl.verification.proof.coverage import prove
 from ucpl.verification.proof.joins import pairs_in

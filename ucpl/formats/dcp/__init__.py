@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ucpl.extents import Structure
-    from ucpl.frontends.parallel import Base, Extended
+    from ucpl.files.checkpoint import Checkpoint, Framework
+    from ucpl.inference.parallel import Base, Extended
     from ucpl.layout import Layout
-    from ucpl.stores.checkpoint import Checkpoint, Framework
 
 _LAYOUTS = "folders that FSDP2 saves are dcp(fsdp=4)"
 
@@ -52,7 +52,7 @@ class DCPFormat(Format):
 
     def target(self, base: Base, source: Checkpoint | None, stored: Layout) -> Extended:
         from ucpl.formats.dcp.layouts import target
-        from ucpl.regions.sharding import shardings_of
+        from ucpl.placement.sharding import shardings_of
 
         return target(base, shardings_of(stored))
 

@@ -18,12 +18,12 @@ from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, fail
 from ucpl.extents import Extent, TensorRef
+from ucpl.files.ahead import ahead
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.zips import ends_of, open_file
 from ucpl.formats.dcp.metadata import METADATA, Chunk, Metadata, Place, Stored
 from ucpl.records import define
-from ucpl.remotes.reading import hint
-from ucpl.stores.ahead import ahead
-from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.zips import ends_of, open_file
+from ucpl.storage.reading import hint
 
 __all__ = ["NO_TENSOR", "Chunks", "address", "demand_whole"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.files.skipping import skips_optimizer
+from ucpl.files.texts import names_like, read_small
 from ucpl.formats.dcp.metadata import METADATA, Metadata, Place, Stored, read_metadata
-from ucpl.stores.skipping import skips_optimizer
-from ucpl.stores.texts import names_like, read_small
 
 __all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apart", "is_of_megatron", "read_folders"]
 

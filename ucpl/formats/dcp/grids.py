@@ -10,11 +10,11 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.formats.dcp.mesh import Boxes
-from ucpl.frontends.parallel import STORED, Base, Extended
+from ucpl.inference.parallel import STORED, Base, Extended
+from ucpl.language import nodes, parse
+from ucpl.language.quoting import quote
 from ucpl.layout.scope import Value
 from ucpl.records import frozen
-from ucpl.syntax import nodes, parse
-from ucpl.syntax.quoting import quote
 
 __all__ = ["Lines", "by_dims"]
 

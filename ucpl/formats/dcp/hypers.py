@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
+from ucpl.files.groups import Hyper
 from ucpl.formats.plain.store import empty_tensors
-from ucpl.stores.groups import Hyper
 
 if TYPE_CHECKING:
     from ucpl.extents import Structure
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = ["advice", "completed"]
 

@@ -15,12 +15,12 @@ from ucpl.errors import Label, fail
 from ucpl.formats.dcp.grids import Lines, by_dims
 from ucpl.formats.dcp.mesh import Boxes, Cut, boxes_by, boxes_of, mesh_of
 from ucpl.formats.dcp.metadata import METADATA
-from ucpl.frontends.parallel import STORED, TARGET, Base, Extended, extended
-from ucpl.syntax import nodes
+from ucpl.inference.parallel import STORED, TARGET, Base, Extended, extended
+from ucpl.language import nodes
 
 if TYPE_CHECKING:
     from ucpl.extents import Sharding
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 FSDP, TP = "fsdp", "tp"
 

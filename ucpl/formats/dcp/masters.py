@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from attrs import evolve
 
-from ucpl.columns import I64
 from ucpl.extents import DTYPES, Extent, NamedTensor, Seen
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.masters import FP32, SETTING, renamed
+from ucpl.files.zips import open_file, read_exactly
 from ucpl.records import frozen
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.masters import FP32, SETTING, renamed
-from ucpl.stores.zips import open_file, read_exactly
+from ucpl.tables import I64
 
 __all__ = ["with_masters"]
 

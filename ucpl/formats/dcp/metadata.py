@@ -16,12 +16,12 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Call, Global, TorchDType
+from ucpl.files.inert import PICKLE_BYTES_MAX
+from ucpl.files.pickles import load_pickle
+from ucpl.files.skipping import skips_optimizer
+from ucpl.files.texts import demand_inside, is_text, read_small
+from ucpl.files.values import Value
 from ucpl.records import define, frozen
-from ucpl.stores.inert import PICKLE_BYTES_MAX
-from ucpl.stores.pickles import load_pickle
-from ucpl.stores.skipping import skips_optimizer
-from ucpl.stores.texts import demand_inside, is_text, read_small
-from ucpl.stores.values import Value
 
 __all__ = ["ENVELOPE", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
 

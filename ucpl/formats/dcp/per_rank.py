@@ -31,6 +31,17 @@ from ucpl.extents import (
     TrainState,
 )
 from ucpl.extents.account import NotRead
+from ucpl.files.ahead import ahead
+from ucpl.files.carrying import lifted, marks_among
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import tensors_of
+from ucpl.files.repeated import hypers_of, unlike
+from ucpl.files.scalars import is_counted, number_of
+from ucpl.files.skipping import skips, skips_optimizer
+from ucpl.files.texts import names_like
+from ucpl.files.torch_files import TorchFile, crc_of, read_torch_file
+from ucpl.files.unknown import unknown_keys
+from ucpl.files.values import Value
 from ucpl.formats.dcp.cells import on_one_grid, placed
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
@@ -39,17 +50,6 @@ from ucpl.formats.dcp.per_rank_flats import Member, Named, members_of
 from ucpl.formats.deepspeed.order import Slots, Unclear, match
 from ucpl.formats.leaving import EMPTY
 from ucpl.records import define, frozen
-from ucpl.stores.ahead import ahead
-from ucpl.stores.carrying import lifted, marks_among
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import tensors_of
-from ucpl.stores.repeated import hypers_of, unlike
-from ucpl.stores.scalars import is_counted, number_of
-from ucpl.stores.skipping import skips, skips_optimizer
-from ucpl.stores.texts import names_like
-from ucpl.stores.torch_files import TorchFile, crc_of, read_torch_file
-from ucpl.stores.unknown import unknown_keys
-from ucpl.stores.values import Value
 
 __all__ = ["FILE", "opened_ranks", "ranks_in"]
 

@@ -11,6 +11,14 @@ from attrs import Factory, evolve, field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TrainState
+from ucpl.files.carrying import lifted, mapped
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import tensors_of
+from ucpl.files.plain_values import decode
+from ucpl.files.scalars import is_counted, number_of
+from ucpl.files.skipping import skipped_states, skips_optimizer
+from ucpl.files.torch_files import crc_of
+from ucpl.files.values import Value, kind_text
 from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
 from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.formats.dcp.mesh import mesh_settings
@@ -19,14 +27,6 @@ from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.dcp.wrapped import Wrapped, found_in
 from ucpl.formats.leaving import EMPTY, META
 from ucpl.records import define
-from ucpl.stores.carrying import lifted, mapped
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import tensors_of
-from ucpl.stores.plain_values import decode
-from ucpl.stores.scalars import is_counted, number_of
-from ucpl.stores.skipping import skipped_states, skips_optimizer
-from ucpl.stores.torch_files import crc_of
-from ucpl.stores.values import Value, kind_text
 
 __all__ = ["Opened", "opened"]
 

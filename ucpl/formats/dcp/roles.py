@@ -16,9 +16,9 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
+from ucpl.files.skipping import skips_optimizer
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
-from ucpl.stores.skipping import skips_optimizer
 
 __all__ = ["Roles", "roles_of"]
 

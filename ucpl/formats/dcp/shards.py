@@ -16,16 +16,16 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState
 from ucpl.extents.account import NotRead
+from ucpl.files.ahead import ahead
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.model_texts import TEXTS, read_texts
+from ucpl.files.safetensors_files import SafetensorsFile, read_safetensors_file
+from ucpl.files.texts import names_like
+from ucpl.files.values import Value
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
 from ucpl.formats.dcp.metadata import Chunk, Place, Stored
 from ucpl.formats.leaving import EMPTY
-from ucpl.stores.ahead import ahead
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.model_texts import TEXTS, read_texts
-from ucpl.stores.safetensors_files import SafetensorsFile, read_safetensors_file
-from ucpl.stores.texts import names_like
-from ucpl.stores.values import Value
 from ucpl.texts import json_object
 
 __all__ = ["FILE", "opened_shards", "shards_in"]

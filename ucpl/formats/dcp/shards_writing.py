@@ -12,14 +12,14 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import StorageRef, StoredTensor, Structure, TensorRef
+from ucpl.files.carrying import strides
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.model_texts import carried_texts
 from ucpl.formats.dcp.shards import INFO
 from ucpl.formats.dcp.writing import Shape, address
 from ucpl.formats.huggingface.config import rewritten
 from ucpl.formats.plain.store import empty_tensors
 from ucpl.records import define
-from ucpl.stores.carrying import strides
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.model_texts import carried_texts
 
 __all__ = ["skeleton"]
 

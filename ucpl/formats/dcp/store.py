@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.demands import Demands
-from ucpl.stores.watching import watched
+from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.demands import Demands
+from ucpl.files.watching import watched
 
 __all__ = ["DCP"]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.errors import UcplError
+from ucpl.files.wrappers import LOOSE, WRAPPERS, bare
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.formats.dcp.roles import Roles, roles_of
 from ucpl.records import frozen
-from ucpl.stores.wrappers import LOOSE, WRAPPERS, bare
 
 __all__ = ["Wrapped", "found_in"]
 

@@ -26,22 +26,22 @@ from ucpl.extents import (
     TorchDType,
     key_text,
 )
+from ucpl.files.carrying import Place as Lying
+from ucpl.files.carrying import Storages, by_place, strides
+from ucpl.files.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.groups import has_groups_alone, matched
+from ucpl.files.inert import LEAVES
+from ucpl.files.pickles import dumps, unsafe_globals
+from ucpl.files.plain_values import encode
+from ucpl.files.scalars import number_of
+from ucpl.files.torch_files import layout_archive
+from ucpl.files.values import Empty
 from ucpl.formats.dcp.folders import MODEL, OPTIMIZER
 from ucpl.formats.dcp.hypers import completed
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
 from ucpl.formats.leaving import EMPTY, META
 from ucpl.formats.plain.store import empty_tensors
 from ucpl.records import define
-from ucpl.stores.carrying import Place as Lying
-from ucpl.stores.carrying import Storages, by_place, strides
-from ucpl.stores.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.groups import has_groups_alone, matched
-from ucpl.stores.inert import LEAVES
-from ucpl.stores.pickles import dumps, unsafe_globals
-from ucpl.stores.plain_values import encode
-from ucpl.stores.scalars import number_of
-from ucpl.stores.torch_files import layout_archive
-from ucpl.stores.values import Empty
 
 __all__ = ["KNOWN", "File", "Writer", "address", "leaves", "skeleton", "whole_shapes"]
 

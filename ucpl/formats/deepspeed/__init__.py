@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ucpl.extents import Structure
-    from ucpl.stores.checkpoint import Checkpoint, Framework, Order
+    from ucpl.files.checkpoint import Checkpoint, Framework, Order
 
 # Values of a run that files of an engine have a place for.
 VALUES = frozenset(

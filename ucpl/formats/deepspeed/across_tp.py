@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Sharding
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.attributes import carries_cuts, cut_by_attributes
 from ucpl.formats.deepspeed.cuts import is_by_lists, shardings_of, vocabulary_of
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import Module
 from ucpl.formats.deepspeed.order import Shape
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 Shapes = dict[str, tuple[Shape, ...]]  # of each tensor, on each tensor-parallel rank
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ucpl.extents import Structure
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.groups import differences
-from ucpl.stores.model_texts import config_of
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.groups import differences
+from ucpl.files.model_texts import config_of
 
 SHOWN = 3
 WARM = (

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.records import frozen
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 INFO = "universal_checkpoint_info"
 

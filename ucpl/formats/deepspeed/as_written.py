@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
+from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.formats.deepspeed.names import place_in_run
-from ucpl.stores.torch_files import TorchFile, read_torch_file
 
 
 def read_shard(root: Path, name: str) -> TorchFile:

@@ -19,9 +19,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Flat, Plain
 from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Expert, Experts
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.order import Shape
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 LAYERS = "ds_autoep_layers"
 Groups = tuple[dict[str, Shape], ...]

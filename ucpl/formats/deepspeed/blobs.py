@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 from ucpl.extents import TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.files.carrying import lifted
+from ucpl.files.pickles import attributes_of
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.left_out import BLOB
 from ucpl.formats.deepspeed.module import Module
 from ucpl.formats.deepspeed.names import RUN_KEYS
 from ucpl.formats.deepspeed.topology import not_yet
-from ucpl.stores.carrying import lifted
-from ucpl.stores.pickles import attributes_of
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 SCALING = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
 _RUN = (*RUN_KEYS, "ds_config", "ds_version", "universal_checkpoint_info")

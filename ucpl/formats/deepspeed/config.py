@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ucpl.extents import Call, Global, Plain, TorchDType
+from ucpl.files.carrying import mapped
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.values import Value
 from ucpl.records import frozen
-from ucpl.stores.carrying import mapped
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.values import Value
 
 _LOSS_SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _OF_MASTERS = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")

@@ -14,7 +14,7 @@ from pathlib import Path
 from ucpl.extents import DTYPES, Extent
 from ucpl.extents.pipeline import Pipeline
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.remotes.reading import pread
+from ucpl.storage.reading import pread
 
 _BLOCK_BYTES = 1 << 20
 

@@ -14,11 +14,11 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Section, Sharding
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value, kind_text
 from ucpl.formats.deepspeed.affine import INFO, affine_sharding, refuse, strides
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.records import frozen
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value, kind_text
 
 VERSION = 1  # of affine_map
 _PATTERN_CHARACTERS_MAX = 400

@@ -12,6 +12,9 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Sharding
 from ucpl.extents.pipeline import Pipeline
+from ucpl.files.checkpoint import Order
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.formats.deepspeed.as_written import read_shard
@@ -37,9 +40,6 @@ from ucpl.formats.deepspeed.stages import Beside, canonical, layers_of, pipeline
 from ucpl.formats.deepspeed.topology import Shard, Topology
 from ucpl.formats.deepspeed.whole_states import Rank, read_whole_states
 from ucpl.records import mutable
-from ucpl.stores.checkpoint import Order
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 
 @mutable(eq=False)

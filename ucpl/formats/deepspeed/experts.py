@@ -22,6 +22,8 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
@@ -32,8 +34,6 @@ from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import is_data_first
 from ucpl.formats.deepspeed.topology import Shard, Topology, not_yet
 from ucpl.records import frozen
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
 _DEGREE = re.compile(r"ep_size_(?P<ep>[0-9]{1,9})\Z")

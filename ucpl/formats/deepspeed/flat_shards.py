@@ -13,15 +13,15 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Flat, ParameterGroup, TensorRef, key_text
+from ucpl.files.carrying import lifted
+from ucpl.files.skipping import skips
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import Module, differ
 from ucpl.formats.deepspeed.order import Run, alignment_elements, run, undeal
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.records import frozen
-from ucpl.stores.carrying import lifted
-from ucpl.stores.skipping import skips
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 _STATE = "optimizer_state_dict"
 _BASE = "base_optimizer_state"

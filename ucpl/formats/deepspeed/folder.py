@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from ucpl.errors import Label, fail, plural
+from ucpl.files.texts import read_name
 from ucpl.formats.deepspeed.names import LATEST, list_files
-from ucpl.stores.texts import read_name
 
 
 def step_folder(path: Path) -> tuple[Path, str]:

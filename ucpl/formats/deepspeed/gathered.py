@@ -25,20 +25,20 @@ from ucpl.extents.account import NotRead
 from ucpl.extents.experts import Experts
 from ucpl.extents.parallel_facts import CarriedByRank, ParallelFacts
 from ucpl.extents.pipeline import Pipeline
+from ucpl.files.carrying import lifted, marks_of
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import tensors_of
+from ucpl.files.scalars import is_counted
+from ucpl.files.skipping import skips
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.unknown import unknown_in
+from ucpl.files.values import Value, kind_text
 from ucpl.formats.deepspeed.auto_ep import unknown_of
 from ucpl.formats.deepspeed.names import OWNED
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.rank_copies import unlike_copies
 from ucpl.formats.deepspeed.states import named as state_named
 from ucpl.records import frozen, mutable
-from ucpl.stores.carrying import lifted, marks_of
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import tensors_of
-from ucpl.stores.scalars import is_counted
-from ucpl.stores.skipping import skips
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.unknown import unknown_in
-from ucpl.stores.values import Value, kind_text
 
 
 @frozen

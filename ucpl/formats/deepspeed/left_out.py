@@ -12,11 +12,11 @@ from collections import OrderedDict
 from attrs import field
 
 from ucpl.extents import DTYPES, TensorRef
+from ucpl.files.carrying import lifted
+from ucpl.files.pickles import attributes_of
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.records import frozen
-from ucpl.stores.carrying import lifted
-from ucpl.stores.pickles import attributes_of
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 BLOB = "left_out"
 _SHOWN = 3

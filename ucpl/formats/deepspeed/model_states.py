@@ -7,6 +7,8 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, Size, TensorRef
+from ucpl.files.pickles import set_attributes
+from ucpl.files.values import Empty
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.config import blobs_of
@@ -14,8 +16,6 @@ from ucpl.formats.deepspeed.cuts import info_of
 from ucpl.formats.deepspeed.names import is_of_expert, layer_place
 from ucpl.formats.deepspeed.optimizer_states import whole
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, TargetFile, Writer
-from ucpl.stores.pickles import set_attributes
-from ucpl.stores.values import Empty
 
 
 def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, object]:

@@ -16,14 +16,14 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, TensorRef, key_text
 from ucpl.extents.sub_groups import slice_numel
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.left_out import LeftOut, NotStored, is_by_choice
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.topology import Shard
 from ucpl.records import frozen
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 Groups = tuple[dict[str, Shape], ...]  # trained parameters by group, in the order of the flat buffers
 

@@ -15,13 +15,13 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, TensorRef
+from ucpl.files.checkpoint import Order
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import Module
 from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
 from ucpl.records import frozen
-from ucpl.remotes.reading import pread
-from ucpl.stores.checkpoint import Order
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
+from ucpl.storage.reading import pread
 
 _COMPARED_MAX = 1 << 14  # elements of a weight and its master, where the order has to be found by content
 _MASTERS_KEPT = 64  # places whose masters are kept in memory while weights are held against them

@@ -21,13 +21,13 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Size, TensorRef
+from ucpl.files.pickles import tensors_of
+from ucpl.files.torch_files import TorchFile, crc_of
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.names import Listing, expert_place
 from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
 from ucpl.records import frozen
-from ucpl.stores.pickles import tensors_of
-from ucpl.stores.torch_files import TorchFile, crc_of
-from ucpl.stores.values import Value
 
 _STATE = "optimizer_state_dict"
 _NAMES = "param_slice_mappings"

@@ -11,14 +11,14 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Call, Flat, Global, Key
+from ucpl.files.scalars import number_of
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
 from ucpl.formats.deepspeed.muon import demand_whole_tensors
 from ucpl.formats.deepspeed.order import Run
 from ucpl.formats.deepspeed.states import in_file
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
-from ucpl.stores.scalars import number_of
-from ucpl.stores.values import Value
 
 
 def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:

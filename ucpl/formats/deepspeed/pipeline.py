@@ -16,6 +16,11 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, TensorRef
 from ucpl.extents.pipeline import Pipeline
+from ucpl.files.carrying import lifted
+from ucpl.files.checkpoint import Order
+from ucpl.files.pickles import attributes_of
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.across_tp import cuts_over_tp, local_shapes, same_tensors
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.blobs import keep_run, keep_scaling, keep_whole_scaling
@@ -30,11 +35,6 @@ from ucpl.formats.deepspeed.stages import Beside, LayerTensors, canonical, pipel
 from ucpl.formats.deepspeed.topology import Topology, not_yet
 from ucpl.formats.deepspeed.unstaged import Told, told_of
 from ucpl.formats.deepspeed.whole_states import Rank, read_whole_states
-from ucpl.stores.carrying import lifted
-from ucpl.stores.checkpoint import Order
-from ucpl.stores.pickles import attributes_of
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 
 def read_pipeline(

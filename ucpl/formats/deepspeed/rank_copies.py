@@ -10,10 +10,10 @@ from collections.abc import Container, Iterable, Iterator
 
 from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.files.repeated import Mark, hypers_of, unlike
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.unknown import unknown_keys
 from ucpl.formats.deepspeed.names import RUN_KEYS, is_apart, place_in_run
-from ucpl.stores.repeated import Mark, hypers_of, unlike
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.unknown import unknown_keys
 
 __all__ = ["unlike_copies"]
 

@@ -14,6 +14,8 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup
 from ucpl.extents.experts import Expert, Experts
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling
 from ucpl.formats.deepspeed.experts import members_of
@@ -24,8 +26,6 @@ from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import is_data_first, set_alignment
 from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
 from ucpl.formats.deepspeed.topology import Topology, not_yet
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 
 def read_sliced_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:

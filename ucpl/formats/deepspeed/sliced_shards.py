@@ -10,12 +10,12 @@ from math import prod
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, ParameterGroup
 from ucpl.extents.sub_groups import pack, slice_numel
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import Sharers, check_flat, check_partition_count, hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import Module
 from ucpl.formats.deepspeed.topology import not_yet
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 _STATE = "optimizer_state_dict"
 _MASTERS = "fp32_flat_groups"

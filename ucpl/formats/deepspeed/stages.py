@@ -14,13 +14,13 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import TensorRef
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal, layer_file
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import Groups, Module, groups_of
 from ucpl.formats.deepspeed.names import layer_number
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.topology import Topology, not_yet
 from ucpl.records import frozen
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 _TIED = "tied_modules."
 _LAYERS_MAX = 1 << 16

@@ -10,14 +10,14 @@ from __future__ import annotations
 from attrs import evolve
 
 from ucpl.errors import Label, fail
+from ucpl.files.checkpoint import Checkpoint, Order
+from ucpl.files.skipping import skips_optimizer
 from ucpl.formats.deepspeed.dense import read_dense
 from ucpl.formats.deepspeed.gathered import Gathered, Place
 from ucpl.formats.deepspeed.names import Listing, list_files
 from ucpl.formats.deepspeed.pipeline import read_pipeline
 from ucpl.formats.deepspeed.settings import read_settings, shards_gone
 from ucpl.formats.deepspeed.topology import topology_of
-from ucpl.stores.checkpoint import Checkpoint, Order
-from ucpl.stores.skipping import skips_optimizer
 
 
 def _without_optimizer(listing: Listing) -> Listing:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from ucpl.errors import UcplError
 from ucpl.extents import StoredTensor, Structure
+from ucpl.files.checkpoint import Checkpoint, Order, Skeleton
+from ucpl.files.demands import Demands
 from ucpl.formats.deepspeed.folder import step_folder
 from ucpl.formats.deepspeed.gathered import Place
 from ucpl.formats.deepspeed.names import LATEST, list_files
 from ucpl.formats.deepspeed.step import open_step
 from ucpl.formats.deepspeed.target import KNOWN_GLOBALS
 from ucpl.formats.deepspeed.writing import skeleton
-from ucpl.stores.checkpoint import Checkpoint, Order, Skeleton
-from ucpl.stores.demands import Demands
 
 
 class DeepSpeed:

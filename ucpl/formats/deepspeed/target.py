@@ -13,19 +13,19 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTensor, Structure, TensorRef
 from ucpl.extents.pipeline import Pipeline
+from ucpl.files.carrying import Place, Storages, by_place
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.groups import matched
+from ucpl.files.inert import HOLDERS
+from ucpl.files.pickles import unsafe_globals
+from ucpl.files.scalars import number_of
+from ucpl.files.values import Empty, Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.config import blobs_of, regenerated
 from ucpl.formats.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.formats.deepspeed.left_out import LeftOut
 from ucpl.formats.deepspeed.names import is_apart, is_of_expert, layer_number
 from ucpl.records import mutable
-from ucpl.stores.carrying import Place, Storages, by_place
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.groups import matched
-from ucpl.stores.inert import HOLDERS
-from ucpl.stores.pickles import unsafe_globals
-from ucpl.stores.scalars import number_of
-from ucpl.stores.values import Empty, Value
 
 FORMAT_VERSION = "0.19.8"  # the release whose form is written
 

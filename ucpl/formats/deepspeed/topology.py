@@ -14,14 +14,14 @@ from typing import NoReturn
 from ucpl.errors import Label, fail
 from ucpl.extents import Call
 from ucpl.extents.pipeline import layer_file
+from ucpl.files.ahead import ahead
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.names import Listing, layer_place, model_file
 from ucpl.formats.deepspeed.older_experts import lacks_shapes, restated
 from ucpl.records import frozen
-from ucpl.stores.ahead import ahead
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 _LAYERS = "its layers are in files of their own (PipelineModule)"
 

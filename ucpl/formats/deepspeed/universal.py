@@ -19,6 +19,14 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.files.ahead import ahead
+from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.demands import Demands
+from ucpl.files.skipping import skips, skips_optimizer
+from ucpl.files.texts import names_like, read_name
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.unknown import SHARED, unknown_keys
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.as_written import read_atom, read_shard
@@ -41,14 +49,6 @@ from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.formats.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
 from ucpl.records import frozen
-from ucpl.stores.ahead import ahead
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.demands import Demands
-from ucpl.stores.skipping import skips, skips_optimizer
-from ucpl.stores.texts import names_like, read_name
-from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.unknown import SHARED, unknown_keys
-from ucpl.stores.values import Value
 
 _STATES = ("optimizer_state_dict", "state")
 # Keys of an atom, as ds_to_universal.py of DeepSpeed writes them.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ucpl.extents import Sharding
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.across_tp import Shapes, cuts_over_tp
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import Module, groups_of, module_of
 from ucpl.formats.deepspeed.order import Shape
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 
 def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:

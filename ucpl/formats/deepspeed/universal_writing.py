@@ -8,13 +8,13 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, StoredTensor, Structure, key_text
+from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.model_states import model_states
 from ucpl.formats.deepspeed.names import is_of_expert, model_file
 from ucpl.formats.deepspeed.optimizer_states import clip_grad, scaling, stage_of
 from ucpl.formats.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, demand_numbers, skeleton_of
 from ucpl.formats.deepspeed.universal_cuts import Cuts, beside, cuts_of, lists_of
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
 
 ATOMS = "zero"
 GLOBAL_STATE = "zero/optimizer_state.pt"

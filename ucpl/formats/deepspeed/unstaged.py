@@ -16,6 +16,9 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import TensorRef
+from ucpl.files.checkpoint import Order
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.module import Groups, Module, groups_of
 from ucpl.formats.deepspeed.names import layer_number
 from ucpl.formats.deepspeed.numbered import Named, Numbered, matched, names_of
@@ -24,9 +27,6 @@ from ucpl.formats.deepspeed.stages import refs_of
 from ucpl.formats.deepspeed.topology import Topology
 from ucpl.formats.deepspeed.whole_states import Rank, numbered
 from ucpl.records import frozen
-from ucpl.stores.checkpoint import Order
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 _TIED = "tied_modules."
 _WAYS_MAX = 2  # one is enough, and two are too many

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat, ParameterGroup
+from ucpl.files.checkpoint import Order
+from ucpl.files.scalars import counted_states
+from ucpl.files.skipping import skips_optimizer
+from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.module import Module
@@ -19,10 +23,6 @@ from ucpl.formats.deepspeed.order import run
 from ucpl.formats.deepspeed.states import named
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.records import frozen
-from ucpl.stores.checkpoint import Order
-from ucpl.stores.scalars import counted_states
-from ucpl.stores.skipping import skips_optimizer
-from ucpl.stores.values import Value
 
 _EACH, _FLAT = "fp32_groups", "fp32_groups_flat"  # masters of FP16_UnfusedOptimizer, and of FP16_Optimizer
 

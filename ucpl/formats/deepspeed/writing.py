@@ -11,13 +11,13 @@ from __future__ import annotations
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, StoredTensor, Structure, key_text
 from ucpl.extents.pipeline import layer_file
+from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.formats.deepspeed.config import blobs_of
 from ucpl.formats.deepspeed.model_states import model_states, parts
 from ucpl.formats.deepspeed.names import LATEST, is_apart, model_file, optim_file
 from ucpl.formats.deepspeed.optimizer_states import shard
 from ucpl.formats.deepspeed.order import alignment_elements
 from ucpl.formats.deepspeed.target import Made, Writer, skeleton_of
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:

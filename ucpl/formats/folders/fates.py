@@ -14,10 +14,10 @@ from attrs import evolve, field
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.extents import Extent, Structure
 from ucpl.extents.containers import Beside, Container, Rule
+from ucpl.files.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.watching import reading
 from ucpl.records import frozen
 from ucpl.registry import format_named
-from ucpl.stores.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.watching import reading
 
 __all__ = ["Placed", "Sorted", "sorted_into", "with_beside"]
 

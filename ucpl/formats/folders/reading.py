@@ -14,17 +14,17 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.containers import Beside, Container, Kind, Rule
+from ucpl.files.inert import HOLDERS
+from ucpl.files.pickles import loads, unsafe_globals
+from ucpl.files.texts import is_text, read_small
+from ucpl.files.torch_files import read_torch_file
+from ucpl.files.watching import walked
+from ucpl.files.zips import open_file, read_zip_directory
 from ucpl.formats.folders.accelerate import ACCELERATE
 from ucpl.formats.folders.lightning import LIGHTNING
 from ucpl.formats.folders.steps import Run, of_another_step
 from ucpl.formats.folders.trainer import TRAINER
-from ucpl.remotes.reading import pread
-from ucpl.stores.inert import HOLDERS
-from ucpl.stores.pickles import loads, unsafe_globals
-from ucpl.stores.texts import is_text, read_small
-from ucpl.stores.torch_files import read_torch_file
-from ucpl.stores.watching import walked
-from ucpl.stores.zips import open_file, read_zip_directory
+from ucpl.storage.reading import pread
 
 __all__ = ["KINDS", "container_of"]
 

@@ -10,9 +10,9 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.extents.containers import Beside
+from ucpl.files.texts import read_small
+from ucpl.files.torch_files import read_torch_file
 from ucpl.records import frozen
-from ucpl.stores.texts import read_small
-from ucpl.stores.torch_files import read_torch_file
 
 __all__ = ["Run", "of_another_step"]
 

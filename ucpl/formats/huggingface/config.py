@@ -9,11 +9,11 @@ from math import prod
 from attrs import field
 
 from ucpl.extents import Key, StoredTensor
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.model_texts import carried_texts
 from ucpl.formats.huggingface.demands import with_vocabulary
 from ucpl.formats.huggingface.precedence import EXPLICIT
 from ucpl.records import frozen
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.model_texts import carried_texts
 from ucpl.texts import Json
 
 __all__ = ["ADAPTER", "Written", "rewritten", "written"]

@@ -2,7 +2,7 @@
 
 from_pretrained builds the class of config.json and refuses a tensor of another shape; layers that the folder lacks begin with
 random numbers, and layers that it has beyond the config are left out. These are sizes that all language models of transformers
-call alike; the class itself says the rest (frontends/hf/fitting).
+call alike; the class itself says the rest (inference/hf/fitting).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from ucpl.stores.demands import Demands, Size, sizes_of
+from ucpl.files.demands import Demands, Size, sizes_of
 from ucpl.texts import Json
 
 __all__ = ["DEMANDS", "renamed_at_load", "with_vocabulary"]

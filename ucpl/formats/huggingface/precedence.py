@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
+from ucpl.files.model_texts import config_at
 from ucpl.records import frozen
-from ucpl.stores.model_texts import config_at
 
 __all__ = ["INDEX", "SHARD", "Choice", "Loader", "chosen"]
 

@@ -10,14 +10,14 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Key, StorageRef, StoredTensor, Structure, TensorRef, key_text
+from ucpl.files.carrying import strides
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.model_texts import carried_files
+from ucpl.files.safetensors_files import ALIASES
+from ucpl.files.values import Empty, Value
 from ucpl.formats.huggingface.config import ADAPTER, written
 from ucpl.formats.huggingface.precedence import INDEX
 from ucpl.records import define, frozen
-from ucpl.stores.carrying import strides
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.model_texts import carried_files
-from ucpl.stores.safetensors_files import ALIASES
-from ucpl.stores.values import Empty, Value
 
 __all__ = ["EMPTY", "Shards", "shard_bytes"]
 

@@ -9,10 +9,10 @@ from ucpl.registry import Format
 
 if TYPE_CHECKING:
     from ucpl.extents import Structure
-    from ucpl.frontends.parallel import Base, Extended
+    from ucpl.files.checkpoint import Checkpoint, Framework
+    from ucpl.inference.parallel import Base, Extended
+    from ucpl.language import nodes
     from ucpl.layout import Layout
-    from ucpl.stores.checkpoint import Checkpoint, Framework
-    from ucpl.syntax import nodes
 
 _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
 

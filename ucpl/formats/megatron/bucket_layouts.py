@@ -18,14 +18,14 @@ from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.dealt import Buffer, Dealt, refuse
 from ucpl.formats.megatron.legacy_arguments import arguments_in, has_grouped_mlp
 from ucpl.formats.megatron.legacy_buffers import Parameter, divided
-from ucpl.frontends.parallel import TARGET, Base, Extended, Note, origins, pattern
-from ucpl.frontends.stages import STAGES
-from ucpl.syntax import nodes, parse, print_file
-from ucpl.syntax.printer import print_axis
-from ucpl.syntax.quoting import quote
+from ucpl.inference.parallel import TARGET, Base, Extended, Note, origins, pattern
+from ucpl.inference.stages import STAGES
+from ucpl.language import nodes, parse, print_file
+from ucpl.language.printer import print_axis
+from ucpl.language.quoting import quote
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 BUCKETS = "dp_reshardable"
 FORMS = ("fully_reshardable", BUCKETS)

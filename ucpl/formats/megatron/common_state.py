@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ucpl.extents.account import NotRead
+from ucpl.files.repeated import Copy, hypers_of, unlike
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.unknown import unknown_keys
 from ucpl.formats.dcp.metadata import METADATA
-from ucpl.stores.repeated import Copy, hypers_of, unlike
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.unknown import unknown_keys
 
 __all__ = ["BACKEND_KEYS", "unread_objects", "SCALER", "SCALING", "unread_of"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
+from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.watching import watched
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import found, step_of
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.watching import watched
 
 __all__ = ["MegatronCore"]
 

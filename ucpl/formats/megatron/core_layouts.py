@@ -9,11 +9,11 @@ from ucpl.formats.dcp.layouts import without_dims
 from ucpl.formats.dcp.mesh import boxes_of
 from ucpl.formats.dcp.metadata import METADATA
 from ucpl.formats.megatron import bucket_layouts as megatron_buckets
-from ucpl.frontends.parallel import TARGET, Base, Extended, extended
-from ucpl.syntax import nodes
+from ucpl.inference.parallel import TARGET, Base, Extended, extended
+from ucpl.language import nodes
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 
 def is_in_buckets(layout: nodes.Layout, call: nodes.Call) -> bool:

@@ -21,15 +21,15 @@ from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.legacy_buffers import ALIGNED
 from ucpl.formats.megatron.legacy_layouts import lines
 from ucpl.formats.megatron.orders import by_modules
-from ucpl.frontends.parallel import TARGET, Base, Extended, Note, extended, origins
-from ucpl.frontends.stages import STAGES, arguments, with_argument
+from ucpl.inference.parallel import TARGET, Base, Extended, Note, extended, origins
+from ucpl.inference.stages import STAGES, arguments, with_argument
+from ucpl.language import nodes
 from ucpl.layout import Layout, resolve
 from ucpl.layout.scope import Scope
 from ucpl.records import define, frozen
-from ucpl.syntax import nodes
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 MASTER = "fp32"
 _STATES = frozenset({MASTER, "exp_avg", "exp_avg_sq"})

@@ -6,7 +6,7 @@ another dialect are never looked for, and the job stops.
 
 from __future__ import annotations
 
-from ucpl.stores.demands import Demands, Names
+from ucpl.files.demands import Demands, Names
 
 __all__ = ["DEMANDS"]
 

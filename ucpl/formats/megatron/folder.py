@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ucpl.errors import Label, fail
+from ucpl.files.texts import read_name
 from ucpl.records import frozen
-from ucpl.stores.texts import read_name
 
 __all__ = ["TRACKER", "Step", "found", "has_tracker", "step_of"]
 

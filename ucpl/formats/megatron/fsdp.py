@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
+from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.watching import watched
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import found, has_tracker, step_of
-from ucpl.remotes.reading import fetch_all
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.watching import watched
+from ucpl.storage.reading import fetch_all
 
 __all__ = ["MegatronFSDP"]
 

@@ -15,13 +15,13 @@ from ucpl.formats.megatron.dealt import demand_moments, states_of
 from ucpl.formats.megatron.fsdp_names import STATES, gated, in_modules
 from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.legacy_names import is_of_chunks
-from ucpl.frontends.parallel import TARGET, Base, Extended, extended
+from ucpl.inference.parallel import TARGET, Base, Extended, extended
+from ucpl.language import nodes, parse
+from ucpl.language.quoting import quote
 from ucpl.layout import resolve
-from ucpl.syntax import nodes, parse
-from ucpl.syntax.quoting import quote
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 _UNWRAPPED = "module.module."  # what an fp32 run's optimizer has before names: without a module of 16 bits
 _MASTER = "fp32"

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, Setting
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.dcp import reading
 from ucpl.formats.dcp.metadata import METADATA, read_metadata
 from ucpl.formats.megatron import fsdp_names as names
@@ -20,7 +21,6 @@ from ucpl.formats.megatron.legacy_names import layer_of
 from ucpl.formats.megatron.orders import registered
 from ucpl.formats.megatron.roles import BUFFERS, MASTER
 from ucpl.records import frozen
-from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["NAME", "RNG", "Place", "halves_of", "opened"]
 

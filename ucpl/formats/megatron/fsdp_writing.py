@@ -11,6 +11,8 @@ from functools import cached_property
 
 from ucpl.errors import Label, fail
 from ucpl.extents import StoredTensor, Structure
+from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.pickles import unsafe_globals
 from ucpl.formats.dcp.metadata import METADATA, Step
 from ucpl.formats.dcp.writing import KNOWN, File, leaves
 from ucpl.formats.megatron import fsdp_names as names
@@ -21,8 +23,6 @@ from ucpl.formats.megatron.reading import ITERATION, VERSION
 from ucpl.formats.megatron.roles import MASTER
 from ucpl.formats.megatron.writing import CoreWriter
 from ucpl.records import define
-from ucpl.stores.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.pickles import unsafe_globals
 
 __all__ = ["skeleton"]
 

@@ -16,14 +16,14 @@ from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
+from ucpl.files.groups import differences, each_of, refuse_without
 from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
 from ucpl.records import frozen
-from ucpl.stores.groups import differences, each_of, refuse_without
 
 if TYPE_CHECKING:
     from ucpl.extents import Structure
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 __all__ = [
     "STEP",

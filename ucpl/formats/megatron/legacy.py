@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ucpl.extents import StoredTensor, Structure
+from ucpl.files.checkpoint import Checkpoint, Skeleton
+from ucpl.files.watching import watched
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import TRACKER, found, step_of
 from ucpl.formats.megatron.legacy_arguments import KNOWN_GLOBALS, heads_advice
-from ucpl.stores.checkpoint import Checkpoint, Skeleton
-from ucpl.stores.watching import watched
 
 __all__ = ["MegatronLegacy", "legacy_advice"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ucpl.extents import Call, Global, NamedTensor
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.inert import HOLDERS, unsafe_globals
+from ucpl.files.plain_values import decode, encode
 from ucpl.formats.megatron.legacy_names import EMBEDDING, layer_of, numbered
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.inert import HOLDERS, unsafe_globals
-from ucpl.stores.plain_values import decode, encode
 
 __all__ = [
     "DEGREES",

@@ -13,13 +13,13 @@ from attrs import evolve
 
 from ucpl.extents import Sharding
 from ucpl.extents.megatron import Legacy
-from ucpl.frontends.parallel import STORED, Base, Extended, Note, extended, origins, pattern
-from ucpl.syntax import nodes, parse
-from ucpl.syntax.printer import print_axis
-from ucpl.syntax.quoting import quote
+from ucpl.inference.parallel import STORED, Base, Extended, Note, extended, origins, pattern
+from ucpl.language import nodes, parse
+from ucpl.language.printer import print_axis
+from ucpl.language.quoting import quote
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Checkpoint
+    from ucpl.files.checkpoint import Checkpoint
 
 _MOMENTS = (
     "any @tp"  # of what tp copies, each rank steps by gradients of its own: Megatron, too, takes the first rank's

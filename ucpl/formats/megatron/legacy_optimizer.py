@@ -12,6 +12,12 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Counted, Extent, Key, ParameterGroup, TensorRef, TorchDType
 from ucpl.extents.megatron import Legacy, Run, Stage
+from ucpl.files.carrying import lifted
+from ucpl.files.pickles import tensors_of
+from ucpl.files.scalars import is_counted
+from ucpl.files.skipping import skips_optimizer
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.values import Value
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.groups import decays_norms, has_no_decay, has_own_rate, is_decoupled
 from ucpl.formats.megatron.legacy_buffers import ALIGNED, Bucket, Parameter, buckets_of
@@ -19,12 +25,6 @@ from ucpl.formats.megatron.legacy_grouped import views
 from ucpl.formats.megatron.legacy_modules import Local, Modules
 from ucpl.formats.megatron.legacy_ranks import CODE, Place, Ranks, optim_of
 from ucpl.records import define, frozen
-from ucpl.stores.carrying import lifted
-from ucpl.stores.pickles import tensors_of
-from ucpl.stores.scalars import is_counted
-from ucpl.stores.skipping import skips_optimizer
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.values import Value
 
 __all__ = ["FROZEN", "KEPT", "Optimizer", "read_optimizer"]
 

@@ -9,13 +9,13 @@ from itertools import product
 from attrs import field
 
 from ucpl.errors import Label, fail
+from ucpl.files.ahead import ahead
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.values import Value
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.legacy_arguments import state_of
 from ucpl.formats.megatron.legacy_folder import MODEL, OPTIM, Rank, ranks_in
 from ucpl.records import define
-from ucpl.stores.ahead import ahead
-from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.values import Value
 
 __all__ = ["CODE", "Place", "Ranks", "read_ranks"]
 

@@ -6,6 +6,9 @@ from attrs import evolve
 
 from ucpl.extents import Extent, Key, NamedTensor, Setting, TrainState
 from ucpl.extents.parallel_facts import ParallelFacts
+from ucpl.files.carrying import lifted, marks_among
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import tensors_of
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.legacy_arguments import part_own
@@ -13,9 +16,6 @@ from ucpl.formats.megatron.legacy_modules import Modules, read_modules
 from ucpl.formats.megatron.legacy_optimizer import GROUPS, KEPT, Optimizer, facts, read_optimizer
 from ucpl.formats.megatron.legacy_ranks import Ranks, read_ranks
 from ucpl.formats.megatron.legacy_unread import unread_in
-from ucpl.stores.carrying import lifted, marks_among
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.pickles import tensors_of
 
 __all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.files.repeated import Copy, Mark, hypers_of, unlike
+from ucpl.files.torch_files import TorchFile
+from ucpl.files.unknown import unknown_keys
 from ucpl.formats.megatron.legacy_ranks import Ranks
-from ucpl.stores.repeated import Copy, Mark, hypers_of, unlike
-from ucpl.stores.torch_files import TorchFile
-from ucpl.stores.unknown import unknown_keys
 
 __all__ = ["unread_in"]
 

@@ -12,6 +12,11 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH, Key, Scalar, StoredTensor, Structure, TensorRef, TorchDType, key_text
+from ucpl.files.carrying import Storages, by_place
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.groups import each_of
+from ucpl.files.pickles import unsafe_globals
+from ucpl.files.scalars import number_of
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import TRACKER
 from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms
@@ -30,11 +35,6 @@ from ucpl.formats.megatron.legacy_optimizer import FROZEN, KEPT
 from ucpl.formats.megatron.legacy_reading import OPTIMIZER, RNG, WITHOUT
 from ucpl.formats.megatron.orders import by_modules
 from ucpl.records import define
-from ucpl.stores.carrying import Storages, by_place
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.groups import each_of
-from ucpl.stores.pickles import unsafe_globals
-from ucpl.stores.scalars import number_of
 
 __all__ = ["skeleton"]
 

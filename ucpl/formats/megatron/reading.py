@@ -13,6 +13,14 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Setting, TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.files.carrying import lifted, mapped
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.plain_values import decode
+from ucpl.files.skipping import skips_optimizer
+from ucpl.files.texts import read_small
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.unknown import unknown_keys
+from ucpl.files.values import Value
 from ucpl.formats.dcp.cells import placed
 from ucpl.formats.dcp.chunks import Chunks
 from ucpl.formats.dcp.metadata import METADATA, Metadata, read_metadata
@@ -37,14 +45,6 @@ from ucpl.formats.megatron.roles import (
 )
 from ucpl.formats.megatron.stacks import apart, is_of_a_layer
 from ucpl.records import define
-from ucpl.stores.carrying import lifted, mapped
-from ucpl.stores.checkpoint import Checkpoint
-from ucpl.stores.plain_values import decode
-from ucpl.stores.skipping import skips_optimizer
-from ucpl.stores.texts import read_small
-from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.unknown import unknown_keys
-from ucpl.stores.values import Value
 from ucpl.texts import json_object
 
 __all__ = [

@@ -13,12 +13,12 @@ from math import prod
 from attrs import evolve, field
 
 from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.dcp.metadata import METADATA
 from ucpl.formats.megatron.groups import is_expert
 from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.orders import is_own_norm, registered
 from ucpl.records import define, frozen
-from ucpl.stores.checkpoint import Checkpoint
 
 __all__ = ["Stacks", "apart", "blocks_of", "in_modules", "is_of_a_layer", "stacks_of", "templates_of"]
 

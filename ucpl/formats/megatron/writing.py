@@ -16,6 +16,12 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import ParameterGroup, StorageRef, StoredTensor, Structure, TensorRef, size_of
+from ucpl.files.carrying import Storages, strides
+from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.groups import each_of, matched
+from ucpl.files.pickles import unsafe_globals
+from ucpl.files.plain_values import encode
+from ucpl.files.scalars import number_of
 from ucpl.formats.dcp.metadata import METADATA, Step
 from ucpl.formats.dcp.writing import Writer, address, whole_shapes
 from ucpl.formats.leaving import EMPTY
@@ -36,12 +42,6 @@ from ucpl.formats.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERA
 from ucpl.formats.megatron.roles import MASTERS, MOMENTUM, SPLIT, STATES, is_of_optimizer
 from ucpl.formats.megatron.stacks import Stacks, blocks_of, stacks_of
 from ucpl.records import define
-from ucpl.stores.carrying import Storages, strides
-from ucpl.stores.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.groups import each_of, matched
-from ucpl.stores.pickles import unsafe_globals
-from ucpl.stores.plain_values import encode
-from ucpl.stores.scalars import number_of
 
 __all__ = ["CoreWriter", "skeleton"]
 

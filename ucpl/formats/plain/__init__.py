@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ucpl.registry import Format
 
 if TYPE_CHECKING:
-    from ucpl.stores.checkpoint import Framework
+    from ucpl.files.checkpoint import Framework
 
 
 class PlainFormat(Format):

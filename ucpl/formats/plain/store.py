@@ -34,20 +34,20 @@ from ucpl.extents import (
     key_text,
 )
 from ucpl.extents.account import NotRead
+from ucpl.files.carrying import Storages, by_place, lifted
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.demands import Demands
+from ucpl.files.groups import matched
+from ucpl.files.masters import SETTING, renamed
+from ucpl.files.pickles import unsafe_globals
+from ucpl.files.plain_values import decode, encode
+from ucpl.files.scalars import counted_states, is_counted, number_of
+from ucpl.files.skipping import skips, skips_optimizer
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.unknown import unknown_keys
+from ucpl.files.values import Empty, Value
 from ucpl.formats.leaving import EMPTY
 from ucpl.records import frozen
-from ucpl.stores.carrying import Storages, by_place, lifted
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.demands import Demands
-from ucpl.stores.groups import matched
-from ucpl.stores.masters import SETTING, renamed
-from ucpl.stores.pickles import unsafe_globals
-from ucpl.stores.plain_values import decode, encode
-from ucpl.stores.scalars import counted_states, is_counted, number_of
-from ucpl.stores.skipping import skips, skips_optimizer
-from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.unknown import unknown_keys
-from ucpl.stores.values import Empty, Value
 
 FILE = "plain.pt"
 _KEYS = frozenset(("params", "buffers", "aliases", "groups", "scalars", "envelope"))

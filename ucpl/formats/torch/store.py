@@ -17,18 +17,18 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Extent, Key, StoredTensor, Structure, TensorRef, TrainState, key_text
+from ucpl.files.ahead import ahead
+from ucpl.files.carrying import Place, Storages, by_place, lifted
+from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
+from ucpl.files.demands import Demands
+from ucpl.files.pickles import tensors_of, unsafe_globals
+from ucpl.files.safetensors_files import read_safetensors_file
+from ucpl.files.texts import demand_inside
+from ucpl.files.torch_files import TorchFile, read_torch_file
+from ucpl.files.watching import watched
+from ucpl.files.zips import open_file, read_exactly
 from ucpl.formats.huggingface.store import TEXTS, carried_texts, read_texts
 from ucpl.records import define, frozen
-from ucpl.stores.ahead import ahead
-from ucpl.stores.carrying import Place, Storages, by_place, lifted
-from ucpl.stores.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.stores.demands import Demands
-from ucpl.stores.pickles import tensors_of, unsafe_globals
-from ucpl.stores.safetensors_files import read_safetensors_file
-from ucpl.stores.texts import demand_inside
-from ucpl.stores.torch_files import TorchFile, read_torch_file
-from ucpl.stores.watching import watched
-from ucpl.stores.zips import open_file, read_exactly
 
 __all__ = ["Aside", "Generic", "Values", "below", "open_files"]
 

@@ -13,12 +13,12 @@ from typing import NoReturn
 
 import numpy as np
 
-from ucpl.columns import once
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.graph import Graph
 from ucpl.layout.layout import Policy
-from ucpl.regions import element_name
+from ucpl.placement import element_name
+from ucpl.tables import once
 from ucpl.verification.proof.fills import fill_boxes, prove_fills
 from ucpl.verification.proof.joins import (
     I64,

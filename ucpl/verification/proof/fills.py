@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from ucpl.columns.operations import Fill
 from ucpl.errors import Label, fail
 from ucpl.extents import key_text
 from ucpl.layout.by_index import whole_name
 from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Box
-from ucpl.regions import Part
+from ucpl.placement import Part
+from ucpl.tables.operations import Fill
 from ucpl.verification.proof.joins import I64, Boxes, Moves, box_of, meet, ordered
 from ucpl.verification.proof.moves import boxes_of
 from ucpl.verification.proof.tables import ProofTables

@@ -13,7 +13,7 @@ from ucpl.errors import Label, fail
 from ucpl.graph import Graph
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_dim, whole_name
-from ucpl.regions import Part, Placement
+from ucpl.placement import Part, Placement
 from ucpl.verification.proof.joins import I64, first_left
 
 __all__ = ["demand_live_rows"]

@@ -10,13 +10,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from ucpl.columns import each
 from ucpl.errors import Label, fail
 from ucpl.extents import Key
 from ucpl.layout.layout import Policy
+from ucpl.placement import Placement
+from ucpl.planning import Plan, Runs
 from ucpl.records import frozen
-from ucpl.regions import Placement
-from ucpl.schedule import Plan, Runs
+from ucpl.tables import each
 from ucpl.verification.proof.joins import (
     I64,
     Boxes,

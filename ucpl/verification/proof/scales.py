@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from ucpl.columns import each
-from ucpl.columns.operations import Flow
 from ucpl.errors import Label, fail
+from ucpl.tables import each
+from ucpl.tables.operations import Flow
 from ucpl.verification.proof.joins import I64, Boxes, Mask, Pieces, box_of, first_left, pairs_in
 from ucpl.verification.proof.moves import AT_ONCE, boxes_at
 from ucpl.verification.proof.tables import ProofTables

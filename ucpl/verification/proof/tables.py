@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ucpl.columns import each, once
-from ucpl.columns.operations import Fill, Flow, Lane
 from ucpl.extents import Shelves, key_text
 from ucpl.graph import Graph
+from ucpl.placement import Part, Placement, element_name
 from ucpl.records import frozen
-from ucpl.regions import Part, Placement, element_name
+from ucpl.tables import each, once
+from ucpl.tables.operations import Fill, Flow, Lane
 from ucpl.verification.proof.joins import I64, Boxes, Mask, Moves, Pieces, widened
 
 __all__ = ["ProofTables"]

@@ -1,0 +1,308 @@
+"""State dicts of DTensors that each rank saves by itself: made by torch, over a process group that sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import ucpl
+from tests.files.values import bare
+from ucpl.errors import UcplError
+from ucpl.formats.opening import open_checkpoint
+
+RANKS, TP = 4, 2
+W = torch.arange(7.0 * 6).reshape(7, 6)
+COLUMN = torch.arange(100.0, 100 + 4 * 5).reshape(4, 5)
+NORM = torch.arange(200.0, 205.0).bfloat16()
+
+
+def chunk(tensor: torch.Tensor, dim: int, at: int, ways: int = 2) -> torch.Tensor:
+    """As torch.chunk gives it; nothing, where there are fewer chunks."""
+    found = torch.chunk(tensor, ways, dim)
+    return found[at].clone() if at < len(found) else tensor.narrow(dim, 0, 0).clone()
+
+
+def state_dict(rank: int) -> dict[str, torch.Tensor]:
+    """What a rank of FSDP2 over tensor parallelism holds: (fsdp, tp) is (rank // 2, rank % 2)."""
+    mesh = init_device_mesh("cpu", (RANKS // TP, TP), mesh_dim_names=("fsdp", "tp"))
+    fsdp, tp = divmod(rank, TP)
+
+    def made(local: torch.Tensor, whole: torch.Tensor, *placements: Shard | Replicate | _StridedShard) -> DTensor:
+        return DTensor.from_local(local, mesh, placements, shape=whole.shape, stride=whole.stride(), run_check=False)
+
+    return {
+        "w": made(chunk(chunk(W, 0, tp), 0, fsdp), W, _StridedShard(0, split_factor=TP), Shard(0)),
+        "column": made(chunk(chunk(COLUMN, 1, tp), 0, fsdp), COLUMN, Shard(0), Shard(1)),
+        "norm": made(chunk(NORM, 0, fsdp), NORM, Shard(0), Replicate()),
+        "counted": torch.tensor(3),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            torch.save(state_dict(rank), tmp_path / f"model_world_size_{RANKS}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+    yield tmp_path
+
+
+def test_ranks_are_read_exactly_and_converted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = tmp_path_factory.mktemp("made")
+    found = open_checkpoint(folder)
+    assert (found.state.settings["fsdp"].value, found.state.settings["tp"].value) == (2, 2)
+    assert {t.name: t.kind for t in found.state.tensors} == dict.fromkeys(("w", "column", "norm"), "parameter") | {
+        "counted": "buffer"
+    }
+    ucpl.convert(folder, made / "plain.pt", to="plain()")
+    plain = torch.load(made / "plain.pt", weights_only=True)
+    for name, wanted in (("w", W), ("column", COLUMN), ("norm", NORM)):
+        assert torch.equal(plain["params"][name]["weight"], wanted), name
+    assert plain["buffers"]["counted"] == 3
+    ucpl.convert(folder, made / "dcp", to="dcp(fsdp = 3, tp = 1)")
+    assert ucpl.compare(folder, made / "dcp")
+
+
+def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """What lies as another: sums and products of such tensors may lie otherwise."""
+    where = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(local, *where, shape=tensor.shape, stride=tensor.stride(), run_check=False)
+
+
+def saved(folder: Path, change: Callable[[int, dict[str, Any]], object] = lambda rank, state: None) -> None:
+    """The optimizer of each rank as verl saves it: torch's own numbers, of all but what no gradient reaches."""
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            trained = [t for t in state_dict(rank).values() if isinstance(t, DTensor)]
+            held = {}
+            for i, t in enumerate(trained):
+                mine = t.to_local().float()
+                held[i] = {"step": torch.tensor(4.0), "exp_avg": like(t, mine * 2), "exp_avg_sq": like(t, mine * mine)}
+            state = {"state": held, "param_groups": [{"lr": 0.5, "betas": (0.9, 0.95), "params": [0, 1, 2]}]}
+            change(rank, state)
+            torch.save(state, folder / f"optim_world_size_{RANKS}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("form", ["plain()", "dcp(fsdp=3, tp=1)", "zero1(dp=3, tp=1)"])
+def test_the_optimizer_s_numbers_are_the_model_s_parameters(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, form: str
+) -> None:
+    saved(folder)
+    made = tmp_path_factory.mktemp("made")
+    ucpl.convert(folder, made / "there", to=form)
+    ucpl.convert(made / "there", made / "plain.pt", to="plain()")
+    plain = torch.load(made / "plain.pt", weights_only=True)
+    for name, wanted in (("w", W), ("column", COLUMN), ("norm", NORM)):
+        held = plain["params"][name]
+        assert torch.equal(held["weight"], wanted), name
+        assert torch.equal(held["exp_avg"], wanted.float() * 2) and held["step"] == 4, name
+        assert torch.equal(held["exp_avg_sq"], wanted.float() * wanted.float()), name
+    assert [(g["lr"], g["params"]) for g in plain["groups"]] == [(0.5, ["w", "column", "norm"])]
+    assert ucpl.compare(folder, made / "there")
+
+
+def test_a_second_name_of_a_tied_tensor_is_told_by_its_bytes(folder: Path) -> None:
+    saved(folder)
+    for rank in range(RANKS):
+        dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
+        try:
+            state = state_dict(rank)
+            torch.save(state | {"head": state["w"]}, folder / f"model_world_size_{RANKS}_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+    found = open_checkpoint(folder)
+    assert found.state.aliases == {"head": "w"} and [t.name for t in found.state.tensors] == [
+        "w",
+        "column",
+        "norm",
+        "counted",
+    ]
+    assert found.state.groups[0].members == ("w", "column", "norm")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rank, s: s["param_groups"][0].update(params=[1, 0, 2]), "no order of the model fits"),
+        (lambda rank, s: s["state"][1].update(exp_avg=torch.ones(5)) or s["state"][1].pop("exp_avg_sq"), "flat"),
+        (lambda rank, s: (s["state"].clear(), s["param_groups"][0].update(params=[0, 1])), "may have more than one"),
+    ],
+    ids=["another order", "flat states", "none that tells"],
+)  # fmt: skip
+def test_an_optimizer_that_cannot_be_told_is_left_out(
+    folder: Path, change: Callable[[int, dict[str, Any]], object], said: str
+) -> None:
+    saved(folder, change)
+    found = open_checkpoint(folder)
+    mine = [one for one in found.not_read if one.is_optimizer]
+    assert [one.name for one in mine] == [f"optim_world_size_{RANKS}_rank_{rank}.pt" for rank in range(RANKS)]
+    assert all(said in one.why for one in mine), mine
+    with pytest.raises(UcplError, match="E467"):
+        ucpl.plan(str(folder), "zero1(dp=2, tp=1)")
+    assert found.state.groups == () and {t.states for t in found.state.tensors} == {()}
+
+
+def test_the_optimizer_of_other_ranks_is_refused(folder: Path) -> None:
+    saved(folder)
+    (folder / "optim_world_size_4_rank_3.pt").unlink()
+    with pytest.raises(UcplError, match=r"optim_world_size_4_rank_3\.pt is missing"):
+        open_checkpoint(folder)
+    for rank in range(RANKS - 1):
+        file = folder / f"optim_world_size_4_rank_{rank}.pt"
+        file.rename(folder / f"optim_world_size_3_rank_{rank}.pt")
+    with pytest.raises(UcplError, match="runs of 3 and of 4 ranks"):
+        open_checkpoint(folder)
+
+
+def test_replicas_that_differ_are_refused(folder: Path) -> None:
+    path = folder / "model_world_size_4_rank_1.pt"
+    part = path.read_bytes()
+    assert ucpl.verify(folder)
+    dist.init_process_group("fake", rank=1, world_size=RANKS, store=FakeStore())
+    try:
+        state = state_dict(1)
+        state["norm"].to_local().add_(1)  # type: ignore[attr-defined]
+        torch.save(state, path)
+    finally:
+        dist.destroy_process_group()
+    assert path.read_bytes() != part
+    for verb in (ucpl.verify, open_checkpoint):  # nothing is converted of it
+        with pytest.raises(UcplError, match="copies of `norm` differ") as found:
+            verb(folder)
+        assert found.value.diagnostics[0].code == "E700"
+    for file in folder.glob("*.pt"):
+        bare(file)
+    with pytest.raises(UcplError, match="copies of `norm` differ"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "said"),
+    [
+        (
+            torch.zeros(7, 6),
+            "E456",
+            r"`w` is .* over _StridedShard\(0\), Shard\(0\) in one file, and \[7, 6\] f32 in another",
+        ),
+        ("a text", "E455", "expected is a tensor or a DTensor"),
+        (torch.nn.Linear, "E455", "expected is a tensor or a DTensor"),
+    ],
+)
+def test_what_is_no_part_of_a_tensor_is_refused(folder: Path, value: object, code: str, said: str) -> None:
+    """A rank that has it whole, or something else there: nothing is left out without a word."""
+    path = folder / "model_world_size_4_rank_3.pt"
+    torch.save({"w": value}, path)
+    with pytest.raises(UcplError, match=said) as found:
+        open_checkpoint(folder)
+    assert found.value.diagnostics[0].code == code
+
+
+def test_a_rank_that_is_gone_and_another_run_are_refused(folder: Path) -> None:
+    path = folder / "model_world_size_4_rank_2.pt"
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(UcplError, match=r"model_world_size_4_rank_2\.pt is missing") as found:
+        open_checkpoint(folder)
+    assert found.value.diagnostics[0].code == "E452"
+    path.write_bytes(kept)
+    (folder / "model_world_size_8_rank_0.pt").write_bytes(kept)
+    with pytest.raises(UcplError, match="runs of 4 and of 8 ranks") as found:
+        open_checkpoint(folder)
+    assert found.value.diagnostics[0].code == "E454"
+
+
+def test_a_part_that_is_not_what_its_placements_make_is_refused(folder: Path) -> None:
+    """Coordinates of another rank: its file was renamed."""
+    (folder / "model_world_size_4_rank_0.pt").write_bytes((folder / "model_world_size_4_rank_3.pt").read_bytes())
+    with pytest.raises(UcplError, match=r"element \[0, 0\] of `w` is in no chunk") as found:
+        open_checkpoint(folder)
+    assert found.value.diagnostics[0].code == "E521"
+
+
+# ---- one rank, which saves plain tensors -----------------------------------------------------------------------------
+
+
+def trained(model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def alone(folder: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> Path:
+    folder = folder / "run"
+    folder.mkdir(exist_ok=True)
+    torch.save(model, folder / "model_world_size_1_rank_0.pt")
+    torch.save(optimizer, folder / "optim_world_size_1_rank_0.pt")
+    return folder
+
+
+def test_the_optimizer_of_one_rank_is_read_by_its_shapes(tmp_path: Path) -> None:
+    """As FSDP2 and verl save on one GPU: the first layer is frozen, and only the others' shapes fit the numbers."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=False))
+    model[0].requires_grad_(False)
+    optimizer = trained(model)
+    source = alone(tmp_path, model.state_dict(), optimizer.state_dict())
+    ucpl.convert(source, tmp_path / "plain.pt", "plain()")
+    held = torch.load(tmp_path / "plain.pt", weights_only=True)
+    names = ["1.weight", "1.bias", "2.weight"]
+    assert [(g["lr"], g["params"]) for g in held["groups"]] == [(0.5, names)]
+    for name, p in model.named_parameters():
+        mine = held["params"][name]
+        assert torch.equal(mine["weight"], p) and ("exp_avg" in mine) is (name in names)
+        for state, value in optimizer.state[p].items():
+            assert torch.equal(torch.as_tensor(mine[state]), value.reshape(mine[state].shape)), (name, state)
+    ucpl.convert(source, tmp_path / "stage3", "zero3(dp=2)")  # which has places for frozen weights alone
+    assert ucpl.compare(source, tmp_path / "stage3")
+    assert {t.name for t in open_checkpoint(source).state.tensors if t.kind == "frozen"} == {"0.weight", "0.bias"}
+
+
+def test_the_flat_optimizer_of_one_rank_is_read(tmp_path: Path) -> None:
+    """FSDP1 without `use_orig_params`: one flat parameter, whose states are all parameters' in a row."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
+    optimizer = trained(model)
+    flat = {
+        state: torch.cat([optimizer.state[p][state].flatten() for p in model.parameters()])
+        for state in ("exp_avg", "exp_avg_sq")
+    }
+    said = {"state": {0: {"step": torch.tensor(2.0), **flat}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    ucpl.convert(alone(tmp_path, model.state_dict(), said), tmp_path / "plain.pt", "plain()")
+    held = torch.load(tmp_path / "plain.pt", weights_only=True)["params"]
+    for name, p in model.named_parameters():
+        assert torch.equal(held[name]["exp_avg"], optimizer.state[p]["exp_avg"]) and held[name]["step"] == 2
+
+
+def test_numbers_of_one_rank_that_may_be_several_parameters_are_refused(tmp_path: Path) -> None:
+    two = {name: torch.randn(6, 6) for name in ("first", "second")}
+    said = {"state": {0: {"exp_avg": torch.zeros(6, 6)}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    with pytest.raises(UcplError, match="E467"):
+        ucpl.plan(str(alone(tmp_path, two, said)), "plain()")
+
+
+def test_frozen_parameters_in_a_group_of_one_rank_stay_in_it(tmp_path: Path) -> None:
+    """An optimizer of all parameters, of which some never had a gradient."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
+    optimizer.step()
+    ucpl.convert(alone(tmp_path, model.state_dict(), optimizer.state_dict()), tmp_path / "out", "dcp(fsdp=1)")
+    found = open_checkpoint(tmp_path / "out").state.groups
+    assert [one.every for one in found] == [tuple(name for name, _ in model.named_parameters())]
+    assert [one.members for one in found] == [("1.weight", "1.bias", "2.weight", "2.bias")]

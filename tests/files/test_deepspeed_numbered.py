@@ -1,0 +1,288 @@
+"""ZeRO-0's numbers: what says which parameter has which, and the refusal of what nothing says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ucpl
+from tests.cli.command import FIXTURES
+from ucpl import api
+from ucpl.errors import UcplError
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.formats.deepspeed import numbered
+
+Groups = list[list[str]]
+WEIGHTS = {"a.weight": (2, 3), "a.bias": (3,), "b.weight": (2, 3), "b.bias": (3,), "c.weight": (2, 3)}
+EACH: Groups = [["b.weight", "a.weight"], ["b.bias", "a.bias"]]  # backwards, and c.weight is frozen
+LAYERS: Groups = [["a.weight", "a.bias"], ["b.weight", "b.bias"]]
+
+
+def value(name: str, state: int) -> torch.Tensor:
+    """Numbers that no other tensor has, and that bf16 rounds."""
+    shape = WEIGHTS[name]
+    count = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    return count / 3 + 100 * list(WEIGHTS).index(name) + 1000 * state
+
+
+def optimizer(groups: Groups, form: str) -> dict[str, Any]:
+    """What torch.optim.AdamW, FP16_UnfusedOptimizer ("each") or FP16_Optimizer ("flat") keep of these groups."""
+    slots = [[group] if form == "flat" else [[name] for name in group] for group in groups]
+    number, listed, state = 0, [], {}
+    for group in slots:
+        listed.append({"lr": 0.1, "params": list(range(number, number + len(group)))})
+        for names in group:
+            whole = {
+                s: torch.cat([value(n, i).flatten() for n in names]) for i, s in ((1, "exp_avg"), (2, "exp_avg_sq"))
+            }
+            shape = (-1,) if form == "flat" else WEIGHTS[names[0]]
+            state[number] = {"step": torch.tensor(3.0), **{s: v.reshape(shape) for s, v in whole.items()}}
+            number += 1
+    base = {"state": state, "param_groups": listed}
+    if form == "plain":
+        return base
+    if form == "each":
+        return {"optimizer_state_dict": base, "fp32_groups": [[value(n, 0) for n in group] for group in groups]}
+    flats = [torch.cat([value(n, 0).flatten() for n in group]) for group in groups]
+    return {"optimizer_state_dict": base, "fp32_groups_flat": flats, "clip_grad": 1.0}
+
+
+def saved(path: Path, groups: Groups, form: str, **more: Any) -> Path:
+    """A checkpoint without ZeRO, as DeepSpeed saves it."""
+    dtype = torch.float32 if form == "plain" else torch.bfloat16
+    held = {
+        "module": {name: value(name, 0).to(dtype) for name in WEIGHTS},
+        "buffer_names": [],
+        "optimizer": optimizer(groups, form),
+        "param_shapes": None,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "global_steps": 3,
+        "ds_config": {"bf16": {"enabled": form != "plain"}},
+        "ds_version": "0.19.8",
+        **more,
+    }
+    (path / "global_step3").mkdir(parents=True)
+    torch.save(held, path / "global_step3" / "mp_rank_00_model_states.pt")
+    (path / "latest").write_text("global_step3")
+    return path
+
+
+def listed(path: Path, names: object) -> str:
+    path.write_text(names if isinstance(names, str) else json.dumps(names))
+    return f'zero0(order="{path}")'
+
+
+def members(checkpoint: Checkpoint) -> Groups:
+    return [list(group.members) for group in checkpoint.state.groups]
+
+
+def told_by(checkpoint: Checkpoint) -> str:
+    """What said which parameter has which number."""
+    return str(checkpoint.state.settings["parameter_order"].value)
+
+
+def refusal(path: Path, layout: str | None = None) -> tuple[str, str]:
+    with pytest.raises(UcplError) as caught:
+        api.open_checkpoint(path, layout)
+    return caught.value.diagnostics[0].code, caught.value.diagnostics[0].message
+
+
+def demand_moments(checkpoint: Path, folder: Path, groups: Groups, layout: str | None = None) -> None:
+    """Each parameter has the moments of its own number."""
+    ucpl.convert(checkpoint, folder / "plain.pt", "plain()", layout=layout)
+    found = torch.load(folder / "plain.pt", weights_only=True)["params"]
+    trained = {name for group in groups for name in group}
+    for name in WEIGHTS:
+        assert torch.equal(found[name]["weight"].float(), value(name, 0).to(found[name]["weight"].dtype).float())
+        assert ("exp_avg" in found[name]) == (name in trained)
+        if name in trained:
+            assert torch.equal(found[name]["exp_avg"], value(name, 1)) and torch.equal(
+                found[name]["exp_avg_sq"], value(name, 2)
+            )
+
+
+@pytest.mark.parametrize("form", ["plain", "each", "flat"])
+@pytest.mark.parametrize("text", ["groups", "names", "lines"])
+def test_an_order_that_is_given_is_followed(form: str, text: str, tmp_path: Path) -> None:
+    flat = [name for group in EACH for name in group]
+    said: object = {"groups": EACH, "names": flat, "lines": "\n".join(flat)}[text]
+    source = saved(tmp_path / "s", EACH, form)
+    call = listed(tmp_path / "names", said)
+    opened = api.open_checkpoint(source, call)
+    assert members(opened) == EACH
+    assert [t.kind for t in opened.state.tensors] == ["parameter"] * 4 + ["frozen"]
+    demand_moments(source, tmp_path, EACH, call)
+
+
+def test_layers_of_one_shape_are_told_apart_by_the_model_order(tmp_path: Path) -> None:
+    groups = [*LAYERS, ["c.weight"]]
+    source = saved(tmp_path / "s", groups, "plain")
+    code, message = refusal(source)
+    assert (code, "several ways" in message) == ("E461", True)
+    demand_moments(source, tmp_path, groups, 'zero0(order = "model")')
+    less = saved(tmp_path / "t", [["a.weight", "a.bias"], ["b.weight"]], "plain")  # or c.weight
+    assert refusal(less, 'zero0(order = "model")')[0] == "E461"
+
+
+@pytest.mark.parametrize("groups", [LAYERS, EACH, [["b.weight", "a.weight", "c.weight"], ["b.bias", "a.bias"]]])
+@pytest.mark.parametrize("form", ["each", "flat"])
+def test_masters_tell_any_order(form: str, groups: Groups, tmp_path: Path) -> None:
+    source = saved(tmp_path / "s", groups, form)
+    opened = api.open_checkpoint(source)
+    assert members(opened) == groups
+    assert told_by(opened) == "shapes and values of the masters"
+    demand_moments(source, tmp_path, groups)
+
+
+def test_weights_and_masters_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many weights are held against a master: of n parameters, 2 n are read and not n * n."""
+    reads = []
+    read = numbered._Contents._read
+
+    def counted(self: Any, part: Any, tensor: Any) -> bytes:
+        reads.append(tensor)
+        return read(self, part, tensor)
+
+    monkeypatch.setattr(numbered._Contents, "_read", counted)
+    opened = api.open_checkpoint(FIXTURES / "z0_dp2_bf16")
+    assert told_by(opened) == "shapes and values of the masters"
+    assert len(opened.state.tensors) <= len(reads) <= 2 * len(opened.state.tensors)
+
+
+@pytest.mark.parametrize("form", ["each", "flat"])
+def test_masters_that_are_alike_stand_in_the_model_order(form: str, tmp_path: Path) -> None:
+    """As before the first step: biases of 0 and norms of 1 are alike."""
+    source = saved(tmp_path / "s", [["a.weight", "b.weight"], ["a.bias", "b.bias"]], form)
+    file = source / "global_step3" / "mp_rank_00_model_states.pt"
+    held = torch.load(file, weights_only=False)
+    held["module"] |= {name: torch.zeros(3).bfloat16() for name in ("a.bias", "b.bias")}
+    if form == "flat":
+        held["optimizer"]["fp32_groups_flat"][1].zero_()
+    else:
+        held["optimizer"]["fp32_groups"][1] = [torch.zeros(3), torch.zeros(3)]
+    torch.save(held, file)
+    opened = api.open_checkpoint(source)
+    assert members(opened) == [["a.weight", "b.weight"], ["a.bias", "b.bias"]]
+    assert told_by(opened).endswith("in the module's order")
+    assert refusal(source, 'zero0(order = "model")')[0] == "E461"  # they do not lie one behind another
+
+
+def test_weights_that_are_views_of_flat_buffers_tell_any_order(tmp_path: Path) -> None:
+    """FP16_Optimizer makes them so, and torch saves them so."""
+    source = saved(tmp_path / "s", EACH, "flat")
+    file = source / "global_step3" / "mp_rank_00_model_states.pt"
+    held = torch.load(file, weights_only=False)
+    for group in EACH:
+        flat, start = torch.cat([held["module"][name].flatten() for name in group]), 0
+        for name in group:
+            shape = torch.Size(WEIGHTS[name])
+            held["module"][name] = flat[start : start + shape.numel()].view(shape)
+            start += shape.numel()
+    torch.save(held, file)
+    opened = api.open_checkpoint(source)
+    assert members(opened) == EACH
+    assert told_by(opened) == "weights are views of the groups' flat buffers"  # values of masters would find the same
+    demand_moments(source, tmp_path, EACH)
+
+
+@pytest.mark.parametrize("form", ["plain", "each", "flat"])
+def test_names_that_torch_keeps_tell_any_order(form: str, tmp_path: Path) -> None:
+    """named_parameters() went into the optimizer, a frozen parameter with them."""
+    source = saved(tmp_path / "s", EACH, form)
+    file = source / "global_step3" / "mp_rank_00_model_states.pt"
+    held = torch.load(file, weights_only=False)
+    base = held["optimizer"] if form == "plain" else held["optimizer"]["optimizer_state_dict"]
+    for group, names in zip(base["param_groups"], EACH, strict=True):
+        group["param_names"] = names if form == "plain" else [*names, *["c.weight"] * ("b.weight" in names)]
+    torch.save(held, file)
+    opened = api.open_checkpoint(source)
+    assert members(opened) == EACH
+    assert told_by(opened) == "param_names of the optimizer's groups"
+    ucpl.convert(source, tmp_path / "new", "zero0(dp=2)", freeze=["a.bias"])
+    made = torch.load(next((tmp_path / "new").glob("*/mp_rank*")), weights_only=False)["optimizer"]
+    kept = made.get("optimizer_state_dict", made)["param_groups"]
+    assert [group["param_names"] for group in kept] == [["b.weight", "a.weight"], ["b.bias"]]
+
+
+@pytest.mark.parametrize("fused", [0, 1])
+def test_what_is_written_names_its_numbers(fused: int, tmp_path: Path) -> None:
+    source = saved(tmp_path / "s", EACH, "each")
+    call = listed(tmp_path / "names", EACH)
+    ucpl.convert(source, tmp_path / "new", f"zero0(dp = 2, fused = {fused})", layout=call)
+    opened = api.open_checkpoint(tmp_path / "new")
+    assert members(opened) == EACH
+    assert told_by(opened).startswith("param_shapes of ")  # values of masters would find the same
+    assert opened.state.settings["fused"].value == fused
+    demand_moments(tmp_path / "new", tmp_path, EACH)
+
+
+@pytest.mark.parametrize("form", ["each", "flat"])
+def test_an_order_may_name_frozen_parameters_in_16_bits(form: str, tmp_path: Path) -> None:
+    source = saved(tmp_path / "s", EACH, form)
+    call = listed(tmp_path / "names", [["c.weight", "b.weight", "a.weight"], ["b.bias", "a.bias"]])
+    assert members(api.open_checkpoint(source, call)) == EACH
+
+
+@pytest.mark.parametrize("say", ["is a second name of wte.weight", "has no elements"])
+def test_shapes_of_what_is_no_parameter_of_its_own_are_refused(say: str, tmp_path: Path) -> None:
+    """Ours alone have param_shapes at stage 0. A second name, or an empty parameter, ended in an internal error."""
+    made = tmp_path / "z0"
+    ucpl.convert(FIXTURES / "z0_dp2_bf16", made, "zero0(dp=1)", workers=1)
+    file = next(made.rglob("*model_states.pt"))
+    held = torch.load(file, weights_only=False)
+    group, name = next((group, name) for group in held["param_shapes"] for name in group if name.endswith("ln1.weight"))
+    if "second" in say:
+        held["module"][name] = held["module"]["wte.weight"]
+    else:
+        held["module"][name], group[name] = torch.zeros(0, dtype=torch.bfloat16), torch.Size([0])
+    torch.save(held, file)
+    code, message = refusal(made)
+    assert code == "E456"
+    assert f"param_shapes names {name}, which {say}" in message
+
+
+def test_groups_of_a_spec_say_the_order(tmp_path: Path) -> None:
+    groups = [["b.weight", "c.weight"], ["a.weight"], ["b.bias", "a.bias"]]
+    source = saved(tmp_path / "s", groups, "plain")
+    call = listed(tmp_path / "names", groups)
+    ucpl.convert(source, tmp_path / "new", "zero0(dp = 1)", layout=call)
+    (tmp_path / "own.ucpl").write_text(api.infer(tmp_path / "new").text())
+    assert refusal(source)[0] == "E461"
+    spec = f"{tmp_path / 'own.ucpl'}:stored()"
+    assert members(api.open_checkpoint(source, spec)) == groups
+    demand_moments(source, tmp_path, groups, spec)
+
+
+WRONG = {
+    "unknown": ([["b.weight", "a.weights"], ["b.bias", "a.bias"]], "names a.weights, which is no parameter"),
+    "twice": ([["b.weight", "b.weight"], ["b.bias", "a.bias"]], "names b.weight twice"),
+    "shape": ([["b.weight", "b.bias"], ["a.weight", "a.bias"]], "has b.bias of shape [3] as number 1 of group 0"),
+    "few": ([["b.weight", "a.weight"], ["b.bias"]], "ends in group 1"),
+    "many": ([["b.weight", "a.weight"], ["b.bias", "a.bias", "c.weight"]], "ends before c.weight"),
+    "numbers": ([[1, 2], [3, 4]], "is no order"),
+    "mixed": (["b.weight", ["a.weight"]], "is no order"),
+    "object": ('[{"a": 1}', "is no order"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_order_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+    names, said = WRONG[name]
+    source = saved(tmp_path / "s", EACH, "plain")
+    code, message = refusal(source, listed(tmp_path / "names", names))
+    assert (code, said in message) == ("E466", True), message
+
+
+def test_an_order_where_files_name_the_parameters_is_refused(tmp_path: Path) -> None:
+    call = listed(tmp_path / "names", EACH)
+    code, message = refusal(FIXTURES / "z1_dp4", call)
+    assert (code, "files of ZeRO-1 name them" in message) == ("E466", True)
+    assert refusal(FIXTURES / "z1_dp4", "zero0(order = 3)")[0] == "E466"
+    with pytest.raises(UcplError) as caught:  # of a target it would say nothing
+        ucpl.plan(str(FIXTURES / "z1_dp4"), 'zero0(dp = 1, order = "model")')
+    assert caught.value.diagnostics[0].code == "E117"

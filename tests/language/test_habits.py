@@ -1,0 +1,102 @@
+"""Each row of the tables of habits and forms says what it says for its own example, and what it offers can be read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ucpl.errors import UcplError
+from ucpl.extents.dtypes import DTYPES
+from ucpl.language import parse, parse_call
+from ucpl.language.forms import FORMS
+from ucpl.language.habits import Habit, habits, words
+from ucpl.language.words import ELEMENT_TYPES, LAYOUT_WORDS, MODEL_WORDS
+
+FRAMES = {
+    "l": ("ucpl 1\nmodel m {\n  embed : v h\n}\nlayout x() of m {\n", "\n}\n"),
+    "m": ("ucpl 1\nmodel m {\n  embed : v h\n", "\n}\n"),
+    "t": ("ucpl 1\n", "\n"),
+    "h": ("", "\n"),
+    "c": ("", ""),
+}
+CASES = [(row, place) for row in habits() for place in row.place[:1]]
+
+
+def framed(line: str, place: str) -> str:
+    before, after = FRAMES[place]
+    return before + line + "\n}" * (line.count("{") - line.count("}")) * line.endswith("{") + after
+
+
+def read(line: str, place: str) -> object:
+    return parse_call(line) if place == "c" else parse(framed(line, place))
+
+
+def remedy(line: str, place: str) -> str:
+    with pytest.raises(UcplError) as caught:
+        read(line, place)
+    return caught.value.diagnostics[0].remedy
+
+
+@pytest.mark.parametrize(("row", "place"), CASES, ids=lambda c: c.example if isinstance(c, Habit) else c)
+def test_each_row_offers_its_line(row: Habit, place: str) -> None:
+    why, _, offered = remedy(row.example, place).partition("\nwrite: ")
+    assert re.sub(r"\\\d", "", row.why)[:20] in why
+    assert offered.replace("\n       ", "\n") == row.write
+    assert bool(row.write) == row.offers
+    if row.write:
+        read(row.write, place)
+
+
+def test_a_line_has_several_habits() -> None:
+    text = remedy("embed: [v, h] as 'embed', // the table;", "l")
+    assert text.endswith('\nwrite: embed = v h as "embed" # the table;')
+
+
+def test_what_is_offered_for_one_line_of_a_statement_can_be_read_with_the_others() -> None:
+    line = "attn.qkv[l] = (g (q: r d | k: d\n               + v: d)) h\n  as 'layers.{l}.qkv'"
+    assert remedy(line, "l").endswith("write: attn.qkv[l] = (g (q: r d + k: d")
+    fixed = line.replace("|", "+")
+    assert remedy(fixed, "l").endswith('write: as "layers.{l}.qkv"')
+    parse(framed(fixed.replace("'", '"'), "l"))
+
+
+def test_nothing_is_offered_that_cannot_be_read() -> None:
+    assert "write:" not in remedy("embed = v <=> [h, !! as 'x'", "l")
+
+
+def test_no_bracket_is_taken_out_that_leaves_another_open() -> None:
+    assert "write:" not in remedy("index k = l@pp[]", "l")
+
+
+def test_a_line_that_no_person_wrote_is_not_looked_at() -> None:
+    assert "write:" not in remedy(f"embed = [{'v, ' * 200}h]", "l")
+
+
+@pytest.mark.parametrize("place", "lmt")
+def test_every_statement_has_its_form(place: str) -> None:
+    words = {"l": LAYOUT_WORDS, "m": MODEL_WORDS, "t": {"from", "let", "assert", "model", "layout", "plan"}}
+    assert {word for at, word in FORMS if at == place} == words[place] | {""}
+
+
+@pytest.mark.parametrize(("place", "word"), FORMS)
+def test_every_form_has_an_example_that_can_be_read(place: str, word: str) -> None:
+    example = FORMS[place, word][1]
+    assert example.split()[0] == word or not word
+    read(example.replace(" … ", "\n"), place)
+
+
+def test_a_statement_that_goes_wrong_says_its_form() -> None:
+    assert remedy("derive weight ??", "l").startswith(FORMS["l", "derive"][0])
+    assert "as in: attn.q[l]" in remedy("embed = v h ??", "l")
+
+
+def test_words_of_other_tools_are_not_words_of_the_language() -> None:
+    own = ELEMENT_TYPES | LAYOUT_WORDS | MODEL_WORDS | {"pad", "trim", "flat", "each"}
+    assert not set(words().tools) & own
+    assert all((words().tools | words().names).values())
+
+
+def test_element_types_are_those_that_files_have() -> None:
+    assert set(DTYPES) == ELEMENT_TYPES
+    assert set(words().dtypes.values()) <= ELEMENT_TYPES and not set(words().dtypes) & ELEMENT_TYPES

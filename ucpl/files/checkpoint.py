@@ -1,0 +1,139 @@
+"""An opened checkpoint, and what every framework's store can do. Stores map (file, key) to extents; they never cut or join.
+
+Not here: what a tensor means (layout), and the bytes of containers (torch_files, safetensors_files).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import field
+
+from ucpl.extents import Extent, Key, StoredTensor, Structure, TrainState
+from ucpl.extents.account import NotRead
+from ucpl.extents.containers import Container
+from ucpl.files.demands import Demands
+from ucpl.files.watching import Identity
+from ucpl.records import frozen
+
+if TYPE_CHECKING:  # most checkpoints are none of Megatron's
+    from ucpl.extents.megatron import Legacy
+
+
+@frozen
+class Order:
+    """Which parameters an optimizer's numbers are, as a caller says it of files that name none.
+
+    `names`: by pipeline stage, in the optimizer's order; none of them: the groups lie one behind another in the model's order.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    origin: str  # 'order = "names.json"'
+
+    def at(self, stage: int) -> tuple[str, ...] | None:
+        """Those of a stage. None: nothing is said of it."""
+        return self.names[stage] if stage < len(self.names) else None
+
+
+@frozen(eq=False)
+class Checkpoint:
+    """A checkpoint whose headers were read. No payload is in memory.
+
+    `extents` holds every tensor that is payload (weights, optimizer state): each must be covered by a layout.
+    `carried_extents` holds tensors inside what the TrainState carries (client_state), which layouts do not cover.
+    """
+
+    top: Path  # what the user named: the save folder, a step's folder, or a file
+    root: Path  # the folder that `Extent.file` is relative to: one step's folder
+    tag: str | None  # "global_step3"
+    framework: str
+    version: str
+    extents: dict[tuple[str, Key], Extent]
+    carried_extents: dict[tuple[str, Key], Extent]
+    state: TrainState
+    files: tuple[str, ...] = ()  # every file that belongs to it, relative to root
+    # Of files with several archives of torch.save, one behind the other: where each begins, and its bytes. Storages of their
+    # tensors are called "BEGIN:NAME".
+    archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
+    remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
+    told: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
+    unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
+    lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone
+    not_read: tuple[NotRead, ...] = ()  # what its files have, and the reader passes by: never lost without a word
+    scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
+    # What keeps its files there, of one that lies elsewhere.
+    standing: object = field(default=None, eq=False, repr=False)
+    # Of tensors whose names are without wraps of modules: the names that the model's dict and the optimizer's have.
+    model_names: dict[str, str] = field(factory=dict)
+    optimizer_names: dict[str, str] = field(factory=dict)
+    legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
+    registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
+    is_apart: bool = False  # whether stacks of layers were taken apart, for a target that has none
+    container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
+    opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
+
+
+@frozen(eq=False)
+class Carried:
+    """Bytes that go over as they are: a tensor inside client_state, say."""
+
+    extent: Extent  # where they are in the source
+    storage: str  # the storage of the target file that they fill, whole and contiguous
+    is_made: bool = False  # of a file that was made for this target, and is made again where a run goes on
+
+
+@frozen(eq=False)
+class Archive:
+    """One of several archives of torch.save in a file. Its storages are called "N:NAME" there, N the archive's number."""
+
+    value: object
+    known: dict[str, bytes] = field(factory=dict)  # bytes of storages, by NAME, that are known before data moves
+
+
+@frozen(eq=False)
+class SkeletonFile:
+    """One target file before its payload: a value tree whose TensorRefs point to named storages ("0", "1", ...)."""
+
+    path: str  # relative to the step's folder of the target
+    # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one; bytes; a tuple of
+    # Archive; (bytes, size of the storage)
+    value: Any
+    # or "safetensors", "whole": one run of bytes, carried, "bytes": known ones, "archives", "headed": bytes, then a storage "0"
+    form: str = "torch"
+    metadata: dict[str, str] | None = None  # of a safetensors header
+    storage_of: dict[int, str] = field(factory=dict)  # index into the plan's targets -> storage name
+    carried: tuple[Carried, ...] = ()
+    beside: bool = False  # it stands beside the step's folder, not in it
+
+
+@frozen(eq=False)
+class Skeleton:
+    """A target before its payload. `folder` is the step's folder inside the target ("" or the tag)."""
+
+    folder: str
+    files: tuple[SkeletonFile, ...]
+    texts: dict[str, str] = field(factory=dict)  # small files relative to the target's top: {"latest": "global_step3"}
+    unsafe_globals: tuple[str, ...] = ()  # classes that its pickles name and that no framework of ours is known to need
+
+
+class Framework(Protocol):
+    """One framework's files."""
+
+    name: str
+    known_globals: frozenset[str]  # classes that its own files name and that it needs, though torch would refuse them
+    demands: Demands  # of its loader
+
+    def recognises(self, path: Path) -> bool:
+        """Whether `path` looks like this framework's checkpoint (cheap: names of files, perhaps one header)."""
+        ...
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read all headers. Raises UcplError (E45x-E49x, exit 3) on missing, doubled, damaged or contradictory files."""
+        ...
+
+    def skeleton(
+        self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
+    ) -> Skeleton:
+        """Files of a target: metadata regenerated from `structure`, the rest carried from `source.state`."""
+        ...

@@ -1,0 +1,77 @@
+"""Pickles by our own machine: bytes to inert values and back. Nothing that a file names is ever imported or called.
+
+A pickle is a program for a small stack machine. `pickle.load` runs it with the names it asks for; here a name is a
+`Global`, a call is a `Call`, and only what torch writes for tensors, sizes, dtypes and plain containers becomes a value.
+The law is `loads(dumps(value)) == value`, with shared and cyclic containers kept as they are.
+
+Not here: the machine (pickle_machine), writing (pickle_writer, whose `dumps` is named here too), torch, storages' bytes
+(torch_files), and what the values mean.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from ucpl.errors import Label, fail
+from ucpl.extents import StorageRef, TensorRef
+from ucpl.files.inert import (
+    PICKLE_BYTES_MAX,
+    attributes_of,
+    check_nesting,
+    set_attributes,
+    tensors_of,
+    unsafe_globals,
+    walk,
+)
+from ucpl.files.pickle_machine import run
+from ucpl.files.pickle_values import Build
+from ucpl.files.pickle_writer import dump_pickle, dumps
+from ucpl.records import frozen
+
+__all__ = [
+    "Pickle",
+    "attributes_of",
+    "dump_pickle",
+    "dumps",
+    "load_pickle",
+    "loads",
+    "set_attributes",
+    "tensors_of",
+    "unsafe_globals",
+    "walk",
+]
+
+
+@frozen
+class Pickle:
+    """A pickle as read: its value, and every storage and tensor that it built, in the order of the file."""
+
+    value: object
+    storages: tuple[StorageRef, ...]
+    tensors: tuple[TensorRef, ...]
+    size: int = 0  # bytes, up to its end
+
+
+def loads(data: bytes, file: str = "pickle", *, alone: bool = False) -> object:
+    """The value of a pickle (protocols 0 to 5), inert. `file` is the name that errors give.
+
+    alone: nothing may stand behind it, since a loader may go on and run that, too. Raises: UcplError E420-E427.
+    """
+    return load_pickle(data, file, alone=alone).value
+
+
+def load_pickle(data: bytes, file: str = "pickle", *, alone: bool = False) -> Pickle:
+    """As `loads`, with the storages and tensors that were built."""
+    if len(data) > PICKLE_BYTES_MAX:
+        fail("E425", f"the pickle has {len(data)} bytes, more than {PICKLE_BYTES_MAX} are not read", Label(file))
+    build = Build([], [], [4 * len(data) + (1 << 20)])
+    # All that is made stays: looking for garbage among millions of new values would take a third of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        value, size = run(data, file, build, alone=alone)
+        check_nesting(value, file)
+    finally:
+        if collecting:
+            gc.enable()
+    return Pickle(value, tuple(build.storages), tuple(build.tensors), size)

@@ -1,0 +1,71 @@
+"""Small text files beside tensors, read without surprise: regular files alone, and no more of them than is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from ucpl.errors import Label, fail
+from ucpl.files.zips import open_file
+from ucpl.storage.reading import pread
+
+NAME_BYTES_MAX = 4096
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: pickles and JSON may hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_small(path: Path, most: int) -> bytes | None:
+    """All of a file of at most `most` bytes; None where it is larger. Raises: UcplError E400."""
+    fd = open_file(path, path.name)
+    try:
+        try:
+            raw = b""
+            while len(raw) <= most and (part := pread(fd, most + 1 - len(raw), len(raw))):
+                raw += part
+        finally:
+            os.close(fd)  # which may fail, too, where a disk is at its end
+    except OSError as error:
+        fail("E400", f"{path.name} cannot be read: {error.strerror or error}", Label(str(path)))
+    return raw if len(raw) <= most else None
+
+
+def read_name(path: Path) -> str | None:
+    """The one name that a text file holds (`latest`); None where it is no text, or none of one line."""
+    raw = read_small(path, NAME_BYTES_MAX)
+    if raw is None:
+        return None
+    try:
+        name = raw.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        return None
+    return name if name and "\n" not in name and "\0" not in name else None
+
+
+def names_like(folder: Path, end: str) -> list[str]:
+    """What in a folder ends so, sorted. Raises: OSError, where it cannot be listed: globs may find nothing there."""
+    return sorted(name for name in os.listdir(folder) if name.endswith(end))
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path, relative to a folder, stays in it: as it is written, whatever links the folder has."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
+
+
+def demand_inside(folder: Path, files: Iterable[str]) -> None:
+    """A spec may come from anybody, and with a checkpoint: it reads that folder. Raises: UcplError E393."""
+    for file in files:
+        if not is_inside(file):
+            fail(
+                "E393",
+                f"the spec names the file {file!a}, outside of the checkpoint's folder",
+                Label(str(folder), where=file),
+            )

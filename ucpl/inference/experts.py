@@ -1,0 +1,231 @@
+"""Facts about a model's experts as a layout in the language that extends a shipped one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.extents.experts import Expert, Experts, expert_file
+from ucpl.extents.pipeline import Pipeline
+from ucpl.inference.over_edp import edp_for_dp, shapes_of, states_of
+from ucpl.inference.parallel import Base, Cuts, Extended, Note, extended, pattern
+from ucpl.inference.stages import arguments, stage_of, with_argument
+from ucpl.language import nodes
+from ucpl.layout.expand import items_of
+from ucpl.layout.scope import Scope
+from ucpl.placement.sharding import TP
+from ucpl.records import frozen
+
+EP = "ep"
+MP_HOLE = "{pp * size(tp) + tp:02}"  # in the name of an expert's file
+GROUP_ELEMENTS_MAX = 178_956_971  # max_group_size of moe/utils.py, split_params_into_different_moe_groups_for_optimizer
+
+
+@frozen(eq=False)
+class DealtExperts:
+    """Experts over `ep` ranks, the layers with experts on stages of a pipeline: by prefix, (stage, number among its own)."""
+
+    experts: Experts
+    ep: int
+    places: dict[str, tuple[int, int]]
+    stages: int = 1
+    is_stored: bool = False  # as files are, not as DeepSpeed looks for them
+
+    @classmethod
+    def of(cls, experts: Experts, ep: int, pipeline: Pipeline | None, is_stored: bool = False) -> DealtExperts:
+        counts: dict[int, int] = {}
+        places: dict[str, tuple[int, int]] = {}
+        for module in experts.modules:
+            stage = 0 if pipeline is None else pipeline.stage(int(module.partition(".")[0]))
+            places[module] = stage, counts.get(stage, 0)
+            counts[stage] = counts.get(stage, 0) + 1
+        if is_stored:
+            layers = {one.module: one.layer for one in experts.of.values()}
+            places = {module: (stage, layers[module]) for module, (stage, _) in places.items()}
+        return cls(experts, ep, places, 1 if pipeline is None else pipeline.stages, is_stored)
+
+    def tps(self, one: Expert) -> tuple[int | None, ...]:
+        """Tensor-parallel ranks whose files hold a tensor. None: those whose ranks hold the expert.
+
+        DeepSpeed writes an expert from the first rank that holds it and reads it by each rank's own number, so a target has
+        a file for each.
+        """
+        return one.tps if self.is_stored and not self.experts.is_within_tp and one.tps else (None,)
+
+
+def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[Note, ...]]:
+    """(base, experts, ep, notes): over how many ranks the call deals experts, and the base without what was said of them.
+
+    Raises: UcplError E478.
+    """
+    plain, given = arguments(base, (EP,))
+    asked = Label("<call>", where=base.call.name)
+    if stage_of(plain) not in ((1, 2, 3) if source.is_fused else (1, 2)):
+        why, remedy = "deepspeed.moe, which DeepSpeed saves with ZeRO stage 1 or 2", ""
+        if source.is_fused:
+            why, remedy = (
+                "AutoEP, which is written at ZeRO stage 1, 2 or 3",
+                "zero1, zero2 or zero3, with an ep that divides dp",
+            )
+        fail("E478", f"`{base.call.name}` for {why}", asked, remedy=remedy)
+    dp, tp = plain.asked("dp"), plain.asked(TP)
+    # Experts that were whole stay whole; where there was one tensor-parallel rank, DeepSpeed's default is that they are.
+    experts = evolve(source, is_within_tp=tp == 1 or (source.is_within_tp and base.inherited.get(TP, (1, ""))[0] != 1))
+    ranks, said = (dp, "dp") if experts.is_within_tp else (dp * tp, "dp * tp")
+    ep, origin = experts.ep, "as the source's"
+    if source.is_fused and EP in base.inherited:
+        origin += f": {base.inherited[EP][1]}"
+    if EP in given:
+        ep, origin = Scope().integer(given[EP]), "given"
+    if ep < 1 or ranks % ep:
+        fail(
+            "E478", f"ep = {ep} does not divide {said} = {ranks}: each expert would not be on equally many ranks", asked
+        )
+    if source.is_fused:
+        _demand_auto_ep(plain, ranks // ep, asked)
+    for module, count in {one.module: one.count for one in experts.of.values()}.items():
+        if count % ep:
+            fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
+    _demand_alike(base.model, experts, ep, asked)
+    if base.asked("elastic") and tp > 1:
+        _demand_last(base.model, experts, ep, asked)
+    if ep != experts.ep:
+        _demand_whole_groups(base.model, experts, ep, asked)
+    notes: tuple[Note, ...] = (
+        ("experts of a rank", f"ep {ep}", origin),
+        ("edp", ranks // ep, f"{said} / ep: ranks that hold the same experts"),
+    )
+    return plain, experts, ep, notes
+
+
+def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
+    """What AutoEP's layers are written beside: their tensors hold several experts, which round robin would deal as one."""
+    if base.asked(TP) > 1:
+        remedy = "tp = 1, with an ep that divides dp; plain() is one file of all"
+        fail("E478", "AutoEP's experts beside tensor parallelism are not written", asked, remedy=remedy)
+    if edp > 1 and base.asked("round_robin"):
+        remedy = "round_robin = 0, and round_robin_gradients off in the config of the run that loads it"
+        fail("E478", "round_robin deals AutoEP's tensors, of several experts each", asked, remedy=remedy)
+
+
+def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """DeepSpeed states once, for all ranks, which of a rank's experts are trained, by their numbers on a rank."""
+    trained = {name for item in model.items if isinstance(item, nodes.Group) for name in item.members or ()}
+    first: dict[tuple[str, str, int], str] = {}
+    for name, one in experts.of.items():
+        local, each = one.number % (one.count // ep), one.count // ep
+        other = first.setdefault((one.module, one.inner, 0 if one.is_fused else local), name)
+        if (name in trained) == (other in trained):
+            continue
+        said = [f"{n} is {'trained' if n in trained else 'frozen'}" for n in (other, name)]
+        why = "in one tensor of the module" if one.is_fused else f"expert {local} of {each} on their ranks"
+        fail(
+            "E478",
+            f"{said[0]} and {said[1]}, and at ep = {ep} both are {why}: DeepSpeed states one rank's parameters, for all",
+            asked,
+            remedy=f"Name both alike, or all: '{one.every}'"
+            + ("." if one.is_fused else "; or another ep; ep = 1 has all numbers apart."),
+        )
+
+
+def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """With tensor parallelism and without names of groups, a rank's highest number in param_shapes says how many it has."""
+    trained = {name for item in model.items if isinstance(item, nodes.Group) for name in item.members or ()}
+    highest: dict[str, int] = {}
+    for name in trained & experts.of.keys():
+        one = experts.of[name]
+        highest[one.module] = max(highest.get(one.module, 0), one.number % (one.count // ep))
+    for module, count in {one.module: one.count for one in experts.of.values()}.items():
+        last = count // ep - 1
+        if highest.get(module, last) < last:
+            frozen_ = next(one for one in experts.of.values() if one.module == module and one.number == last)
+            fail(
+                "E478",
+                f"{frozen_.name} is frozen, the last expert of a rank at ep = {ep}, and an elastic checkpoint names no groups:"
+                " beside tensor parallelism nothing in it would say how many experts a rank has",
+                asked,
+                remedy="elastic = 0; or tp = 1; or freeze others of a rank's experts, and not the last",
+            )
+
+
+def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+    """DeepSpeed opens another group once a rank's experts would have too many elements in one: that is not made here."""
+    numels = {path: prod(shape) for path, shape in shapes_of(model).items()}
+    groups = [g.members or () for g in model.items if isinstance(g, nodes.Group)]
+    for degree in (experts.ep, ep):
+        local = [[numels[m] for m in g if experts.rank(m, degree) == 0] for g in groups if g and g[0] in experts.of]
+        for held, following in zip(local, (*local[1:], *([[]] if local else [])), strict=True):
+            more = following[0] if following and degree == experts.ep else 0  # what opened the next group
+            if sum(held) + more > GROUP_ELEMENTS_MAX:
+                fail(
+                    "E478",
+                    f"at ep = {degree} the experts of a rank are not in one parameter group of {GROUP_ELEMENTS_MAX} elements,"
+                    " and DeepSpeed would not make the same groups at another degree",
+                    asked,
+                )
+
+
+def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Extended:
+    """Experts on a mesh of their own, in groups and flat buffers that few ranks share."""
+    own, experts = items_of(base.library, base.call), dealt.experts
+    ranks: nodes.Expr = nodes.Name("dp")
+    if not experts.is_within_tp:
+        ranks = nodes.Binary("*", ranks, nodes.Name(TP))
+    axes = ("ep", "edp") if experts.is_data_first else ("edp", "ep")
+    items: list[nodes.LayoutItem] = [
+        nodes.Let((nodes.Binding("edp", nodes.Binary("/", ranks, nodes.Name(EP))),)),
+        *(
+            nodes.Let((nodes.Binding("expert_ways", edp_for_dp(binding.value)),))
+            for item in own
+            if isinstance(item, nodes.Let)
+            for binding in item.bindings
+            if binding.name == "ways"
+        ),
+        nodes.Mesh("expert", ("pp", *axes, *((TP,) if experts.is_within_tp else ()))),
+    ]
+    if stage_of(base) == 3:
+        from ucpl.inference import sliced_experts  # what asks a store how sub-groups are packed
+
+        items += sliced_experts.entries(base, dealt.experts, dealt.ep)
+        items += sliced_experts.groups(base, dealt.experts, dealt.ep, own)
+    else:
+        items += _expert_entries(base, dealt, cuts)
+        items += _expert_groups(own, base.model, experts)
+    return extended(with_argument(base, EP, dealt.ep), name, (nodes.Parameter(EP),), items)
+
+
+def _expert_entries(base: Base, dealt: DealtExperts, cuts: Cuts) -> list[nodes.LayoutItem]:
+    """The files of experts, and a line for each tensor: on its stage, where its expert is."""
+    tensors = {item.path for item in base.model.items if isinstance(item, nodes.Tensor)}
+    files: dict[str, nodes.LayoutItem] = {}
+    entries: list[nodes.LayoutItem] = []
+    for tensor, one in dealt.experts.of.items():
+        if tensor not in tensors:
+            continue
+        stage, layer = dealt.places[one.module]
+        short = f"layer_{layer}_expert_{one.number}"
+        files.setdefault(short, nodes.Files(short, "torch", expert_file(layer, one.number, MP_HOLE)))
+        at = [nodes.Clause("at", (EP, nodes.Number(dealt.experts.rank(tensor, dealt.ep))))] if dealt.ep > 1 else []
+        at += [nodes.Clause("at", ("pp", nodes.Number(stage)))] if dealt.stages > 1 else []
+        axes = pattern(cuts[tensor]) if tensor in cuts else (nodes.Rest(),)
+        where = (nodes.Clause("in", (short,)), nodes.Clause("as", (one.name,)))
+        for only in dealt.tps(one):
+            more = [nodes.Clause("at", (TP, nodes.Number(only)))] if only is not None else []
+            entries.append(nodes.Entry(tensor, (), axes, (*at, *more, *where)))
+    return [*files.values(), *entries]
+
+
+def _expert_groups(own: Sequence[nodes.LayoutItem], model: nodes.Model, experts: Experts) -> Iterator[nodes.LayoutItem]:
+    """The groups of experts, and the lines of the base with edp for dp."""
+    groups = [item for item in model.items if isinstance(item, nodes.Group)]
+    for number, group in enumerate(groups):
+        if not group.members or group.members[0] not in experts.of:
+            continue
+        for item in own:
+            if isinstance(item, nodes.Group) and item.of_model:
+                order = item.order if item.order is None or isinstance(item.order, str) else edp_for_dp(item.order)
+                yield evolve(item, name=group.name, of_model=False, members=group.members, order=order)
+        yield from states_of(own, group.name, number)

@@ -1,0 +1,99 @@
+"""Tensors of common decoder classes by the sizes of config.json, without an import of transformers.
+
+Llama, Mistral, Qwen2 and Qwen3 cover most folders; an import of transformers takes some five seconds. tests/interop holds the
+table against the classes. A config that leaves a size to its class, or asks for more, is none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ucpl.inference.hf.records import Config
+from ucpl.records import frozen
+
+__all__ = ["HEAD", "KINDS", "LAYERS_MAX", "WORDS", "shapes_of"]
+
+LAYERS_MAX = 10_000  # of a kind, and experts of a layer
+Shapes = dict[str, tuple[int, ...]]
+WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@frozen
+class Family:
+    """Differences of a class from Llama. biases: of q, k and v; `None`: those of `attention_bias`."""
+
+    kind: str
+    biases: bool | None = False
+    out_bias: bool = False  # whether `attention_bias` is of the output, too
+    mlp_bias: bool = False  # whether the class knows the key
+    has_norms: bool = False  # of q and k
+    defaults: frozenset[str] = frozenset()  # keys that may be absent
+
+
+_HEADS, _WIDTH = "num_key_value_heads", "head_dim"
+_FAMILIES: Mapping[str, Family] = {
+    "llama": Family("LlamaForCausalLM", None, out_bias=True, mlp_bias=True, defaults=frozenset({_HEADS, _WIDTH})),
+    "mistral": Family("MistralForCausalLM", defaults=frozenset({_WIDTH})),
+    "qwen2": Family("Qwen2ForCausalLM", True, defaults=frozenset({_WIDTH})),
+    "qwen3": Family("Qwen3ForCausalLM", None, out_bias=True, has_norms=True),
+}
+KINDS: Mapping[str, str] = {key: family.kind for key, family in _FAMILIES.items()}
+
+
+def shapes_of(config: Config) -> Shapes | None:
+    """Names and shapes of a class's own tensors, the head included if it is tied. None: the class itself is to be asked."""
+    family = _FAMILIES.get(str(config.get("model_type")))
+    if (
+        family is None
+        or config.get("architectures") != [family.kind]
+        or {"auto_map", "quantization_config"} & {*config}
+    ):
+        return None
+    sizes = _sizes(config, family)
+    flags = {key: config.get(key, False) for key in ("attention_bias", "mlp_bias", "tie_word_embeddings")}
+    if sizes is None or any(type(flag) is not bool for flag in flags.values()):
+        return None
+    v, h, f, n, g, d = (
+        sizes[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "heads", _HEADS, _WIDTH)
+    )
+    biases = flags["attention_bias"] if family.biases is None else family.biases
+    layer: Shapes = {"input_layernorm.weight": (h,), "post_attention_layernorm.weight": (h,)}
+    for name, rows in (("q", n), ("k", g), ("v", g)):
+        layer[f"self_attn.{name}_proj.weight"] = (rows * d, h)
+        if biases:
+            layer[f"self_attn.{name}_proj.bias"] = (rows * d,)
+    layer["self_attn.o_proj.weight"] = (h, n * d)
+    if family.out_bias and flags["attention_bias"]:
+        layer["self_attn.o_proj.bias"] = (h,)
+    if family.has_norms:
+        layer |= {"self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,)}
+    for name, shape in (("gate", (f, h)), ("up", (f, h)), ("down", (h, f))):
+        layer[f"mlp.{name}_proj.weight"] = shape
+        if family.mlp_bias and flags["mlp_bias"]:
+            layer[f"mlp.{name}_proj.bias"] = shape[:1]
+    out: Shapes = {WORDS: (v, h)}
+    for number in range(sizes["num_hidden_layers"]):
+        out |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return out | {"model.norm.weight": (h,), HEAD: (v, h)}
+
+
+def _sizes(config: Config, family: Family) -> dict[str, int] | None:
+    """None: a size is absent that the class has a default for, or is no number."""
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        _HEADS,
+        _WIDTH,
+    )
+    found = {key: value for key in keys if type(value := config.get(key)) is int and value > 0}
+    heads, hidden = found.get("num_attention_heads"), found.get("hidden_size")
+    if heads is None or hidden is None:
+        return None
+    found["heads"] = heads
+    for key, default in ((_HEADS, heads), (_WIDTH, hidden // heads)):
+        if key in family.defaults and config.get(key) is None:
+            found[key] = default
+    return found if {*keys} <= {*found} and found["num_hidden_layers"] <= LAYERS_MAX else None

@@ -1,0 +1,146 @@
+"""Weights in blocks that share a scale: which tensors of the files are a pair, and their axes as one dim each.
+
+fp8 has `..weight` and `..weight_scale_inv`, a scale for each block of rows and columns. mxfp4 has `.._blocks` and `.._scales`
+for a tensor of the class whose rows, outputs first, are in groups of 32, two elements to a byte.
+"""
+
+from __future__ import annotations
+
+from math import gcd, lcm, prod
+
+from attrs import evolve
+
+from ucpl.inference.blocks import SCALE, blocks_along, sides_of
+from ucpl.inference.hf.folding import Folded, Form
+from ucpl.inference.hf.records import Facts
+from ucpl.inference.hf.sizes import Axis, Size, Stacked
+from ucpl.records import frozen
+
+__all__ = ["GROUP", "Pair", "Whole", "grains_of", "notes_of", "pairs_of", "whole_of"]
+
+GROUP = 32  # elements that have one exponent in mxfp4
+_BLOCKS, _SCALES = "_blocks", "_scales"
+
+
+@frozen
+class Pair:
+    """Two tensors of the files. `by`: of each axis of `whole`, how many elements have one scale."""
+
+    weight: Folded
+    scale: Folded
+    whole: Folded  # the weight as the class has it
+    by: tuple[int, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Two elements to a byte, outputs first."""
+        return self.whole is not self.weight
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes of `whole` in the order in which the files store them."""
+        return (0, 2, 1) if self.packed else tuple(range(len(self.by)))
+
+
+@frozen
+class Whole:
+    """An axis as one dim. It is cut by what `of` counts, each of which is `unit` elements."""
+
+    size: Size
+    of: str = ""
+    unit: int = 1
+
+
+def pairs_of(facts: Facts, folded: list[Folded]) -> list[Pair]:
+    """Weights and scales that the files have, where shapes and the config agree."""
+    by_pattern = {f.pattern: f for f in folded}
+    found = (_fp8(facts, f, by_pattern) or _mxfp4(facts, f, by_pattern) for f in folded)
+    return [pair for pair in found if pair is not None]
+
+
+def _fp8(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
+    scale = _beside(f, "", SCALE, by_pattern)
+    if scale is None:
+        return None
+    by = blocks_along(sides_of(facts.config), f.first.dtype, f.first.shape, scale.first.shape)
+    return Pair(f, scale, f, by) if by is not None else None
+
+
+def _mxfp4(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
+    scale, shape = _beside(f, _BLOCKS, _SCALES, by_pattern), f.first.shape
+    is_said = _method(facts) == "mxfp4" and f.first.dtype == "u8"
+    if scale is None or not is_said or len(shape) != 4 or shape[3] * 2 != GROUP or scale.first.shape != shape[:3]:
+        return None
+    experts, outputs, groups, _ = shape
+    first = evolve(
+        f.first, name=f.sample.removesuffix(_BLOCKS), shape=(experts, groups * GROUP, outputs), dtype="f4_e2m1fn"
+    )
+    leaf = (f.pattern[-1] or "").removesuffix(_BLOCKS)
+    return Pair(f, scale, evolve(f, pattern=(*f.pattern[:-1], leaf), first=first), (1, GROUP, 1))
+
+
+def _beside(f: Folded, own: str, other: str, by_pattern: dict[Form, Folded]) -> Folded | None:
+    """The tensor of all the same places whose name ends in `other` for `own`."""
+    leaf = f.pattern[-1]
+    if leaf is None or not leaf.endswith(own):
+        return None
+    found = by_pattern.get((*f.pattern[:-1], leaf.removesuffix(own) + other))
+    alike = found is not None and (found.containers, found.spans) == (f.containers, f.spans)
+    return found if alike else None
+
+
+def whole_of(axis: Axis | None, size: int) -> Whole | None:
+    """An axis of several dims, or of parts, as one dim of the product or sum. None: a number that nobody explains."""
+    if axis is None:
+        return None
+    terms = [(*axis.outer, *sizes) for _, sizes in axis.parts] if isinstance(axis, Stacked) else [axis]
+    kept = [tuple(s for s in term if s.text != "1") for term in terms]
+    if sum(prod(s.vector[0] for s in term) for term in kept) != size:
+        return None
+    texts = [" * ".join(f"({s.text})" if set(s.text) & set(" +") else s.text for s in term) for term in kept]
+    name = "_".join(dict.fromkeys(s.name for term in kept for s in term))
+    text = " + ".join(texts)
+    if len(kept) > 1 and len(set(texts)) == 1:
+        text, name = f"{len(kept)} * {texts[0]}", f"{name}_x{len(kept)}"
+    elif len(kept) == 1 and len(kept[0]) == 1:
+        text = kept[0][0].text
+    outer = axis.outer if isinstance(axis, Stacked) else axis
+    cut = next((s for s in outer if s.cut), None)
+    if cut is None or outer[0] is not cut:
+        return Whole(Size(name, text, (size,)))
+    return Whole(Size(name, text, (size,), cut=cut.cut), cut.name, size // cut.vector[0])
+
+
+def grains_of(pairs: list[tuple[Pair, list[Whole | None]]]) -> dict[str, int]:
+    """By the name of what is cut (heads, the inner width): how many of it begin at the begin of a block, in all its weights."""
+    out: dict[str, int] = {}
+    for pair, axes in pairs:
+        for whole, by in zip(axes, pair.by, strict=True):
+            if whole is not None and whole.of:
+                out[whole.of] = lcm(out.get(whole.of, 1), by // gcd(by, whole.unit))
+    return out
+
+
+def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
+    """What a reader of the text must know of a quantised model; nothing where the config says nothing."""
+    said = facts.config.get("quantization_config")
+    if not isinstance(said, dict):
+        return ()
+    method, blocks = said.get("quant_method", "?"), sides_of(facts.config)
+    how = f"{method}, in blocks of {' x '.join(map(str, blocks))}" if blocks else str(method)
+    if paired:
+        return (f"config.quantization_config: {how}. `dequantised()` stores each weight times its scales.",)
+    if any(t.name.endswith(SCALE) for t in facts.tensors):
+        return (
+            f"config.quantization_config: {how}. Scales are tensors by themselves, `..{SCALE}`: of which weights, and of how"
+            " many elements each, their shapes do not tell.",
+        )
+    return (
+        f"config.quantization_config: {how}. This is what the class saves without it: files that are quantised have weights of"
+        " another type and scales beside them. Import their folder to describe those.",
+    )
+
+
+def _method(facts: Facts) -> object:
+    said = facts.config.get("quantization_config")
+    return said.get("quant_method") if isinstance(said, dict) else None

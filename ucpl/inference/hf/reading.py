@@ -1,0 +1,111 @@
+"""The facts of a path: its config, its headers, its class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from attrs import evolve
+
+from ucpl.errors import Label, fail
+from ucpl.files.checkpoint import Framework
+from ucpl.files.watching import reading
+from ucpl.inference.hf.behind import behind_of, with_behind
+from ucpl.inference.hf.classes import Class, class_of
+from ucpl.inference.hf.records import Config, Facts, Found
+from ucpl.inference.hf.varying import lists_of, numbers_of
+from ucpl.inference.hf.writing import text_of
+from ucpl.registry import formats
+from ucpl.texts import is_endless, json_object, read_text
+
+__all__ = ["import_hf"]
+
+
+def import_hf(path: str | Path) -> str:
+    """The text of a .ucpl with a model, a layout `hf()`, and one `tensor_parallel(tp)` where something is cut.
+
+    path: a config.json, a folder with one, a folder with .safetensors files, or such a file.
+
+    Raises: UcplError E395, E396, and what the files raise (E380-E386, E400, E430-E434).
+    """
+    with reading(path):
+        return text_of(_facts(Path(path)))
+
+
+def _facts(path: Path) -> Facts:
+    folder = path if os.path.isdir(path) else path.parent
+    config_file = path if path.suffix == ".json" else folder / "config.json"
+    config = _read_config(config_file) if os.path.isfile(config_file) else None
+    is_there = os.path.exists(path) and not is_endless(path)
+    stores = path.suffix != ".json" and is_there and _store().recognises(path)
+    if config is None and not stores:
+        _demand_allowed(path, config_file)
+        fail("E395", f"{path} has neither a config.json nor .safetensors files", Label(str(path)))
+    notes: list[str] = []
+    made = class_of(config, config_file, needed=not stores, notes=notes) if config is not None else None
+    facts = _of_class(made, config or {}, tuple(notes))
+    return facts if not stores else _of_files(path, facts)
+
+
+def _demand_allowed(*paths: Path) -> None:
+    """What may not be looked at is not there, for all that was asked so far. Raises: UcplError E400."""
+    for path in paths:
+        try:
+            os.stat(path)
+        except PermissionError as error:
+            fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
+        except (OSError, ValueError):
+            continue
+
+
+def _read_config(file: Path) -> Config:
+    value = json_object(read_text(file))
+    if isinstance(value, str):
+        fail("E395", f"{file} is no config: {value}", Label(str(file)))
+    return value
+
+
+def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Facts:
+    if made is None:
+        return Facts((), config, numbers_of(config), lists_of(config), notes=notes)
+    own, *variations = made.versions
+    behind = behind_of(own.numbers, own.tensors, made.dropped)
+    facts = Facts(
+        own.tensors,
+        config,
+        own.numbers,
+        own.lists,
+        tuple(variations),
+        made.absent,
+        made.aliases,
+        made.cuts,
+        notes,
+        made.origin,
+    )
+    return facts if behind is None else evolve(facts, tensors=with_behind(own.tensors, behind), behind=behind)
+
+
+def _store() -> Framework:
+    return next(one for one in formats().values() if one.has_model_files).store()
+
+
+def _of_files(path: Path, made: Facts) -> Facts:
+    """The tensors of the files, with what the class knows of those that it has, too."""
+    opened = _store().open(path)
+    buffers = {t.name for t in made.tensors if t.is_buffer}
+    order = {t.name: i for i, t in enumerate(made.tensors)}
+    found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.state.tensors]
+    tensors = tuple(sorted(found, key=lambda t: order.get(t.name, len(order))))
+    names = {t.name for t in tensors}
+    behind = made.behind
+    if behind is not None:
+        behind = evolve(behind, is_stored=any(n.startswith(f"{behind.container}.{behind.layers}.") for n in names))
+        tensors = tensors if behind.is_stored else with_behind(tensors, behind)
+    aliases = dict(opened.state.aliases)
+    for alias, owner in made.aliases.items():
+        if owner in names and alias not in names:
+            aliases[alias] = owner
+    notes = made.notes
+    if not made.tensors and made.config.get("tie_word_embeddings") and not aliases:
+        notes += ("The config ties word embeddings; which names share a tensor is the class's to say: add `alias`.",)
+    return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=Facts((), {}).origin, behind=behind)

@@ -1,0 +1,267 @@
+"""What a size is: the product or sum of keys of the config that it follows in every version of the class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import combinations_with_replacement, product
+from math import prod
+
+from attrs import evolve, field
+
+from ucpl.inference.hf.recipes import Parts
+from ucpl.inference.hf.records import Facts, Vector
+from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
+from ucpl.records import define, frozen
+
+__all__ = ["Axis", "Size", "Sizes", "Stacked"]
+
+_GROUPS = re.compile(r"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$")
+_HEADS = re.compile(rf"^(?!mamba_)(?:{HEADS.pattern})")
+_HEAD = re.compile(r"^(head_dim|d_kv|kv_channels|attention_head_dim|v_head_dim|qk_head_dim|global_head_dim)$")
+_FFN = re.compile(r"(intermediate_size(_mlp)?|ffn_dim|d_ff|n_inner|ffn_hidden_size|inner_dim)$")
+_VOCAB = re.compile(r"^(vocab_size|n_vocab|padded_vocab_size)$")
+_SSM = {
+    "ssm_heads": re.compile(r"^(mamba_n_heads|mamba_num_heads|n_mamba_heads|num_heads)$"),
+    "ssm_head": re.compile(r"^(mamba_d_head|mamba_head_dim|mamba_headdim|head_dim)$"),
+    "ssm_groups": re.compile(r"^(mamba_n_groups|mamba_ngroups|n_groups)$"),
+    "ssm_state": re.compile(r"^(mamba_d_state|ssm_state_size|state_size)$"),
+    "ssm_rank": re.compile(r"^(mamba_dt_rank|time_step_rank)$"),
+}
+_PLAIN = {"vocab": _VOCAB, "width": WIDTH, "ffn": _FFN, "experts": EXPERTS, "groups": _GROUPS, "heads": _HEADS, **_SSM}
+_SHORT = {
+    "num_attention_heads": "n", "n_head": "n", "num_heads": "n", "n_heads": "n", "encoder_attention_heads": "encoder_n",
+    "decoder_attention_heads": "decoder_n", "num_key_value_heads": "g", "num_kv_heads": "g", "head_dim": "d", "d_kv": "d",
+    "num_experts": "e", "num_local_experts": "e", "n_routed_experts": "e", "linear_num_key_heads": "linear_g",
+}  # fmt: skip
+_CUT = {"heads": "equal", "groups": "equal", "linear_keys": "equal", "ssm_heads": "equal", "ssm_groups": "equal"}
+_CUT |= {"ffn": "chunk", "vocab": "chunk", "inner": "chunk"}
+_FACTORS = (2, 3, 4)
+_TRIES_MAX = 2_000  # of one axis
+
+
+@frozen
+class Size:
+    """One dim: its name, what it is in the language, and its size in every version. `cut`: how tensor parallelism cuts it."""
+
+    name: str
+    text: str
+    vector: Vector
+    key: str = ""  # the last key that it is made of: words of it choose between two that are equal
+    cut: str | None = None
+
+
+@frozen
+class Stacked:
+    """An axis of parts end to end, for each value of the outer dims."""
+
+    outer: tuple[Size, ...]
+    parts: tuple[tuple[str, tuple[Size, ...]], ...]
+
+
+Axis = tuple[Size, ...] | Stacked
+
+
+@define
+class Sizes:
+    """All that sizes of a model can be."""
+
+    facts: Facts
+    keys: dict[str, Vector] = field(init=False)
+    _roles: dict[str, list[Size]] = field(init=False, factory=dict)
+    _known: dict[Vector, list[tuple[Size, ...]]] | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        versions = [self.facts.numbers, *(v.numbers for v in self.facts.variations)]
+        self.keys = {k: tuple(v[k] for v in versions) for k in versions[0] if all(k in v for v in versions)}
+        if len(versions) > 1:
+            self.keys = {k: v for k, v in self.keys.items() if len(set(v)) > 1 or COUNTS.search(_last(k))}
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a class was asked: without one, only roles tell."""
+        return bool(self.facts.variations)
+
+    # ---- questions -----------------------------------------------------------------------------------------------
+
+    def axis(self, vector: Vector, roles: list[tuple[str, ...]], name: str) -> tuple[Size, ...] | None:
+        """The dims of an axis of this size: by its roles, else by what it follows. None: a number that nobody explains."""
+        for role in roles:
+            found = self._solved(((role, ""),), vector, name)
+            if found is not None:
+                return found[0]
+        if not self.is_told or len(set(vector)) == 1:
+            return None
+        return min(self._following(vector), key=lambda sizes: -_likeness(name, sizes), default=None)
+
+    def stacked(self, vector: Vector, recipe: Parts, name: str) -> Stacked | None:
+        """The parts of a fused axis, where their sizes add up in every version."""
+        terms = tuple((recipe.outer + roles, label) for label, roles in recipe.parts)
+        found = self._solved(terms, vector, name)
+        if found is None:
+            return None
+        n = len(recipe.outer)
+        parts = tuple((label, sizes[n:]) for (_, label), sizes in zip(terms, found, strict=True))
+        return Stacked(found[0][:n], parts)
+
+    def count(self, vector: Vector, container: str) -> Size | None:
+        """The key that counts what a container has: where the class was counted otherwise, the key that moved with it."""
+        wanted = EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
+        keys = [k for k in self.keys if wanted.search(_last(k))]
+        found = [k for k in keys if self.keys[k] == vector]
+        moved = self.is_told and len(set(vector)) > 1
+        if len(found) > 1 and not moved:
+            best = max(_likeness(container, (self.of_key(k),)) for k in found)
+            found = [k for k in found if best and _likeness(container, (self.of_key(k),)) == best]
+        return self.of_key(found[0]) if len(found) == 1 or (found and moved) else None
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def of_key(self, path: str, cut: str | None = None) -> Size:
+        """The dim that a key of the config is."""
+        level, _, key = path.rpartition(".")
+        name = _SHORT.get(key, key)
+        inner = [p.removesuffix("_config") for p in level.split(".") if p not in ("", "text_config")]
+        text = f"config.{path}"
+        if path in self.facts.absent:
+            text = f"default({text}, {self.facts.absent[path]})"
+        return Size("_".join([*inner, name]), text, self.keys[path], path, cut)
+
+    def _solved(
+        self, terms: tuple[tuple[tuple[str, ...], str], ...], vector: Vector, name: str
+    ) -> list[tuple[Size, ...]] | None:
+        """Sizes for the roles of all terms, one for each role, so that the products add up to the vector."""
+        roles = list(dict.fromkeys(role for term, _ in terms for role in term))
+        if not roles:
+            return None
+        choices = [sorted(self.role(r), key=lambda s: -_likeness(name, (s,))) for r in roles]
+        if prod(map(len, choices)) > _TRIES_MAX:
+            choices = [c[:4] for c in choices]
+        for choice in product(*choices):
+            meant = dict(zip(roles, choice, strict=True))
+            sizes = [tuple(meant[r] for r in term) for term, _ in terms]
+            if all(sum(prod(s.vector[i] for s in term) for term in sizes) == v for i, v in enumerate(vector)):
+                return sizes
+        return None
+
+    def role(self, role: str) -> list[Size]:
+        """What can have a role."""
+        if role not in self._roles:
+            self._roles[role] = list(self._candidates(role))
+        return self._roles[role]
+
+    def _candidates(self, role: str) -> Iterator[Size]:
+        cut = _CUT.get(role)
+        pattern = _PLAIN.get(role)
+        if role.startswith("="):
+            pattern = re.compile(rf"^{role[1:]}$")
+        if pattern is not None:
+            found = [self.of_key(k, cut) for k in self.keys if pattern.search(_last(k))]
+            yield from (s if s.cut != "equal" or s.vector[0] > 1 else _uncut(s) for s in found)
+        match role:
+            case "head":
+                yield from (self.of_key(k) for k in self.keys if _HEAD.search(_last(k)))
+                yield from self._quotients()
+            case "groups":
+                yield from self.role("heads")  # a class without groups has as many as heads
+            case "one":
+                yield Size("one", "1", tuple(1 for _ in range(1 + len(self.facts.variations))))
+            case "qk":
+                yield from self._sums("qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim")
+            case "ffn":
+                yield from (_times(4, self.of_key(k), "f", "chunk") for k in self.keys if WIDTH.search(_last(k)))
+            case "inner":
+                yield from self._expanded()
+            case "linear_keys":
+                yield from (evolve(s, cut=cut) for s in self.role("=linear_num_key_heads"))
+            case "linear_ratio":
+                yield from self._ratios("linear_num_value_heads", "linear_num_key_heads", "linear_r")
+
+    def _quotients(self) -> Iterator[Size]:
+        """The width of a head, where it is the model's width over its heads."""
+        for width in self.role("width"):
+            for heads in self.role("heads"):
+                same_level = width.key.rpartition(".")[0] == heads.key.rpartition(".")[0]
+                if same_level and all(w % n == 0 for w, n in zip(width.vector, heads.vector, strict=True)):
+                    yield _over(
+                        width, heads, heads.name[:-1] + "d" if heads.name.endswith("n") else f"{heads.name}_width"
+                    )
+
+    def _ratios(self, above: str, below: str, name: str) -> Iterator[Size]:
+        for a, b in product(self.role(f"={above}"), self.role(f"={below}")):
+            if all(x % y == 0 for x, y in zip(a.vector, b.vector, strict=True)):
+                yield _over(a, b, name)
+
+    def _sums(self, a: str, b: str, name: str) -> Iterator[Size]:
+        for x, y in product(self.role(f"={a}"), self.role(f"={b}")):
+            vector = tuple(p + q for p, q in zip(x.vector, y.vector, strict=True))
+            yield Size(name, f"{x.text} + {y.text}", vector, x.key)
+
+    def _expanded(self) -> Iterator[Size]:
+        """The width of a state-space layer."""
+        for expand in (self.of_key(k) for k in self.keys if _last(k) in ("mamba_expand", "expand")):
+            for width in self.role("width"):
+                yield _product("inner", expand, width, "chunk")
+        for width in self.role("width"):
+            yield _times(2, width, "inner", "chunk")
+        yield from (
+            self.of_key(k, "chunk") for k in self.keys if _last(k) in ("intermediate_size", "mamba_intermediate")
+        )
+
+    # ---- without a role ------------------------------------------------------------------------------------------
+
+    def _following(self, vector: Vector) -> list[tuple[Size, ...]]:
+        """Dims that a size follows, the simplest kind alone."""
+        if self._known is None:
+            self._known = {}
+            for sizes in self._simple():
+                key = tuple(prod(s.vector[i] for s in sizes) for i in range(len(vector)))
+                known = self._known.setdefault(key, [])
+                if not known or len(known[0]) == len(sizes):
+                    known.append(sizes)
+        return self._known.get(vector, [])
+
+    def _simple(self) -> Iterator[tuple[Size, ...]]:
+        named = [
+            s for role in ("vocab", "ffn", "heads", "groups", "experts") for s in self.role(role) if s.key in self.keys
+        ]
+        named = list({s.key: s for s in reversed(named) if "*" not in s.text}.values())
+        singles = named + [self.of_key(k) for k in self.keys if k not in {s.key for s in named}]
+        singles += self.role("head")
+        yield from ((s,) for s in singles)
+        for s in singles:
+            for n in _FACTORS:
+                yield (_times(n, s, f"{s.name}_x{n}", None),)
+            for n in (1, 2):
+                vector = tuple(v + n for v in s.vector)
+                yield (Size(f"{s.name}_{n}", f"{s.text} + {n}", vector, s.key),)
+        yield from product(self.role("heads") + self.role("groups"), self.role("head"))
+        for a, b in combinations_with_replacement(singles, 2):
+            if a is not b and a.key.rpartition(".")[0] == b.key.rpartition(".")[0]:
+                yield (a, b)
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _likeness(name: str, sizes: tuple[Size, ...]) -> int:
+    """How many words of the keys a tensor's name has: `encoder` of `encoder_layers`."""
+    words = set(re.findall(r"[a-z]+", name.lower().replace("_", " ")))
+    return sum(len(words & set(re.findall(r"[a-z]+", s.key.lower().replace("_", " ")))) for s in sizes)
+
+
+def _uncut(size: Size) -> Size:
+    return evolve(size, cut=None)
+
+
+def _times(n: int, size: Size, name: str, cut: str | None) -> Size:
+    return Size(name, f"{n} * {size.text}", tuple(n * v for v in size.vector), size.key, cut)
+
+
+def _product(name: str, a: Size, b: Size, cut: str | None) -> Size:
+    return Size(name, f"{a.text} * {b.text}", tuple(x * y for x, y in zip(a.vector, b.vector, strict=True)), b.key, cut)
+
+
+def _over(a: Size, b: Size, name: str) -> Size:
+    return Size(name, f"{a.text} / {b.text}", tuple(x // y for x, y in zip(a.vector, b.vector, strict=True)), b.key)

@@ -1,0 +1,183 @@
+"""A config with other numbers in it: each size its own, so that a coincidence of two sizes ends.
+
+What must divide divides still: groups of heads their heads, heads the width. Numbers that are no sizes (tokens, periods,
+positions in lists) stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import islice
+from math import ceil, lcm
+
+from ucpl.inference.hf.records import Config
+from ucpl.records import frozen
+from ucpl.texts import Json
+
+__all__ = ["COUNTED", "COUNTS", "EXPERTS", "HEADS", "WIDTH", "Other", "lists_of", "numbers_of", "varied"]
+
+HEADS = re.compile(r"^(num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|mamba_n(um)?_heads)$")
+WIDTH = re.compile(r"^(hidden_size|d_model|n_embd|embed_dim|hidden_dim|dim|dec_hidden_size)$")
+COUNTS = re.compile(
+    r"^(num_(hidden_|decoder_|encoder_)?layers|n_layers?|(encoder|decoder)_layers|depth|num_nextn_predict_layers"
+    r"|first_k_dense_replace|num_dense_layers|moe_layer_start_index)$"
+)
+_LAYERS = re.compile(r"layer|block")
+_SSM_GROUPS = re.compile(r"^(mamba_n_groups|mamba_ngroups|n_groups)$")
+_GROUPS = re.compile(rf"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$|{_SSM_GROUPS.pattern}")
+EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
+COUNTED = re.compile(f"{COUNTS.pattern}|{EXPERTS.pattern}")  # what a class has many objects for
+_SIZES = re.compile(
+    r"size|dim|embd|inner|rank|width|channel|d_model|d_ff|d_kv|d_state|d_conv|d_head|kernel|state|bins|position|buckets"
+)
+_NO_SIZES = re.compile(r"token|_id$|_idx$|index|image_size|block_size|chunk|patch|vision_feature|top_?k|per_tok|window")
+_DEPTH_MAX = 8  # of configs inside a config
+_COUNT_MAX = 400  # layers: a class of more is built again with as many
+
+
+@frozen
+class Other:
+    """What else than sizes is varied: how many layers there are, and of which kind each is."""
+
+    counts: bool
+    kinds: bool
+
+
+def numbers_of(config: Config, prefix: str = "") -> dict[str, int]:
+    """Whole numbers above zero of a config, by their paths: those that the language can name."""
+    out: dict[str, int] = {}
+    for key, value in config.items():
+        if not (isinstance(key, str) and key.isascii() and key.isidentifier()):
+            continue
+        if isinstance(value, dict) and prefix.count(".") < _DEPTH_MAX:
+            out |= numbers_of(value, f"{prefix}{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            out[prefix + key] = value
+    return out
+
+
+def lists_of(config: Config, prefix: str = "") -> dict[str, list[Json]]:
+    """Lists of a config that speak of layers, by their paths: one item a layer, or the numbers of some."""
+    out: dict[str, list[Json]] = {}
+    for key, value in config.items():
+        if not (isinstance(key, str) and key.isascii() and key.isidentifier()):
+            continue
+        if isinstance(value, dict) and prefix.count(".") < _DEPTH_MAX:
+            out |= lists_of(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and _LAYERS.search(key) and all(isinstance(v, int | str) for v in value):
+            out[prefix + key] = value
+    return out
+
+
+def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Config:
+    """The config with other sizes. absent: numbers that it leaves to the class."""
+    levels: dict[str, dict[str, int]] = {}
+    for path, value in (numbers_of(config) | absent).items():
+        prefix, _, key = path.rpartition(".")
+        levels.setdefault(prefix, {})[key] = value
+    primes = islice(_primes(), seed, None)
+    out = deepcopy(config)
+    for prefix, level in levels.items():
+        lists = {len(v) for v in _at(config, prefix).values() if isinstance(v, list)}
+        for key, value in _sizes(level, primes, seed).items():
+            _set(out, prefix, key, value)
+        if what.counts:
+            for key, value in _counts(level, lists, seed).items():
+                _set(out, prefix, key, value)
+    if what.kinds:
+        for path, items in lists_of(config).items():
+            prefix, _, key = path.rpartition(".")
+            place = _at(out, prefix)
+            place[key] = _turned(
+                items, seed + 1, [n for k, n in place.items() if COUNTS.search(k) and isinstance(n, int)]
+            )
+    return out
+
+
+def _turned(items: list[Json], by: int, counts: list[int]) -> list[Json]:
+    """A list with one item a layer, turned; numbers of layers, each a little further, and of those that there are.
+
+    Numbers go further than items do: where both say the same of the config's own layers, they say two things of others.
+    """
+    numbers = [v for v in items if isinstance(v, int)]
+    if len(numbers) < len(items) or len(set(numbers)) < len(items):
+        return items[-by:] + items[:-by]
+    layers = min((n for n in counts if n > max(numbers, default=0)), default=max(numbers, default=0) + by + 1)
+    return [(n + by + 1) % layers for n in numbers]
+
+
+def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str, int]:
+    """Other sizes for those of one config; what is above one stays so."""
+    out: dict[str, int] = {}
+    for key, value in level.items():
+        # One group of keys and values may be another kind of attention; one of a state-space layer is a number like others.
+        if _GROUPS.search(key) and (value > 1 or _SSM_GROUPS.search(key)):
+            out[key] = next(primes)
+    groups = lcm(*out.values())
+    for key in level:
+        if HEADS.search(key):
+            out[key] = groups * next(primes)
+    keys = level.get("linear_num_key_heads")
+    if keys:
+        out["linear_num_key_heads"] = next(primes)
+        out["linear_num_value_heads"] = out["linear_num_key_heads"] * next(primes)
+    heads = lcm(*(v for k, v in out.items() if HEADS.search(k)))
+    for key, value in level.items():
+        if key in out or COUNTS.search(key) or _NO_SIZES.search(key) or value < 2:
+            continue
+        if WIDTH.search(key):
+            out[key] = 8 * heads * next(primes)
+        elif EXPERTS.search(key):
+            groups = level.get("n_group", 1)
+            least = max(level.get("num_experts_per_tok", 1), level.get("moe_topk", 1))
+            out[key] = groups * (ceil(least / groups) + 1 + seed)  # few: each is a tensor
+        elif key in ("expand", "mamba_expand"):
+            out[key] = value + 1 + seed
+        elif _SIZES.search(key):
+            out[key] = value + 8 * next(primes)
+    return out | _expanded(level, out)
+
+
+def _expanded(level: dict[str, int], out: dict[str, int]) -> dict[str, int]:
+    """Heads of a state-space layer, where they share an expanded width: their product stays that width."""
+    for prefix, heads, width in (("mamba_", "mamba_n_heads", "mamba_d_head"), ("", "num_heads", "head_dim")):
+        expand, hidden = level.get(f"{prefix}expand", 1), level.get("hidden_size", 0)
+        if expand > 1 and heads in level and level[heads] * level.get(width, 0) == expand * hidden:
+            return {width: out[f"{prefix}expand"] * out["hidden_size"] // out[heads]}
+    return {}
+
+
+def _counts(level: dict[str, int], lists: set[int], seed: int) -> dict[str, int]:
+    """Other numbers of layers, where no list of the config has one item a layer."""
+    found = [key for key, value in level.items() if COUNTS.search(key) and value not in lists]
+    return {key: level[key] + (i + 1) * (seed + 1) for i, key in enumerate(found) if level[key] < _COUNT_MAX}
+
+
+def _at(config: Config, prefix: str) -> Config:
+    value: Json = config
+    for part in prefix.split(".") if prefix else ():
+        value = value.get(part, {}) if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _set(config: Config, prefix: str, key: str, value: int) -> None:
+    level = config
+    for part in prefix.split(".") if prefix else ():
+        inner = level.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return
+        level = inner
+    level[key] = value
+
+
+def _primes() -> Iterator[int]:
+    found: list[int] = []
+    n = 2
+    while True:
+        n += 1
+        if all(n % p for p in found):
+            found.append(n)
+            if n > 3:
+                yield n

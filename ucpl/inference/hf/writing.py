@@ -1,0 +1,477 @@
+"""The text of a spec: a model, its layout on disk, and a layout of tensor parallelism where something is cut."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import evolve, field
+
+from ucpl.inference.hf.folding import Folded, Form, fold, is_literal, joined
+from ucpl.inference.hf.kinds import Kinds
+from ucpl.inference.hf.matching import Versions
+from ucpl.inference.hf.pair_text import PairText
+from ucpl.inference.hf.quantised import GROUP, Pair, Whole, grains_of, notes_of, pairs_of, whole_of
+from ucpl.inference.hf.recipes import parts_of, roles_of
+from ucpl.inference.hf.records import Facts, Vector, identifier
+from ucpl.inference.hf.sizes import Axis, Size, Sizes, Stacked
+from ucpl.inference.hf.varying import numbers_of
+from ucpl.language import format_text, nodes
+from ucpl.language.printer import print_item
+from ucpl.language.quoting import is_dotted
+from ucpl.records import define, frozen
+from ucpl.texts import Json
+
+__all__ = ["text_of"]
+
+_EXPERTS = re.compile(r"expert")
+_TP = {
+    "colwise": 0,
+    "rowwise": 1,
+    "colwise_gather_output": 0,
+    "embedding_rowwise": 0,
+    "colwise_rep": 0,
+    "rowwise_rep": 1,
+}
+_HELD_WHOLE = re.compile(r"replicated|moe_tp_experts|grouped|dispatch|sequence_parallel|mla_")
+
+
+def text_of(facts: Facts) -> str:
+    """The text of a .ucpl, in its usual form."""
+    return _Writer(facts).text()
+
+
+@define
+class _Lines:
+    """Statements of the text, by where they stand."""
+
+    tensors: list[str] = field(factory=list)  # of the model
+    entries: list[str] = field(factory=list)  # of `hf`
+    parallel: list[str] = field(factory=list)  # of `tensor_parallel`
+    products: list[str] = field(factory=list)  # of `dequantised`
+
+
+@frozen
+class _Stored:
+    """A stored tensor on its way into the text: its path, the dims in its brackets, its key, the axes of its pattern."""
+
+    path: str
+    indices: tuple[str, ...]
+    extents: tuple[nodes.Dimension, ...]
+    key: nodes.Clause
+    axes: tuple[_Named, ...]
+
+
+@frozen
+class _Dim:
+    """A dim as the text names it, and how tensor parallelism cuts it."""
+
+    name: str
+    cut: str | None = None
+    grain: int = 1  # it is cut in units of so many
+
+
+@frozen
+class _Named:
+    """An axis with names for its dims. `parts` is empty where it is no stack."""
+
+    outer: tuple[_Dim, ...]
+    parts: tuple[tuple[str, tuple[_Dim, ...]], ...] = ()
+
+
+@define
+class _Writer:
+    facts: Facts
+    folded: list[Folded] = field(init=False)
+    by_pattern: dict[Form, Folded] = field(init=False)
+    sizes: Sizes = field(init=False)
+    versions: Versions = field(init=False)
+    kinds: Kinds = field(init=False)
+    dims: dict[str, str] = field(factory=dict)  # name -> its expression
+    counts: dict[str, str] = field(factory=dict)  # container -> dim
+    said: list[str] = field(factory=list)
+    models: set[str] = field(init=False)
+    pairs: dict[Form, tuple[Pair, list[Whole | None]]] = field(init=False)  # by the pattern of either tensor
+    grains: dict[str, int] = field(init=False)
+    digits: list[str] = field(factory=list)  # dims that are stored as groups
+
+    def __attrs_post_init__(self) -> None:
+        self.folded = fold(self.facts.tensors)
+        self.by_pattern = {f.pattern: f for f in self.folded}
+        self.sizes = Sizes(self.facts)
+        self.versions = Versions(self.facts, self.folded)
+        self.kinds = Kinds(self.facts, self.sizes, self.dims)
+        self.models = set(_model_types(self.facts.config))
+        pairs = [(p, self.wholes(p)) for p in pairs_of(self.facts, self.folded)]
+        self.pairs = {f.pattern: found for found in pairs for f in (found[0].weight, found[0].scale)}
+        self.grains = grains_of(pairs)
+
+    def text(self) -> str:
+        folded = self.folded
+        self.count(folded)
+        names = self.paths(folded)
+        dtypes = [f.first.dtype for f in folded if f.pattern not in self.pairs] or ["f32"]
+        common = max(dict.fromkeys(dtypes), key=dtypes.count)
+        lines = _Lines()
+        named = dict(zip((f.pattern for f in folded), names, strict=True))
+        for f, path in zip(folded, names, strict=True):
+            if f.pattern in self.pairs:
+                if f is self.pairs[f.pattern][0].weight:
+                    self.write_pair(lines, self.pairs[f.pattern], path, named[self.pairs[f.pattern][0].scale.pattern])
+                continue
+            self.write(lines, f, path, None if f.first.dtype == common else f.first.dtype)
+        model = _model_name(self.facts.config)
+        return self.page(model, common, lines, dict(zip((f.sample for f in folded), names, strict=True)))
+
+    def page(self, model: str, dtype: str, found: _Lines, names: dict[str, str]) -> str:
+        what = self.facts.origin
+        lines = ["ucpl 1", "", f"# Written by `ucpl import hf`, from {what}: a first spec, to be read and corrected."]
+        lines += [_remark(note) for note in (*self.facts.notes, *self.said, *notes_of(self.facts, bool(self.pairs)))]
+        if self.facts.behind is not None:
+            lines += [_remark(self.facts.behind.note), "", f"let mtp = {self.facts.behind.value}"]
+        lines += ["", f"model {model} {{"]
+        lines += [f"  dim {name} = {value}" for name, value in self.dims.items()]
+        lines += [f"  let {name} = {value}" for name, value in self.kinds.lets.items()]
+        lines += [f"  {line}" for line in self.digits]
+        lines += ["", f"  dtype {dtype}", *(f"  {t}" for t in found.tensors)]
+        owners = {f.name for f in self.facts.tensors}
+        for alias, owner in self.facts.aliases.items():
+            if owner in names:
+                lines.append(f"  {print_item(nodes.Alias(alias, names[owner]))}")
+            elif owner in owners:
+                said = f"{alias} is a second name of {owner}, one of several that are folded above"
+                lines.append(f"  {_remark(said)}")
+        lines += ["}", "", f'layout hf(shard = "5GB") of {model} {{', "  framework huggingface(shard = shard)"]
+        lines += [
+            '  file weights = safetensors "model.safetensors"',
+            "  derive fp32 from weight  # it has no other masters",
+        ]
+        lines += ["", *(f"  {e}" for e in found.entries), "}"]
+        if found.products:
+            lines += ["", "# Each weight times its scales, rounded once."]
+            lines += [f'layout dequantised(shard = "5GB") of {model} extends hf(shard = shard) {{']
+            lines += [*(f"  {e}" for e in found.products), "}"]
+        if found.parallel:
+            lines += [
+                "",
+                "# Heads and groups of heads are dealt whole, the inner width and the vocabulary in chunks. One file a rank.",
+            ]
+            lines += [f"layout tensor_parallel(tp) of {model} extends hf() {{", "  framework torch()", "  mesh tp"]
+            lines += [
+                '  file weights = safetensors "tp_{tp:02}.safetensors"',
+                "",
+                *(f"  {e}" for e in found.parallel),
+                "}",
+            ]
+        return format_text("\n".join(lines) + "\n", f"{model}.ucpl")
+
+    # ---- one tensor ----------------------------------------------------------------------------------------------
+
+    def write(self, lines: _Lines, f: Folded, path: str, dtype: str | None) -> None:
+        indices = tuple(self.counts[c] for c in f.containers)
+        extents = tuple(self.extent(f, i) for i in range(len(f.containers)))
+        key = nodes.Clause("as", (self.template(f, indices),))
+        stored = _Stored(path, indices, extents, key, self.axes(f, set(indices)))
+        kind = "buffer" if f.first.is_buffer else "parameter"
+        for name, dims in _tensors(stored):
+            item = nodes.Tensor(name, (*extents, *map(nodes.Dimension, dims)), dtype, kind)  # type: ignore[arg-type]
+            lines.tensors.append(print_item(item) + self.remark(f, stored))
+        lines.entries.append(_entry(stored, cut=False))
+        if any(_is_cut(axis) for axis in stored.axes):
+            lines.parallel.append(_entry(stored, cut=True))
+        elif (planned := self.planned(f, stored)) is not None:
+            lines.parallel.append(_entry(planned, cut=True))
+
+    def wholes(self, pair: Pair) -> list[Whole | None]:
+        """The axes of a weight in blocks, as one dim each; cut as the class's plan says where its dims say nothing."""
+        found = [whole_of(self.meant(pair.whole, i), n) for i, n in enumerate(pair.whole.first.shape)]
+        axis = self.planned_axis(pair.whole)
+        if axis is not None and axis < len(found) and not any(w is not None and w.of for w in found):
+            size = found[axis].size if found[axis] is not None else None  # type: ignore[union-attr]
+            if size is not None:
+                found[axis] = Whole(evolve(size, cut="chunk"), size.name)
+        return found
+
+    def write_pair(self, lines: _Lines, found: tuple[Pair, list[Whole | None]], path: str, scale: str) -> None:
+        """A weight in blocks and its scale: model, files, products, and ranks that have the scales of what they have."""
+        pair, wholes = found
+        indices = tuple(self.counts[c] for c in pair.weight.containers)
+        extents = tuple(self.extent(pair.weight, i) for i in range(len(indices)))
+        taken = set(indices)
+        dims = [
+            self.dim(w.size, taken).name if w is not None else self.named(None, n, taken).outer[0].name
+            for w, n in zip(wholes, pair.whole.first.shape, strict=True)
+        ]
+        blocks = [self.blocks(name, by) for name, by in zip(dims, pair.by, strict=True)]
+        if pair.packed:
+            path = path.removesuffix("_blocks")
+            self.dims[f"{dims[1]}_{GROUP}"] = str(GROUP)
+            line = f"index {dims[1]} = ({blocks[1]} {dims[1]}_{GROUP})"
+            self.digits += [line] if line not in self.digits else []
+        text = PairText(pair, (path, scale), indices, tuple(dims), tuple(blocks))
+        types = ("f4_e2m1fn", "f8_e8m0fnu") if pair.packed else (pair.weight.first.dtype, pair.scale.first.dtype)
+        lines.tensors += text.tensors(extents, types)
+        keys = tuple(self.template(f, indices) for f in (pair.weight, pair.scale, pair.whole))
+        lines.entries += text.stored((keys[0], keys[1]))
+        lines.products += text.product(keys[2])
+        cut = next((i for i in pair.order if (w := wholes[i]) is not None and w.of), None)
+        if cut is not None:
+            whole = wholes[cut]
+            assert whole is not None
+            lines.parallel += text.cut((keys[0], keys[1]), cut, self.grains.get(whole.of, 1) * whole.unit)
+
+    def blocks(self, name: str, by: int) -> str:
+        """The dim that counts blocks of another one."""
+        if by == 1:
+            return name
+        return self.dim(Size(f"{name}_blocks", f"ceil({name}, {by})", (0,)), set()).name
+
+    def remark(self, f: Folded, stored: _Stored) -> str:
+        shape = f.first.shape
+        unnamed = all(
+            len(a.outer) == 1 and a.outer[0].name in (f"n{n}", f"m{n}") for a, n in zip(stored.axes, shape, strict=True)
+        )
+        square = len(shape) == 2 and shape[0] == shape[1] and unnamed
+        return f"   # square, {shape[0]} by {shape[1]}: which axis is which, no shape tells" if square else ""
+
+    def axes(self, f: Folded, taken: set[str]) -> tuple[_Named, ...]:
+        """The axes with their dims named. taken: names that the tensor has already."""
+        out = []
+        for i, size in enumerate(f.first.shape):
+            found = self.meant(f, i)
+            out.append(self.named(found, size, taken))
+            if found is None:
+                self.unexplained(joined(f.pattern, "*"), size, self.vector(f, i))
+        return tuple(out)
+
+    def vector(self, f: Folded, axis: int) -> Vector:
+        """The size of an axis in every version; alone where a version lacks the tensor: its roles must tell."""
+        shape = self.versions.shape(f)
+        return shape[axis] if shape is not None else (f.first.shape[axis],)
+
+    def meant(self, f: Folded, axis: int) -> Axis | None:
+        """What an axis is made of; None: a number that nobody explains."""
+        name = joined(f.pattern, "*")
+        wanted = [axes[axis] for axes in roles_of(name) if axis < len(axes)]
+        return self.solved(name, axis, wanted, self.vector(f, axis))
+
+    def solved(self, name: str, axis: int, wanted: list[tuple[str, ...]], vector: Vector) -> Axis | None:
+        for recipe in parts_of(self.models, name, axis):
+            stacked = self.sizes.stacked(vector, recipe, name)
+            if stacked is not None:
+                return stacked
+        return self.sizes.axis(vector, wanted, name)
+
+    def unexplained(self, name: str, size: int, vector: Vector) -> None:
+        """A number that stays one is told where it looks like a key, or is known to follow some."""
+        if self.sizes.is_told:
+            if len(set(vector)) > 1:
+                self.say(f"{name}: {size} follows the config in a way that no product of keys tells.")
+            return
+        keys = [f"config.{k}" for k, n in numbers_of(self.facts.config).items() if n == size and n > 1]
+        if keys:
+            self.say(f"{size} is {', '.join(keys)}: whether a dim is one of them, the author knows.")
+
+    def say(self, note: str) -> None:
+        if note not in self.said:
+            self.said.append(note)
+
+    def named(self, axis: Axis | None, size: int, taken: set[str]) -> _Named:
+        if isinstance(axis, Stacked):
+            outer = tuple(self.dim(s, taken) for s in axis.outer)
+            return _Named(
+                outer, tuple((label, tuple(self.dim(s, set(taken)) for s in sizes)) for label, sizes in axis.parts)
+            )
+        if axis is not None:
+            return _Named(tuple(self.dim(s, taken) for s in axis))
+        for letter in "nmpqrstuvw":
+            if f"{letter}{size}" not in taken:
+                break
+        return _Named((self.dim(Size(f"{letter}{size}", str(size), (size,)), taken),))
+
+    def dim(self, size: Size, taken: set[str]) -> _Dim:
+        """A dim of that name and value; another name where it is taken by another value, or by another axis."""
+        name, n = size.name, 2
+        while self.dims.get(name, size.text) != size.text or name in taken:
+            name, n = f"{size.name}{n}", n + 1
+        self.dims[name] = size.text
+        taken.add(name)
+        return _Dim(name, size.cut, self.grains.get(size.name, 1))
+
+    # ---- indices -------------------------------------------------------------------------------------------------
+
+    def count(self, folded: list[Folded]) -> None:
+        """A dim for every numbered container: named after the config key that counts it, if one does."""
+        containers = dict.fromkeys(c for f in folded for c in f.containers)
+        used: set[str] = set()
+        for container in containers:
+            vector = self.versions.counted(container)
+            found = self.sizes.count(vector, container)
+            short = _counting(container, found, self.dims)
+            inside = any(dim == short and container.startswith(f"{c}.") for c, dim in self.counts.items())
+            if found is not None and self.dims.get(short) == found.text and not inside:
+                self.counts[container] = short  # two containers that one key counts have one dim
+                continue
+            behind = self.facts.behind
+            text = found.text if found is not None else str(vector[0])
+            text += " + mtp" if behind is not None and behind.container == container else ""
+            name = self.dim(Size(short, text, vector), used).name
+            self.counts[container] = name
+
+    def extent(self, f: Folded, place: int) -> nodes.Dimension:
+        container = f.containers[place]
+        lengths = self.versions.length(container)
+        return nodes.Dimension(
+            self.counts[container], None, self.kinds.among(self.versions.spans(f, place), lengths, container)
+        )
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def paths(self, folded: list[Folded]) -> list[str]:
+        """Names in the spec: those of the file without the numbers that are folded, unless two would be the same."""
+        short = [_short(f) for f in folded]
+        aliases = set(self.facts.aliases)
+        taken = {f.sample for f in folded if not f.containers} | aliases
+        return [
+            s if short.count(s) == 1 and s not in aliases and (is_dotted(s) or not f.containers) else _marked(f, taken)
+            for s, f in zip(short, folded, strict=True)
+        ]
+
+    def template(self, f: Folded, indices: tuple[str, ...]) -> str:
+        if is_literal(f.sample):
+            return "{name}"
+        numbers = iter(indices)
+        return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
+
+    def planned(self, f: Folded, stored: _Stored) -> _Stored | None:
+        """The pattern with the cut that the class's plan states for the tensor's module, where its dims say none."""
+        axis = self.planned_axis(f)
+        if axis is None or axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
+            return None  # the bias of a rowwise module is held by every rank
+        cut = _Named((_Dim(stored.axes[axis].outer[0].name, "chunk"),))
+        axes = tuple(cut if i == axis else a for i, a in enumerate(stored.axes))
+        return _Stored(stored.path, stored.indices, stored.extents, stored.key, axes)
+
+    def planned_axis(self, f: Folded) -> int | None:
+        """The axis along which the class's plan cuts the tensor's module."""
+        module, _, leaf = joined(f.pattern, "*").rpartition(".")
+        whole = f"{module}.{leaf}"
+        style = self.facts.cuts.get(module, self.facts.cuts.get(whole))
+        if style is None or _HELD_WHOLE.search(style):
+            return None
+        axis = _TP.get(style)
+        if axis is None:
+            self.say(f"{whole}: the class's plan says `{style}`, which tensor_parallel leaves whole: write its parts.")
+        return axis
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def _tensors(stored: _Stored) -> list[tuple[str, list[str]]]:
+    """The model tensors of a stored one: itself, or its parts, each with the names of its dims."""
+    fused = next((i for i, a in enumerate(stored.axes) if a.parts), None)
+    plain = [[d.name for d in a.outer] for a in stored.axes]
+    if fused is None:
+        return [(stored.path, [name for names in plain for name in names])]
+    out = []
+    for label, dims in stored.axes[fused].parts:
+        names = [*plain[:fused], [*plain[fused], *(d.name for d in dims)], *plain[fused + 1 :]]
+        out.append((_beside(stored.path, label), [name for axis in names for name in axis]))
+    return out
+
+
+def _label(path: str, label: str) -> str:
+    leaf = path.rpartition(".")[2]
+    return f"{label}_{leaf}" if leaf == "bias" else label
+
+
+def _beside(path: str, label: str) -> str:
+    return path.rpartition(".")[0] + "." + _label(path, label)
+
+
+def _entry(stored: _Stored, *, cut: bool) -> str:
+    brackets = tuple(nodes.Dim(i) for i in stored.indices)
+    left = cut
+    pattern = []
+    for axis in stored.axes:
+        pattern.append(_pattern(axis, stored.path, cut=left))
+        left = left and not _is_cut(axis)  # one cut is all: the first
+    return print_item(nodes.Entry(stored.path, brackets, tuple(pattern), (stored.key,)))
+
+
+def _pattern(axis: _Named, path: str, *, cut: bool) -> nodes.Axis:
+    outer = _product(axis.outer, cut=cut)
+    if not axis.parts:
+        return outer[0] if len(outer) == 1 else nodes.Stack((nodes.Term(None, outer),))
+    cut = cut and not any(d.cut for d in axis.outer)
+    terms = tuple(nodes.Term(_label(path, label), _product(dims, cut=cut)) for label, dims in axis.parts)
+    stack = nodes.Stack(terms)
+    return nodes.Stack((nodes.Term(None, (*outer, stack)),)) if outer else stack
+
+
+def _product(dims: tuple[_Dim, ...], *, cut: bool) -> tuple[nodes.Axis, ...]:
+    out: list[nodes.Axis] = []
+    for d in dims:
+        if cut and d.cut is not None:
+            cut = False
+            kind = "chunk" if d.cut == "chunk" or d.grain > 1 else "equal"
+            grain = nodes.Number(d.grain) if d.grain > 1 else None
+            out.append(nodes.Cut(nodes.Dim(d.name), (nodes.Split("tp", kind, grain=grain),)))  # type: ignore[arg-type]
+        else:
+            out.append(nodes.Dim(d.name))
+    return tuple(out)
+
+
+def _is_cut(axis: _Named) -> bool:
+    return any(d.cut for d in axis.outer) or any(d.cut for _, dims in axis.parts for d in dims)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def _model_types(config: dict[str, Json]) -> list[str]:
+    """What kinds of model a config speaks of, those of its parts too."""
+    own = config.get("model_type")
+    inner = [name for value in config.values() if isinstance(value, dict) for name in _model_types(value)]
+    return [*([own] if isinstance(own, str) else []), *inner]
+
+
+def _counting(container: str, found: Size | None, taken: dict[str, str]) -> str:
+    """The name of the dim that counts a container: `l`, and of a second stack of layers its tower's, `decoder_l`."""
+    parts = [p for p in container.split(".") if p not in ("", "*")]
+    last = identifier(parts[-1]) if parts else "index"
+    if _EXPERTS.search(last):
+        return found.name if found is not None else last
+    if "l" not in taken:
+        return "l"
+    if "*" in container.split("."):
+        return last
+    tower = next((p for p in parts[:-1] if p != "model"), last)
+    return f"{identifier(tower)}_l"
+
+
+def _model_name(config: dict[str, Json]) -> str:
+    """The name of the model: `any` would be that of no model."""
+    name = identifier(str(config.get("model_type") or "model"))
+    return "any_model" if name == "any" else name
+
+
+def _remark(text: str) -> str:
+    """A line of remarks. Names and words of a config are whatever somebody wrote: none of them ends the line."""
+    return f"# {''.join(c if c.isprintable() else ' ' for c in text)}"
+
+
+def _short(f: Folded) -> str:
+    """A folded name without numbers; one by itself keeps its own."""
+    parts = [p for p in f.pattern if p is not None and not (f.containers and p.isdecimal())]
+    return ".".join(parts)
+
+
+def _marked(f: Folded, taken: set[str]) -> str:
+    """A name that keeps a mark where numbers were, so that it is no other's."""
+    mark = "#"
+    while f.containers and joined(f.pattern, mark) in taken:
+        mark += "#"
+    name = joined(f.pattern, mark)
+    taken.add(name)
+    return name

@@ -1,0 +1,222 @@
+"""infer: the model and the layout of a checkpoint found in the wild, as the language says them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+from ucpl.errors import Label, fail
+from ucpl.extents import Key, key_text
+from ucpl.extents.account import entries_of
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.inference.blocks import scalings_of
+from ucpl.inference.expert_dims import bindings, named_dims
+from ucpl.inference.packed import packed_notes
+from ucpl.language import nodes, print_expr, print_file
+from ucpl.language.limits import why_too_large, why_unwritten
+from ucpl.layout import Layout, Library, expand, load, resolve
+from ucpl.layout.scope import Value
+from ucpl.placement import Placement, locate
+from ucpl.placement.flats import Stated
+from ucpl.placement.sharding import TP
+from ucpl.records import frozen
+from ucpl.registry import format_named
+
+if TYPE_CHECKING:
+    from ucpl.inference.parallel import Note
+    from ucpl.placement import Part
+
+StateDtypes = dict[str, dict[str, str]]  # state -> tensor -> dtype
+
+MODEL_NAME = "checkpoint"
+LAYOUT_NAME = "stored"
+
+
+@frozen(eq=False)
+class Inferred:
+    """What a checkpoint is: its model, and the layout that it is stored in."""
+
+    checkpoint: Checkpoint
+    library: Library
+    model: nodes.Model
+    call: nodes.Call
+    inherited: dict[str, tuple[Value, str]]
+    layout: Layout
+    placement: Placement
+
+    def text(self) -> str:
+        """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E011, E017."""
+        names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
+        if why := why_unwritten(names, in_keys=True):
+            self._refuse("E017", why)
+        text = print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
+        if why := why_too_large(text):
+            self._refuse("E011", why)
+        passed = [one for one in self.checkpoint.not_read if one.is_optimizer]
+        entries = entries_of(("not read", one.kind, one.name, one.why) for one in passed)
+        lines = (" ".join(f"not read: {entry}".splitlines()) for entry in entries)
+        notes = "".join(f"\n# {line}" for line in (*packed_notes(self.checkpoint), *lines))
+        return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
+
+    def _refuse(self, code: str, why: str) -> NoReturn:
+        remedy = "convert without a text: what is inferred needs none"
+        fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
+
+    def call_text(self) -> str:
+        """The call that the text answers to: what its conditions had to know is fixed in it, and no parameter."""
+        arguments = ", ".join(f"{p.name} = {print_expr(p.default)}" for p in self._written().parameters if p.default)
+        return f"{LAYOUT_NAME}({arguments})"
+
+    def _written(self) -> nodes.Layout:
+        return expand(self.library, self.call, self.model, name=LAYOUT_NAME, inherited=self.inherited)
+
+
+def infer(checkpoint: Checkpoint) -> Inferred:
+    """The model and layout of an opened checkpoint. Raises UcplError where its framework cannot be told in the language."""
+    library = load()
+    settings = inherited_settings(checkpoint)
+    call = nodes.Call(layout_name(checkpoint))
+    model = model_of(checkpoint, {})
+    notes: tuple[Note, ...] = ()
+    of = format_named(checkpoint.framework)
+    if (is_described := of.describes(checkpoint)) or is_model_parallel(checkpoint):  # most checkpoints need neither
+        from ucpl.inference import parallel, ranks
+
+        base = parallel.Base(library, call, model, settings)
+        made = of.stored(base, checkpoint) if is_described else ranks.stored(base, checkpoint)
+        library, call, notes = made.library, made.call, made.notes
+    placement = locate(
+        resolve(library, call, model=model, inherited=settings, notes=notes), stated=stated_of(checkpoint)
+    )
+    dtypes = state_dtypes(checkpoint, placement)
+    if any(dtype != "f32" for of in dtypes.values() for dtype in of.values()):
+        model = model_of(checkpoint, dtypes)
+        layout = resolve(library, call, model=model, inherited=settings, notes=notes)
+        placement = locate(layout, stated=stated_of(checkpoint))
+    return Inferred(checkpoint, library, model, call, settings, placement.layout, placement)
+
+
+def is_model_parallel(checkpoint: Checkpoint) -> bool:
+    """Whether more than the shards of data parallelism must be told of it."""
+    tp = checkpoint.state.settings.get(TP)
+    apart = checkpoint.state.parallel.pipeline is not None or checkpoint.state.parallel.experts is not None
+    if apart or (tp is not None and tp.value != 1):
+        return True
+    return any(
+        one.dim is not None and one.rows > one.shape[one.dim] for one in checkpoint.state.parallel.shardings.values()
+    )
+
+
+def layout_name(checkpoint: Checkpoint) -> str:
+    """The shipped layout that describes a checkpoint."""
+    settings = {name: setting.value for name, setting in checkpoint.state.settings.items()}
+    return format_named(checkpoint.framework).layout_name(settings)
+
+
+def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
+    """Values that layouts may take over from a checkpoint, with their origins."""
+    out: dict[str, tuple[Value, str]] = {}
+    for name, setting in checkpoint.state.settings.items():
+        value = setting.value
+        if value is not None:
+            out[name] = (int(value) if isinstance(value, bool) else value, setting.origin)
+    cut = next((one for one in checkpoint.state.parallel.shardings.values() if one.dim is not None), None)
+    if cut is not None and "tp_rule" not in out:
+        out.setdefault("shaped", (1, f"{cut.origin}: AutoTP's engines cut tensors that have their shape"))
+    return out
+
+
+def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
+    """The model statement: tensors in the checkpoint's order, aliases, the optimizer's groups, states."""
+    items: list[nodes.ModelItem] = [
+        *bindings({t.name: t.shape for t in checkpoint.state.tensors}, checkpoint.state.parallel.experts)
+    ]
+    scales = scalings_of(checkpoint)
+    for t in checkpoint.state.tensors:
+        kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
+        dims = named_dims(t.name, t.shape, checkpoint.state.parallel.experts)
+        scaling = scales.get(t.name)
+        items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
+    items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.state.aliases.items()]
+    groups = checkpoint.state.groups
+    items += [nodes.Group(g.name, members=g.members) for g in groups if g.members]
+    trained = [t for t in checkpoint.state.tensors if t.kind == "parameter" and t.name not in scales]
+    holders: dict[str, set[str]] = {}
+    for t in trained:
+        for s in t.states:
+            holders.setdefault(s, set()).add(t.name)
+    by_holders: dict[tuple[str, tuple[nodes.TypedOf, ...], tuple[str, ...] | None], list[str]] = {}
+    for state, names in holders.items():
+        limited: tuple[str, ...] | None = None
+        if len(names) < len(trained):
+            limited = tuple(g.name for g in groups if g.members and set(g.members) <= names)
+        by_holders.setdefault((*_typed(dtypes.get(state, {})), limited), []).append(state)
+    items += [nodes.State(tuple(s), dtype, False, of, typed) for (dtype, typed, of), s in by_holders.items()]
+    scalars = [s for s in checkpoint.state.scalars if s not in holders]
+    if scalars:
+        items.append(nodes.State(tuple(scalars), "f32", True, None))
+    return nodes.Model(MODEL_NAME, tuple(items))
+
+
+def _typed(dtypes: dict[str, str]) -> tuple[str, tuple[nodes.TypedOf, ...]]:
+    """The type that most tensors have, and the others with theirs."""
+    counted = Counter(dtypes.values())
+    most = max(counted, key=lambda dtype: counted[dtype], default="f32")
+    rest: dict[str, list[str]] = {}
+    for name, dtype in dtypes.items():
+        if dtype != most:
+            rest.setdefault(dtype, []).append(name)
+    return most, tuple(nodes.TypedOf(dtype, tuple(names)) for dtype, names in rest.items())
+
+
+def stated_of(checkpoint: Checkpoint) -> Stated:
+    """Flats as the checkpoint states them, for `group g = from FILE "key"`."""
+
+    def stated(file: str, key: str, here: dict[str, int]) -> list[list[tuple[str, tuple[int, ...]]]]:
+        flats = [
+            f for f in checkpoint.state.parallel.flats if all(here.get(a, v) == v for a, v in f.coordinates.items())
+        ]
+        last = key.rpartition("/")[2]
+        if last.isascii() and last.isdigit() and len(last) <= 9:
+            flats = [f for f in flats if f.bucket == int(last)]
+        return [list(f.members) for f in sorted(flats, key=lambda f: f.bucket)]
+
+    return stated
+
+
+def canonical(key: Key) -> tuple[str, ...]:
+    """A key by its text: a step is a dict key, by its text too, or a list index."""
+    return tuple(map(str, key))
+
+
+def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> StateDtypes:
+    """The dtype of each state of each tensor, as the files say. Raises: UcplError E330 where one tensor's has two."""
+    stated = {(f, canonical(k)): e.dtype for (f, k), e in checkpoint.extents.items()}
+    out: StateDtypes = {}
+    for part in placement.parts:
+        if part.state == "weight":
+            continue
+        one: dict[int, str] = {}
+        for number, home in enumerate(part.homes):
+            if (dtype := stated.get((home.file, canonical(home.key)))) is not None:
+                one[number] = dtype
+        for tensor, number in _holders(part, one):
+            home, dtype = part.homes[number], one[number]
+            by_tensor, name = out.setdefault(part.state, {}), placement.tensors[tensor]
+            if by_tensor.setdefault(name, dtype) != dtype:
+                fail(
+                    "E330",
+                    f"{part.state} of `{name}` is stored as {by_tensor[name]} and as {dtype}",
+                    Label(home.file, dtype, where=key_text(home.key)),
+                )
+    return out
+
+
+def _holders(part: Part, dtypes: dict[int, str]) -> Iterable[tuple[int, int]]:
+    """(tensor, stored tensor) of all that a part has: one stored tensor of each tensor where all are of one dtype."""
+    if len(set(dtypes.values())) == 1:
+        first = next(iter(dtypes))
+        return [(tensor, first) for tensor in part.tensors]
+    pairs = {*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)}
+    return sorted(pair for pair in pairs if pair[1] in dtypes)

@@ -1,0 +1,162 @@
+"""The layers of a PipelineModule from the names of its tensors, where no file of a layer is there: `3.weight` is of layer 3.
+
+Universal folders have these names, and so has what came from a pipeline to a module without one. They do not say how many
+layers there are, functions among them, nor which layers a tied module is: the call of a target does.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from attrs import field
+
+from ucpl.errors import Label, fail
+from ucpl.extents.pipeline import METHODS, Layer, Pipeline
+from ucpl.inference.parallel import Base, Note
+from ucpl.inference.stages import LAYERS, STAGES, arguments, is_dealt
+from ucpl.layout.scope import Scope
+from ucpl.records import frozen
+
+if TYPE_CHECKING:
+    from ucpl.files.checkpoint import Checkpoint
+
+TIED = "tied"
+_MODULES = "tied_modules"
+_DIGITS_MAX = 6  # of a layer's number
+
+Names = dict[str, tuple[tuple[str, str], ...]]  # (name in the layer, tensor), by layer or tied module
+
+
+@frozen(eq=False)
+class _Named:
+    """Tensors by the layer or the tied module that their names begin with."""
+
+    own: Names = field(factory=dict)
+    tied: Names = field(factory=dict)
+
+    @property
+    def numbers(self) -> set[int]:
+        return {int(number) for number in self.own}
+
+
+def is_asked(base: Base) -> bool:
+    """Whether a call speaks of stages or layers."""
+    return base.asked("pp") > 1 or is_dealt(base) or bool(arguments(base, (TIED,))[1])
+
+
+def of_names(base: Base, source: Checkpoint | None) -> tuple[Base, Pipeline, tuple[Note, ...]]:
+    """(base, pipeline, notes): the layers on one stage, and the base without what was said of ties. Raises: UcplError E475."""
+    asked = Label("<call>", where=base.call.name)
+    named = _named(source, base, asked)
+    plain, given = arguments(base, (TIED,))
+    count = _count(plain)
+    places, origin = _ties(named, count, Scope().evaluate(given[TIED]) if TIED in given else None, asked)
+    numbers = {number for mine in places.values() for number in mine} | named.numbers
+    # What a call says of the count is held against it where the layers are dealt.
+    total = max((count or 0) if LAYERS not in arguments(plain, (LAYERS,))[1] else 0, max(numbers) + 1)
+    keys = {number: key for key, mine in places.items() for number in mine}
+    layers = tuple(_layer(number, keys.get(number), named) for number in range(total))
+    sizes = {t.name: prod(t.shape) for t in source.state.tensors if t.kind == "parameter"} if source is not None else {}
+    elements = tuple(sum(sizes.get(tensor, 0) for _, tensor in layer.names) for layer in layers)
+    made = Pipeline(layers, (0, total), elements, METHODS, "names of the tensors")
+    if source is not None:
+        _demand_order(made, source, asked)
+    notes: list[Note] = [(f"layers of tied module {key}", [*mine], origin) for key, mine in places.items()]
+    return plain, made, (("layers", total, "names of the tensors, and the call"), *notes)
+
+
+def _named(source: Checkpoint | None, base: Base, asked: Label) -> _Named:
+    named = _Named()
+    for tensor in source.state.tensors if source is not None else ():
+        first, _, rest = tensor.name.partition(".")
+        key, _, inner = rest.partition(".")
+        if first.isascii() and first.isdigit() and len(first) <= _DIGITS_MAX and rest:
+            named.own[first] = (*named.own.get(first, ()), (rest, tensor.name))
+        elif first == _MODULES and inner:
+            named.tied[key] = (*named.tied.get(key, ()), (inner, tensor.name))
+        else:
+            _no_pipeline(base, f"{tensor.name} is of no layer by its name", asked)
+    if not named.own:
+        _no_pipeline(base, "nothing says which tensors are a layer", asked)
+    return named
+
+
+def _no_pipeline(base: Base, why: str, asked: Label) -> None:
+    fail("E475", f"`{base.call.name}` with pipeline stages: the source is no pipeline, and {why}", asked)
+
+
+def _count(base: Base) -> int | None:
+    """How many layers a call says that there are."""
+    _, given = arguments(base, (STAGES, LAYERS))
+    scope = Scope()
+    if LAYERS in given:
+        return scope.integer(given[LAYERS])
+    sizes = scope.evaluate(given[STAGES]) if STAGES in given else None
+    if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes):
+        return sum(size for size in sizes if isinstance(size, int))
+    return None
+
+
+def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Which layers each tied module is: as given, or the only two that no tensor is named after. Raises: UcplError E475."""
+    keys = sorted(named.tied)
+    if said is not None:
+        return _said(named, said), "given"
+    if not keys:
+        return {}, ""
+    free = [n for n in range(count or 0) if n not in named.numbers]
+    if len(keys) == 1 and len(free) == 2:
+        return {keys[0]: tuple(free)}, "the layers that no other tensor is named after"
+    last = max(named.numbers) + 1
+    example = f"tied = [0, {last}]" if len(keys) == 1 else "tied = [[0, 7], [1, 6]]"
+    fail(
+        "E475",
+        f"which layers the tied modules {', '.join(keys)} are is not in the names of the tensors",
+        asked,
+        Label("<source>", f"layers {', '.join(map(str, sorted(named.numbers)))} have tensors of their own"),
+        remedy=f"say the numbers that they have in the PipelineModule, functions counted: {example},"
+        f" of {', '.join(keys)}; and how many layers each stage has: stages = [...]",
+    )
+
+
+def _said(named: _Named, said: object) -> dict[str, tuple[int, ...]]:
+    keys = sorted(named.tied)
+    lists = said if isinstance(said, list) else []
+    if lists and all(isinstance(n, int) for n in lists):
+        lists = [lists]
+    places = [tuple(n for n in mine if isinstance(n, int)) for mine in lists if isinstance(mine, list)]
+    every = [n for mine in places for n in mine]
+    is_apart = len(set(every)) == len(every) and not named.numbers.intersection(every)
+    in_range = all(0 <= n < 10**_DIGITS_MAX for n in every)
+    if len(places) != len(keys) or any(len(mine) < 2 for mine in places) or not (is_apart and in_range):
+        fail(
+            "E475",
+            f"tied = {said}: of {', '.join(keys) or 'no tied module'}, two layers or more each, which are no other's",
+            Label("<call>", where=f"tied = {said}"),
+            Label("<source>", f"layers {', '.join(map(str, sorted(named.numbers)))} have tensors of their own"),
+            remedy="tied = [0, 6] of one tied module, [[0, 7], [1, 6]] of two, in the order of their names",
+        )
+    return {key: tuple(sorted(mine)) for key, mine in zip(keys, places, strict=True)}
+
+
+def _layer(number: int, key: str | None, named: _Named) -> Layer:
+    """A tied module has a file for each of its layers: where one is a function there, DeepSpeed passes its file over."""
+    names = named.tied[key] if key is not None else named.own.get(str(number), ())
+    return Layer(number, f"layer_{number:02d}" if names else None, names, key)
+
+
+def _demand_order(pipeline: Pipeline, source: Checkpoint, asked: Label) -> None:
+    """A stage's flat buffers are in the order of its module: tied modules first, then layer by layer."""
+    ties = [x for x in pipeline.layers if x.tied is not None]
+    order = dict.fromkeys(t for x in (*ties, *pipeline.layers) for _, t in x.names)
+    place = {tensor: i for i, tensor in enumerate(order)}
+    for group in source.state.groups:
+        at = [place[name] for name in group.members if name in place]
+        if at != sorted(at):
+            fail(
+                "E475",
+                f"the parameters of group {group.name} are not in the order of a PipelineModule",
+                asked,
+                Label("<source>", where=f"group {group.name}"),
+            )

@@ -1,0 +1,175 @@
+"""Sizes that a spec leaves open, from the shapes of a checkpoint: `dim` names that no statement, -D or config gives.
+
+Every stored axis of which one dim is unknown is an equation: alone, in a product, a sum or a part, cut evenly or not (the
+pieces of all ranks together). What one says is known to the next. Where an axis is padded, it says between which sizes the
+dim is, and another has to say it. The values that a name's template takes (`layers.{l}.weight`) say how many indices there
+are. Every value is printed with the tensor it is from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+from attrs import evolve, field
+
+from ucpl.errors import Label, fail
+from ucpl.files.checkpoint import Checkpoint
+from ucpl.inference.lengths import length_of, ways_of
+from ucpl.language import nodes
+from ucpl.language.walk import walk
+from ucpl.layout import Library
+from ucpl.layout.bases import placed
+from ucpl.layout.scope import Scope, Value, at
+from ucpl.layout.statements import called_model
+from ucpl.records import define
+from ucpl.texts import Json
+
+Found = dict[str, tuple[int, str]]  # name -> (size, where it is from)
+
+_HOLE = re.compile(r"\{([^{}:]*)(?::[^{}]*)?\}")
+_NUMBER = re.compile("[0-9]{1,9}")
+_ROUNDS = 8
+
+
+def sizes_from(
+    checkpoint: Checkpoint,
+    library: Library,
+    call: nodes.Call,
+    config: Mapping[str, Json] | None = None,
+    given: dict[str, Value] | None = None,
+) -> Found:
+    """Sizes of the open dims of the layout's model. Raises: UcplError E163 where two tensors disagree."""
+    layout = library.layout(call.name).node
+    assert isinstance(layout, nodes.Layout)
+    if layout.of == "any":
+        return {}
+    model = called_model(library, nodes.Call(layout.of, layout.arguments), given)
+    chain = [link.node for link in library.chain(call.name)]
+    statements = [*model.items, *(i for one in chain for i in one.items)]
+    bindings = {b.name: b.value for s in statements if isinstance(s, nodes.Let | nodes.Dims) for b in s.bindings}
+    parameters = {p.name: p.default for one in chain for p in one.parameters}
+    names = {d.name for t in model.items if isinstance(t, nodes.Tensor) for d in t.dims if d.name is not None}
+    open_names = names - bindings.keys() - parameters.keys() - (given or {}).keys()
+    if not open_names:
+        return {}
+    scope = Scope(given=dict(given or {}), bindings=bindings, config=dict(config or {}))
+    for one, parameter in zip(call.arguments, layout.parameters, strict=False):
+        scope.given[one.name or parameter.name] = scope.evaluate(one.value)
+    for derived, base in pairwise(chain):
+        assert derived.extends is not None
+        for name, argument in placed(base.parameters, derived.extends).items():
+            scope.given.setdefault(name, scope.evaluate(argument.value))
+    for name, default in parameters.items():
+        if name not in scope.given and default is not None:
+            scope.given[name] = scope.evaluate(default)
+    entries = [i for one in chain for i in one.items if isinstance(i, nodes.Entry) and i.shape is not None]
+    stored = [("/".join(map(str, key)), e.shape) for (_, key), e in checkpoint.extents.items()]
+    learner = _Learner(open_names, scope)
+    for _ in range(_ROUNDS):
+        before = len(learner.found)
+        for entry in entries:
+            learner.learn(entry, stored)
+        scope.given.update({name: size for name, (size, _) in learner.found.items()})
+        if len(learner.found) == before:
+            break
+    learner.demand_ranges()
+    return learner.found
+
+
+@define
+class _Learner:
+    """Sizes said by entries, one after another: a dim that one has found is known to the next."""
+
+    open_names: set[str]
+    scope: Scope
+    found: Found = field(factory=dict)
+    ranges: dict[str, tuple[range, str, nodes.Entry]] = field(factory=dict)  # between which sizes an open dim is
+
+    def learn(self, entry: nodes.Entry, stored: list[tuple[str, tuple[int, ...]]]) -> None:
+        text = next((c.args[0] for c in entry.clauses if c.word == "as"), None)
+        if text is None:
+            return
+        holes = [m[1] for m in _HOLE.finditer(text)]
+        parts = _HOLE.split(text)[::2]
+        pattern = re.compile("(?:^|/)" + "(.+?)".join(map(re.escape, parts)) + "$")
+        counts: dict[str, tuple[int, str]] = {}
+        shapes: dict[str, list[tuple[int, ...]]] = {}  # of each name, on all ranks
+        for name, shape in stored:
+            match = pattern.search(name)
+            if match is None:
+                continue
+            for hole, value in zip(holes, match.groups(), strict=True):
+                if hole in self.open_names and _NUMBER.fullmatch(value):
+                    counts[hole] = max(counts.get(hole, (0, "")), (int(value) + 1, f"names like {name}"))
+            if len(shape) == len(entry.shape or ()):
+                shapes.setdefault(name, []).append(shape)
+        for name, pieces in shapes.items():
+            for i, axis in enumerate(entry.shape or ()):
+                self.axis(axis, (name, [shape[i] for shape in pieces]), entry)
+        for hole, said in counts.items():
+            self.say(hole, said, entry)
+
+    def axis(self, axis: nodes.Axis, stored: tuple[str, list[int]], entry: nodes.Entry) -> None:
+        """What one stored axis says, its length on all ranks together."""
+        name, lengths = stored
+        ways = ways_of(axis, self.scope)
+        total, origin = _total(axis, lengths, ways, name)
+        length = length_of(axis, self.scope, ways) if ways is not None and total is not None else None
+        if length is None or total is None or length.name not in self.open_names or not length.times:
+            return
+        if length.short:
+            self.between(length.name, length.sizes(total), (origin, entry))
+        elif (size := length.size(total)) is not None:
+            self.say(length.name, (size, origin), entry)
+
+    def between(self, name: str, sizes: range, said: tuple[str, nodes.Entry]) -> None:
+        """One more axis that leaves some sizes open; what all of them leave may be one."""
+        was = self.ranges.get(name, (sizes, *said))[0]
+        left = range(max(was.start, sizes.start), min(was.stop, sizes.stop))
+        self.ranges[name] = (left, *said)
+        if len(left) == 1:
+            self.say(name, (left[0], said[0]), said[1])
+
+    def demand_ranges(self) -> None:
+        """Raises: UcplError E101 for a dim of which nothing is known but that it is padded to what is stored."""
+        for name, (left, origin, entry) in self.ranges.items():
+            if name not in self.found and left:
+                fail(
+                    "E101",
+                    f"dim `{name}` has no size: it is from {left[0]} to {left[-1]} by the padded {origin}",
+                    at(entry.span, "padded here"),
+                    remedy=f"give it, with -D {name}=... or `dim {name} = ...`: padding does not say where it begins",
+                )
+
+    def say(self, name: str, said: tuple[int, str], entry: nodes.Entry) -> None:
+        was = self.found.setdefault(name, said)
+        if was[0] != said[0]:
+            fail(
+                "E163",
+                f"dim `{name}` is {was[0]} by the {was[1]} and {said[0]} by the {said[1]}",
+                at(entry.span, f"{said[0]}"),
+                Label("<checkpoint>", f"{was[0]}", where=was[1]),
+            )
+
+
+def _total(axis: nodes.Axis, lengths: list[int], ways: int | None, name: str) -> tuple[int | None, str]:
+    """The length of all pieces of an axis together, and where that is from; None where pieces are missing."""
+    cuts = [s for node in walk(axis) if isinstance(node, nodes.Cut) for s in node.splits]
+    if ways is None:
+        return None, ""
+    if all(s.kind == "equal" for s in cuts):
+        return (lengths[0] * ways if len(set(lengths)) == 1 else None), f"shape of {name}"
+    whole, rest = divmod(sum(lengths) * ways, len(lengths))  # ranks that hold the same piece are as many for each
+    return (whole if len(lengths) % ways == 0 and rest == 0 else None), f"shapes of {name} on all ranks"
+
+
+def with_sizes(library: Library, model: str, found: Found) -> Library:
+    """A library whose model has the sizes found, as if it had said them."""
+    if model == "any" or not found:
+        return library
+    known = library.model(model).node
+    assert isinstance(known, nodes.Model)
+    said = nodes.Dims(tuple(nodes.Binding(name, nodes.Number(size)) for name, (size, _) in found.items()))
+    return library.with_model(evolve(known, items=(said, *known.items)))

@@ -1,0 +1,21 @@
+"""Text of the language to frozen records, and back.
+
+`parse` reads a file, `print_file` writes one, `format_text` tidies one without losing its comments.
+
+Not here: what names mean and whether they are known (layout), what templates give (regions).
+"""
+
+from ucpl.language.pages import format_text, print_file
+from ucpl.language.parser import parse, parse_call, parse_expr
+from ucpl.language.printer import print_axis, print_expr, print_item
+
+__all__ = [
+    "format_text",
+    "parse",
+    "parse_call",
+    "parse_expr",
+    "print_axis",
+    "print_expr",
+    "print_file",
+    "print_item",
+]

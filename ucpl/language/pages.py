@@ -1,0 +1,273 @@
+"""Whole files as text: columns, comments and blank lines.
+
+`print_file` writes records that have no text; `format_text` tidies a text and keeps its comments. Both are one writer,
+so that what is printed is already tidy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from attrs import Factory, field
+
+from ucpl.language import nodes
+from ucpl.language.parser import parse
+from ucpl.language.printer import StatementRow, row_of
+from ucpl.records import frozen
+
+__all__ = ["format_text", "print_file"]
+
+
+# ---- comments and blank lines, and the statement of each -------------------------------------------------------------
+
+_SPACE = " \t\r"
+_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*')
+_HEADER = re.compile(r"#[^\n]*|ucpl[ \t]+[0-9]+")
+_BRACE = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|\{')
+
+
+@frozen
+class Notes:
+    """What stands around the statements of one text. Statements are known by where they start.
+
+    `above`: the lines before a statement, "" for a blank one. `beside`: the comment after it on its last line.
+    A body has more: `opened` is beside its brace, `below` stands before the brace that closes it (for the whole
+    file, before the end), under the start of the model or layout (-1 for the file).
+    """
+
+    above: dict[int, list[str]] = Factory(dict)
+    beside: dict[int, str] = Factory(dict)
+    opened: dict[int, str] = Factory(dict)
+    below: dict[int, list[str]] = Factory(dict)
+    header_above: list[str] = Factory(list)
+    header_beside: list[str] = Factory(list)
+
+
+_Item = nodes.Statement | nodes.ModelItem | nodes.LayoutItem
+
+
+def comments_of(file: nodes.File) -> Notes:
+    """The notes of a file, from the text that it was parsed from."""
+    notes = Notes()
+    text = file.text + "\n"  # so that a comment at the very end has a line
+    header = next(m for m in _HEADER.finditer(text) if not m[0].startswith("#"))
+    notes.header_above.extend(_blank_and_comments(text[: header.start()]))
+    notes.header_beside.append(_sequence(notes, text, file.statements, range(header.end(), len(text)), -1))
+    return notes
+
+
+def _sequence(notes: Notes, text: str, items: Sequence[_Item], within: range, owner: int) -> str:
+    """Note what stands around items that follow each other within a part of the text; return what is beside its begin."""
+    beside_begin = ""
+    before: int | None = None
+    place = within.start
+    for item in (*items, None):
+        start = within.stop if item is None else item.span.start
+        rest, _, lines = text[place:start].partition("\n")
+        beside = rest[rest.find("#") :].rstrip(_SPACE) if "#" in rest else ""
+        if before is None:
+            beside_begin = beside
+        else:
+            notes.beside[before] = beside
+        above = _blank_and_comments(lines)
+        if item is None:
+            notes.below[owner] = above
+            break
+        stop = item.span.stop
+        if isinstance(item, nodes.Model | nodes.Layout):
+            brace = next(m.end() for m in _BRACE.finditer(text, start) if m[0] == "{")
+            notes.opened[start] = _sequence(notes, text, item.items, range(brace, item.span.stop - 1), start)
+            stop = brace
+        notes.above[start] = above + _inside(text, start, stop)
+        before, place = start, item.span.stop
+    return beside_begin
+
+
+def _blank_and_comments(text: str) -> list[str]:
+    """The comments of whole lines, with at most one blank line between two. What follows the last newline is indent."""
+    kept: list[str] = []
+    for line in text.split("\n")[:-1]:
+        line = line.strip(_SPACE)
+        if line or not kept or kept[-1]:
+            kept.append(line)
+    return kept
+
+
+def _inside(text: str, start: int, stop: int) -> list[str]:
+    """The comments in the middle of a statement. They move above it: its lines are joined."""
+    return [m[0].rstrip(_SPACE) for m in _COMMENT.finditer(text, start, stop) if m[0].startswith("#")]
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+_WIDTH_MAX = 120
+_HEAD_MAX = 40  # a head longer than this does not push the others' columns out
+_BODY_MAX = 64
+_LISTS = frozenset({"assert", "block", "dim", "framework", "group", "import", "let", "plan", "use"})  # broken at commas
+_WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^",])+')
+# Clauses that cannot start a line: there the word would start a statement (`dtype f32`) or be a name (`value [1]`).
+_UNSTARTED = re.compile(r"dtype |\w+ \[")
+
+
+@frozen
+class _Piece:
+    """A row with what stands around it."""
+
+    row: StatementRow
+    above: Sequence[str] = ()
+    beside: str = ""
+    body: tuple[str, ...] | None = field(default=None)  # the lines in braces, of a model or a layout
+
+
+def format_text(text: str, name: str = "<text>") -> str:
+    """The text with its statements in columns, its comments kept, and one blank line where there were some.
+
+    It parses to the same File, and formatting it again changes nothing. A comment inside a statement moves above it.
+    Raises: UcplError, if the text does not parse.
+    """
+    file = parse(text, name)
+    notes = comments_of(file)
+
+    def piece(item: nodes.Statement | nodes.ModelItem | nodes.LayoutItem, first: bool) -> _Piece:
+        start = item.span.start
+        above = notes.above[start]
+        above = above[1:] if first and above[:1] == [""] else above
+        if not isinstance(item, nodes.Model | nodes.Layout):
+            return _Piece(row_of(item), above, notes.beside[start])
+        pieces = [piece(inner, i == 0) for i, inner in enumerate(item.items)]
+        body = [*_page(pieces, "  "), *_below(notes.below[start], "  ", bool(pieces))]
+        opened = f"  {notes.opened[start]}" if notes.opened[start] else ""
+        return _Piece(row_of(item), above, notes.beside[start], (f"{{{opened}", *body))
+
+    lines = [*_strip(notes.header_above), "ucpl 1" + (f"  {notes.header_beside[0]}" if notes.header_beside[0] else "")]
+    if notes.header_above[-1:] == [""]:
+        lines.insert(-1, "")
+    lines += _page([piece(statement, False) for statement in file.statements], "")
+    lines += _below(notes.below[-1], "", True)
+    return "\n".join(lines) + "\n"
+
+
+def print_file(file: nodes.File) -> str:
+    """The canonical text of a file, whoever built its records. It parses to an equal File."""
+
+    def piece(item: nodes.Statement, before: nodes.Statement | None) -> _Piece:
+        apart = before is None or type(before) is not type(item) or isinstance(item, nodes.Model | nodes.Layout)
+        above = ("",) if apart else ()
+        if not isinstance(item, nodes.Model | nodes.Layout):
+            return _Piece(row_of(item), above)
+        pieces = []
+        for i, inner in enumerate(item.items):
+            new = i > 0 and _chapter(inner) != _chapter(item.items[i - 1])
+            pieces.append(_Piece(row_of(inner), ("",) if new else ()))
+        return _Piece(row_of(item), above, body=("{", *_page(pieces, "  ")))
+
+    befores = (None, *file.statements)
+    pieces = [piece(statement, before) for statement, before in zip(file.statements, befores, strict=False)]
+    return "\n".join(["ucpl 1", *_page(pieces, "")]) + "\n"
+
+
+def _chapter(item: nodes.ModelItem | nodes.LayoutItem) -> str:
+    """Statements of one chapter stand together; a blank line parts two chapters."""
+    match item:
+        case nodes.Tensor() | nodes.Alias() | nodes.Entry():
+            return "tensors"
+        case nodes.State() | nodes.States() | nodes.Derive() | nodes.Group() | nodes.DefaultDtype():
+            return "states"
+        case nodes.Files() | nodes.Framework() | nodes.Blob():
+            return "files"
+        case _:
+            return "numbers"
+
+
+def _strip(lines: Sequence[str]) -> list[str]:
+    """Without blank lines at both ends."""
+    kept = list(lines)
+    while kept and not kept[0]:
+        kept.pop(0)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
+
+
+def _below(lines: Sequence[str], indent: str, follows: bool) -> Iterator[str]:
+    """The comments before the end of a body; the blank line before them only if something stands above it."""
+    kept = _strip(lines)
+    if kept and follows and not lines[0]:
+        yield ""
+    yield from (indent + line if line else "" for line in kept)
+
+
+def _page(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
+    """The lines of statements that follow each other. Neighbours of one kind, without a blank line, share columns."""
+    begin = 0
+    for stop in range(1, len(pieces) + 1):
+        if stop < len(pieces):
+            new = pieces[stop]
+            if new.row.kind == pieces[begin].row.kind and "" not in new.above:
+                continue
+        yield from _run(pieces[begin:stop], indent)
+        begin = stop
+
+
+def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
+    """The lines of one run, in columns."""
+    rows = [piece.row for piece in pieces]
+    head = _column(rows, lambda row: row.head if row.sign else "", _HEAD_MAX)
+    body = _column(rows, lambda row: row.body if row.tail else "", _BODY_MAX)
+    texts = [_lines(row, head, body, indent) for row in rows]
+    widths = [len(lines[-1]) for lines, piece in zip(texts, pieces, strict=True) if piece.beside and not piece.body]
+    comment = max((w for w in widths if w <= _WIDTH_MAX // 2 + _WIDTH_MAX // 4), default=0)
+    for piece, lines in zip(pieces, texts, strict=True):
+        yield from (indent + line if line else "" for line in piece.above)
+        if piece.body is not None:
+            yield from lines[:-1]
+            yield f"{lines[-1]} {piece.body[0]}"
+            yield from piece.body[1:]
+            lines = [f"{indent}}}"]
+        if piece.beside:
+            padded = lines[-1] if piece.body is not None else lines[-1].ljust(comment)
+            lines = [*lines[:-1], f"{padded}  {piece.beside}"]
+        yield from lines
+
+
+def _column(rows: Sequence[StatementRow], text: Callable[[StatementRow], str], most: int) -> int:
+    """How wide a column is: its widest text that is not too wide."""
+    return max((len(text(row)) for row in rows if len(text(row)) <= most), default=0)
+
+
+def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
+    """One statement: on one line if it fits, else its clauses on lines of their own."""
+    if not row.sign:
+        line = padded = indent + row.head
+        gap = " "
+    else:
+        line = f"{indent}{row.head.ljust(head)} {row.sign} {row.body}"
+        padded = line + " " * max(0, body - len(row.body))
+        gap = "  "
+    for start in (padded, line):
+        whole = f"{start}{gap}{' '.join(row.tail)}" if row.tail else line
+        if len(whole) <= _WIDTH_MAX:
+            return [whole]
+    lines = _wrapped(line, indent) if row.kind in _LISTS else [line]
+    for i, clause in enumerate(row.tail):
+        stuck = _UNSTARTED.match(clause) is not None
+        fits = (i > 0 or len(lines) > 1) and len(lines[-1]) + 1 + len(clause) <= _WIDTH_MAX
+        if stuck or fits:
+            lines[-1] += f" {clause}"
+        else:
+            lines.append(f"{indent}    {clause}")
+    return lines
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    """A list, broken after its commas where it is too long."""
+    first, *words = (word.strip() for word in _WORD.findall(line))
+    lines = [indent + first]
+    for word in words:
+        if len(lines[-1]) + len(word) + 3 <= _WIDTH_MAX:
+            lines[-1] += f", {word}"
+        else:
+            lines[-1] += ","
+            lines.append(f"{indent}    {word}")
+    return lines

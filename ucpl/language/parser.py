@@ -1,0 +1,88 @@
+"""Reads .ucpl text: a whole file, the expression inside a name's template, the call on a command line.
+
+The grammar is the reference (grammar/ucpl.lark). What was read before may be kept as a tree (`trees`); the parser itself
+(`reading`) is imported when a text is new.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ucpl.language import trees
+from ucpl.language.definitions import check_definitions
+from ucpl.language.nodes import Call, Expr, File
+from ucpl.language.source import CALL, Source
+
+__all__ = ["parse", "parse_call", "parse_expr"]
+
+
+def parse(text: str, name: str = "<text>", *, keep: bool = False) -> File:
+    """Read one file. `name` is what errors call it, and the `file` of every span.
+
+    With `keep`, its tree is looked for among those of earlier processes, and left for later ones.
+    Raises: UcplError with a code of E001 .. E049, at the first place that cannot be read.
+    """
+    return _kept_file(text, name) if keep else _file(text, name)
+
+
+def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> Expr:
+    """Read one expression, such as stands inside the braces of a name's template.
+
+    `file`, `line` and `column` say where the text begins, so that errors and spans point into the file.
+    Raises: UcplError, as `parse`.
+    """
+    return _expr(Source(file or "<expression>", text, line, column))
+
+
+def parse_call(text: str, *, keep: bool = False) -> Call:
+    """Read a layout or model with its arguments, as a command line gives it: `zero1(dp = 8)`; `zero1` has none.
+
+    `keep` as of `parse`. Raises: UcplError, as `parse`.
+    """
+    source = Source(CALL, text)
+    call = trees.find(source, "call_text") if keep else None
+    if isinstance(call, Call):
+        return call
+    call = _read(source, "call_text")
+    assert isinstance(call, Call)
+    if keep:
+        trees.store(call, source, "call_text", _read)
+    return call
+
+
+# What was read is given again: records are frozen, and both sides of a conversion, each degree that `check` tries and each
+# template of a layout that is resolved once more ask for the same texts. What is refused is refused each time.
+
+
+@lru_cache(maxsize=8)
+def _file(text: str, name: str) -> File:
+    source = Source(name, text)
+    file = _read(source, "start")
+    assert isinstance(file, File)
+    check_definitions(file, source)
+    return file
+
+
+@lru_cache(maxsize=4096)
+def _expr(source: Source) -> Expr:
+    known = trees.find_hole(source)
+    expr = _read(source, "expr_text") if known is None else known
+    assert isinstance(expr, Expr)
+    return expr
+
+
+@lru_cache(maxsize=8)
+def _kept_file(text: str, name: str) -> File:
+    source = Source(name, text)
+    kept = trees.find(source, "start")
+    if isinstance(kept, File):
+        return kept
+    file = _file(text, name)
+    trees.store(file, source, "start", _read)
+    return file
+
+
+def _read(source: Source, start: str) -> object:
+    from ucpl.language.reading import read
+
+    return read(source, start)

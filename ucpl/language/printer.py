@@ -1,0 +1,437 @@
+"""Records to text. What is printed parses to an equal record, whoever built it.
+
+A name that is not plain, or that is a word of the language where it stands, is quoted. The text of a whole file, with
+its columns and comments, is made by pages.py out of what stands here.
+
+Not here: records that the language cannot say (a number below zero, a stack without terms). They are not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import assert_never
+
+from attrs import field
+
+from ucpl.language import nodes
+from ucpl.language.nodes import Axis, Clause, Expr
+from ucpl.language.quoting import is_dotted, quote
+from ucpl.language.words import (
+    AXIS_WORDS,
+    BRACKET_WORDS,
+    DIM_WORDS,
+    FILL_WORDS,
+    LAYOUT_WORDS,
+    MEMBER_WORDS,
+    MODEL_WORDS,
+    NONE_WORDS,
+    PATTERN_WORDS,
+    SPLIT_WORDS,
+)
+from ucpl.records import frozen
+
+__all__ = ["StatementRow", "opening", "print_axis", "print_expr", "print_item", "row_of"]
+
+_NO_WORDS: frozenset[str] = frozenset()
+
+_LEVELS = {
+    "or": 1,
+    "and": 2,
+    **dict.fromkeys(("==", "!=", "<=", ">=", "<", ">"), 4),
+    "+": 5,
+    "-": 5,
+    "*": 6,
+    "/": 6,
+    "%": 6,
+}
+_NOT, _COMPARISON, _UNIT = 3, 4, 7
+
+
+@frozen
+class StatementRow:
+    """One statement in four columns: `ln1[l]`, `=`, `h`, (`mean @tp`, `as "ln1"`). Sign and body may be empty."""
+
+    kind: str  # rows of one kind align with each other
+    head: str
+    sign: str = ""
+    body: str = ""
+    tail: tuple[str, ...] = field(default=())
+
+    def text(self) -> str:
+        """The statement on one line."""
+        return " ".join(part for part in (self.head, self.sign, self.body, *self.tail) if part)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def _changes(item: nodes.Plan) -> Iterator[str]:
+    """What a plan leaves out, freezes and trains: names of one group together."""
+    for word, paths in (("drop", item.drop), ("freeze", item.freeze)):
+        if paths:
+            yield f"{word} {', '.join(map(_path, paths))}"
+    for group, some in groupby(item.train, key=lambda one: one[1]):
+        names = ", ".join(_path(path) for path, _ in some)
+        yield f"train {names}" if group is None else f"train {names} in {_name(group)}"
+
+
+def _path(path: str, words: frozenset[str] = _NO_WORDS) -> str:
+    """A dotted name. Only its first part can be read as a word of the language."""
+    return quote(path) if not is_dotted(path) or path.partition(".")[0] in words else path
+
+
+def _name(name: str, words: frozenset[str] = _NO_WORDS) -> str:
+    """A name without dots."""
+    return quote(name) if "." in name or not is_dotted(name) or name in words else name
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(_name(name) for name in names)
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+
+
+def print_expr(expr: Expr) -> str:
+    """The expression with no more parentheses than it needs."""
+    return _expr(expr, 0)
+
+
+def _expr(expr: Expr, level: int) -> str:
+    """The expression where operators below `level` need parentheses."""
+    match expr:
+        case nodes.Number():
+            return str(expr.value)
+        case nodes.Text():
+            return quote(expr.value)
+        case nodes.Name():
+            return expr.path
+        case nodes.Function():
+            return f"{expr.name}({', '.join(_expr(arg, 0) for arg in expr.args)})"
+        case nodes.List():
+            return f"[{', '.join(_expr(item, 0) for item in expr.items)}]"
+        case nodes.Unary(operator="not"):
+            text = f"not {_expr(expr.operand, _NOT)}"
+            return f"({text})" if level > _NOT else text
+        case nodes.Unary():
+            return f"-{_expr(expr.operand, _UNIT)}"
+        case nodes.Binary():
+            own = _LEVELS[expr.operator]
+            left = _expr(expr.left, own + (own == _COMPARISON))  # a comparison has only two sides
+            text = f"{left} {expr.operator} {_expr(expr.right, own + 1)}"
+            return f"({text})" if level > own else text
+        case _:
+            assert_never(expr)
+
+
+def _bound(expr: Expr | None) -> str:
+    """A bound of a range, where `by` is a word."""
+    text = "" if expr is None else _expr(expr, 0)
+    return f"({text})" if text == "by" or text.startswith(("by ", "by.", "by(")) else text
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+
+
+def print_axis(axis: Axis) -> str:
+    """The pattern of one stored axis."""
+    return _axis(axis, PATTERN_WORDS)
+
+
+def _axis(axis: Axis, words: frozenset[str]) -> str:
+    match axis:
+        case nodes.Dim():
+            name = quote("_") if axis.name == "_" else _path(axis.name, words)
+            return name + _part(axis.range)
+        case nodes.Stack():
+            return f"({' + '.join(_term(term) for term in axis.terms)})"
+        case nodes.Pad():
+            kind = "" if axis.kind == "zero" else f", {axis.kind}"
+            return f"pad({_axis(axis.axis, BRACKET_WORDS)}, {_expr(axis.multiple, 0)}{kind})"
+        case nodes.Trim():
+            return f"trim({_axis(axis.axis, BRACKET_WORDS)})"
+        case nodes.Flat():
+            return f"flat({_axis(axis.axis, BRACKET_WORDS)})"
+        case nodes.Each():
+            return "each"
+        case nodes.Any_():
+            return f"_{_part(axis.range)}"
+        case nodes.Rest():
+            return "..."
+        case nodes.Cut():
+            return _axis(axis.axis, words) + "".join(_split(split) for split in axis.splits)
+        case _:
+            assert_never(axis)
+
+
+def _part(among: nodes.Among | None) -> str:
+    """What stands in brackets behind a dim. A `not` that is part of a number is in parentheses: bare, it is the set's."""
+    if among is None:
+        return ""
+    first, *rest = among.items
+    shown = ("not " + _among_item(first, _NOT)) if among.others else _among_item(first, 0)
+    return f"[{', '.join([shown, *(_among_item(item, 0) for item in rest)])}]"
+
+
+def _among_item(item: nodes.Range | Expr, level: int) -> str:
+    if not isinstance(item, nodes.Range):
+        return _first(item, level)
+    by = "" if item.step is None else f" by {_expr(item.step, 0)}"
+    return f"{'' if item.start is None else _first(item.start, level)}..{_bound(item.stop)}{by}"
+
+
+def _first(expr: Expr, level: int) -> str:
+    if level == 0 and isinstance(expr, nodes.Unary) and expr.operator == "not":
+        return f"({_expr(expr, 0)})"
+    return _expr(expr, level)
+
+
+def _term(term: nodes.Term) -> str:
+    label = "" if term.label is None else f"{_path(term.label, AXIS_WORDS)}: "
+    return label + " ".join(_axis(axis, BRACKET_WORDS) for axis in term.axes)
+
+
+def _split(split: nodes.Split) -> str:
+    axis = _name(split.mesh_axis, SPLIT_WORDS)
+    if split.kind == "equal":
+        return f"@{axis}"
+    if split.kind == "sizes":
+        return f"@{axis}[{', '.join(_expr(size, 0) for size in split.sizes)}]"
+    grain = "" if split.grain is None else f", {_expr(split.grain, 0)}"
+    return f"@{split.kind}({_name(split.mesh_axis)}{grain})"
+
+
+def _indices(axes: tuple[Axis, ...]) -> str:
+    return f"[{', '.join(_axis(axis, BRACKET_WORDS) for axis in axes)}]" if axes else ""
+
+
+def _shape(axes: tuple[Axis, ...]) -> str:
+    return " ".join(_axis(axis, PATTERN_WORDS) for axis in axes) if axes else "()"
+
+
+# ---- statements ------------------------------------------------------------------------------------------------------
+
+
+def _clause(clause: Clause) -> str:
+    word, args = clause.word, clause.args
+    match word:
+        case "copies":
+            return " ".join((args[0], *(f"@{_name(axis)}" for axis in args[1])))
+        case "at":
+            return f"at {_name(args[0])}[{_expr(args[1], 0)}]"
+        case "as":
+            return f"as {quote(args[0])}"
+        case "on" | "in" | "dtype":
+            return f"{word} {_name(args[0])}"
+        case "lossy" | "exact":
+            return word
+        case _:
+            return f"{word} {_expr(args[0], 0)}"
+
+
+def _call(call: nodes.Call) -> str:
+    return f"{_name(call.name)}({', '.join(_argument(argument) for argument in call.arguments)})"
+
+
+def _argument(argument: nodes.Argument) -> str:
+    if argument.name is None:
+        # A bare comparison here is refused: it is how `dp = 8` is mistyped.
+        return _expr(argument.value, _COMPARISON + 1 if _is_equality(argument.value) else 0)
+    value = _expr(argument.value, 0)
+    return f"{_name(argument.name, frozenset({'not'}))} = {value}"
+
+
+def _is_equality(expr: Expr) -> bool:
+    return isinstance(expr, nodes.Binary) and expr.operator == "=="
+
+
+def _bindings(bindings: tuple[nodes.Binding, ...]) -> str:
+    by = {b.name: "" if b.by is None else f" by {_name(b.by)}" for b in bindings}
+    return ", ".join(f"{_name(b.name)} = {_expr(b.value, 0)}{by[b.name]}" for b in bindings)
+
+
+def _when(when: Expr | None) -> tuple[str, ...]:
+    return () if when is None else (f"when {_expr(when, 0)}",)
+
+
+def _key(key: str | None) -> tuple[str, ...]:
+    return () if key is None else (f"key {quote(key)}",)
+
+
+def _of(groups: tuple[str, ...] | None) -> str:
+    return "" if groups is None else f" of {'*' if groups == ('*',) else _names(groups)}"
+
+
+def _dimension(dimension: nodes.Dimension) -> str:
+    if dimension.name is None:
+        return str(dimension.size)
+    return _path(dimension.name, DIM_WORDS) + _part(dimension.range)
+
+
+def _group(group: nodes.Group) -> StatementRow:
+    order: tuple[str, ...] = ()
+    if isinstance(group.order, str):
+        order = ("order reversed",)
+    elif group.order is not None:
+        order = (f"order dealt {_expr(group.order, 0)}",)
+    head = "group *" if group.of_model else f"group {_name(group.name)}{_indices(group.indices)}"
+    if group.of_model:
+        body = "model"
+    elif group.stated is not None:
+        body = f"from {_name(group.stated[0])} {quote(group.stated[1])}"
+    elif group.without is not None:
+        body = " - ".join(("all", *(_name(name) for name in group.without)))
+    else:
+        first, *others = group.members or ("",)
+        body = ", ".join((_path(first, MEMBER_WORDS), *(_path(other) for other in others)))
+    return StatementRow("group", head, "=", body, order)
+
+
+def _tensor(tensor: nodes.Tensor) -> StatementRow:
+    tail = [f"dtype {_name(tensor.dtype)}"] if tensor.dtype is not None else []
+    if tensor.scaling is not None:
+        by = ", ".join(_expr(e, 0) for e in tensor.scaling.by)
+        tail.append(f"is scale of {_path(tensor.scaling.of)} by {by}")
+    elif tensor.kind != "parameter":
+        tail.append(f"is {tensor.kind}")
+    dims = " ".join(_dimension(dimension) for dimension in tensor.dims) or "()"
+    return StatementRow("tensor", _path(tensor.path, MODEL_WORDS), ":", dims, (*tail, *_when(tensor.when)))
+
+
+def _entry(entry: nodes.Entry) -> StatementRow:
+    left = _left(entry, LAYOUT_WORDS)
+    head = left if entry.of is None else f"{left} of {entry.of}"
+    body = "none" if entry.shape is None else _shape(entry.shape)
+    return StatementRow("entry", head + _indices(entry.indices), "=", body, tuple(_clause(c) for c in entry.clauses))
+
+
+def _left(entry: nodes.Entry | nodes.Fill, words: frozenset[str]) -> str:
+    """`*`, a name, or a glob: a star of a name is written by its number, since one that stands there makes a glob."""
+    if entry.glob:
+        return '"' + "*".join(_starless(text)[1:-1] for text in entry.glob) + '"'
+    if entry.path == "*":
+        return "*"
+    return _starless(entry.path) if "*" in entry.path else _path(entry.path, words)
+
+
+def _starless(text: str) -> str:
+    return quote(text).replace("*", "\\u{2a}")
+
+
+def _states(states: nodes.States) -> StatementRow:
+    head = f"state {'*' if states.names is None else _names(states.names)}{_of(states.groups)}"
+    if states.shape is None:
+        body = "none"
+    else:
+        body = "like" if isinstance(states.shape, str) else _shape(states.shape)
+    return StatementRow("states", head, "=", body, tuple(_clause(c) for c in states.clauses))
+
+
+def _file(file: nodes.Files) -> StatementRow:
+    head = f"file {_name(file.name)}"
+    if file.form is None:
+        return StatementRow("file", head, "=", "none", _when(file.when))
+    return StatementRow("file", head, "=", f"{file.form} {quote(file.template)}", (*_key(file.key), *_when(file.when)))
+
+
+def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> StatementRow:
+    """The columns of one statement; of a model or a layout, the line that opens it."""
+    match item:
+        case nodes.Model() | nodes.Layout():
+            return StatementRow("block", opening(item))
+        case nodes.Import():
+            return StatementRow("import", f"from {quote(item.file)}", "import", _names(item.names))
+        case nodes.Let():
+            return StatementRow("let", f"let {_bindings(item.bindings)}")
+        case nodes.Dims():
+            return StatementRow("dim", f"dim {_bindings(item.bindings)}")
+        case nodes.Assert():
+            message = "" if item.message is None else f", {quote(item.message)}"
+            return StatementRow("assert", f"assert {_expr(item.condition, 0)}{message}")
+        case nodes.Plan():
+            body = f"{_call(item.source)} -> {_call(item.target)}"
+            return StatementRow("plan", f"plan {_name(item.name)}", "=", body, tuple(_changes(item)))
+        case nodes.DefaultDtype():
+            return StatementRow("dtype", f"dtype {_name(item.name)}")
+        case nodes.Tensor():
+            return _tensor(item)
+        case nodes.Alias():
+            owner = _path(item.owner, NONE_WORDS)
+            return StatementRow("alias", f"alias {_path(item.path)}", "=", owner, _when(item.when))
+        case nodes.Gone():
+            return _gone(item)
+        case nodes.State():
+            tail = ("scalar",) if item.scalar else ()
+            dtype = _name(item.dtype, NONE_WORDS)
+            typed = tuple(f"dtype {_name(t.dtype)} of {', '.join(map(_path, t.of))}" for t in item.typed)
+            return StatementRow(
+                "state", f"state {_names(item.names)}", ":", dtype + _of_scalar(tail, item.groups), typed
+            )
+        case nodes.Use():
+            return StatementRow(
+                "use", f"use {_call(item.call)}", "as", _name(item.name), (*_key(item.key), *map(_clause, item.at))
+            )
+        case nodes.Index():
+            return StatementRow("index", f"index {_name(item.name)}", "=", print_axis(item.axis), _when(item.when))
+        case nodes.Group():
+            return _group(item)
+        case nodes.Mesh():
+            name = f"{_name(item.name)}: " if item.name else ""
+            return StatementRow("mesh", f"mesh {name}{' '.join(_name(axis) for axis in item.axes)}")
+        case nodes.Domain():
+            return StatementRow("domain", f"domain {item.kind}", "=", quote(item.template))
+        case nodes.Files():
+            return _file(item)
+        case nodes.Framework():
+            return StatementRow("framework", f"framework {_call(item.call)}")
+        case nodes.Entry():
+            return _entry(item)
+        case nodes.States():
+            return _states(item)
+        case nodes.Derive():
+            text = f"derive {_name(item.state)} from {_name(item.source)}"
+            return StatementRow("derive", text, tail=_when(item.when))
+        case nodes.Fill():
+            of = "" if item.of is None else f" of {item.of}"
+            head = f"fill {_left(item, FILL_WORDS)}{of}{_indices(item.indices)}"
+            return StatementRow("fill", head, "=", _expr(item.value, 0), _when(item.when))
+        case nodes.FillStates():
+            head = f"fill state {'*' if item.names is None else _names(item.names)}{_of(item.groups)}"
+            return StatementRow("fill", head, "=", _expr(item.value, 0), _when(item.when))
+        case nodes.Blob():
+            axes = "".join(f" @{_name(axis)}" for axis in item.mesh_axes)
+            head = f"blob {_path(item.name)}{axes} {item.fate}"
+            return StatementRow("blob", head, tail=tuple(_clause(c) for c in item.clauses))
+        case _:
+            assert_never(item)
+
+
+def _gone(gone: nodes.Gone) -> StatementRow:
+    if gone.kind == "tensor":
+        return StatementRow("tensor", _path(gone.names[0], MODEL_WORDS), ":", "none")
+    names = _path(gone.names[0]) if gone.kind == "alias" else _names(gone.names)
+    return StatementRow(gone.kind, f"{gone.kind} {names}", ":" if gone.kind == "state" else "=", "none")
+
+
+def _of_scalar(scalar: tuple[str, ...], groups: tuple[str, ...] | None) -> str:
+    return "".join(f" {word}" for word in scalar) + _of(groups)
+
+
+def opening(block: nodes.Model | nodes.Layout) -> str:
+    """The first line of a model or a layout, without its brace."""
+    parameters = ", ".join(
+        _name(p.name) + ("" if p.default is None else f" = {_expr(p.default, 0)}") for p in block.parameters
+    )
+    base = "" if block.extends is None else f" extends {_call(block.extends)}"
+    if isinstance(block, nodes.Model):
+        return f"model {_name(block.name)}{f'({parameters})' if parameters else ''}{base}"
+    of = _call(nodes.Call(block.of, block.arguments)) if block.arguments else _name(block.of)
+    return f"layout {_name(block.name)}({parameters}) of {of}{base}"
+
+
+def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:
+    """One statement as text; a model or a layout with all of its body."""
+    if isinstance(item, nodes.Model | nodes.Layout):
+        return "\n".join([f"{opening(item)} {{", *(f"  {print_item(inner)}" for inner in item.items), "}"])
+    return row_of(item).text()

@@ -1,0 +1,76 @@
+"""One text through the parser: text, tables and diagnostics come together. Who finds a kept tree imports none of it."""
+
+from __future__ import annotations
+
+import threading
+
+from attrs import evolve
+from lark.exceptions import UnexpectedInput
+
+from ucpl.errors import Diagnostic, UcplError, fail
+from ucpl.language.forms import form_of
+from ucpl.language.limits import TEXT_CHARACTERS_MAX
+from ucpl.language.rewriting import comma_above, instead_of, standing, standing_call
+from ucpl.language.slips import GENERAL, diagnose
+from ucpl.language.source import Source
+from ucpl.language.tables import Tables, tables
+
+__all__ = ["LOCK", "read"]
+
+LOCK = threading.Lock()  # the recorder knows one text at a time
+# Where a line to write is looked for.
+_OF_HABIT = frozenset({"E001", "E002", "E004", "E005", "E016", "E017", "E019", "E020", "E023"})
+
+
+def read(source: Source, start: str) -> object:
+    """The record of a whole text; `start` is its rule. Raises: UcplError, at the first place that cannot be read."""
+    if len(source.text) > TEXT_CHARACTERS_MAX:
+        fail(
+            "E011",
+            f"a text has {len(source.text)} characters; {TEXT_CHARACTERS_MAX} are allowed",
+            source.label(source.span(0, 1)),
+        )
+    with LOCK:
+        parser = tables()
+        parser.joiner.source = source
+        parser.recorder.begin(source)
+        try:
+            # The last line may lack its newline; the grammar asks for one after every statement.
+            return parser.lark.parse(source.text + "\n", start=start)
+        except UnexpectedInput as error:
+            problem = UcplError(_with_the_line(diagnose(error, source, parser.lark), source, start, parser))
+        except UcplError as error:
+            problem = UcplError(*(_with_the_line(d, source, start, parser) for d in error.diagnostics))
+        finally:
+            parser.recorder.begin(Source("", ""))  # let the text and its records go
+    raise problem from None
+
+
+def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables) -> Diagnostic:
+    """The diagnostic with the line to write instead, or with how such a statement is written."""
+    if found.code not in _OF_HABIT or start not in ("start", "call_text"):
+        return found
+    label = found.labels[0]
+    place = _offset(source.text, label.line or 1, label.column or 1)
+    is_call = start == "call_text"
+    at = standing_call(source.text, place) if is_call else standing(source.text, place, found.code == "E002")
+    if at is None:
+        return found
+    if not is_call and (comma := comma_above(source.text, place)) is not None:
+        line = source.text.count("\n", 0, comma) + 1
+        label = source.label(source.span(comma, comma + 1), "the line goes on behind a comma")
+        why = f"take the comma at the end of line {line} out: a statement ends with its line"
+        return evolve(found, labels=(label, *found.labels), remedy=why)
+    instead = instead_of(at, parser)
+    if instead is not None:
+        return evolve(found, remedy=instead.remedy)
+    if found.code == "E001" and found.about == GENERAL:
+        return evolve(found, remedy=form_of(at.place, (at.before + at.line).strip()))
+    return found
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    place = 0
+    for _ in range(line - 1):
+        place = text.find("\n", place) + 1
+    return place + column - 1

@@ -1,0 +1,62 @@
+"""One text and where its places are: turns offsets and spans into labels that a person can open."""
+
+from __future__ import annotations
+
+import re
+
+from ucpl.errors import Label
+from ucpl.language.nodes import Span
+from ucpl.records import frozen
+
+__all__ = ["CALL", "CLOSING", "SKELETON", "Source", "open_brackets"]
+
+CALL = "<call>"  # the name of what a command line calls: no file has its text
+
+
+@frozen
+class Source:
+    """A text, what to call it, and where it begins in the file it was taken from."""
+
+    name: str
+    text: str
+    line: int = 1  # of the first character, 1-based
+    column: int = 1
+
+    @property
+    def said(self) -> str:
+        """The line that spans carry with them: of a text that is no file, all of it."""
+        return self.text if self.name == CALL else ""
+
+    def span(self, start: int, stop: int) -> Span:
+        """The span of the characters start .. stop."""
+        above = self.text.count("\n", 0, start)
+        column = start - self.text.rfind("\n", 0, start)  # rfind gives -1 on the first line: column is 1-based
+        return Span(
+            start, stop, self.line + above, column + (self.column - 1 if above == 0 else 0), self.name, self.said
+        )
+
+    def label(self, span: Span, text: str = "") -> Label:
+        """A label at a span of this text. It shows the source line, unless the text is only a part of a line."""
+        begin = self.text.rfind("\n", 0, span.start) + 1
+        end = self.text.find("\n", span.start)
+        line = self.text[begin : end if end >= 0 else None].rstrip("\r")
+        length = max(1, min(span.stop, begin + len(line)) - span.start)
+        whole = self.line == 1 and self.column == 1
+        return Label(self.name, text, span.line, span.column, length, line if whole else None)
+
+
+# ---- brackets of a text that need not parse --------------------------------------------------------------------------
+
+SKELETON = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|[()\[\]{}]')
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def open_brackets(text: str, stop: int) -> list[int]:
+    """Where the brackets stand that are still open at `stop`, the outermost first."""
+    stack: list[int] = []
+    for match in SKELETON.finditer(text, 0, stop):
+        if match[0] in CLOSING:
+            stack.append(match.start())
+        elif match[0] in ")]}" and stack:
+            stack.pop()
+    return stack

@@ -1,0 +1,91 @@
+"""One way through every tree: the records inside a record, and the same tree with some of them replaced.
+
+What a record means is not known here. A function that cares for two kinds of record names these two, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TypeVar, cast
+
+import attrs
+from attrs import AttrsInstance
+
+from ucpl.language.nodes import Span
+
+__all__ = ["children", "inside", "rewritten", "walk"]
+
+Record = TypeVar("Record", bound=AttrsInstance)
+Change = Callable[[AttrsInstance], AttrsInstance | None]
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """The fields of a kind of record that can hold records: its span never does."""
+    return tuple(f.name for f in attrs.fields(kind) if f.name != "span")
+
+
+_RECORDS: dict[type, bool] = {}  # of each kind of value that was met in a tree
+
+
+def _is_record(value: object) -> bool:
+    kind = type(value)
+    known = _RECORDS.get(kind)
+    if known is None:
+        known = _RECORDS[kind] = attrs.has(kind) and not issubclass(kind, Span)
+    return known
+
+
+def children(node: AttrsInstance) -> list[AttrsInstance]:
+    """The records right inside a record, in the order in which they are written."""
+    found: list[AttrsInstance] = []
+    for name in _fields(type(node)):
+        value = getattr(node, name)
+        if type(value) is not str and value is not None:  # most hold a word, or nothing
+            _gather(value, found)
+    return found
+
+
+def _gather(value: object, found: list[AttrsInstance]) -> None:
+    if isinstance(value, tuple):
+        for one in value:
+            _gather(one, found)
+    elif _is_record(value):
+        found.append(cast(AttrsInstance, value))
+
+
+def walk(*roots: AttrsInstance) -> Iterator[AttrsInstance]:
+    """Each record, then all that it holds, depth first."""
+    todo = [*reversed(roots)]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += reversed(children(node))
+
+
+def rewritten(node: Record, change: Change) -> Record:
+    """The tree with what `change` gives in place of a record; where it gives None, what the record holds is walked.
+
+    A record that is replaced is not walked again. What does not change is the same object as before.
+    """
+    made = change(node)
+    return cast(Record, made) if made is not None else inside(node, change)
+
+
+def inside(node: Record, change: Change) -> Record:
+    """The record itself, with what it holds rewritten."""
+    changed: dict[str, object] = {}
+    for name in _fields(type(node)):
+        before = getattr(node, name)
+        after = _rewritten(before, change)
+        if after is not before:
+            changed[name] = after
+    return attrs.evolve(node, **changed) if changed else node  # type: ignore[misc]
+
+
+def _rewritten(value: object, change: Change) -> object:
+    if isinstance(value, tuple):
+        new = tuple([_rewritten(one, change) for one in value])
+        return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+    return rewritten(cast(AttrsInstance, value), change) if _is_record(value) else value

@@ -1,0 +1,7 @@
+"""Regions: where every element of every logical tensor lies. `locate` is the verb of this room."""
+
+from ucpl.placement.homes import Home, Homes
+from ucpl.placement.locate import locate
+from ucpl.placement.placement import Part, Pieces, Placement, element_name
+
+__all__ = ["Home", "Homes", "Part", "Pieces", "Placement", "element_name", "locate"]

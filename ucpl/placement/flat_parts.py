@@ -1,0 +1,611 @@
+"""State lines over flat buffers as parts of a placement: members in order, flats cut, intervals as boxes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import evolve, field
+
+from ucpl.errors import fail
+from ucpl.extents import Flat
+from ucpl.layout import FileRule, Group, States, Storing
+from ucpl.layout import axes as ax
+from ucpl.layout.scope import at
+from ucpl.layout.templates import Template
+from ucpl.placement import flats as fl
+from ucpl.placement.begins import is_by_begin
+from ucpl.placement.claims import BufferMark, Claimant, Spot, taken
+from ucpl.placement.entries import EntryPlacer, parts_of
+from ucpl.placement.homes import Homes
+from ucpl.placement.names import Variables
+from ucpl.placement.placement import Part, Pieces
+from ucpl.placement.site import Site
+from ucpl.records import define, frozen
+from ucpl.tables import I64, Bools, clip, each, numbered, within
+from ucpl.tables.blocks import Block, Name, name_texts
+
+__all__ = ["FlatParts"]
+
+Env = dict[str, int | str]
+
+
+@frozen(eq=False)
+class GroupLine:
+    """A state line for one of its groups, with what follows from its templates."""
+
+    line: States
+    rule: FileRule
+    key: Template
+    name: str | None  # of the group
+    group: Group | None
+    axis: ax.Axis
+    chain: fl.Chain | None
+    cut: tuple[str, ...]  # mesh axes that cut the flat
+    outer: tuple[str, ...]  # mesh axes that tell flats apart
+    used: tuple[str, ...]  # both, and what templates name
+    involved: tuple[EntryPlacer, ...]
+
+
+@frozen(eq=False)
+class FlatHolders:
+    """Ranks that hold windows of the same flats."""
+
+    full: dict[str, int]  # all coordinates of the first of them
+    bucket: int  # how many flats of the line came before
+    places: fl.Places
+
+
+@frozen(eq=False)
+class Flats:
+    """One flat of a context: its members, what a template may say of it, and its number."""
+
+    members: fl.Members
+    variables: Env
+
+
+@frozen(eq=False)
+class Paddings:
+    """Of each window: cells that belong to no tensor, and what they may hold."""
+
+    count: I64
+    undefined: Bools
+    live: Bools
+
+
+@define(slots=False)
+class FoundWindows:
+    """Windows of all contexts, as they are collected."""
+
+    env: list[Env] = field(factory=list)  # a window: what templates may say of it
+    rank: list[int] = field(factory=list)
+    replica: list[tuple[int, ...]] = field(factory=list)
+    cuts: list[FlatCut] = field(factory=list)
+    named: dict[int, tuple[Template, Name]] = field(factory=dict)  # see Variables
+
+    @cached_property
+    def columns(self) -> dict[str, I64 | tuple[str, ...]]:
+        """What templates may say, once all windows are there: one value a window. All states of a line share them."""
+        names = dict.fromkeys(n for env in self.env for n in env)
+        found = {n: _column([env.get(n) for env in self.env]) for n in names}
+        return {n: column for n, column in found.items() if column is not None}
+
+
+@define
+class FlatParts:
+    site: Site
+    stated: fl.Stated | None
+    records: dict[object, Flat] = field(factory=dict)
+    bodies: dict[object, fl.Body] = field(factory=dict)
+    sequences: dict[object, I64] = field(factory=dict)
+    names: dict[object, tuple[str, ...]] = field(factory=dict)
+    runs: dict[object, tuple[fl.Body, list[Flats]]] = field(factory=dict)
+    cuts: dict[object, fl.BufferWindows] = field(factory=dict)
+    told: dict[object, tuple[tuple[str, tuple[int, ...]], ...]] = field(factory=dict)
+
+    def parts(self, line: States, rule: FileRule) -> list[Part]:
+        out: list[Part] = []
+        bucket = np.zeros(self.site.ranks.count, dtype=np.int64)  # how many flats of the line each rank has so far
+        for name in line.groups or (None,):
+            out += self.group_parts(self.line(line, rule, name), bucket)
+        return out
+
+    def line(self, line: States, rule: FileRule, name: str | None) -> GroupLine:
+        assert isinstance(line.shape, tuple) and line.storing.key is not None
+        site, axis, key = self.site, line.shape[0], line.storing.key
+        cut = ax.mesh_axes_of(axis)
+        for a in cut:
+            if a not in site.ranks.columns:
+                fail(
+                    "E201",
+                    f"a state line is cut over `{a}`, which is in no mesh",
+                    at(line.span),
+                    remedy=f"the mesh axes are {', '.join(site.ranks.columns)}; another one is added to the `mesh` line"
+                    if site.ranks.columns
+                    else f"add the line: mesh {a}",
+                )
+        group = site.group(name)
+        involved = self.involved(group)
+        shared = [a for p in involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))]
+        named = site.names_of(rule, key)
+        template_axes = site.mesh_names(named - {"rank"})
+        # An axis that cuts the members themselves tells flats apart, though it may cut them as wholes, too.
+        outer = tuple(a for a in site.ranks.columns if a in shared or (a in template_axes and a not in cut))
+        used = (*outer, *(a for a in site.ranks.columns if a in cut and a not in outer))
+        if "rank" in named:
+            used = (*used, "rank")
+        return GroupLine(line, rule, key, name, group, axis, fl.chain_of(axis), cut, outer, used, involved)
+
+    def involved(self, group: Group | None) -> tuple[EntryPlacer, ...]:
+        site = self.site
+        if group is not None and group.members is not None:
+            members = set(group.members)
+            return tuple(p for p in site.placers if p.entry.path in members)
+        out: set[str] = set()
+        if group is not None and group.without is not None:
+            out = {m for g in group.without for m in (site.layout.groups[g].members or ())}
+        return tuple(p for p in site.placers if p.entry.path not in out and fl.is_trained(site.layout, p))
+
+    # ---- one group -----------------------------------------------------------------------------------------------
+
+    def group_parts(self, line: GroupLine, bucket: I64) -> list[Part]:
+        names = self.site.state_names(line.line, line.name)
+        found, after = FoundWindows(), bucket.copy()
+        before = bucket.copy() if bucket.min() != bucket.max() else None
+        for context in self.contexts(line, bucket):
+            count = self.collect(line, context, found)
+            alike = bucket == context.bucket
+            for a, coordinate in *((a, context.full[a]) for a in line.outer), *line.line.storing.at:
+                alike &= self.site.ranks.columns[a] == coordinate
+            after[alike] += count
+        bucket[:] = after
+        values = self.values(line, names)
+        boxes = _FlatBoxes(self.site, line.line.storing, line.cut, line.involved)
+        pieces = boxes.trusted(boxes.clipped(found.cuts), found.rank)
+        length = np.concatenate([c.length for _, _, c, _ in found.cuts] or [np.zeros(0, dtype=np.int64)])
+        live: Pieces | None = None
+        if any(body.is_live(members) for members, body, _, _ in found.cuts):
+            pieces, live = self.site.divided(pieces)
+        # What no piece covers is padding: of the flat, and of members that are padded themselves.
+        held = np.bincount(pieces.home, weights=pieces.volume, minlength=len(length)).astype(np.int64)
+        loose = [c.undefined | body.is_undefined(members) for members, body, c, _ in found.cuts]
+        trained = np.zeros(len(length), dtype=np.bool_)
+        trained[live.home if live is not None else []] = True
+        none = np.zeros(0, dtype=np.bool_)
+        padding = Paddings(length - held, np.concatenate([none, *loose]), trained)
+        parts = [self.part(line, found, state, (pieces, live), (length, padding)) for state in names]
+        if before is not None:
+            parts = [evolve(p, bucket=before) for p in parts]
+        # The parameter itself is stored so, and its master with it: moments do not shift.
+        return [evolve(p, values=values) if p.state in self.site.valued else p for p in parts]
+
+    def contexts(self, line: GroupLine, bucket: I64) -> list[FlatHolders]:
+        ranks = self.site.ranks
+        known = line.used
+        if bucket.min() != bucket.max():
+            known = (*known, *(a for a in ranks.columns if a not in known and a != "rank"))
+        seen: set[tuple[int, ...]] = set()
+        found: dict[tuple[int, ...], fl.Places] = {}
+        # Where several groups share their numbers, each rank counts all of its flats, wanted or not.
+        among = line.involved if len(line.line.groups or (None,)) == 1 else self.site.placers
+        for here, rank in self.site.combinations(known, line.line.storing.at, *among):
+            context = (*(here[a] for a in line.outer), int(bucket[rank]))
+            place = (*context, *(here[a] for a in line.used))
+            if place not in seen:  # ranks that differ only in an axis of another group hold the same
+                seen.add(place)
+                found.setdefault(context, []).append((here, rank))
+        return [
+            FlatHolders({a: int(c[places[0][1]]) for a, c in ranks.columns.items()}, context[-1], places)
+            for context, places in found.items()
+        ]
+
+    def collect(self, line: GroupLine, context: FlatHolders, found: FoundWindows) -> int:
+        """Windows of one context. Returns how many flats it has."""
+        degrees, start = self.site.ranks.degrees, context.bucket
+        body, runs = self.flats(line, context)
+        if "bucket" not in self.site.names_of(line.rule, line.key):
+            start = self.numbered(line, start)
+        here_only = {a: context.full[a] for a in line.outer if degrees[a] > 1}
+        for number, flat in enumerate(runs, start):
+            variables = flat.variables
+            if len(flat.members) == 1:  # a flat of one tensor may be called by its name
+                variables = {"name": body.name(flat.members, 0), **variables}
+            cut = self.cut(line, flat.members, context.places)
+            record = (line.name, tuple(context.full[a] for a in line.outer), context.bucket, number)
+            if record not in self.records:
+                told = Flat(
+                    number,
+                    line.name or "",
+                    here_only,
+                    self.tell(flat.members, body),
+                    (),
+                    0,
+                    line.cut[-1] if line.cut else None,
+                )
+                self.records[record] = fl.flat_record(told, flat.members, line.chain)
+            found.cuts.append((flat.members, body, cut, len(found.rank)))
+            for here, rank in context.places:
+                found.env.append({"rank": rank, **here, **variables, "bucket": number})
+                found.rank.append(rank)
+                found.replica.append(tuple(here_only.values()))
+        return len(runs)
+
+    def tell(self, members: fl.Members, body: fl.Body) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and local shapes. Ranks whose members are called and shaped alike share one tuple."""
+        entries = each(members.entry)
+        memo = (
+            members.entry.tobytes(),
+            members.choice.tobytes(),
+            tuple((id(body.names[e]), body.locals[e].shape) for e in entries),
+        )
+        if memo not in self.told:
+            shapes = {e: body.locals[e].shape for e in entries}
+            self.told[memo] = tuple(
+                (name, shapes[e]) for name, e in zip(body.names_of(members), members.entry.tolist(), strict=True)
+            )
+        return self.told[memo]
+
+    def numbered(self, line: GroupLine, start: int) -> int:
+        """The bucket that a key itself numbers, `base_optimizer_state/state/1/{state}`; else `start`."""
+        for said in (line.key, line.rule.key):
+            for step in reversed(self.site.namer.steps(said) if said is not None else ()):
+                if (
+                    len(step.parts) == 1
+                    and isinstance(step.parts[0], str)
+                    and step.parts[0].isascii()
+                    and step.parts[0].isdigit()
+                    and len(step.parts[0]) <= 9
+                ):
+                    return int(step.parts[0])
+        return start
+
+    # ---- members ---------------------------------------------------------------------------------------------------
+
+    def flats(self, line: GroupLine, context: FlatHolders) -> tuple[fl.Body, list[Flats]]:
+        """The flats of a group on these ranks."""
+        site, group, full = self.site, line.group, context.full
+        axes = tuple(dict.fromkeys(a for p in line.involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))))
+        shape = line.line.shape if line.line.buckets else None
+        memo = (line.name, id(group), line.line.buckets, shape, tuple(full[a] for a in axes))
+        if memo in self.runs:
+            return self.runs[memo]
+        which = fl.present(site.layout, group, site.placers, full)
+        choices = {e: site.placers[e].choices(full) for e in which}
+        body = fl.Body(
+            {e: site.placers[e].local(full) for e in which}, choices, {e: self.stored_names(e, full) for e in which}
+        )
+        order = (tuple(which), tuple(id(choices[e]) for e in which))
+        if order not in self.sequences:
+            found = fl.module_order(site.placers, which, choices)
+            self.sequences[order] = np.array(found, dtype=np.int64).reshape(len(found), 2)
+        members = fl.ordered(site.placers, which, self.sequences[order], body)
+        out: list[Flats] = []
+        if group is not None and group.stated is not None:
+            stated = fl.stated_order(group, members, body, self.stated, full)
+            out = [Flats(row, {}) for row in stated]
+        else:
+            for subset, variables in self.by_group_index(group, members, body):
+                subset = fl.dealt(subset, group)
+                buckets = fl.buckets_of(line.line, subset, site.layout, site.ranks.degrees, full)
+                out += [Flats(b, variables) for b in buckets]
+        self.runs[memo] = (body, out)
+        return self.runs[memo]
+
+    def by_group_index(self, group: Group | None, members: fl.Members, body: fl.Body) -> list[tuple[fl.Members, Env]]:
+        """`group block[l] = ...`: one flat an index."""
+        if group is None or not group.indices:
+            return [(members, {})]
+        names = [next(iter(ax.dims_of(a)), "") for a in group.indices]
+        wanted = {n: parts for n, a in zip(names, group.indices, strict=True) if (parts := parts_of(a)) is not None}
+        found: dict[tuple[int, ...], tuple[list[int], Env]] = {}
+        for i, (e, c) in enumerate(zip(members.entry.tolist(), members.choice.tolist(), strict=True)):
+            known = body.choices[e].variables
+            key = tuple(int(known[n][c]) if n in known else -1 for n in names)
+            at = dict(zip(names, key, strict=True))
+            if any(not any(low <= at[n] < high for low, high in parts) for n, parts in wanted.items()):
+                continue  # `group block[l[1, 4]]` has these layers, and no others
+            if key not in found:
+                said = [v for n in names for v in (n, f"{n}.local") if v in known]
+                found[key] = ([], {v: int(known[v][c]) for v in said})
+            found[key][0].append(i)
+        return [(members.take(np.array(found[k][0], dtype=np.int64)), found[k][1]) for k in sorted(found)]
+
+    def stored_names(self, e: int, here: dict[str, int]) -> tuple[str, ...]:
+        """What the checkpoint calls an entry's tensors, choice by choice."""
+        site, placer = self.site, self.site.placers[e]
+        choices, key = placer.choices(here), placer.entry.storing.key
+        if key is None or site.is_raw or not len(choices):  # without a choice its indices have no values to name it by
+            return self.names.setdefault((e, len(choices)), (placer.entry.path,) * len(choices))
+        memo = (e, id(choices), tuple(here.get(a) for a in sorted(key.names)))
+        if memo not in self.names:
+            constants: Env = {"rank": 0, **here, **placer.entry.variables, "state": "weight"}
+            of_choice = {n: v for n, v in choices.variables.items() if n != "state"}
+            constants = {n: v for n, v in constants.items() if n not in of_choice}
+            variables = Variables(constants, {}, of_choice, 1, len(choices))
+            _, steps, _ = site.namer.place(key, None, key, variables)
+            texts = (name_texts(step, [0] * len(choices), range(len(choices))) for step in steps)
+            self.names[memo] = tuple("/".join(names) for names in zip(*texts, strict=True))
+        return self.names[memo]
+
+    def cut(self, line: GroupLine, members: fl.Members, places: fl.Places) -> fl.BufferWindows:
+        """Windows of one flat. Flats of members of the same lengths, on ranks that stand alike, are cut alike."""
+        coordinates = tuple(tuple(here[a] for a in line.cut) for here, _ in places)
+        memo = (line.axis, members.length.tobytes(), members.real.tobytes(), coordinates)
+        if line.chain is not None and memo in self.cuts:
+            return self.cuts[memo]
+        degrees = self.site.ranks.degrees
+        try:
+            if line.chain is not None:
+                made = fl.windows_of_chain(line.chain, members.length, degrees, places, members.real)
+            else:
+                made = fl.windows_of_tree(line.axis, members, self.site.layout, degrees, places)
+        except ax.UnevenCut as error:
+            fail(
+                "E204",
+                f"a flat buffer: {error.reason}",
+                at(line.line.span, "cut here"),
+                remedy="pad it first: pad(flat(each), dp)@dp",
+            )
+        self.cuts[memo] = made
+        return made
+
+    # ---- the part ------------------------------------------------------------------------------------------------------
+
+    def values(self, line: GroupLine, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        """Members that are stored with a value of their own, as their entries say. E217 where two say different things."""
+        found: dict[str, tuple[float, float]] = {}
+        for placer in line.involved:
+            if placer.entry.storing.scaled and self.site.valued & set(names):
+                fail(
+                    "E217",
+                    f"`{placer.entry.path}` is stored times its scale, and inside a flat buffer that is not supported",
+                    at(line.line.span, "the flat buffer"),
+                    at(placer.entry.span, "value"),
+                    remedy="take `value x * scale` off the entry, and cut the scale with its tensor",
+                )
+            own = placer.entry.storing.value
+            for path in placer.entry.targets.values():
+                if found.setdefault(path, own) != own or own != (1.0, 0.0) != line.line.storing.value:
+                    fail(
+                        "E217",
+                        f"`{path}` has two values in one flat buffer",
+                        at(line.line.span, "the flat buffer"),
+                        at(placer.entry.span, "one of them"),
+                        remedy="say `value` once: on the entry, for its tensor; or on the line, for all of them",
+                    )
+        return {path: value for path, value in found.items() if value != (1.0, 0.0)}
+
+    def part(
+        self,
+        line: GroupLine,
+        found: FoundWindows,
+        state: str,
+        pieces: tuple[Pieces, Pieces | None],
+        sizes: tuple[I64, Paddings],
+    ) -> Part:
+        """One state of the line. All states share the pieces, and those of live rows."""
+        length, padding = sizes
+        count = len(found.rank)
+        blocks: tuple[Block, ...] = ()
+        if is_by_begin(line.rule, self.site.layout):
+            fail(
+                "E238",
+                f"`{line.name or state}`: a flat buffer has no place in a file of framework dcp() yet",
+                at(line.line.span),
+                remedy="store each tensor as it is, with `like`: that is what torch.distributed.checkpoint saves of FSDP2",
+            )
+        if count:
+            constants: Env = {"state": state, "group": line.name or ""}
+            columns = {n: v for n, v in found.columns.items() if n not in constants}
+            variables = Variables(constants, columns, {}, count, 1, found.named)
+            file, key, counted = self.site.namer.in_file(line.rule, line.key, variables)
+            replica = np.array(found.replica, dtype=np.int64).reshape(count, -1)
+            rank = np.array(found.rank, dtype=np.int64)
+            held = (padding.count, padding.undefined, padding.live)
+            blocks = (Block(file, key, counted, 1, length[:, None], rank, *held, replica),)
+        homes = Homes(blocks)
+
+        def mark(spot: Spot) -> object:
+            return BufferMark(id(line), state, spot)
+
+        storing = line.line.storing
+        kept = self.site.claims.claim(Claimant(homes, mark, taken(line.line.span), line.line.span))
+        assert kept is None  # no two have one mark
+        label = f"group {line.name}" if line.name else "all"
+        return Part(
+            state,
+            label,
+            line.rule.form or "",
+            storing.dtype,
+            storing.lossy,
+            storing.value,
+            homes,
+            pieces[0],
+            False,
+            line.line.span,
+            exact=storing.exact,
+            live=pieces[1],
+            axes=tuple(dict.fromkeys((*line.used, *(a for a, _ in storing.at)))),
+        )
+
+
+def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
+    """One value a window, or None where a window has none (a template that names it is refused)."""
+    if None in values:
+        return None
+    if all(type(v) is int for v in values):
+        return np.array(values, dtype=np.int64)
+    return tuple(str(v) for v in values)
+
+
+# --- Boxes of the pieces of a flat buffer ---------------------------------------------------------------------------
+
+_ROW_BITS = 32
+FlatCut = tuple[
+    fl.Members, fl.Body, fl.BufferWindows, int
+]  # members, what they are made of, windows, the number of the first window
+
+
+@frozen(eq=False)
+class _Base:
+    start: int  # its first row in the table of all
+    table: Pieces
+    boxes: I64  # (members,) how many of them each member has
+    first: I64  # (members,) and the first of those, in the table of all
+
+    def lies_as(self, other: _Base) -> bool:
+        """Whether the boxes are of the same sizes at the same places of local storage, whatever elements they are."""
+        a, b = self.table, other.table
+        return self is other or (
+            np.array_equal(self.boxes, other.boxes)
+            and np.array_equal(a.offset, b.offset)
+            and np.array_equal(a.stride, b.stride)
+            and np.array_equal(a.high - a.low, b.high - b.low)
+        )
+
+
+def _alike(cuts: Sequence[FlatCut], base: Sequence[_Base]) -> I64:
+    """Of each cut, the first that has the same windows of members that lie as its own do."""
+    first: dict[tuple[int, int], list[int]] = {}
+    out = []
+    for i, (_, _, cut, _) in enumerate(cuts):
+        known = first.setdefault((id(cut.rows), len(base[i].table)), [])
+        found = next((j for j in known if base[i].lies_as(base[j])), i)
+        if found == i:
+            known.append(i)
+        out.append(found)
+    return np.array(out, dtype=np.int64)
+
+
+@frozen(eq=False)
+class _FlatBoxes:
+    site: Site
+    storing: Storing  # of the state line
+    cut: tuple[str, ...]  # mesh axes that cut the flat
+    involved: tuple[EntryPlacer, ...]
+
+    def clipped(self, cuts: Sequence[FlatCut]) -> Pieces:
+        """Intervals of members' local storage as boxes of logical tensors.
+
+        Flats whose members lie alike in storage (ranks of tensor parallelism hold other elements in the same places) and that
+        are cut alike are clipped once.
+        """
+        if not cuts:
+            return Pieces.empty(self.site.k)
+        base, table = self.bases(cuts)
+        like = _alike(cuts, base)
+        first, which = np.unique(like, return_inverse=True)  # the cuts that are clipped, and of each cut which of them
+        windows = fl.Windows.concat(
+            [r.replace(window=r.window + n) for r, n in ((cuts[i][2].rows, cuts[i][3]) for i in first)]
+        )
+        of_row = np.concatenate([base[i].boxes[cuts[i][2].rows.member] for i in first])
+        first_row = np.concatenate([base[i].first[cuts[i][2].rows.member] for i in first])
+        interval = np.repeat(np.arange(len(first_row)), of_row)
+        source = first_row[interval] + within(of_row)
+        picked, low, high = clip(
+            table.offset[source],
+            table.high[source] - table.low[source],
+            table.stride[source],
+            windows.start[interval],
+            windows.stop[interval],
+        )
+        row, at_interval = source[picked], interval[picked]
+        local = table.offset[row] + (low * table.stride[row]).sum(axis=1)
+        order = np.lexsort((local, at_interval))
+        row, at_interval, local, low, high = row[order], at_interval[order], local[order], low[order], high[order]
+        # Each cut has the boxes of the one that it is like, in its own rows of the table and in its own windows.
+        cut_of_row = np.repeat(np.arange(len(first)), [len(cuts[i][2].rows) for i in first])
+        boxes = np.bincount(cut_of_row[at_interval], minlength=len(first))
+        taken = np.repeat((np.cumsum(boxes) - boxes)[which], boxes[which]) + within(boxes[which])
+        place = np.array([(b.start, cut[3]) for b, cut in zip(base, cuts, strict=True)])
+        shift = np.repeat(place - place[like], boxes[which], axis=0)
+        at_interval, local = at_interval[taken], local[taken]
+        cut_ = table.take(row[taken] + shift[:, 0])
+        return cut_.replace(
+            home=windows.window[at_interval] + shift[:, 1],
+            low=cut_.low + low[taken],
+            high=cut_.low + high[taken],
+            offset=local - windows.start[at_interval] + windows.position[at_interval],
+        )
+
+    def bases(self, cuts: Sequence[FlatCut]) -> tuple[list[_Base], Pieces]:
+        """Boxes of the members of each cut, each as long as it is, and all of them in one table."""
+        done: dict[int, _Base] = {}
+        total = 0
+        for members, body, _, _ in cuts:
+            if id(members) not in done:
+                table, boxes = self.member_boxes(members, body)
+                done[id(members)] = _Base(total, table, boxes, np.cumsum(boxes) - boxes + total)
+                total += len(table)
+        return [done[id(members)] for members, *_ in cuts], Pieces.concat([b.table for b in done.values()], self.site.k)
+
+    def member_boxes(self, members: fl.Members, body: fl.Body) -> tuple[Pieces, I64]:
+        """Boxes of all members of a flat in their order, and how many each has."""
+        tables, owner = [], []
+        count = np.zeros(len(members), dtype=np.int64)
+        for e in each(members.entry):
+            (which,) = (members.entry == e).nonzero()
+            placer, local = self.site.placers[e], body.locals[e]
+            rows = len(local.offset)
+            if not rows:
+                continue
+            low, high = (np.concatenate([ends[None]] * len(which)) for ends in (local.low, local.high))
+            paths = [placer.entry.targets[label] for label in local.label_of]
+            for path in dict.fromkeys(paths):
+                mine = [i for i, p in enumerate(paths) if p == path]
+                dims, positions = placer.positions(path, body.choices[e])
+                for n, dim in enumerate(dims):
+                    at_ = positions[members.choice[which], n][:, None]
+                    low[:, mine, dim], high[:, mine, dim] = at_, at_ + 1
+            k = self.site.k
+            every = len(which) * rows
+            # Whose member a box is, and which row of it, where that tells what is said of it: `trusted` puts that here.
+            apart = bool(self.site.partly_loose(self.said(placer)[0], placer))
+            whose = (e << _ROW_BITS) + (np.arange(rows, dtype=np.int64) if apart else np.zeros(rows, dtype=np.int64))
+            tables.append(
+                Pieces(
+                    np.array([self.site.number[p] for p in paths] * len(which), dtype=np.int64),
+                    np.zeros(every, dtype=np.int64),
+                    low.reshape(every, k),
+                    high.reshape(every, k),
+                    np.concatenate([local.stride] * len(which)),
+                    np.zeros((every, k), dtype=np.int64),
+                    np.concatenate([local.offset] * len(which)),
+                    np.concatenate([whose] * len(which)),
+                    np.zeros(every, dtype=np.int64),
+                )
+            )
+            owner.append(np.repeat(which, rows))
+            count[which] = rows
+        table = Pieces.concat(tables, self.site.k)
+        if not owner:
+            return table, count
+        return table.take(np.argsort(np.concatenate(owner), kind="stable")), count
+
+    def trusted(self, pieces: Pieces, rank: Sequence[int]) -> Pieces:
+        """Pieces with what holds of copies at each home's rank: as the tensor's own entry says, or else the line.
+
+        Until then, `policy` is the number of that entry, and of a row of it.
+        """
+        if not any(s.speaks_of_copies for s in (self.storing, *(p.entry.storing for p in self.involved))):
+            return pieces.replace(policy=np.zeros_like(pieces.policy))
+        at_rank = np.array(rank, dtype=np.int64)[pieces.home]
+        _, first, which = np.unique(numbered([pieces.policy, at_rank]), return_index=True, return_inverse=True)
+        policy, over = [], []
+        for row in first.tolist():
+            placer = self.site.placers[int(pieces.policy[row]) >> _ROW_BITS]
+            storing, cut = self.said(placer)
+            local = placer.local({a: int(self.site.ranks.columns[a][at_rank[row]]) for a in placer.shape_axes})
+            policies = self.site.policies(storing, cut, placer, int(at_rank[row]), local)
+            policy.append(int(policies[int(pieces.policy[row]) & ((1 << _ROW_BITS) - 1)]) if len(policies) else 0)
+            over.append(self.site.over(storing))
+        return pieces.replace(
+            policy=np.array(policy, dtype=np.int64)[which], over=np.array(over, dtype=np.int64)[which]
+        )
+
+    def said(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
+        """What speaks of a member's copies, and the axes along which no two ranks hold the same of it."""
+        own = placer.entry.storing
+        cut = frozenset(placer.axes) - placer.partly | frozenset(self.cut)
+        return (own if own.speaks_of_copies else self.storing), cut

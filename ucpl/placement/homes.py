@@ -1,0 +1,116 @@
+"""Stored tensors of one part. What asks for single tensors gets them one by one; planning never does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from ucpl.extents import Key
+from ucpl.extents.structure import PadKind
+from ucpl.records import frozen
+from ucpl.tables import I64, Block
+
+__all__ = ["Home", "Homes", "home_of"]
+
+
+@frozen
+class Home:
+    """One stored tensor: where it is and how large. `padding` counts its cells that belong to no tensor."""
+
+    file: str
+    key: Key
+    shape: tuple[int, ...]
+    rank: int  # the first rank that holds it
+    padding: int
+    undefined: bool = False  # whether its padding may hold anything
+    live: bool = False  # whether its padding is trained, too
+    # Coordinates on mesh axes that do not cut it: two homes of one part may hold the same element only if these differ.
+    replica: tuple[int, ...] = ()
+
+    @property
+    def padding_kind(self) -> PadKind:
+        return "undefined" if self.undefined else "live" if self.live else "zero"
+
+
+def home_of(block: Block, coordinate: int, choice: int) -> Home:
+    file, key = block.place(coordinate, choice)
+    return Home(
+        file,
+        key,
+        tuple(block.shape[coordinate].tolist()),
+        int(block.rank[coordinate]),
+        int(block.padding[coordinate]),
+        bool(block.undefined[coordinate]),
+        bool(block.live[coordinate]),
+        tuple(block.replica[coordinate].tolist()),
+    )
+
+
+@frozen(eq=False, slots=False)
+class Homes:
+    """All stored tensors of a part, numbered block by block."""
+
+    blocks: tuple[Block, ...]
+
+    @cached_property
+    def starts(self) -> I64:
+        """(blocks + 1,): the number of each block's first tensor."""
+        return np.array([0, *accumulate(map(len, self.blocks))], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __iter__(self) -> Iterator[Home]:
+        return iter(self.each)
+
+    def __getitem__(self, home: int) -> Home:
+        return self.each[home]
+
+    @cached_property
+    def each(self) -> tuple[Home, ...]:
+        return tuple(home_of(b, c, j) for b in self.blocks for c in range(len(b.rank)) for j in range(b.choices))
+
+    def find(self, home: int) -> tuple[Block, int, int]:
+        """Block, coordinate and choice of a tensor."""
+        b = int(np.searchsorted(self.starts, home, side="right")) - 1
+        return self.blocks[b], *divmod(home - int(self.starts[b]), self.blocks[b].choices)
+
+    def home(self, home: int) -> Home:
+        block, coordinate, choice = self.find(home)
+        return home_of(block, coordinate, choice)
+
+    @property
+    def numel_max(self) -> int:
+        return max((int(b.shape.prod(axis=1).max(initial=0)) for b in self.blocks if len(b)), default=0)
+
+    @property
+    def padding(self) -> int:
+        return sum(int(b.padding.sum()) * b.choices for b in self.blocks)
+
+    @cached_property
+    def replicas(self) -> tuple[I64, I64]:
+        """What tells declared copies apart, as a number by (block, coordinate), and where each block's numbers begin."""
+        seen: dict[tuple[int, ...], int] = {}
+        numbers = [[seen.setdefault(tuple(r), len(seen)) for r in b.replica.tolist()] for b in self.blocks]
+        starts = np.cumsum([0, *(len(n) for n in numbers)])
+        return np.array([n for each in numbers for n in each], dtype=np.int64), starts.astype(np.int64)
+
+    def rank(self, home: I64) -> I64:
+        """The first rank that holds each of these tensors."""
+        b = np.searchsorted(self.starts, home, side="right") - 1
+        first = np.cumsum([0, *(len(block.rank) for block in self.blocks)])
+        choices = np.array([block.choices for block in self.blocks], dtype=np.int64)
+        ranks = np.concatenate([block.rank for block in self.blocks])
+        out: I64 = ranks[first[b] + (home - self.starts[b]) // choices[b]]
+        return out
+
+    def replica(self, home: I64) -> I64:
+        """The replica's number of each of these tensors: equal for equal coordinates on the axes that do not cut."""
+        numbers, starts = self.replicas
+        b = np.searchsorted(self.starts, home, side="right") - 1
+        choices = np.array([b.choices for b in self.blocks], dtype=np.int64)
+        out: I64 = numbers[starts[b] + (home - self.starts[b]) // choices[b]]
+        return out

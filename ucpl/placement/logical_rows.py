@@ -1,0 +1,175 @@
+"""Pieces of stored cells as boxes in the dims of logical tensors: digits of a dim come together again."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NoReturn
+
+from ucpl.errors import fail
+from ucpl.layout import Entry, Layout, LogicalTensor
+from ucpl.layout import axes as ax
+from ucpl.layout.scope import at
+from ucpl.placement.cells import Piece, behind
+from ucpl.records import frozen
+
+__all__ = ["LogicalRows", "Row"]
+
+Row = tuple[str | None, list[int], list[int], list[int], int]  # label; low, high and stride along k columns; offset
+Run = tuple[int, int, int, int]  # low, high, stride and offset of one dim
+Digits = dict[str, tuple[int, int, int]]  # low, high and stride of what a piece has of each digit
+
+
+@frozen
+class LogicalRows:
+    """Of one entry. k: columns of a row, as many as any tensor has dims."""
+
+    layout: Layout
+    entry: Entry
+    k: int
+
+    def rows(self, piece: Piece) -> list[Row]:
+        """Boxes in logical dims: a digit that is not the last of its dim is walked through, one box a value."""
+        path = self.entry.targets.get(piece.label)
+        if path is None:
+            fail(
+                "E208",
+                f"part of `{self.entry.path}` has no label, and other parts have",
+                at(self.entry.span),
+                remedy="give every term a label, as in (q: r d + k: d)",
+            )
+        tensor = self.layout.tensors[path]
+        bracket = {d for axis in self.entry.indices for d in self._bracket_digits(axis)}
+        self._demand_dims(path, tensor, bracket, [d for d, *_ in piece.digits])
+        if piece.live is not None:  # rows behind the dim's own
+            piece = behind(piece, tensor.counts[tensor.dims.index(piece.live)])
+        by_name = {d: (low, high, stride) for d, low, high, stride in piece.digits}
+        per_dim = [self._runs(path, tensor, i, by_name, bracket) for i in range(len(tensor.dims))]
+        more = self.k - len(per_dim)
+        out = []
+        for combination in product(*per_dim):
+            low, high, stride = ([run[i] for run in combination] for i in range(3))
+            shift = sum(run[3] for run in combination)
+            out.append((piece.label, low + [0] * more, high + [1] * more, stride + [0] * more, piece.offset + shift))
+        return out
+
+    def _demand_dims(self, path: str, tensor: LogicalTensor, bracket: set[str], names: list[str]) -> None:
+        """Raises: UcplError E205 where brackets and pattern together do not name each dim of the tensor once."""
+        need = []
+        for dim in tensor.dims:
+            if dim in bracket or dim in names:
+                need.append(dim)
+            else:
+                need += ax.leaves_of(dim, self.layout.indices)
+        have = [*names, *(d for d in bracket if d in need)]
+        if sorted(need) != sorted(have) or any(b not in need for b in bracket):
+            fail(
+                "E205",
+                f"`{self.entry.path}`: `{path}` has the dims {' '.join(tensor.dims)},"
+                f" the pattern names {' '.join([*sorted(bracket), *names])}",
+                at(self.entry.span, "each dim must be named exactly once"),
+                at(tensor.span, "defined here"),
+                remedy=self._in_the_brackets(path, tensor.dims, bracket - {*need})
+                or f"{_dims_remedy(need, have)}, as in `{_every_dim(self.entry, path, tensor.dims)}`",
+            )
+
+    def _in_the_brackets(self, path: str, dims: tuple[str, ...], odd: set[str]) -> str:
+        """Of an index that the tensor has not; empty where there is none."""
+        if not odd:
+            return ""
+        kept = [name for axis in self.entry.indices for name in ax.dims_of(axis) if name not in odd]
+        line = f"{self.entry.path}[{', '.join(kept)}]" if kept else self.entry.path
+        return (
+            f"take {', '.join(sorted(odd))} out of the brackets, `{line} = ...`: `{path}` has the dims {' '.join(dims)}"
+        )
+
+    def _runs(self, path: str, tensor: LogicalTensor, i: int, by_name: Digits, bracket: set[str]) -> list[Run]:
+        """What a piece has of dim i: one run, or one for each value of its outer digits; an open one in brackets."""
+        dim = tensor.dims[i]
+        if dim in by_name:
+            return [(*by_name[dim], 0)]
+        if dim in bracket or all(d in bracket for d in ax.leaves_of(dim, self.layout.indices)):
+            return [(-1, -1, 0, 0)]
+        if tensor.counts[i] != self.layout.sizes[dim]:
+            fail(
+                "E209",
+                f"`{path}` has only a range of `{dim}`, and the pattern writes `{dim}` by its digits",
+                at(self.entry.span),
+                at(tensor.span, f"{tensor.counts[i]} of {self.layout.sizes[dim]}"),
+            )
+        if split := [d for d in ax.leaves_of(dim, self.layout.indices) if d in bracket]:
+            self._refuse_split(path, tensor, dim, split)
+        return self._digit_runs(dim, by_name)
+
+    def _refuse_split(self, path: str, tensor: LogicalTensor, dim: str, split: list[str]) -> NoReturn:
+        """Raises: UcplError E205, of an index with some digits in the brackets and the others in the pattern."""
+        leaves = ax.leaves_of(dim, self.layout.indices)
+        dims = " ".join(" ".join(leaves) if d == dim else d for d in tensor.dims)
+        fail(
+            "E205",
+            f"`{self.entry.path}`: {', '.join(split)} of the index {dim} = ({' '.join(leaves)}) is in the brackets,"
+            f" and {', '.join(d for d in leaves if d not in split)} in the pattern",
+            at(self.entry.span, "an index is in one of the two"),
+            at(tensor.span, "defined here"),
+            remedy=f"make the digits dims of the model, `{path} : {dims}` with a `dim` line for each and no `index {dim}`:"
+            " then each has its stored place",
+        )
+
+    def _bracket_digits(self, axis: ax.Axis) -> list[str]:
+        return [leaf for name in ax.dims_of(axis) for leaf in ax.leaves_of(name, self.layout.indices)]
+
+    def _digit_runs(self, dim: str, by_name: Digits) -> list[Run]:
+        """The runs of a dim that is written by its digits."""
+        leaves = ax.leaves_of(dim, self.layout.indices)
+        weights, total = {}, 1
+        for leaf in reversed(leaves):
+            weights[leaf] = total
+            total *= self.layout.sizes[leaf]
+        # Digits that lie in storage as they do in the dim are one run: (two k) is d again.
+        run = [leaves[-1]]
+        low, high, stride = by_name[leaves[-1]]
+        for leaf in reversed(leaves[:-1]):
+            full = low == 0 and high == weights[leaf]
+            if not (full and by_name[leaf][2] == stride * weights[leaf]):
+                break
+            low, high = by_name[leaf][0] * weights[leaf], (by_name[leaf][1] - 1) * weights[leaf] + high
+            run.append(leaf)
+        outer = [leaf for leaf in leaves if leaf not in run]
+        out = []
+        for values in product(*(range(by_name[d][0], by_name[d][1]) for d in outer)):
+            base = sum(v * weights[d] for v, d in zip(values, outer, strict=True))
+            shift = sum((v - by_name[d][0]) * by_name[d][2] for v, d in zip(values, outer, strict=True))
+            out.append((base + low, base + high, stride, shift))
+        return out
+
+
+def _every_dim(entry: Entry, path: str, dims: tuple[str, ...]) -> str:
+    """The plainest entry of a tensor that has these brackets and cuts; of several that are packed, its part."""
+    bracket = [name for axis in entry.indices for name in ax.dims_of(axis) if name in dims]
+    cuts = {
+        a.axis.name: _cut_text(a) for a in ax.walk(*entry.shape) if isinstance(a, ax.Cut) and isinstance(a.axis, ax.Dim)
+    }
+    left = " ".join("_" if "#" in d else f"{d}{cuts.get(d, '')}" for d in dims if d not in bracket)
+    label = next((one for one, target in entry.targets.items() if target == path), None)
+    if label is not None:
+        around = {a.name for a in entry.shape if isinstance(a, ax.Dim)}  # what all parts have behind them
+        left = " ".join(d for d in left.split() if d not in around)
+        return f"{label}: {left or '()'}"
+    indices = f"[{', '.join(bracket)}]" if bracket else ""
+    return f"{entry.path}{indices} = {left or '()'}"
+
+
+def _cut_text(cut: ax.Cut) -> str:
+    """Its plain cuts; sizes and grains are said where they stand."""
+    kinds = {"equal": "@{}", "chunk": "@chunk({})", "spread": "@spread({})"}
+    return "".join(kinds[s.kind].format(s.mesh_axis) for s in cut.splits if s.kind in kinds and s.grain == 1)
+
+
+def _dims_remedy(need: list[str], have: list[str]) -> str:
+    missing = [d for d in need if d not in have]
+    extra = [d for d in have if d not in need] + [d for d in dict.fromkeys(have) if have.count(d) > 1]
+    out = []
+    if missing:
+        out.append(f"add {', '.join(missing)}")
+    if extra:
+        out.append(f"take out {', '.join(dict.fromkeys(extra))}")
+    return " and ".join(out)

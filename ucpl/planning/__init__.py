@@ -1,0 +1,28 @@
+"""Schedule: a graph as an ordered, saved plan.
+
+`order` is the verb of this room.
+"""
+
+from ucpl.planning.binding import Bound, Files, bound
+from ucpl.planning.files import load_plan, plan_bytes, save_plan
+from ucpl.planning.order import order, structure_digest, structure_of
+from ucpl.planning.plan import Origin, Plan, Tally
+from ucpl.planning.runs import Runs
+from ucpl.planning.text import summary
+
+__all__ = [
+    "Bound",
+    "Files",
+    "Origin",
+    "Plan",
+    "Runs",
+    "Tally",
+    "bound",
+    "load_plan",
+    "order",
+    "plan_bytes",
+    "save_plan",
+    "structure_digest",
+    "structure_of",
+    "summary",
+]

@@ -1,0 +1,181 @@
+"""order: a graph as a plan.
+
+Its nodes are kept, Fills get their boxes, and the structures for the stores are added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from attrs import evolve
+
+from ucpl.extents import Flat, NamedTensor, Shelves, Structure
+from ucpl.planning.plan import Origin, Plan
+from ucpl.planning.shelving import shelves_json
+from ucpl.registry import format_named
+from ucpl.tables import I64, Side, Space, gaps
+from ucpl.tables.operations import Fill, Node, Split, Write, in_order
+
+if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
+    import networkx as nx
+
+    from ucpl.graph import Graph
+    from ucpl.placement import Placement
+
+
+def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_text: str = "") -> Plan:
+    """The plan of a graph that went through all passes.
+
+    Its nodes are in the order in which they run.
+    """
+    import networkx as nx
+
+    net: nx.DiGraph[Node] = nx.DiGraph()
+    net.add_nodes_from(in_order(graph.net))
+    net.add_edges_from(graph.net.edges)
+    net = _with_boxes(net, graph.targets, graph.spaces[1])
+    return Plan(
+        name=name,
+        source_call=graph.source.layout.call,
+        target_call=graph.target.layout.call,
+        source=structure_of(graph.source.located),
+        target=_target(graph),
+        source_shelves=graph.sources,
+        target_shelves=graph.targets,
+        tensors=graph.target.tensors,
+        net=net,
+        spaces=graph.spaces,
+        origins=tuple(Origin(n, v, o) for n, v, o in graph.target.layout.origins),
+        derived=graph.derived,
+        dropped=graph.dropped,
+        filled=graph.filled,
+        carry={b.name: b.fate for b in graph.target.layout.blobs},
+        spec_digest=spec_digest,
+        structure_digest=structure_digest(graph.sources),
+        layout_text=layout_text,
+    )
+
+
+def _target(graph: Graph) -> Structure:
+    """Add the source's cut to a target that any degree may load.
+
+    Such a target has entire tensors.
+    """
+    made = structure_of(graph.target.located)
+    if not format_named(made.framework).is_of_any_ranks:
+        return made
+    from ucpl.placement.sharding import shardings_of
+
+    return attrs.evolve(made, shardings=shardings_of(graph.source.located.layout))
+
+
+def structure_digest(sources: Shelves) -> str:
+    """SHA-256 over (file, key, shape, dtype) of every source tensor.
+
+    In order, in the grouping of the plan; of stored tensors that are read.
+    """
+    rows = shelves_json(sources)
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def structure_of(placement: Placement) -> Structure:
+    """A located layout in a framework's terms."""
+    from ucpl.placement.sharding import shardings_of
+
+    placement = placement.own or placement
+    layout = placement.layout
+    void = {path for path, t in layout.tensors.items() if t.is_void}
+    groups = layout.model_groups
+    if void:  # no file has them, and no optimizer
+        groups = tuple((name, tuple(m for m in members if m not in void)) for name, members in groups)
+    if not groups:
+        trained = tuple(p for p, t in layout.tensors.items() if t.kind == "parameter" and p not in void)
+        groups = (("parameters", trained),) if trained else ()
+    tensors = tuple(
+        NamedTensor(
+            path,
+            t.counts,
+            t.dtype or "",
+            t.kind,
+            tuple(
+                s.name
+                for s in layout.states
+                if t.kind == "parameter" and (s.groups is None or any(path in m for g, m in groups if g in s.groups))
+            ),
+        )
+        for path, t in layout.tensors.items()
+        if path not in void
+    )
+    settings = {k: v for k, v in layout.settings.items() if v is None or isinstance(v, int | str | bool | float)}
+    for mesh in layout.meshes:
+        for axis, degree in zip(mesh.axes, mesh.degrees, strict=True):
+            settings.setdefault(axis, degree)
+    return Structure(
+        framework=layout.framework,
+        settings=settings,
+        tensors=tensors,
+        aliases={alias: owner for alias, owner in layout.aliases.items() if owner not in void},
+        groups=groups,
+        flats=tuple(_plain_flat(f) for f in placement.flats),
+        derived={d.state: d.source for d in layout.derived},
+        shardings=shardings_of(layout),
+    )
+
+
+def _plain_flat(flat: Flat) -> Flat:
+    return attrs.evolve(flat, coordinates={k: int(v) for k, v in flat.coordinates.items()})
+
+
+# --- Fills of the target's padding ----------------------------------------------------------------------------------
+
+
+def _with_boxes(net: nx.DiGraph[Node], targets: Shelves, space: Space) -> nx.DiGraph[Node]:
+    """The graph whose Fills have their boxes.
+
+    Of each tensor that ends in padding, the elements that no Split reaches.
+    """
+    import networkx as nx
+
+    filled: dict[Node, Node] = {}
+    homes, numel = _padded(targets)
+    for fill in net:
+        if isinstance(fill, Fill) and not fill.lacking:
+            (write,) = net.successors(fill)
+            assert isinstance(write, Write)
+            mine = slice(*np.searchsorted(homes, [write.first, write.last]).tolist())
+            boxes = gaps(_reached(net, write, space), homes[mine], numel[mine], space)
+            assert boxes.elements == fill.elements, f"{fill}: {boxes.elements} are open"
+            filled[fill] = evolve(fill, boxes=boxes)
+    return nx.relabel_nodes(net, filled) if filled else net
+
+
+def _padded(targets: Shelves) -> tuple[I64, I64]:
+    """Numbers of the padded stored tensors, in order, with element counts."""
+    homes, numel = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for shelf, start in zip(targets.shelves, targets.starts.tolist(), strict=False):
+        block = shelf.block
+        at = np.flatnonzero(block.padding)
+        homes.append((start + at[:, None] * block.choices + np.arange(block.choices)).reshape(-1))
+        numel.append(np.repeat(block.shape[at].prod(axis=1), block.choices))
+    return np.concatenate(homes), np.concatenate(numel)
+
+
+def _reached(net: nx.DiGraph[Node], write: Write, space: Space) -> Side:
+    """Boxes of all Splits into a Write, and the missing ones.
+
+    Also those of the states that are stored like it.
+    """
+    lacking = [fill.boxes for fill in net.predecessors(write) if isinstance(fill, Fill) and fill.lacking]
+    return Side.concat(
+        lacking
+        + [
+            split.boxes.replace(offset=split.boxes.offset + lane.target * space.step)
+            for split in net.predecessors(write)
+            if isinstance(split, Split)
+            for lane in split.lanes
+        ]
+    )

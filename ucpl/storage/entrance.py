@@ -1,0 +1,84 @@
+"""The local paths of paths and URLs that callers give.
+
+This is fast for local paths.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ucpl.errors import Label, fail
+from ucpl.storage.standing import ends
+from ucpl.storage.urls import file_at, is_url
+
+if TYPE_CHECKING:
+    from ucpl.storage.places import Place
+
+__all__ = ["place_of", "source_at", "target_at"]
+
+_PLACES: dict[Path, Place] = {}
+
+
+def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
+    """The local path of a checkpoint to read.
+
+    A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation. say:
+    receives warnings about generations that may be newer and cannot be read. Raises: UcplError E185, E680-E683, E685,
+    E690-E692.
+    """
+    _reject_empty(path, "a checkpoint")
+    if not is_url(path):
+        return Path(path)
+    if (here := file_at(str(path))) is not None:
+        return here
+    if str(path).startswith("vault:"):
+        from ucpl.storage.vaults.view import passed_over, view
+
+        found = view(str(path))
+        for text in passed_over(str(path)):
+            say(text)
+        return found
+    from ucpl.storage.shadows import shadow
+
+    return shadow(path)
+
+
+def target_at(path: str | Path) -> Path:
+    """The local path at which a target is written.
+
+    A local path is returned unchanged; a URL gets a temporary path. Raises: UcplError E185, E680.
+    """
+    _reject_empty(path, "a target")
+    if not is_url(path):
+        return Path(path)
+    if (here := file_at(str(path))) is not None:
+        return here
+    if str(path).startswith("vault:"):
+        remedy = "name a folder; into a vault, a running job saves (ucpl.vault)"
+        fail("E680", f"{path} cannot be a target", Label(str(path)), remedy=remedy)
+    from ucpl.storage.places import place
+
+    made = place(path)
+    _PLACES[made.path] = made
+    ends().callback(_PLACES.pop, made.path)
+    return made.path
+
+
+def place_of(path: Path) -> Place | None:
+    """The target in a store that a temporary path represents.
+
+    None: the path is local.
+    """
+    return _PLACES.get(path)
+
+
+def _reject_empty(path: str | Path, what: str) -> None:
+    """Reject an empty path. Raises: UcplError E185.
+
+    `Path("")` would be the current folder.
+    """
+    if path == "":
+        fail("E185", f"the path of {what} is empty", Label("<call>"), remedy="Write a path; `.` is the current folder.")

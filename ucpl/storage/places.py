@@ -1,0 +1,69 @@
+"""Targets in a store: the local staging path, and existing objects.
+
+The runtime decides the time of each upload, and reports the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ucpl.errors import calling
+from ucpl.records import define
+from ucpl.storage import folders
+from ucpl.storage.answers import refuse, refuse_target
+from ucpl.storage.objects import Entry, Objects, objects_at
+from ucpl.storage.shadows import MANIFEST, UNFINISHED, Tree, lay
+from ucpl.storage.standing import ends
+from ucpl.storage.urls import split
+
+__all__ = ["Place", "place"]
+
+
+@define(eq=False)
+class Place:
+    """A target in a store, and its local path."""
+
+    url: str
+    objects: Objects
+    name: str  # of the target, below the objects' folder; "": all of a bucket
+    path: Path
+
+    def key(self, name: str) -> str:
+        """The key of one of its files."""
+        return f"{self.name}/{name}" if self.name else name
+
+    def entries(self) -> list[Entry]:
+        """The existing objects of the target. Raises: UcplError E503."""
+        try:
+            found = self.objects.entries(self.name)
+            one = self.objects.entry(self.name) if self.name and not found else None
+        except OSError as error:
+            refuse_target(error, self.url)
+        return found if one is None else [one]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if a run has started to write there and not ended.
+
+        Raises: UcplError E503.
+        """
+        keys = {entry.key for entry in self.entries()}
+        return self.key(UNFINISHED) in keys and self.key(MANIFEST) not in keys
+
+    def show(self) -> None:
+        """Make the local path list the existing objects, as sparse files.
+
+        Raises: UcplError E681, E682, E685.
+        """
+        try:
+            lay(Tree(self.url, self.objects, self.name, self.path))
+        except OSError as error:
+            refuse(error, self.url)
+
+
+def place(path: str | Path) -> Place:
+    """A place of its own for a target's URL. Raises: UcplError E680."""
+    url, above, name = split(path)
+    here = folders.fresh() / (name or url.rpartition("/")[2])
+    ends().enter_context(calling(str(here), url))
+    return Place(url, objects_at(above), name, here)

@@ -1,0 +1,547 @@
+"""Reads of ranges in the arenas of one generation.
+
+A chunk is compared with its digest at its first read, and counts as lost if it differs. Lost bytes are computed from
+the other blocks of their group; only the required ranges of these are read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import xxhash
+from attrs import field
+from numpy.typing import NDArray
+
+from ucpl.errors import Label, fail
+from ucpl.records import define, frozen
+from ucpl.storage.vaults.codes import BLOCK, Group, sets_of
+from ucpl.storage.vaults.counted import committed, holder_of
+from ucpl.storage.vaults.erasure import codes_of
+from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.places import Domain, Holder
+from ucpl.storage.vaults.records import CHUNK, Commit, Job, Shard
+
+__all__ = ["Lost", "Memory", "Piece", "Stretch", "stretch_of", "xor_into"]
+
+Bytes = NDArray[np.uint8]
+_CHUNK_BITS = CHUNK.bit_length() - 1
+KEPT = 32  # rebuilt chunks: neighbouring tiles have chunks in common
+
+
+class Lost(Exception):
+    """Bytes that cannot be read, with their domain.
+
+    It also names the domains that their group lacks.
+    """
+
+    def __init__(self, domain: int, lacking: Sequence[int]) -> None:
+        super().__init__(domain, tuple(lacking))
+        self.domain, self.lacking = domain, tuple(lacking)
+
+
+@frozen
+class Stretch:
+    """The data of a domain: its ranks' arenas, end to end.
+
+    Each arena starts at a multiple of BLOCK.
+    """
+
+    ranks: tuple[int, ...]
+    starts: tuple[int, ...]  # of each, and behind the last
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], sizes: Sequence[int]) -> Stretch:
+        starts = accumulate((-(-size // BLOCK) * BLOCK for size in sizes), initial=0)
+        return cls(tuple(ranks), tuple(starts), tuple(sizes))
+
+    @property
+    def size(self) -> int:
+        return self.starts[-1]
+
+
+def stretch_of(ranks: Sequence[int], shards: Sequence[Shard]) -> Stretch:
+    """shards: of all ranks, by rank."""
+    return Stretch.of(ranks, [shards[rank].size for rank in ranks])
+
+
+def _chunks(low: int, high: int, size: int = CHUNK) -> Iterator[tuple[int, int]]:
+    """[low, high) cut at multiples of `size`."""
+    while low < high:
+        end = min(high, (low // size + 1) * size)
+        yield low, end
+        low = end
+
+
+def xor_into(into: Bytes, other: Bytes) -> None:
+    """Eight bytes at a time."""
+    whole = len(into) // 8 * 8
+    a, b = into[:whole].view(np.uint64), other[:whole].view(np.uint64)
+    np.bitwise_xor(a, b, out=a)
+    np.bitwise_xor(into[whole:], other[whole:], out=into[whole:])
+
+
+class _Scratch(threading.local):
+    """Buffers of each thread.
+
+    A new buffer of a chunk's size is expensive, because the kernel clears it.
+    """
+
+    def __init__(self) -> None:
+        self.rooms = [np.empty(CHUNK, np.uint8) for _ in range(3)]
+
+
+_scratch = _Scratch()
+
+
+@define(eq=False)
+class Piece:
+    """A file of a vault with digests of its chunks.
+
+    It is an arena, or the redundancy of a domain.
+    """
+
+    where: Holder
+    name: str  # in the domain's folder
+    size: int
+    chunks: tuple[int, ...]
+    is_good: NDArray[np.bool_]  # (chunks,) compared with its digest and equal
+    is_bad: NDArray[np.bool_]
+    _is_sure: bytearray  # `is_good`, as is asked soonest
+    _fd: int | None = None
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    @classmethod
+    def of(cls, where: Holder, name: str, size: int, chunks: tuple[int, ...]) -> Piece:
+        kind = _FarPiece if isinstance(where, Far) else cls
+        good, bad = np.zeros((2, len(chunks)), np.bool_)
+        return kind(where, name, size, chunks, good, bad, bytearray(len(chunks)))
+
+    @property
+    def path(self) -> Path:
+        assert isinstance(self.where, Domain)
+        return self.where.folder / self.name
+
+    def _open(self) -> int:
+        with self._lock:
+            if self._fd is None:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return self._fd
+
+    def is_short(self) -> bool:
+        """True if the file is missing or too short."""
+        try:
+            return self.where.size(self.name) < self.size
+        except OSError:
+            return True
+
+    def read(self, low: int, out: Bytes) -> bool:
+        """Fill `out` with bytes from `low`, all in one chunk.
+
+        False: they are damaged. Raises nothing.
+        """
+        number = low // CHUNK
+        begin, end = number * CHUNK, min(self.size, (number + 1) * CHUNK)
+        if self.is_bad[number]:
+            return False
+        if self.is_good[number] and self._got(out, low):
+            return True
+        whole = out if (low, len(out)) == (begin, end - begin) else _scratch.rooms[0][: end - begin]
+        if not self._got(whole, begin) or xxhash.xxh3_64_intdigest(whole.data) != self.chunks[number]:
+            self.is_bad[number] = True
+            return False
+        self.is_good[number] = True
+        self._is_sure[number] = 1
+        if whole is not out:
+            out[:] = whole[low - begin : low - begin + len(out)]
+        return True
+
+    def quick(self, position: int, into: memoryview) -> bool:
+        """The same for a few bytes of a checked chunk.
+
+        False: call `read`.
+        """
+        number = position >> _CHUNK_BITS
+        if self._fd is None or number != (position + len(into) - 1) >> _CHUNK_BITS or not self._is_sure[number]:
+            return False
+        try:
+            return os.preadv(self._fd, (into,), position) == len(into)
+        except OSError:
+            return False
+
+    def raw(self, low: int, out: Bytes) -> bool:
+        """Fill `out` with unchecked bytes from `low`, across chunks.
+
+        False: the file is missing or known to be damaged.
+        """
+        if self.is_bad[low // CHUNK : -(-(low + len(out)) // CHUNK)].any():
+            return False
+        return self._got(out, low)
+
+    def is_whole(self, low: int) -> bool:
+        """True if the chunk that begins at `low` is undamaged."""
+        return self.read(low, _scratch.rooms[1][: min(CHUNK, self.size - low)])
+
+    def _got(self, out: Bytes, position: int) -> bool:
+        try:
+            return os.preadv(self._open(), [out.data], position) == len(out)
+        except OSError:
+            return False
+
+    def mended(self, number: int) -> None:
+        """Note a rewritten chunk: check it again in the current file."""
+        self.close()
+        self.is_good[number] = self.is_bad[number] = False
+        self._is_sure[number] = 0
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd is not None:
+                with suppress(OSError):
+                    os.close(self._fd)
+                self._fd = None
+
+
+@define(eq=False)
+class _FarPiece(Piece):
+    """A piece on another host: complete chunks are fetched and cached."""
+
+    _came: dict[int, Bytes] = field(factory=dict)  # correct chunks, by their start
+
+    def read(self, low: int, out: Bytes) -> bool:
+        begin = low // CHUNK * CHUNK
+        with self._lock:
+            whole = self._came.get(begin)
+        if whole is None:
+            whole = np.empty(min(CHUNK, self.size - begin), np.uint8)
+            if not super().read(begin, whole):
+                return False
+            with self._lock:
+                while len(self._came) >= KEPT:
+                    self._came.pop(next(iter(self._came)))
+                self._came[begin] = whole
+        out[:] = whole[low - begin : low - begin + len(out)]
+        return True
+
+    def _got(self, out: Bytes, position: int) -> bool:
+        assert isinstance(self.where, Far)
+        try:
+            return self.where.read(self.name, out.data, position) == len(out)
+        except OSError:
+            return False
+
+
+@frozen
+class _Part:
+    """A range of a block that is computed from others.
+
+    It belongs to a group and starts at `begin`. checked: compare the others with their digests.
+    """
+
+    group: Group
+    missing: tuple[int, int]  # (place in the set, which of its blocks)
+    among: Sequence[int]  # the set
+    begin: int
+    checked: bool
+
+
+@define(eq=False)
+class Memory:
+    """One generation."""
+
+    home: Path
+    job: Job
+    commit: Commit
+    before: tuple[Memory, ...] = ()  # the generations that it is replayed from, the complete one first
+    lost: frozenset[int] = frozenset()  # domains to do without, whether they are there or not
+    read: int = 0  # bytes that were read without rebuilding
+    rebuilt: int = 0  # bytes that were made of others
+    _arenas: dict[int, Piece] = field(factory=dict)
+    _parity: dict[int, Piece] = field(factory=dict)
+    _made: dict[tuple[int, int], Bytes] = field(factory=dict)  # the chunks that were rebuilt last, by (rank, number)
+    _count: threading.Lock = field(factory=threading.Lock)
+
+    @property
+    def whole(self) -> Memory:
+        """The complete generation: this one, or its base."""
+        return self.before[0] if self.before else self
+
+    @property
+    def all_rebuilt(self) -> int:
+        """Bytes that were rebuilt, in this generation and its bases."""
+        return self.rebuilt + sum(one.rebuilt for one in self.before)
+
+    @cached_property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        return sets_of(len(self.job.domains), self.job.protection)
+
+    @cached_property
+    def stretches(self) -> tuple[Stretch, ...]:
+        return tuple(stretch_of(ranks, self.commit.shards) for ranks in self.job.domains)
+
+    def arena(self, rank: int) -> Piece | None:
+        """The arena of a rank; None: its domain is lost."""
+        domain = self.job.domain_of(rank)
+        if domain is None or domain in self.lost:
+            return None
+        with self._count:
+            if rank not in self._arenas:
+                shard = self.commit.shards[rank]
+                where = holder_of(self.home, domain)
+                self._arenas[rank] = Piece.of(where, f"r{rank}.s{shard.slot}", shard.size, shard.chunks)
+            return self._arenas[rank]
+
+    def is_lost(self, rank: int) -> bool:
+        """True if the arena of a rank is missing or too short.
+
+        Damage is detected when it is read.
+        """
+        piece = self.arena(rank)
+        return piece is None or piece.is_short()
+
+    def others(self, domain: int) -> tuple[int, ...]:
+        """The domains of a lost domain's set that have all their arenas."""
+        among = next(some for some in self.sets if domain in some)
+        return tuple(d for d in among if d != domain and not any(map(self.is_lost, self.job.domains[d])))
+
+    def parity(self, domain: int) -> Piece | None:
+        if domain in self.lost:
+            return None
+        with self._count:
+            if domain not in self._parity:
+                found = self.commit.parity[domain]
+                where = holder_of(self.home, domain)
+                self._parity[domain] = Piece.of(where, f"p.s{found.slot}", found.size, found.chunks)
+            return self._parity[domain]
+
+    # ---- reading ------------------------------------------------------------------------------------------------------
+
+    def fill(self, rank: int, into: memoryview, position: int) -> None:
+        """Bytes of a rank's arena from `position` on. Raises: UcplError E691."""
+        known = self._arenas.get(rank)
+        if known is not None and known.quick(position, into):
+            self.read += len(into)
+            return
+        out = np.frombuffer(into, np.uint8)
+        piece = self.arena(rank)
+        for low, high in _chunks(position, position + len(out)):
+            some = out[low - position : high - position]
+            if piece is not None and piece.read(low, some):
+                self._counted(high - low)
+                continue
+            try:
+                self.made(rank, low, some)
+            except Lost as lost:
+                self._refuse(rank, lost)
+
+    def made(self, rank: int, low: int, out: Bytes) -> None:
+        """Rebuild bytes of one chunk of an arena, and check the chunk.
+
+        Raises: Lost.
+        """
+        shard = self.commit.shards[rank]
+        number = low // CHUNK
+        begin, end = number * CHUNK, min(shard.size, (number + 1) * CHUNK)
+        room = self._made.get((rank, number))
+        if room is None:
+            domain = self.job.domain_of(rank)
+            assert domain is not None
+            stretch = self.stretches[domain]
+            start = stretch.starts[stretch.ranks.index(rank)]
+            whole = (low, len(out)) == (begin, end - begin)
+            room = out if whole else np.empty(end - begin, np.uint8)
+            self._rebuilt_sure(domain, start + begin, room, shard.chunks[number])
+            with self._count:
+                self.rebuilt += end - begin
+                if not whole:
+                    while len(self._made) >= KEPT:
+                        self._made.pop(next(iter(self._made)))
+                    self._made[rank, number] = room
+        if room is not out:
+            out[:] = room[low - begin : low - begin + len(out)]
+
+    def _rebuilt_sure(self, domain: int, low: int, out: Bytes, digest: int) -> None:
+        """Rebuild bytes of a domain's data that have this digest.
+
+        The result is compared with the digest, so the inputs need no check. Only if the result differs, the inputs are
+        checked and damaged ones are replaced. Raises: Lost.
+        """
+        for checked in (False, True):
+            with suppress(Lost) if not checked else nullcontext():
+                self._rebuilt(domain, low, out, checked)
+                if xxhash.xxh3_64_intdigest(out.data) == digest:
+                    return
+        raise Lost(domain, (domain,))
+
+    def _rebuilt(self, domain: int, low: int, out: Bytes, checked: bool) -> None:
+        """Rebuild bytes of a domain's data from its set. Raises: Lost."""
+        among = next(some for some in self.sets if domain in some)
+        groups = self.job.protection.groups(len(among))
+        if not groups:
+            raise Lost(domain, (domain,))
+        place = among.index(domain)
+        block = self.commit.parity[domain].block
+        for at, end in _chunks(low, low + len(out), block):
+            number = at // block
+            group = next(g for g in groups if (place, number) in g.data)
+            part = _Part(group, (place, number), among, at % block, checked)
+            self._of_group(part, out[at - low : end - low])
+
+    def _of_group(self, part: _Part, out: Bytes) -> None:
+        """Compute a range of one block from the others of its group.
+
+        Their number is that of the data blocks. Raises: Lost.
+        """
+        if self.job.protection.name == "rs":
+            self._of_codes(part, out)
+            return
+        group, missing, among = part.group, part.missing, part.among
+        lacking = []
+        for place, slot in group.parity:
+            if self._parity_bytes(among[place], slot, part, out):
+                break
+            lacking.append(among[place])
+        else:
+            raise Lost(among[missing[0]], lacking)
+        room = _scratch.rooms[2][: len(out)]
+        for place, number in group.data:
+            if (place, number) == missing:
+                continue
+            if not self.data_bytes(among[place], number, part.begin, room, part.checked):
+                raise Lost(among[missing[0]], (among[place],))
+            xor_into(out, room)
+
+    def _of_codes(self, part: _Part, out: Bytes) -> None:
+        """The same under `rs`. Raises: Lost, UcplError E690."""
+        group, missing, among = part.group, part.missing, part.among
+        count, lacking = len(group.data), []
+        have: dict[int, Bytes] = {}
+        for i, (place, number) in enumerate((*group.data, *group.parity)):
+            if (i < count and (place, number) == missing) or len(have) == count:
+                continue
+            room = np.empty(len(out), np.uint8)
+            if (
+                self.data_bytes(among[place], number, part.begin, room, part.checked)
+                if i < count
+                else self._parity_bytes(among[place], number, part, room)
+            ):
+                have[i] = room
+            else:
+                lacking.append(among[place])
+        if len(have) < count:
+            raise Lost(among[missing[0]], lacking)
+        codes_of(count, len(group.parity)).rebuild(have, group.data.index(missing), out)
+
+    def _parity_bytes(self, domain: int, slot: int, part: _Part, out: Bytes) -> bool:
+        piece = self.parity(domain)
+        at = slot * self.commit.parity[domain].block + part.begin
+        return piece is not None and self._gathered(piece, at, out, part.checked)
+
+    def data_bytes(self, domain: int, number: int, begin: int, out: Bytes, checked: bool = True) -> bool:
+        """Bytes of a domain's block.
+
+        Bytes after its data and between arenas are zeros, without a read. checked: compare the bytes with their
+        digests. False: they are missing.
+        """
+        stretch = self.stretches[domain]
+        low = number * self.commit.parity[domain].block + begin
+        high = low + len(out)
+        done = low
+        for rank, start, size in zip(stretch.ranks, stretch.starts, stretch.sizes, strict=False):
+            a, b = max(low, start), min(high, start + size)
+            if a < b:
+                piece = self.arena(rank)
+                if piece is None or not self._gathered(piece, a - start, out[a - low : b - low], checked):
+                    return False
+                out[done - low : a - low] = 0
+                done = b
+        out[done - low :] = 0
+        return True
+
+    def parity_made(self, domain: int, low: int, out: Bytes) -> None:
+        """Bytes of one chunk of a domain's redundancy. Raises: Lost.
+
+        They are computed from the data of the other domains.
+        """
+        self.make_parity(domain, low, out)
+        if xxhash.xxh3_64_intdigest(out.data) != self.commit.parity[domain].chunks[low // CHUNK]:
+            raise Lost(domain, (domain,))
+
+    def make_parity(self, domain: int, low: int, out: Bytes) -> None:
+        """Compute a domain's redundancy from `low`. Raises: Lost."""
+        among = next(some for some in self.sets if domain in some)
+        place, block = among.index(domain), self.commit.parity[domain].block
+        groups = self.job.protection.groups(len(among))
+        room = _scratch.rooms[2]
+        for at, end in _chunks(low, low + len(out), block):
+            group = next(g for g in groups if (place, at // block) in g.parity)
+            into = out[at - low : end - low]
+            if self.job.protection.name == "rs":
+                self._code(group, (place, at // block), among, at % block, into)
+                continue
+            for i, (other, number) in enumerate(group.data):
+                some = into if i == 0 else room[: len(into)]
+                if not self.data_bytes(among[other], number, at % block, some):
+                    raise Lost(domain, (among[other],))
+                if i:
+                    xor_into(into, some)
+
+    def _code(self, group: Group, which: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
+        """Raises: Lost, UcplError E690."""
+        blocks = []
+        for other, number in group.data:
+            blocks.append(np.empty(len(out), np.uint8))
+            if not self.data_bytes(among[other], number, begin, blocks[-1]):
+                raise Lost(among[which[0]], (among[other],))
+        codes_of(len(blocks), len(group.parity)).code(blocks, group.parity.index(which), out)
+
+    def _gathered(self, piece: Piece, low: int, out: Bytes, checked: bool) -> bool:
+        if not checked:
+            if not piece.raw(low, out):
+                return False
+        elif not all(piece.read(at, out[at - low : end - low]) for at, end in _chunks(low, low + len(out))):
+            return False
+        self._counted(len(out))
+        return True
+
+    def _counted(self, read: int) -> None:
+        with self._count:
+            self.read += read
+
+    def _refuse(self, rank: int, lost: Lost) -> NoReturn:
+        gone = sorted({lost.domain, *lost.lacking})
+        names = ", ".join(f"d{d}" for d in gone)
+        files = [file.name for file in self.commit.shards[rank].files]
+        shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+        fail(
+            "E691",
+            f"{self.home}: generation {self.commit.generation} cannot be rebuilt: {names} {'is' if len(gone) == 1 else 'are'}"
+            f" lost or damaged, {self.job.protection} does not bring back what rank {rank} saved",
+            Label(str(self.home), f"rank {rank} saved {shown}", where=names),
+            remedy=self._instead(),
+        )
+
+    def _instead(self) -> str:
+        """Readable alternatives to this generation."""
+        older = [one.generation for one in committed(self.home, self.job) if one.generation < self.commit.generation]
+        before = (
+            f"vault:{self.home}@{older[0]} is the generation before it" if older else "no generation before it counts"
+        )
+        return (
+            f"{before}; `ucpl vault restore` takes the newest that can be had,"
+            " and with --else FOLDER the newest checkpoint that `serve --into FOLDER` wrote, where memory does not suffice"
+        )
+
+    def close(self) -> None:
+        for piece in (*self._arenas.values(), *self._parity.values()):
+            piece.close()
+        for one in self.before:
+            one.close()

@@ -1,0 +1,40 @@
+"""Tables of columns, and boxes of strided elements as tables: the form that data has from placement to bytes. A leaf room."""
+
+from ucpl.tables.blocks import Block, Name, Slot
+from ucpl.tables.gaps import gaps, uncovered
+from ucpl.tables.numbering import distinct, numbered, within
+from ucpl.tables.pairs import halves, pairs, split_pairs, whole_pairs
+from ucpl.tables.space import Space
+from ucpl.tables.strided import Moves, Side, clip, expanded, join_runs, split_rows, straighten
+from ucpl.tables.table import I64, Bools, Table, block, column, each, once, widened
+
+__all__ = [
+    "I64",
+    "Block",
+    "Bools",
+    "Moves",
+    "Name",
+    "Side",
+    "Slot",
+    "Space",
+    "Table",
+    "block",
+    "clip",
+    "column",
+    "distinct",
+    "each",
+    "expanded",
+    "gaps",
+    "halves",
+    "join_runs",
+    "numbered",
+    "once",
+    "pairs",
+    "split_pairs",
+    "split_rows",
+    "straighten",
+    "uncovered",
+    "whole_pairs",
+    "widened",
+    "within",
+]

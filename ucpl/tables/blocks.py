@@ -1,0 +1,113 @@
+"""Stored tensors that are named and cut alike, told once: a product of coordinates and of choices of indices.
+
+126 layers on 256 ranks are one block: names with slots, a column of coordinates for some slots, a column of choices for the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Literal
+
+from ucpl.records import frozen
+from ucpl.tables.table import I64, Bools
+
+__all__ = ["CHOICE", "COORDINATE", "Block", "Name", "Slot", "is_whole", "name_text", "name_texts"]
+
+COORDINATE, CHOICE = 0, 1
+
+
+@frozen(eq=False)
+class Slot:
+    """A part of a name that changes: with the coordinates of the ranks, or with the choice of the bracketed indices."""
+
+    axis: int  # COORDINATE or CHOICE
+    values: I64 | tuple[str, ...]
+    format: str = ""
+
+    def text(self, i: int) -> str:
+        if isinstance(self.values, tuple):
+            return self.values[i]
+        value = int(self.values[i])
+        return format(value, self.format) if self.format else str(value)
+
+
+Name = tuple[str | Slot, ...]
+
+
+def name_text(name: Name, coordinate: int, choice: int) -> str:
+    if len(name) == 1 and isinstance(name[0], str):
+        return name[0]
+    return "".join(p if isinstance(p, str) else p.text(choice if p.axis else coordinate) for p in name)
+
+
+def name_texts(name: Name, coordinates: Iterable[int], choices: Iterable[int]) -> list[str]:
+    """The name at each pair of a coordinate and a choice, a part at a time."""
+    pairs = list(zip(coordinates, choices, strict=True))
+    texts = [repeat(p, len(pairs)) if isinstance(p, str) else [p.text(pair[p.axis]) for pair in pairs] for p in name]
+    return ["".join(parts) for parts in zip(*texts, strict=True)] if name else [""] * len(pairs)
+
+
+def is_whole(text: str) -> bool:
+    """Whether it is a whole number as one is written: `0`, `12`, not `00` or `012`, which would lose their zeros."""
+    return text.isascii() and text.isdigit() and (text == "0" or not text.startswith("0"))
+
+
+@frozen(eq=False)
+class Block:
+    """Tensors that are named and cut alike. Tensor number `c * choices + j` of the block is choice j at coordinate c."""
+
+    file: Name
+    key: tuple[Name, ...]  # steps
+    counted: tuple[bool, ...]  # of each step: whether a whole number in it is a position (a tensor's own name never is)
+    choices: int
+    shape: I64  # (C, D)
+    rank: I64  # (C,)
+    padding: I64  # (C,)
+    undefined: Bools  # (C,)
+    live: Bools  # (C,)
+    replica: I64  # (C, R)
+
+    def __len__(self) -> int:
+        return len(self.rank) * self.choices
+
+    def place(self, coordinate: int, choice: int) -> tuple[str, tuple[str | int, ...]]:
+        """File and key of a tensor."""
+        steps: list[str | int] = []
+        for name, counted in zip(self.key, self.counted, strict=True):
+            text = name_text(name, coordinate, choice)
+            steps.append(int(text) if counted and is_whole(text) else text)
+        return name_text(self.file, coordinate, choice), tuple(steps)
+
+    def padding_kind(self, coordinate: int) -> Literal["zero", "live", "undefined"]:
+        """What the padding of the tensors at a coordinate holds: zeros, values that were trained, or anything."""
+        if self.undefined[coordinate]:
+            return "undefined"
+        return "live" if self.live[coordinate] else "zero"
+
+    def take(self, coordinates: I64) -> Block:
+        """The block at some of its coordinates."""
+
+        def slots(name: Name) -> Name:
+            return tuple(p if isinstance(p, str) or p.axis else _taken(p, coordinates) for p in name)
+
+        return Block(
+            slots(self.file),
+            tuple(slots(step) for step in self.key),
+            self.counted,
+            self.choices,
+            self.shape[coordinates],
+            self.rank[coordinates],
+            self.padding[coordinates],
+            self.undefined[coordinates],
+            self.live[coordinates],
+            self.replica[coordinates],
+        )
+
+
+def _taken(slot: Slot, rows: I64) -> Slot:
+    values = slot.values
+    return Slot(
+        slot.axis, tuple(values[i] for i in rows.tolist()) if isinstance(values, tuple) else values[rows], slot.format
+    )
