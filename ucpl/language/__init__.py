@@ -2,7 +2,7 @@
 
 `parse` reads a file, `print_file` writes one, `format_text` tidies one without losing its comments.
 
-Not here: what names mean and whether they are known (layout), what templates give (regions).
+Not here: the meaning of names, and unknown names (layout), and the results of templates (regions).
 """
 
 from ucpl.language.pages import format_text, print_file

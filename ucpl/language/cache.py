@@ -1,7 +1,7 @@
-"""What a process keeps for the next one, in the user's own cache folder: files that can only describe, never run.
+"""Files kept between processes, in the user's own cache folder.
 
-A file that does not belong to this user alone is as good as none, and nothing here ever fails loudly: whoever asks can
-make again what was kept.
+They hold data, never code. A file that does not belong to this user alone is ignored, and nothing here fails loudly: a
+caller can always make the kept data again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["cache_folder", "keep", "kept"]
 
 
 def cache_folder() -> Path | None:
-    """Where things are kept; None: nowhere (`UCPL_CACHE` is empty)."""
+    """Folder of the cache; None if `UCPL_CACHE` is empty."""
     if "UCPL_CACHE" in os.environ:
         return Path(os.environ["UCPL_CACHE"]) if os.environ["UCPL_CACHE"] else None
     import platformdirs
@@ -25,7 +25,7 @@ def cache_folder() -> Path | None:
 
 
 def kept(path: Path) -> str | None:
-    """The text that was kept there, or None where there is none that can be trusted."""
+    """The text of a kept file, or None if it cannot be trusted."""
     try:
         if not _belongs_to_user(path.parent.stat()):
             return None
@@ -38,7 +38,7 @@ def kept(path: Path) -> str | None:
 
 
 def keep(path: Path, text: str) -> None:
-    """Keep a text: whole or not at all, and never loudly."""
+    """Keep a text completely or not at all, without errors."""
     import tempfile
 
     with contextlib.suppress(Exception):

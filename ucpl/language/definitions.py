@@ -1,6 +1,7 @@
-"""Finds names that one file defines twice. Two lines disagree, so the answer shows both.
+"""Names that one file defines twice.
 
-Only what a single text can say: what a name means, and whether it is known at all, is settled in the layout room.
+Two lines disagree, so the message shows both. The check uses a single text: the meaning of a name, and unknown names,
+are the layout room's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which words of the language can follow a text: what an editor offers while one types."""
+"""Words of the language that can follow a text, for an editor's completions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _NOTHING = " ~"  # lexed everywhere, accepted nowhere
 
 
 def words_after(text: str) -> frozenset[str]:
-    """The words and signs that the grammar accepts behind a text; none behind one that is wrong itself.
+    """Words and signs that the grammar accepts behind a text.
 
-    A name, a number and a quoted text are `NAME`, `INT` and `STRING`.
+    There are none behind a text that is wrong itself. A name, a number and a quoted text are `NAME`, `INT` and
+    `STRING`.
     """
     if len(text) > TEXT_CHARACTERS_MAX:
         return frozenset()

@@ -1,8 +1,8 @@
-"""How each kind of statement is written, in words and by an example: what is said where nothing better is known.
+"""Form of each kind of statement, in words and by an example.
 
-Keyed by place (l: a layout, m: a model, t: beside them, h: the first line,
-c: a call) and the statement's word; "" is the statement without one.
-A test reads every example, and misses no word of the grammar.
+It is the hint if no better one is known. Keyed by place (l: a layout, m: a model, t: outside both, h: the first line,
+c: a call) and the statement's word; "" is the statement without one. A test reads every example and checks that no word
+of the grammar is missing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
 
 
 def form_of(place: str, line: str) -> str:
-    """How the statement that a line begins is written."""
+    """The form of the statement that a line begins."""
     word = line.split(maxsplit=1)[0] if line.strip() else ""
     form, example = FORMS.get((place, word.strip(":=(")), FORMS[place, ""])
     return f"{form}, as in: {example}"

@@ -1,7 +1,7 @@
-"""How large a text may be. Each limit has its own code; none is near what a real checkpoint needs.
+"""Limits of the size of a text.
 
-A file can come from anybody, and a short one can ask for much: every count below is one that some later stage pays
-for in memory, in time, or in depth of recursion.
+Each limit has its own code; none is near the needs of a real checkpoint. A file can come from anybody, and a short one
+can ask for much: every count below is one that some later stage pays for in memory, in time, or in depth of recursion.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ STATEMENTS_MAX = 200_000
 DEPTH_MAX = 64  # of brackets, and of operators in one expression; a walker spends up to six frames a level
 INDICES_MAX = 16  # of one entry: each multiplies the tensors that it names
 NAME_CHARACTERS_MAX = 1024
-INTEGER_MAX = 2**63 - 1  # what an index column holds
+INTEGER_MAX = 2**63 - 1  # an index column holds it
 
 
 def why_unwritten(names: Iterable[str], *, in_keys: bool) -> str:
-    """Why no text could name tensors so and be read again; empty where one can. in_keys: names stand in templates, too."""
+    """Reason why no text could name tensors so; empty if one can.
+
+    The text must be readable again. in_keys: names occur in templates, too.
+    """
     for name in names:
         if name == "*":
             return "a tensor is called `*`, which means all in the language"

@@ -1,7 +1,8 @@
-"""The syntax tree of a .ucpl file: frozen records, one class per construct, a span on each that can be blamed.
+"""The syntax tree of a .ucpl file: one frozen record per construct.
 
-Spans never take part in comparison (`eq=False`), so that two texts with the same meaning give equal trees.
-Paths (names of tensors, dims, states) are plain strings, unquoted: `attn.q` and `"attn.q"` are the same name.
+Each has a span for messages. Spans never take part in comparison (`eq=False`), so that two texts with the same meaning
+give equal trees. Paths (names of tensors, dims, states) are plain strings, unquoted: `attn.q` and `"attn.q"` are the
+same name.
 """
 
 from __future__ import annotations
@@ -92,14 +93,17 @@ class Span:
     line: int  # 1-based
     column: int  # 1-based
     file: str = ""
-    said: str = field(default="", eq=False, repr=False)  # the whole line, where no file has it: a call's text
+    said: str = field(default="", eq=False, repr=False)  # the complete line, if no file has it: a call's text
 
 
 NOWHERE = Span(0, 0, 0, 0, "")
 
 
 def no_span() -> Span:
-    """The field of a record that says where it stands: it never takes part in comparison."""
+    """Field for the place of a record.
+
+    It never takes part in comparison.
+    """
     made: Span = field(default=NOWHERE, eq=False, repr=False, kw_only=True)
     return made
 
@@ -123,7 +127,10 @@ class Text:
 
 @frozen
 class Name:
-    """A name in an expression: `tp`, `config.hidden_size`, `l.size`. A mesh axis means its size here."""
+    """A name in an expression: `tp`, `config.hidden_size`, `l.size`.
+
+    A mesh axis means its size here.
+    """
 
     path: str
     span: Span = no_span()
@@ -179,7 +186,10 @@ class Range:
 
 @frozen
 class Among:
-    """Indices of a dim, in brackets: ranges, numbers, and lists of numbers together; `others`: all but these."""
+    """Indices of a dim, in brackets.
+
+    Ranges, numbers, and lists of numbers together; `others`: all but these.
+    """
 
     items: tuple[Range | Expr, ...]
     others: bool = False
@@ -222,7 +232,10 @@ class Cut:
 
 @frozen
 class Term:
-    """One run of a stack; its label names the logical tensor that it comes from."""
+    """One run of a stack.
+
+    Its label names the logical tensor that it comes from.
+    """
 
     label: str | None
     axes: tuple[Axis, ...]
@@ -231,7 +244,7 @@ class Term:
 
 @frozen
 class Stack:
-    """( a b + c ): terms end to end, axes inside a term row-major."""
+    """( a b + c ): terms end to end, each term row-major."""
 
     terms: tuple[Term, ...]
     span: Span = no_span()
@@ -239,7 +252,10 @@ class Stack:
 
 @frozen
 class Pad:
-    """Grown at the end to the next multiple. kind: `zero` (checked), `live` (trained rows), `undefined` (masked)."""
+    """Padding at the end to the next multiple.
+
+    kind: `zero` (checked), `live` (trained rows), `undefined` (masked).
+    """
 
     axis: Axis
     multiple: Expr
@@ -257,7 +273,10 @@ class Trim:
 
 @frozen
 class Flat:
-    """`axis` once per tensor of the group, end to end; Each stands for the tensor."""
+    """`axis` once per tensor of the group, end to end.
+
+    Each means the tensor.
+    """
 
     axis: Axis
     span: Span = no_span()
@@ -270,9 +289,10 @@ class Each:
 
 @frozen
 class Any_:
-    """`_`: the next dim that is not yet named, in a layout of any model; `_[..24]` a range of it.
+    """`_`: the next unnamed dim, in a layout of any model.
 
-    The terms of a `+` start from the same place: in `(_[..24]@tp + _[24..]@tp) _` the first two are one dim.
+    `_[..24]` is a range of it. The terms of a `+` start from the same place: in `(_[..24]@tp + _[24..]@tp) _` the first
+    two are one dim.
     """
 
     range: Among | None = None
@@ -281,7 +301,7 @@ class Any_:
 
 @frozen
 class Rest:
-    """`...`: all dims of a tensor that are not yet named, in order."""
+    """`...`: all unnamed dims of a tensor, in order."""
 
     span: Span = no_span()
 
@@ -296,7 +316,10 @@ Axis = Dim | Stack | Pad | Trim | Flat | Each | Any_ | Rest | Cut
 
 @frozen
 class Dimension:
-    """One dim of a logical tensor: named, or a bare size (`67`, what infer writes), perhaps only some indices of it."""
+    """One dim of a logical tensor, perhaps only some of its indices.
+
+    It is named, or a bare size (`67`, as infer writes).
+    """
 
     name: str | None  # None: anonymous
     size: int | None = None  # of an anonymous one
@@ -306,7 +329,10 @@ class Dimension:
 
 @frozen
 class Scaling:
-    """`scale of w by 128, 128`: one element for each block of w. The numbers are those of dims that w has by other names."""
+    """`scale of w by 128, 128`: one element for each block of w.
+
+    The numbers are for dims that w has under other names.
+    """
 
     of: str
     by: tuple[Expr, ...]
@@ -338,7 +364,10 @@ class Alias:
 
 @frozen
 class TypedOf:
-    """`dtype f32 of router, "*.norm"`: the type of a state for these tensors. A star in a name makes a glob."""
+    """`dtype f32 of router, "*.norm"`: the type of a state for these tensors.
+
+    A star in a name makes a glob.
+    """
 
     dtype: str
     of: tuple[str, ...]
@@ -360,7 +389,10 @@ class State:
 
 @frozen
 class Gone:
-    """`w : none`, `alias a = none`, `state m : none`, `group g = none`: what a base says, taken back."""
+    """`w : none`, `alias a = none`, `state m : none`, `group g = none`.
+
+    They remove a definition of the base.
+    """
 
     kind: Literal["tensor", "alias", "state", "group"]
     names: tuple[str, ...]
@@ -378,7 +410,10 @@ class DefaultDtype:
 
 @frozen
 class Binding:
-    """A number and its name; of a dim, `by`: the value is a list of sizes, one for each value of that dim."""
+    """A number and its name.
+
+    Of a dim, `by`: the value is a list of sizes, one for each value of that dim.
+    """
 
     name: str
     value: Expr
@@ -434,7 +469,7 @@ class Use:
 
 @frozen
 class Index:
-    """`index l = l@pp`: how a bracketed index is dealt, and how a dim divides into digits."""
+    """`index l = l@pp`: the distribution of an index, or its digits."""
 
     name: str
     axis: Axis
@@ -503,7 +538,10 @@ class Files:
 
 @frozen
 class Framework:
-    """`framework deepspeed(stage = 1, dp = dp)`: who regenerates what is not a tensor, and what it must know."""
+    """`framework deepspeed(stage = 1, dp = dp)`: the writer of non-tensor files.
+
+    The arguments are the facts that it needs.
+    """
 
     call: Call
     span: Span = no_span()
@@ -524,10 +562,11 @@ class Clause:
 
 @frozen
 class Entry:
-    """How one tensor is stored. `path` "*" with `of` None, or a class: parameter, trainable, frozen, buffer, alias.
+    """One entry: the stored form of a tensor.
 
-    `shape` None: `none`, which takes back what a base layout said. `glob`: the texts between the stars of a glob, two at
-    the least; `path` is then what it looks like. A star that is part of a name stands in `path` alone.
+    `path` "*" with `of` None, or a class: parameter, trainable, frozen, buffer, alias. `shape` None: `none`, which
+    removes the base layout's entry. `glob`: the texts between the stars of a glob, two at the least; `path` is then its
+    text. A star that is part of a name is in `path` alone.
     """
 
     path: str
@@ -541,7 +580,10 @@ class Entry:
 
 @frozen
 class States:
-    """`state a, b of g, h = shape`. names None: `*`. groups None: every tensor; `("*",)`: every group in turn."""
+    """`state a, b of g, h = shape`.
+
+    names None: `*`. groups None: every tensor; `("*",)`: every group in turn.
+    """
 
     names: tuple[str, ...] | None
     groups: tuple[str, ...] | None
@@ -562,7 +604,10 @@ class Derive:
 
 @frozen
 class Fill:
-    """`fill w[l[4..]] = 0`: what a target has where the source has nothing of a tensor. `path`, `of`, `glob` as an entry's."""
+    """`fill w[l[4..]] = 0`: the value of elements that the source lacks.
+
+    `path`, `of`, `glob` as in an entry.
+    """
 
     path: str
     indices: tuple[Axis, ...]
@@ -667,7 +712,10 @@ Statement = Import | Let | Assert | Model | Layout | Plan
 
 @frozen
 class File:
-    """One parsed file. `name` is what errors call it; `text` is its source."""
+    """One parsed file.
+
+    `name` is its name in errors; `text` is its source.
+    """
 
     name: str
     version: int

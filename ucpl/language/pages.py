@@ -1,7 +1,7 @@
-"""Whole files as text: columns, comments and blank lines.
+"""Complete files as text: columns, comments and blank lines.
 
 `print_file` writes records that have no text; `format_text` tidies a text and keeps its comments. Both are one writer,
-so that what is printed is already tidy.
+so that a printed file is already tidy.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _BRACE = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|#[^\n]*|\{')
 
 @frozen
 class Notes:
-    """What stands around the statements of one text. Statements are known by where they start.
+    """Comments and blank lines around the statements of one text.
 
-    `above`: the lines before a statement, "" for a blank one. `beside`: the comment after it on its last line.
-    A body has more: `opened` is beside its brace, `below` stands before the brace that closes it (for the whole
-    file, before the end), under the start of the model or layout (-1 for the file).
+    Statements are identified by their start. `above`: the lines before a statement, "" for a blank one. `beside`: the
+    comment after it on its last line. A body has more: `opened` is the comment after its brace, `below` the lines
+    before the brace that closes it (for a file, before the end), under the start of the model or layout (-1 for the
+    file).
     """
 
     above: dict[int, list[str]] = Factory(dict)
@@ -48,7 +49,7 @@ _Item = nodes.Statement | nodes.ModelItem | nodes.LayoutItem
 
 
 def comments_of(file: nodes.File) -> Notes:
-    """The notes of a file, from the text that it was parsed from."""
+    """Notes of a file, from the text that it was parsed from."""
     notes = Notes()
     text = file.text + "\n"  # so that a comment at the very end has a line
     header = next(m for m in _HEADER.finditer(text) if not m[0].startswith("#"))
@@ -58,7 +59,10 @@ def comments_of(file: nodes.File) -> Notes:
 
 
 def _sequence(notes: Notes, text: str, items: Sequence[_Item], within: range, owner: int) -> str:
-    """Note what stands around items that follow each other within a part of the text; return what is beside its begin."""
+    """Collect the notes around consecutive items of a part of the text.
+
+    Returns the comment next to its begin.
+    """
     beside_begin = ""
     before: int | None = None
     place = within.start
@@ -85,7 +89,10 @@ def _sequence(notes: Notes, text: str, items: Sequence[_Item], within: range, ow
 
 
 def _blank_and_comments(text: str) -> list[str]:
-    """The comments of whole lines, with at most one blank line between two. What follows the last newline is indent."""
+    """Comments on lines of their own, with single blank lines between.
+
+    The text after the last newline is indent.
+    """
     kept: list[str] = []
     for line in text.split("\n")[:-1]:
         line = line.strip(_SPACE)
@@ -95,7 +102,10 @@ def _blank_and_comments(text: str) -> list[str]:
 
 
 def _inside(text: str, start: int, stop: int) -> list[str]:
-    """The comments in the middle of a statement. They move above it: its lines are joined."""
+    """Comments in the middle of a statement.
+
+    They move above it: its lines are joined.
+    """
     return [m[0].rstrip(_SPACE) for m in _COMMENT.finditer(text, start, stop) if m[0].startswith("#")]
 
 
@@ -112,7 +122,7 @@ _UNSTARTED = re.compile(r"dtype |\w+ \[")
 
 @frozen
 class _Piece:
-    """A row with what stands around it."""
+    """A row with the notes around it."""
 
     row: StatementRow
     above: Sequence[str] = ()
@@ -121,7 +131,7 @@ class _Piece:
 
 
 def format_text(text: str, name: str = "<text>") -> str:
-    """The text with its statements in columns, its comments kept, and one blank line where there were some.
+    """Tidy a text: columns, comments kept, single blank lines.
 
     It parses to the same File, and formatting it again changes nothing. A comment inside a statement moves above it.
     Raises: UcplError, if the text does not parse.
@@ -149,7 +159,10 @@ def format_text(text: str, name: str = "<text>") -> str:
 
 
 def print_file(file: nodes.File) -> str:
-    """The canonical text of a file, whoever built its records. It parses to an equal File."""
+    """The canonical text of a file, from records of any origin.
+
+    It parses to an equal File.
+    """
 
     def piece(item: nodes.Statement, before: nodes.Statement | None) -> _Piece:
         apart = before is None or type(before) is not type(item) or isinstance(item, nodes.Model | nodes.Layout)
@@ -191,7 +204,10 @@ def _strip(lines: Sequence[str]) -> list[str]:
 
 
 def _below(lines: Sequence[str], indent: str, follows: bool) -> Iterator[str]:
-    """The comments before the end of a body; the blank line before them only if something stands above it."""
+    """Comments before the end of a body.
+
+    They follow a blank line only if something is above it.
+    """
     kept = _strip(lines)
     if kept and follows and not lines[0]:
         yield ""
@@ -199,7 +215,10 @@ def _below(lines: Sequence[str], indent: str, follows: bool) -> Iterator[str]:
 
 
 def _page(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
-    """The lines of statements that follow each other. Neighbours of one kind, without a blank line, share columns."""
+    """Lines of consecutive statements.
+
+    Neighbours of one kind, without a blank line, share columns.
+    """
     begin = 0
     for stop in range(1, len(pieces) + 1):
         if stop < len(pieces):
@@ -232,12 +251,15 @@ def _run(pieces: Sequence[_Piece], indent: str) -> Iterator[str]:
 
 
 def _column(rows: Sequence[StatementRow], text: Callable[[StatementRow], str], most: int) -> int:
-    """How wide a column is: its widest text that is not too wide."""
+    """Width of a column: its widest text that is not too wide."""
     return max((len(text(row)) for row in rows if len(text(row)) <= most), default=0)
 
 
 def _lines(row: StatementRow, head: int, body: int, indent: str) -> list[str]:
-    """One statement: on one line if it fits, else its clauses on lines of their own."""
+    """One statement, on one line if it fits.
+
+    Else its clauses are on lines of their own.
+    """
     if not row.sign:
         line = padded = indent + row.head
         gap = " "

@@ -1,7 +1,7 @@
-"""Reads .ucpl text: a whole file, the expression inside a name's template, the call on a command line.
+"""Parser of .ucpl text: files, expressions in templates, calls on command lines.
 
-The grammar is the reference (grammar/ucpl.lark). What was read before may be kept as a tree (`trees`); the parser itself
-(`reading`) is imported when a text is new.
+The grammar is the reference (grammar/ucpl.lark). Texts that were read before may be kept as trees (`trees`); the parser
+itself (`reading`) is imported when a text is new.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ __all__ = ["parse", "parse_call", "parse_expr"]
 
 
 def parse(text: str, name: str = "<text>", *, keep: bool = False) -> File:
-    """Read one file. `name` is what errors call it, and the `file` of every span.
+    """Read one file.
 
-    With `keep`, its tree is looked for among those of earlier processes, and left for later ones.
-    Raises: UcplError with a code of E001 .. E049, at the first place that cannot be read.
+    `name` is its name in errors, and the `file` of every span. With `keep`, its tree is looked up among those of
+    earlier processes, and left for later ones. Raises: UcplError with a code of E001 .. E049, at the first place that
+    cannot be read.
     """
     return _kept_file(text, name) if keep else _file(text, name)
 
 
 def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> Expr:
-    """Read one expression, such as stands inside the braces of a name's template.
+    """Read one expression, such as one in the braces of a name's template.
 
-    `file`, `line` and `column` say where the text begins, so that errors and spans point into the file.
-    Raises: UcplError, as `parse`.
+    `file`, `line` and `column` are the begin of the text, so that errors and spans point into the file. Raises:
+    UcplError, as `parse`.
     """
     return _expr(Source(file or "<expression>", text, line, column))
 
 
 def parse_call(text: str, *, keep: bool = False) -> Call:
-    """Read a layout or model with its arguments, as a command line gives it: `zero1(dp = 8)`; `zero1` has none.
+    """Read a layout or model with its arguments, as on a command line.
 
-    `keep` as of `parse`. Raises: UcplError, as `parse`.
+    Examples: `zero1(dp = 8)`; `zero1` has none. `keep` as in `parse`. Raises: UcplError, as `parse`.
     """
     source = Source(CALL, text)
     call = trees.find(source, "call_text") if keep else None
@@ -50,8 +51,8 @@ def parse_call(text: str, *, keep: bool = False) -> Call:
     return call
 
 
-# What was read is given again: records are frozen, and both sides of a conversion, each degree that `check` tries and each
-# template of a layout that is resolved once more ask for the same texts. What is refused is refused each time.
+# Results are cached: records are frozen, and both sides of a conversion, each degree that `check` tries and each
+# template of a layout that is resolved once more read the same texts. A refused text is refused each time.
 
 
 @lru_cache(maxsize=8)

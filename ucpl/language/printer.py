@@ -1,9 +1,9 @@
-"""Records to text. What is printed parses to an equal record, whoever built it.
+"""Records to text, which parses to an equal record.
 
-A name that is not plain, or that is a word of the language where it stands, is quoted. The text of a whole file, with
-its columns and comments, is made by pages.py out of what stands here.
+A name that is not plain, or that is a word of the language at its place, is quoted. pages.py makes the text of a
+complete file, with its columns and comments, from these functions.
 
-Not here: records that the language cannot say (a number below zero, a stack without terms). They are not checked.
+Not here: records that the language cannot express (a number below zero, a stack without terms). They are not checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ _NOT, _COMPARISON, _UNIT = 3, 4, 7
 
 @frozen
 class StatementRow:
-    """One statement in four columns: `ln1[l]`, `=`, `h`, (`mean @tp`, `as "ln1"`). Sign and body may be empty."""
+    """One statement in four columns: sign and body may be empty.
+
+    An example: `ln1[l]`, `=`, `h`, (`mean @tp`, `as "ln1"`).
+    """
 
     kind: str  # rows of one kind align with each other
     head: str
@@ -67,7 +70,7 @@ class StatementRow:
 
 
 def _changes(item: nodes.Plan) -> Iterator[str]:
-    """What a plan leaves out, freezes and trains: names of one group together."""
+    """Names that a plan leaves out, freezes and trains, by group."""
     for word, paths in (("drop", item.drop), ("freeze", item.freeze)):
         if paths:
             yield f"{word} {', '.join(map(_path, paths))}"
@@ -77,7 +80,10 @@ def _changes(item: nodes.Plan) -> Iterator[str]:
 
 
 def _path(path: str, words: frozenset[str] = _NO_WORDS) -> str:
-    """A dotted name. Only its first part can be read as a word of the language."""
+    """A dotted name.
+
+    Only its first part can be read as a word of the language.
+    """
     return quote(path) if not is_dotted(path) or path.partition(".")[0] in words else path
 
 
@@ -166,7 +172,10 @@ def _axis(axis: Axis, words: frozenset[str]) -> str:
 
 
 def _part(among: nodes.Among | None) -> str:
-    """What stands in brackets behind a dim. A `not` that is part of a number is in parentheses: bare, it is the set's."""
+    """Text in brackets behind a dim.
+
+    A `not` that is part of a number is in parentheses: bare, it is the set's.
+    """
     if among is None:
         return ""
     first, *rest = among.items
@@ -236,7 +245,7 @@ def _call(call: nodes.Call) -> str:
 
 def _argument(argument: nodes.Argument) -> str:
     if argument.name is None:
-        # A bare comparison here is refused: it is how `dp = 8` is mistyped.
+        # A bare comparison here is refused: it is a typing error for `dp = 8`.
         return _expr(argument.value, _COMPARISON + 1 if _is_equality(argument.value) else 0)
     value = _expr(argument.value, 0)
     return f"{_name(argument.name, frozenset({'not'}))} = {value}"
@@ -307,7 +316,10 @@ def _entry(entry: nodes.Entry) -> StatementRow:
 
 
 def _left(entry: nodes.Entry | nodes.Fill, words: frozenset[str]) -> str:
-    """`*`, a name, or a glob: a star of a name is written by its number, since one that stands there makes a glob."""
+    """`*`, a name, or a glob.
+
+    A star of a name is written by its number: a plain star makes a glob.
+    """
     if entry.glob:
         return '"' + "*".join(_starless(text)[1:-1] for text in entry.glob) + '"'
     if entry.path == "*":
@@ -336,7 +348,7 @@ def _file(file: nodes.Files) -> StatementRow:
 
 
 def row_of(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> StatementRow:
-    """The columns of one statement; of a model or a layout, the line that opens it."""
+    """Columns of one statement; of a model or layout, its first line."""
     match item:
         case nodes.Model() | nodes.Layout():
             return StatementRow("block", opening(item))
@@ -431,7 +443,7 @@ def opening(block: nodes.Model | nodes.Layout) -> str:
 
 
 def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:
-    """One statement as text; a model or a layout with all of its body."""
+    """One statement as text; a model or a layout with its complete body."""
     if isinstance(item, nodes.Model | nodes.Layout):
         return "\n".join([f"{opening(item)} {{", *(f"  {print_item(inner)}" for inner in item.items), "}"])
     return row_of(item).text()

@@ -1,4 +1,4 @@
-"""Quoted texts: how a string of the language stands for characters, and back."""
+"""Quoted texts: from strings of the language to characters, and back."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ _UNPRINTED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def is_dotted(name: str) -> bool:
-    """Whether a name can stand without quotes: identifiers, with dots between."""
+    """True if a name needs no quotes: identifiers, with dots between."""
     return _DOTTED.match(name) is not None
 
 
 def quote(text: str) -> str:
-    """The text as a string of the language. Characters that do not print are written by their numbers."""
+    """The text as a string of the language.
+
+    Characters that do not print are written by their numbers.
+    """
     if text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     return '"' + "".join(_UNPRINTED.get(c) or (c if c.isprintable() else f"\\u{{{ord(c):x}}}") for c in text) + '"'
 
 
 def unquote(literal: str, source: Source, start: int) -> str:
-    """The characters that a string (with its quotes) stands for. `start` is where it stands in the source.
+    """Characters of a string (with its quotes).
 
-    Raises: UcplError E006, on an escape that the language does not have; E021 on half a character.
+    `start` is its place in the source. Raises: UcplError E006, on an escape that the language does not have; E021 on
+    half a character.
     """
     body = literal[1:-1]
 

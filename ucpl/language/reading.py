@@ -1,4 +1,7 @@
-"""One text through the parser: text, tables and diagnostics come together. Who finds a kept tree imports none of it."""
+"""Parser of one text with its tables and diagnostics.
+
+It is imported only if no kept tree fits.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _OF_HABIT = frozenset({"E001", "E002", "E004", "E005", "E016", "E017", "E019", "
 
 
 def read(source: Source, start: str) -> object:
-    """The record of a whole text; `start` is its rule. Raises: UcplError, at the first place that cannot be read."""
+    """The record of a complete text; `start` is its rule.
+
+    Raises: UcplError, at the first place that cannot be read.
+    """
     if len(source.text) > TEXT_CHARACTERS_MAX:
         fail(
             "E011",
@@ -47,7 +53,7 @@ def read(source: Source, start: str) -> object:
 
 
 def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables) -> Diagnostic:
-    """The diagnostic with the line to write instead, or with how such a statement is written."""
+    """The diagnostic with the line to write instead, or the statement's form."""
     if found.code not in _OF_HABIT or start not in ("start", "call_text"):
         return found
     label = found.labels[0]

@@ -1,8 +1,8 @@
-"""Records of what the parser recognises, one method per rule of the grammar, while it parses.
+"""Records of the parsed constructs, one method per rule of the grammar.
 
 lark calls a method as soon as its rule is complete, so no tree is built in between. All tokens are kept as children:
-the first and the last give the span of the record. A rule whose value is not a record returns a `Fragment`.
-Each class has the methods of one subject, and adds them to those of the class above it; `Recorder` has all of them.
+the first and the last give the span of the record. A rule whose value is not a record returns a `Fragment`. Each class
+has the methods of one subject, and adds them to those of the class above it; `Recorder` has all of them.
 
 Not here: anything that needs more than one statement (see definitions.py).
 """
@@ -45,7 +45,7 @@ Children = list[Any]  # tokens, records and parts: which of them stand where, th
 
 @frozen
 class Fragment:
-    """A value on its way up, and where it stands."""
+    """A value on its way up, with its place."""
 
     kind: str
     value: Any
@@ -83,11 +83,14 @@ class Places:
         return self.source.label(self.span([place]), text)
 
     def string(self, token: Token) -> str:
-        """What a quoted token stands for."""
+        """The text of a quoted token."""
         return unquote(token, self.source, token.start_pos or 0)
 
     def word(self, token: Token, words: tuple[str, ...], what: str) -> str:
-        """One word out of a list. A rule would make each a keyword; a list also says what else could stand there."""
+        """One word out of a list.
+
+        A rule would make each a keyword; a list also gives the other words for the message.
+        """
         if token in words:
             return str(token)
         known = ", ".join(f"`{word}`" for word in words)
@@ -268,7 +271,10 @@ class Patterns(Numbers):
         return nodes.Among((first, *rest), denied is not None, span=self.span(children))
 
     def _denied(self, item: nodes.Range | nodes.Expr) -> nodes.Expr | None:
-        """What a `not` in front of an item denies, where it is not in parentheses."""
+        """The part that a `not` in front of an item negates.
+
+        It is not in parentheses.
+        """
         expr = item.start if isinstance(item, nodes.Range) else item
         is_bare = isinstance(expr, nodes.Unary) and expr.operator == "not" and self.source.text[expr.span.start] == "n"
         return expr.operand if is_bare and isinstance(expr, nodes.Unary) else None
@@ -330,7 +336,10 @@ class Patterns(Numbers):
         return Fragment("indices", axes, self.span(children))
 
     def _words_first(self, place: HasSpan, name: str | None, words: frozenset[str], where: str) -> None:
-        """Refuse a clause where the axes should begin: the parser would read its words as the names of axes."""
+        """Refuse a clause at the place where the axes should begin.
+
+        The parser would read its words as the names of axes.
+        """
         start = place.span.start
         if name in words and self.source.text[start] != '"':
             fail(
@@ -350,11 +359,15 @@ class Patterns(Numbers):
         return Fragment("shape", axes, self.span(children))
 
 
-# ---- models, and what models and layouts share -----------------------------------------------------------------------
+# ---- models, and statements of both models and layouts
+# -----------------------------------------------------------------
 
 
 class Models(Patterns):
-    """Methods of the rules under "model"; `let`, `dim`, `assert`, calls, `use`, `index` and `group`."""
+    """Methods of the rules under "model".
+
+    Also `let`, `dim`, `assert`, calls, `use`, `index` and `group`.
+    """
 
     def extent(self, children: Children) -> nodes.Dimension:
         span = self.span(children)
@@ -547,7 +560,7 @@ def _clause(word: str) -> Callable[[Layouts, Children], Clause]:
 
 
 class Layouts(Models):
-    """Methods of the rules under "layout", one a statement and one a clause."""
+    """Methods of the rules under "layout": statements and clauses."""
 
     def parameter(self, children: Children) -> nodes.Parameter:
         default = children[2] if len(children) > 1 else None
@@ -602,7 +615,10 @@ class Layouts(Models):
         )
 
     def _glob(self, left: Token | Fragment) -> tuple[str, ...]:
-        """The texts between the stars of a quoted left side. One that is written by its number is part of the name."""
+        """Texts between the stars of a quoted left side.
+
+        A star that is written by its number is part of the name.
+        """
         if isinstance(left, Token) or left.kind != "quoted":
             return ()
         start = left.span.start
@@ -642,7 +658,7 @@ class Layouts(Models):
 
     @staticmethod
     def _filled(children: Children) -> nodes.Expr:
-        """What stands behind `=`."""
+        """The value behind `=`."""
         at = next(i for i, c in enumerate(children) if isinstance(c, Token) and c == "=")
         value: nodes.Expr = children[at + 1]
         return value
@@ -695,7 +711,7 @@ VERSION = 1
 
 
 class Recorder(Layouts):
-    """The methods that lark calls, by the names of the rules: those of files, and all others."""
+    """Methods that lark calls, by the names of the rules."""
 
     def import_(self, children: Children) -> nodes.Import:
         names = tuple(c.value for c in children[3::2])

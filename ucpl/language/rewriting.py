@@ -1,6 +1,6 @@
-"""The line to write instead of one that the parser refuses, found by the table of habits.
+"""The line to write instead of a refused one, by the table of habits.
 
-A row proposes, the parser disposes: what is offered is a line that can be read in the place where the other stands.
+A row proposes, the parser decides: an offered line can be read in the place of the refused one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _FRAMES = {"l": "ucpl 1\nlayout x() of y {\n", "m": "ucpl 1\nmodel y {\n", "t": 
 
 @frozen
 class RefusedLine:
-    """A refused line: the statement that it is in, and what that stands in."""
+    """A refused line with its statement and the body around it."""
 
-    place: str  # l: a layout, m: a model, t: beside them, h: where the version should be, c: a call by itself
+    place: str  # l: a layout, m: a model, t: outside both, h: at the version, c: a single call
     before: str  # of the statement, lines above
     line: str  # without its indentation and its comment
     column: int  # of the refusal, from 0; at most the line's length
@@ -49,7 +49,7 @@ class RefusedLine:
 
 @frozen
 class Instead:
-    """What a habit's row says: a line that can be read, if there is one, and why."""
+    """Offer of a habit's row: a line that can be read, if any, and the reason."""
 
     why: str
     line: str = ""
@@ -61,7 +61,10 @@ class Instead:
 
 
 def standing(text: str, place: int, header: bool) -> RefusedLine | None:
-    """The line of a refusal. None for one that no person wrote. `header`: the version is not read yet."""
+    """The line of a refusal.
+
+    None for a line that no person wrote. `header`: the version is not read yet.
+    """
     begin = text.rfind("\n", 0, place) + 1
     stop = text.find("\n", place)
     stop = len(text) if stop < 0 else stop
@@ -88,14 +91,20 @@ def standing(text: str, place: int, header: bool) -> RefusedLine | None:
 
 
 def standing_call(text: str, place: int) -> RefusedLine | None:
-    """The same of a call, such as a command line gives: it is one line, and nothing stands around it."""
+    """The line of a refused call, such as a command line gives.
+
+    It is one line, with nothing around it.
+    """
     if len(text) > _LINE_MAX or "\n" in text:
         return None
     return RefusedLine("c", "", text, min(place, len(text)), "", _AXES_USUAL)
 
 
 def comma_above(text: str, place: int) -> int | None:
-    """The comma that ends the line above, where the refused line begins as a statement does, outside of brackets."""
+    """The comma that ends the line above a refused line.
+
+    The refused line begins as a statement does, outside of brackets.
+    """
     begin = text.rfind("\n", 0, place) + 1
     above = text.rfind("\n", 0, max(0, begin - 1)) + 1
     code = _without_comment(text[above : max(0, begin - 1)])
@@ -105,7 +114,7 @@ def comma_above(text: str, place: int) -> int | None:
     if not code.endswith(",") or len(here) > _LINE_MAX or begins is None:
         return None
     sign, word = (begins["sign"] or "")[:1], code.split()[0]
-    if (sign == ":" and word == "state") or (sign == "=" and word in ("let", "dim")):  # which may go on so
+    if (sign == ":" and word == "state") or (sign == "=" and word in ("let", "dim")):  # these may continue so
         return None
     opened = open_brackets(text, begin)
     return above + len(code) - 1 if not opened or text[opened[-1]] == "{" else None
@@ -119,7 +128,7 @@ def _without_comment(line: str) -> str:
 
 
 def _statement_start(text: str, begin: int) -> tuple[int, list[int]]:
-    """Where the statement of a line begins, and the brackets that are open there."""
+    """Begin of a line's statement, and the brackets that are open there."""
     opened = open_brackets(text, begin)
     for _ in range(_LINES_MAX):
         if not begin or not ((opened and text[opened[-1]] != "{") or _CLAUSE.match(text, begin)):
@@ -133,7 +142,7 @@ def _statement_start(text: str, begin: int) -> tuple[int, list[int]]:
 
 
 def _statement_stop(text: str, first: int, stop: int) -> int:
-    """The end of the line that closes what the statement opens."""
+    """End of the line that closes the brackets of a statement."""
     end = stop
     for _ in range(_LINES_MAX):
         opened = open_brackets(text[first:end], end - first)
@@ -154,7 +163,7 @@ def _axes(text: str) -> tuple[str, ...]:
 
 
 def _tensors(text: str) -> tuple[str, ...]:
-    """Names of tensors that a model of the text has, a thousand at most."""
+    """Names of tensors of the text's models, a thousand at most."""
     found = re.findall(r"^[ \t]*([A-Za-z_][\w.]{0,80})[ \t]*:", text, re.MULTILINE)
     return tuple(dict.fromkeys(name for name in found[:1000] if name.isascii()))
 
@@ -177,12 +186,15 @@ def _compiled(pattern: str, axes: tuple[str, ...], tensors: tuple[str, ...]) -> 
 
 
 def _one_of(names: tuple[str, ...]) -> str:
-    """The pattern of one of these names, and of nothing where there is none."""
+    """Pattern of one of these names; without names, of nothing."""
     return f"(?:{'|'.join(sorted(map(re.escape, names), key=len, reverse=True))})" if names else r"(?!)"
 
 
 def _proposals(at: RefusedLine) -> Iterator[tuple[Habit, str, str]]:
-    """What the rows say of a line: the row, why, and the line with the match replaced (or nothing)."""
+    """Proposals of the rows for a line.
+
+    Each is the row, the reason, and the line with the match replaced (or nothing).
+    """
     for habit in habits():
         if at.place not in habit.place:
             continue
@@ -202,7 +214,10 @@ def _proposals(at: RefusedLine) -> Iterator[tuple[Habit, str, str]]:
 
 
 def _refusal(at: RefusedLine, line: str, parser: Tables) -> int | None:
-    """Where the parser refuses the statement with this line, from its line's start; None where it does not."""
+    """Place where the parser refuses the statement with this line, or None.
+
+    It counts from the line's start.
+    """
     frame = _FRAMES[at.place]
     text = frame + at.before + line + at.after
     text += "\n}" * sum(text[i] == "{" for i in open_brackets(text, len(text)))
@@ -225,7 +240,10 @@ def _refusal(at: RefusedLine, line: str, parser: Tables) -> int | None:
 
 
 def instead_of(at: RefusedLine, parser: Tables) -> Instead | None:
-    """The line to write instead, and why; or why alone where no row knows a line that can be read."""
+    """The line to write instead, and the reason.
+
+    Only the reason is given if no row has a line that can be read.
+    """
     whys: list[str] = []
     seen = {at.line}
     reason = ""
@@ -254,12 +272,15 @@ def instead_of(at: RefusedLine, parser: Tables) -> Instead | None:
 
 
 def _opens(at: RefusedLine, line: str) -> int:
-    """How many parentheses and brackets the statement leaves open with this line."""
+    """Number of brackets that the statement leaves open with this line."""
     text = at.before + line + at.after
     return sum(text[i] in "([" for i in open_brackets(text, len(text)))
 
 
 def _first_of(below: str) -> int:
-    """How far the first word below a line reaches: what is refused behind it is not this line's fault."""
+    """End of the first word below a line.
+
+    A refusal behind it is not this line's fault.
+    """
     found = re.match(r"\s*(?:#[^\n]*\s*)*\S+", below)
     return found.end() if found else len(below)

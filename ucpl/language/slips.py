@@ -1,7 +1,7 @@
-"""Turns a parse error into the message that its author deserves: where, what, and what to write instead.
+"""Messages for parse errors: the place, the fault, and the remedy.
 
-A hint is keyed by texts that make the same slip. A slip is recognised by the parser's state and the token that it
-fails on; the parser's stack is left out, so one text serves every depth of nesting.
+A hint is keyed by texts with the same slip. A slip is recognised by the parser's state and the token that it fails on;
+the parser's stack is left out, so one text serves every depth of nesting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ucpl.language.words import CLAUSE_WORDS, LAYOUT_WORDS, MODEL_WORDS
 
 __all__ = ["GENERAL", "HINTS", "diagnose", "expected_kinds"]
 
-GENERAL = "no slip that is known"  # what a diagnostic is about whose remedy is the code's own
+GENERAL = "no slip that is known"  # name of a diagnostic whose remedy is the code's own
 
 _IN_LAYOUT = "layout x() of y {\n  %s\n}"
 _IN_MODEL = "model y {\n  %s\n}"
@@ -137,7 +137,10 @@ _LETTERS = dict(
 
 
 def _lookalike(character: str) -> str:
-    """What to write for a sign or a letter that looks like one of the language's; empty for any other."""
+    """Replacement for a sign or letter that looks like one of the language's.
+
+    Empty for any other.
+    """
     if character.isascii():
         return ""
     like = _LIKE.get(character) or _LETTERS.get(character) or unicodedata.normalize("NFKC", character)
@@ -189,7 +192,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
 
 
 def _misspelt(text: str, start: int, token: Token) -> str:
-    """What the first word of the line should have been, if the text stops making sense right after it."""
+    """The intended first word of a line that makes no sense right after it."""
     word = text[text.rfind("\n", 0, start) + 1 : start].strip(" \t")
     if not word.isidentifier():
         return ""
@@ -202,7 +205,7 @@ def _misspelt(text: str, start: int, token: Token) -> str:
 
 
 def _clauses(token: Token, expected: set[str]) -> str:
-    """The clauses there are, where an unknown one stands."""
+    """Clauses that can be in the place of an unknown one."""
     if token.type != "NAME" or not {"IN", "AS"} <= expected:
         return ""
     return f"the clauses are {', '.join(f'`{word}`' for word in sorted(CLAUSE_WORDS))}"
@@ -215,14 +218,14 @@ def _unclosed(source: Source, opener: int) -> Diagnostic:
 
 
 def expected_kinds(error: UnexpectedToken) -> set[str]:
-    """The kinds of token that could have stood there, without those that only lex habits."""
+    """Kinds of token that are possible there, without those that only lex habits."""
     accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]
     return {name for name in accepted if name != "SLIP"}
 
 
 def _here(expected: set[str]) -> str:
-    """What could have stood there, if that is little enough to say."""
-    expected = expected - _OPERATORS or expected  # an expression can always go on: no news
+    """Tokens that are possible there, if they are few."""
+    expected = expected - _OPERATORS or expected  # an expression can always continue: no news
     if not 1 <= len(expected) <= 4:
         return ""
     names = sorted(_friendly(name) for name in expected)
@@ -298,7 +301,10 @@ def _before_header(parser: Lark) -> frozenset[object]:
 
 @cache
 def _table(parser: Lark) -> dict[tuple[object, str], str]:
-    """The hints by slip. Made at the first error of a process: a text without errors never pays for it."""
+    """Hints by slip.
+
+    They are made at the first error of a process: a text without errors never pays for them.
+    """
     table: dict[tuple[object, str], str] = {}
     for hint, texts in HINTS.items():
         for text in texts:

@@ -1,4 +1,7 @@
-"""One text and where its places are: turns offsets and spans into labels that a person can open."""
+"""One text and its places: offsets and spans become labels.
+
+A person can open a label's place.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from ucpl.records import frozen
 
 __all__ = ["CALL", "CLOSING", "SKELETON", "Source", "open_brackets"]
 
-CALL = "<call>"  # the name of what a command line calls: no file has its text
+CALL = "<call>"  # the name of a command line's call: no file has its text
 
 
 @frozen
 class Source:
-    """A text, what to call it, and where it begins in the file it was taken from."""
+    """A text, its name, and its begin in the file that it comes from."""
 
     name: str
     text: str
@@ -24,7 +27,7 @@ class Source:
 
     @property
     def said(self) -> str:
-        """The line that spans carry with them: of a text that is no file, all of it."""
+        """The line that spans carry: of a text that is no file, all of it."""
         return self.text if self.name == CALL else ""
 
     def span(self, start: int, stop: int) -> Span:
@@ -36,7 +39,10 @@ class Source:
         )
 
     def label(self, span: Span, text: str = "") -> Label:
-        """A label at a span of this text. It shows the source line, unless the text is only a part of a line."""
+        """Label at a span of this text.
+
+        It shows the source line, unless the text is only a part of a line.
+        """
         begin = self.text.rfind("\n", 0, span.start) + 1
         end = self.text.find("\n", span.start)
         line = self.text[begin : end if end >= 0 else None].rstrip("\r")
@@ -52,7 +58,7 @@ CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def open_brackets(text: str, stop: int) -> list[int]:
-    """Where the brackets stand that are still open at `stop`, the outermost first."""
+    """Places of the brackets that are open at `stop`, the outermost first."""
     stack: list[int] = []
     for match in SKELETON.finditer(text, 0, stop):
         if match[0] in CLOSING:

@@ -1,7 +1,8 @@
-"""The parser, built once a process. Its tables are kept between processes, as JSON, in the user's own cache folder.
+"""The parser, built once a process, its tables kept between processes.
 
-lark would keep them as a pickle, which runs whatever it holds. JSON can only describe tables; a file that cannot be
-trusted (`cache`), or does not fit, is ignored and the tables are built anew (about 0.6 s).
+They are kept as JSON in the user's own cache folder. lark would keep them as a pickle, which runs code. JSON can only
+describe tables; a file that cannot be trusted (`cache`), or does not fit, is ignored and the tables are built anew
+(about 0.6 s).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _STRING_CHARACTERS_MAX = 16 * NAME_CHARACTERS_MAX  # templates and messages are 
 
 
 class LineJoiner:
-    """Drops newlines inside ( ) and [ ] and after a comma, where they do not end a statement.
+    """Filter that drops newlines inside ( ) and [ ] and after a comma.
 
-    SLIP holds characters that people type from habit. Lexing them as tokens turns "no terminal matches" into an
-    unexpected token, which can carry a hint.
+    They do not end a statement there. SLIP holds characters that people type from habit. Lexing them as tokens turns
+    "no terminal matches" into an unexpected token, which can carry a hint.
     """
 
     always_accept = ("_NL", "SLIP")
@@ -89,7 +90,7 @@ STARTS = ["start", "expr_text", "call_text"]
 
 @frozen
 class Tables:
-    """lark's parser, and the two objects that must know which text it is at."""
+    """lark's parser, and the two objects that need its current text."""
 
     lark: Lark
     joiner: LineJoiner
@@ -111,7 +112,10 @@ def tables() -> Tables:
 
 
 def build(text: str, joiner: LineJoiner, recorder: Recorder | None, strict: bool = False) -> Lark:
-    """The parser of one grammar. `strict` also refuses terminals that collide (slow: for the tests)."""
+    """The parser of one grammar.
+
+    `strict` also refuses terminals that collide (slow: for the tests).
+    """
     return Lark(
         text,
         parser="lalr",
@@ -132,7 +136,7 @@ def _cache_path(text: str) -> Path | None:
 
 
 def _load(path: Path, joiner: LineJoiner, recorder: Recorder) -> Lark | None:
-    """The parser as it was kept, or None if there is none that can be trusted and read."""
+    """The kept parser, or None if none can be trusted and read."""
     text = kept(path)
     if text is None:
         return None

@@ -1,9 +1,10 @@
-"""Trees of texts that were read before, kept as JSON beside the parser's tables.
+"""Trees of texts that were read before, kept as JSON.
 
-Most of the time of a short command would go to reading the same shipped layouts and the same file of the user's again.
-A tree stands under the digest of its text, of the grammar, and of the code of this room: whatever could give another
-tree gives another name. It begins with its own digest, so that a file that is not whole is never taken for a tree.
-The expressions in the braces of a file's templates stand with it, since they are read one by one later on.
+They are next to the parser's tables. Most of the time of a short command would be spent on reading the same shipped
+layouts and the same file of the user's again. A tree is stored under the digest of its text, of the grammar, and of the
+code of this room: everything that could give another tree gives another name. It begins with its own digest, so that a
+file that is cut off is never taken for a tree. The expressions in the braces of a file's templates are kept with it,
+since they are read one by one later.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _holes: dict[str, object] = {}  # of every tree that was found or stored in this
 
 
 def find(source: Source, start: str) -> object:
-    """The record of a text as it was kept, its spans in `source`; None: it is not kept."""
+    """The kept record of a text, its spans in `source`, or None."""
     path = _path(source.text, start)
     text = kept(path) if path else None
     if text is None or path is None:
@@ -65,18 +66,24 @@ def find(source: Source, start: str) -> object:
     except (ValueError, TypeError, LookupError):
         return None
     with contextlib.suppress(OSError):
-        path.touch()  # the oldest are let go
+        path.touch()  # the oldest are dropped
     return tree
 
 
 def find_hole(source: Source) -> object:
-    """The expression of a hole of a tree that was found or stored in this process; None: it is not known."""
+    """The kept expression of a hole, or None.
+
+    Only holes of trees that this process found or stored are known.
+    """
     told = _holes.get(source.text)
     return None if told is None else _decoded(told, source)
 
 
 def store(tree: attrs.AttrsInstance, source: Source, start: str, read: Read) -> None:
-    """Keep the record of a text. `read` reads the holes in it; one that cannot be read is somebody else's to report."""
+    """Keep the record of a text.
+
+    `read` reads the holes in it; one that cannot be read is reported elsewhere.
+    """
     path = _path(source.text, start)
     if path is None or len(source.text) > CHARACTERS_MAX:
         return
@@ -92,7 +99,10 @@ def store(tree: attrs.AttrsInstance, source: Source, start: str, read: Read) -> 
 
 
 def _let_go(folder: Path) -> None:
-    """The oldest trees of too many. A few more may stand: to ask each for its time costs more than to keep a tree."""
+    """Drop the oldest trees of too many.
+
+    A few more may remain: to ask each for its time costs more than to keep a tree.
+    """
     with os.scandir(folder) as entries:
         found = [e for e in entries if e.name.startswith("tree-") and e.name.endswith(".json")]
     if len(found) > TREES_MAX + TREES_MAX // 4:
@@ -121,7 +131,10 @@ def _digest(text: str) -> str:
 
 @cache
 def _reader() -> str:
-    """What makes trees of texts: the grammar and the code of this room; "" where the code is not at hand as text."""
+    """Digest of the code that makes trees of texts: grammar and this room.
+
+    "" if the code is not available as text.
+    """
     files = sorted(Path(__file__).parent.rglob("*.py"))
     made = hashlib.sha256(grammar_text().encode())
     for file in files:

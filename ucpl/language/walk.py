@@ -1,6 +1,6 @@
-"""One way through every tree: the records inside a record, and the same tree with some of them replaced.
+"""Walk through every tree: records inside a record, and replacements.
 
-What a record means is not known here. A function that cares for two kinds of record names these two, and no other.
+The meaning of a record is not known here. A function that is for two kinds of record names these two, and no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Change = Callable[[AttrsInstance], AttrsInstance | None]
 
 @cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """The fields of a kind of record that can hold records: its span never does."""
+    """Fields of a kind of record that can hold records.
+
+    Its span never does.
+    """
     return tuple(f.name for f in attrs.fields(kind) if f.name != "span")
 
 
@@ -38,7 +41,7 @@ def _is_record(value: object) -> bool:
 
 
 def children(node: AttrsInstance) -> list[AttrsInstance]:
-    """The records right inside a record, in the order in which they are written."""
+    """Records directly inside a record, in the order of the text."""
     found: list[AttrsInstance] = []
     for name in _fields(type(node)):
         value = getattr(node, name)
@@ -65,16 +68,17 @@ def walk(*roots: AttrsInstance) -> Iterator[AttrsInstance]:
 
 
 def rewritten(node: Record, change: Change) -> Record:
-    """The tree with what `change` gives in place of a record; where it gives None, what the record holds is walked.
+    """The tree with records replaced by the results of `change`.
 
-    A record that is replaced is not walked again. What does not change is the same object as before.
+    If it gives None, the contents of the record are walked. A record that is replaced is not walked again. An unchanged
+    part is the same object as before.
     """
     made = change(node)
     return cast(Record, made) if made is not None else inside(node, change)
 
 
 def inside(node: Record, change: Change) -> Record:
-    """The record itself, with what it holds rewritten."""
+    """The record itself, with its contents rewritten."""
     changed: dict[str, object] = {}
     for name in _fields(type(node)):
         before = getattr(node, name)

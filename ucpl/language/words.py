@@ -1,7 +1,7 @@
-"""Where a name would be read as a word of the language.
+"""Places at which a name would be read as a word of the language.
 
 The lexer asks per place, so the sets are per place too: `value` is a clause after a pattern and a name elsewhere. The
-printer quotes by these sets; a test holds them against the grammar.
+printer quotes by these sets; a test compares them with the grammar.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLAUSE_WORDS = frozenset(
 AXIS_WORDS = frozenset({"pad", "trim", "flat", "each"})  # wherever an axis can begin; of labels
 BRACKET_WORDS = AXIS_WORDS | CLAUSE_WORDS  # of the axes in brackets: after one of them a clause is a word here too
 PATTERN_WORDS = BRACKET_WORDS | {"none", "like"}  # of the axes outside brackets
-NONE_WORDS = frozenset({"none"})  # where what a base says can be taken back
+NONE_WORDS = frozenset({"none"})  # for definitions that an extending layout can remove
 DIM_WORDS = frozenset({"dtype", "is", "when"}) | NONE_WORDS  # among the dims of a tensor
 SPLIT_WORDS = frozenset({"chunk", "spread"})  # after `@`
 MEMBER_WORDS = frozenset({"all", "from"}) | NONE_WORDS  # the first member of a group

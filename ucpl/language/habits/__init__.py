@@ -1,14 +1,15 @@
-"""Habits of other languages and tools, and the line to write instead: tables, as data (`*.toml` beside this file).
+"""Habits of other languages and tools, with the line to write instead.
 
-A row has a pattern of a line that the parser refuses, tried where it covers the place of the refusal. What it matches is
-replaced by `instead`, or by what the function `call` of `respelling` makes of it; the line is read again, and other rows go
-on with it. Only a line that can be read is offered (`rewriting`). A row without either says `why` alone.
+The tables are data (`*.toml` next to this file). A row has a pattern of a line that the parser refuses, tried if it
+covers the place of the refusal. The match is replaced by `instead`, or by the result of the function `call` of
+`respelling`; the line is read again, and other rows continue with it. Only a line that can be read is offered
+(`rewriting`). A row without either gives `why` alone.
 
-In a pattern `<N>` is a name, `<P>` a path of names, `<A>` an axis of a mesh of this text, `<T>` a tensor of its model, `<S>`
-space. `place`: l inside a layout, m a model, t beside them, h where the version stands. `example` is a line with the habit,
-and `write` what is then offered: a test reads both.
+In a pattern `<N>` is a name, `<P>` a path of names, `<A>` an axis of a mesh of this text, `<T>` a tensor of its model,
+`<S>` space. `place`: l inside a layout, m a model, t outside both, h at the version. `example` is a line with the
+habit, and `write` is the offer for it: a test reads both.
 
-`words.toml` has words of other tools for which no line can be made, and what is written here for each.
+`words.toml` has words of other tools for which no line can be made, and the words of this language for each.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class Habit:
     why: str  # may name groups of the match, as \\1
     pattern: str
     example: str
-    write: str = ""  # empty: nothing is offered beside `why`
+    write: str = ""  # empty: the offer is `why` alone
     instead: str | None = None
     call: str = ""
     place: str = "lmt"
 
     def applied(self, match: Match[str]) -> str | None:
-        """What stands in place of the match; None where the row knows nothing."""
+        """Replacement of the match; None if the row has none."""
         if self.call:
             made: Callable[[Match[str]], str | None] = getattr(respelling, self.call)
             return made(match)
@@ -60,13 +61,16 @@ class Habit:
 
     @property
     def offers(self) -> bool:
-        """Whether the row makes a line."""
+        """True if the row makes a line."""
         return bool(self.call) or self.instead is not None
 
 
 @cache
 def habits() -> tuple[Habit, ...]:
-    """All rows, in the order in which they are tried. Read at the first error of a process."""
+    """All rows, in the order in which they are tried.
+
+    They are read at the first error of a process.
+    """
     rows: list[Habit] = []
     for name in _FILES:
         listed = table(name)["habit"]

@@ -1,6 +1,6 @@
-"""What a row of the table of habits puts in place of its match, where a template of groups cannot say it.
+"""Replacements of habits that a template of groups cannot express.
 
-Each function takes the match and gives the text in its place, or None where there is nothing to offer.
+Each function takes the match and returns the text in its place, or None if there is nothing to offer.
 """
 
 from __future__ import annotations
@@ -293,14 +293,17 @@ def digits_of(found: Match[str]) -> str:
 
 
 def mesh(found: Match[str]) -> str | None:
-    """The names of axes in whatever form: quoted, in a list, with sizes. A second mesh keeps its name."""
+    """Names of axes in any form: quoted, in a list, with sizes.
+
+    A second mesh keeps its name.
+    """
     text = found[0][len("mesh") :]
     second = re.match(r"\s*([A-Za-z_]\w*)\s*:", text)
     text = text[second.end() :] if second else text
     quoted = re.findall(r'"([A-Za-z_]\w*)"', text)
     names = quoted[1:] if "(" in text and quoted[:1] and quoted[0] in _DEVICES else quoted
     names = names or re.findall(r"(?<![\w.])[A-Za-z_]\w*(?!\s*\()", re.sub(r"=\s*\w+", "", text.lstrip(" :=([")))
-    names = [] if not quoted and re.search(r"\w\s*\(", text) else names  # a call, with what is no axis
+    names = [] if not quoted and re.search(r"\w\s*\(", text) else names  # a call, with a name that is no axis
     names = [] if names in (["none"], ["None"], ["null"]) else names  # no mesh is no line
     head = f"mesh {second[1]}:" if second else "mesh"
     return f"{head} {' '.join(names)}" if names and len(set(names)) == len(names) else None
@@ -320,7 +323,10 @@ def bare_members(found: Match[str]) -> str | None:
 
 
 def computed(found: Match[str]) -> str:
-    """`f / 128 h / 128` with a name for each quotient: rounded up where it counts the blocks of a scale."""
+    """`f / 128 h / 128` with a name for each quotient.
+
+    It is rounded up if it counts the blocks of a scale.
+    """
     scales = "scale" in found[1].lower()
     sizes: dict[str, str] = {}
 

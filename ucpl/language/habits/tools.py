@@ -1,4 +1,4 @@
-"""Words of other tools, as `words.toml` has them, and how the tables beside this file are read."""
+"""Words of other tools (`words.toml`), and the reader of the habit tables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ _COMMON = re.compile(r"(?<![\w-])[A-Za-z_][\w-]*(?![\w.-])")
 
 @frozen
 class Words:
-    """Words of other tools. `tools` mean one thing wherever they stand; `names` are common; `dtypes` are element types."""
+    """Words of other tools.
+
+    `tools` mean one thing in every place; `names` are common; `dtypes` are element types.
+    """
 
     tools: dict[str, str]
     names: dict[str, str]
     dtypes: dict[str, str]
 
     def of(self, line: str, own: frozenset[str], tools: bool) -> str:
-        """What is written here for the first word of a line that another tool has. `own`: words that the language has."""
+        """Replacement for another tool's word at the start of a line.
+
+        `own`: words that the language has.
+        """
         table = self.tools if tools else self.names
         bare = line if line.startswith('"') else _QUOTED.sub(" ", line)  # of JSON the keys stand in quotes
         found = re.findall(r"[A-Za-z_][\w-]*", bare) if tools else _COMMON.findall(_NAMED.sub(" ", line))
@@ -48,7 +54,10 @@ def words() -> Words:
 
 
 def foreign(name: str) -> str:
-    """What is written here for a name of another tool, by the whole of it or its last part; empty where it is none."""
+    """Replacement for a name of another tool, by all of it or its last part.
+
+    Empty if it is none.
+    """
     known = words()
     for one in (name, name.rpartition(".")[2]):
         text = known.tools.get(one) or known.names.get(one)
