@@ -25,7 +25,7 @@ def cache_folder() -> Path | None:
 
 
 def kept(path: Path) -> str | None:
-    """The text of a kept file, or None if it cannot be trusted."""
+    """Text of a kept file, or None if it cannot be trusted."""
     try:
         if not _belongs_to_user(path.parent.stat()):
             return None

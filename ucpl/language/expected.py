@@ -1,4 +1,4 @@
-"""Words of the language that can follow a text, for an editor's completions."""
+"""Words of the language that can follow a text, for completions."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class Term:
 
 @frozen
 class Stack:
-    """( a b + c ): terms end to end, each term row-major."""
+    """( a b + c ): terms end to end, each row-major."""
 
     terms: tuple[Term, ...]
     span: Span = no_span()

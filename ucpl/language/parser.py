@@ -27,7 +27,7 @@ def parse(text: str, name: str = "<text>", *, keep: bool = False) -> File:
 
 
 def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> Expr:
-    """Read one expression, such as one in the braces of a name's template.
+    """Read one expression, such as one in a name's braces.
 
     `file`, `line` and `column` are the begin of the text, so that errors and spans point into the file. Raises:
     UcplError, as `parse`.
@@ -36,7 +36,7 @@ def parse_expr(text: str, *, file: str = "", line: int = 1, column: int = 1) -> 
 
 
 def parse_call(text: str, *, keep: bool = False) -> Call:
-    """Read a layout or model with its arguments, as on a command line.
+    """Read a layout or model with its arguments.
 
     Examples: `zero1(dp = 8)`; `zero1` has none. `keep` as in `parse`. Raises: UcplError, as `parse`.
     """

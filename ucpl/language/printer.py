@@ -443,7 +443,7 @@ def opening(block: nodes.Model | nodes.Layout) -> str:
 
 
 def print_item(item: nodes.ModelItem | nodes.LayoutItem | nodes.Statement) -> str:
-    """One statement as text; a model or a layout with its complete body."""
+    """One statement as text; of a model or layout, all statements."""
     if isinstance(item, nodes.Model | nodes.Layout):
         return "\n".join([f"{opening(item)} {{", *(f"  {print_item(inner)}" for inner in item.items), "}"])
     return row_of(item).text()

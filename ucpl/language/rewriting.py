@@ -1,4 +1,4 @@
-"""The line to write instead of a refused one, by the table of habits.
+"""The line to write instead of a refused one, by habits.
 
 A row proposes, the parser decides: an offered line can be read in the place of the refused one.
 """
@@ -49,7 +49,7 @@ class RefusedLine:
 
 @frozen
 class Instead:
-    """Offer of a habit's row: a line that can be read, if any, and the reason."""
+    """Offer of a habit's row: a line that can be read, or None, and the reason."""
 
     why: str
     line: str = ""

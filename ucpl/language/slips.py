@@ -137,7 +137,7 @@ _LETTERS = dict(
 
 
 def _lookalike(character: str) -> str:
-    """Replacement for a sign or letter that looks like one of the language's.
+    """Replacement for a sign or letter that resembles one of the language's.
 
     Empty for any other.
     """
@@ -192,7 +192,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
 
 
 def _misspelt(text: str, start: int, token: Token) -> str:
-    """The intended first word of a line that makes no sense right after it."""
+    """The intended first word of a line with an error after it."""
     word = text[text.rfind("\n", 0, start) + 1 : start].strip(" \t")
     if not word.isidentifier():
         return ""
@@ -218,7 +218,7 @@ def _unclosed(source: Source, opener: int) -> Diagnostic:
 
 
 def expected_kinds(error: UnexpectedToken) -> set[str]:
-    """Kinds of token that are possible there, without those that only lex habits."""
+    """Kinds of token that are possible there, but those for habits."""
     accepted: set[str] = error.interactive_parser.accepts() if error.interactive_parser else error.expected  # type: ignore[no-untyped-call]
     return {name for name in accepted if name != "SLIP"}
 

@@ -18,7 +18,7 @@ CALL = "<call>"  # the name of a command line's call: no file has its text
 
 @frozen
 class Source:
-    """A text, its name, and its begin in the file that it comes from."""
+    """A text, its name, and its begin in its file."""
 
     name: str
     text: str
@@ -27,7 +27,10 @@ class Source:
 
     @property
     def said(self) -> str:
-        """The line that spans carry: of a text that is no file, all of it."""
+        """The line that spans carry.
+
+        Of a text that is no file, it is all of the text.
+        """
         return self.text if self.name == CALL else ""
 
     def span(self, start: int, stop: int) -> Span:

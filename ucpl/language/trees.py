@@ -131,7 +131,7 @@ def _digest(text: str) -> str:
 
 @cache
 def _reader() -> str:
-    """Digest of the code that makes trees of texts: grammar and this room.
+    """Digest of the code that makes trees: grammar and this room.
 
     "" if the code is not available as text.
     """

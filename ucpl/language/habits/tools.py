@@ -54,9 +54,9 @@ def words() -> Words:
 
 
 def foreign(name: str) -> str:
-    """Replacement for a name of another tool, by all of it or its last part.
+    """Replacement for a name of another tool.
 
-    Empty if it is none.
+    All of the name is tried, then its last part. Empty if it is none.
     """
     known = words()
     for one in (name, name.rpartition(".")[2]):
