@@ -103,7 +103,7 @@ def _of_model(item: nodes.ModelItem) -> list[_Definition]:
         case nodes.Tensor():
             return [] if item.when is not None else [_Definition("tensor", item.path, item.span)]
         case nodes.Alias(path=path, owner=owner):
-            remedy = f"remove one of the two; of an alias the new name stands first: alias {owner} = {path}"
+            remedy = f"remove one of the two; an alias has the new name first: alias {owner} = {path}"
             return [] if item.when is not None else [_Definition("tensor", path, item.span, remedy)]
         case nodes.Index():
             return [] if item.when is not None else [_Definition("index", item.name, item.span)]

@@ -10,13 +10,13 @@ from __future__ import annotations
 __all__ = ["FORMS", "form_of"]
 
 _LET = ("`let` gives names to numbers", "let heads = 32, width = heads * 128")
-_ASSERT = ("`assert` has what must hold, and a text behind a comma", 'assert h % 2 == 0, "h = {h} is odd"')
+_ASSERT = ("`assert` has a condition, and a text after a comma", 'assert h % 2 == 0, "h = {h} is odd"')
 _USE = (
     "`use` has another model or layout with its arguments, and the prefix of its tensors",
     "use vision(h = 4) as eye",
 )
 _DIM = ("`dim` gives names to sizes", "dim l = 4, h = config.hidden_size")
-_INDEX = ("`index` says how an index is dealt, or which digits it has", "index l = l@pp")
+_INDEX = ("`index` gives the distribution of an index, or its digits", "index l = l@pp")
 _GROUP = ("`group` has a name, and its members with commas between them", "group decay = attn.q, mlp.up")
 
 FORMS: dict[tuple[str, str], tuple[str, str]] = {
@@ -32,7 +32,7 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
     ("t", "assert"): _ASSERT,
     ("t", "model"): ("a model has a name and, in braces, its dims and tensors, a line each", "model gpt { … }"),
     ("t", "layout"): (
-        "a layout has a name, its parameters in parentheses, the model that it is of, and perhaps what it extends",
+        "a layout has a name, its parameters in parentheses, the model that it is of, and perhaps a base",
         "layout halves(tp, dp = 1) of gpt extends zero1(dp = dp) { … }",
     ),
     ("t", "plan"): (
@@ -67,7 +67,7 @@ FORMS: dict[tuple[str, str], tuple[str, str]] = {
     ("l", "index"): _INDEX,
     ("l", "mesh"): ("a mesh has its axes side by side, major to minor", "mesh pp dp tp"),
     ("l", "domain"): (
-        "a domain is a `node` or a `process`, and says which ranks lie in one as files are named",
+        "a domain is a `node` or a `process`, and has the ranks of one, by coordinates as in names of files",
         'domain node = "{pp}.{dp - dp % 4}"',
     ),
     ("l", "file"): (

@@ -64,7 +64,7 @@ def _with_the_line(found: Diagnostic, source: Source, start: str, parser: Tables
         return found
     if not is_call and (comma := comma_above(source.text, place)) is not None:
         line = source.text.count("\n", 0, comma) + 1
-        label = source.label(source.span(comma, comma + 1), "the line goes on behind a comma")
+        label = source.label(source.span(comma, comma + 1), "the line continues after a comma")
         why = f"take the comma at the end of line {line} out: a statement ends with its line"
         return evolve(found, labels=(label, *found.labels), remedy=why)
     instead = instead_of(at, parser)

@@ -94,7 +94,7 @@ class Places:
         if token in words:
             return str(token)
         known = ", ".join(f"`{word}`" for word in words)
-        fail("E016", f"`{token}` is not {what}", self.label(token, f"one of {known} stands here"))
+        fail("E016", f"`{token}` is not {what}", self.label(token, f"one of {known} is expected here"))
 
     def _element_type(self, part: Fragment) -> str:
         """The name of an element type. Raises E023 for any other."""
@@ -109,7 +109,7 @@ class Places:
 
     def _twice(self, code: str, what: str, first: Place, second: Place, remedy: str = "") -> NoReturn:
         labels = self.label(second, "again here"), self.label(first, "first here")
-        fail(code, f"{what} stands twice", *labels, remedy=remedy)
+        fail(code, f"{what} is given twice", *labels, remedy=remedy)
 
     def path(self, children: Children) -> Fragment:
         first = children[0]
@@ -233,9 +233,9 @@ class Patterns(Numbers):
         if part.kind == "quoted" and part.value != "_" and part.value.partition(".")[0] not in PATTERN_WORDS:
             fail(
                 "E017",
-                "a quoted text stands where an axis is expected",
+                "a quoted text is in the place of an axis",
                 self.label(part, "not an axis"),
-                remedy=f"to name what is stored, put the clause word before it: as {self._literal(part)}",
+                remedy=f"to name the stored tensor, put the clause word before it: as {self._literal(part)}",
             )
         if part.value == "_" and part.kind == "path":
             return nodes.Any_(bounds, span=span)
@@ -261,7 +261,7 @@ class Patterns(Numbers):
             if self._denied(item) is not None:
                 fail(
                     "E022",
-                    "`not` stands in front of all that is in the brackets, once",
+                    "`not` comes once, before everything else in the brackets",
                     self.label(item, "not here"),
                     remedy="write it first: l[not 1, 4] has all but 1 and 4",
                 )
@@ -344,10 +344,10 @@ class Patterns(Numbers):
         if name in words and self.source.text[start] != '"':
             fail(
                 "E020",
-                f"the clause `{name}` stands before the {where}",
+                f"the clause `{name}` comes before the {where}",
                 self.source.label(self.source.span(start, start + len(name)), f"the {where} should stand here"),
-                remedy=f"finish the {where} first, () where there are none; the clauses come after it."
-                f" As a name it stands in quotes: {quote(name)}",
+                remedy=f"finish the {where} first, () if there are none; the clauses come after it."
+                f" As a name it needs quotes: {quote(name)}",
             )
 
     def shape(self, children: Children) -> Fragment:
@@ -383,7 +383,7 @@ class Models(Patterns):
         return Fragment("typed", self._element_type(children[1]), self.span(children))
 
     def kind(self, children: Children) -> Fragment:
-        word = self.word(children[1], ("buffer", "frozen", "scale"), "what a tensor can be, beside a parameter")
+        word = self.word(children[1], ("buffer", "frozen", "scale"), "a class of tensors, other than a parameter")
         scaling = children[2] if len(children) > 2 else None
         if (word == "scale") != (scaling is not None):
             fail(
@@ -472,7 +472,7 @@ class Models(Patterns):
                     "E001",
                     "`==` compares two numbers; it does not give an argument",
                     self.label(value, "an argument is given by one `=`"),
-                    remedy="write one `=`, or parentheses around what is meant to compare",
+                    remedy="write one `=`, or parentheses around the comparison",
                 )
             return nodes.Argument(None, value, span=self.span(children))
         return nodes.Argument(children[0].value, children[2], span=self.span(children))

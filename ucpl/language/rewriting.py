@@ -49,7 +49,7 @@ class RefusedLine:
 
 @frozen
 class Instead:
-    """Offer of a habit's row: a line that can be read, or None, and the reason."""
+    """Offer of a habit's row: the reason, and perhaps a line."""
 
     why: str
     line: str = ""

@@ -42,13 +42,13 @@ HINTS: dict[str, list[str]] = {
     "texts stand in double quotes": _layout("file f = torch"),
     'a file has a form and a name, as in: file weights = torch "model.pt"': _layout('file "b"'),
     "a layout names its parameters in parentheses, none as `()`: layout x(tp, pp = 1) of y { … }": ["layout x {\n}"],
-    "a layout says which model it lays out: layout x() of y { … }; of any model: `of any`": [
+    "a layout names its model: layout x() of y { … }; of any model: `of any`": [
         "layout x() extends z() {\n}",
     ],
-    "a statement starts with its word, such as `mesh` or `file`, or names a tensor and goes on with `=`": _layout(
+    "a statement starts with its word, such as `mesh` or `file`, or names a tensor and continues with `=`": _layout(
         "as x", "something dp"
     ),
-    "a statement starts with its word, such as `dim` or `state`, or names a tensor and goes on with `:`": _model(
+    "a statement starts with its word, such as `dim` or `state`, or names a tensor and continues with `:`": _model(
         "something h"
     ),
     "give the tensor its stored axes after the `=`; one without any has `()`, one that is not stored has `none`": (
@@ -102,7 +102,7 @@ def _unreadable(source: Source, place: int) -> Diagnostic:
         label = source.label(source.span(place, stop), "neither a number nor a name")
         return _diagnostic(
             "E019",
-            f"`{text[place:stop]}` starts like a number and goes on like a name",
+            f"`{text[place:stop]}` starts like a number and continues like a name",
             label,
             remedy="put a space between them, or quotes around a name that starts with a digit",
         )
@@ -163,7 +163,7 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
     if _slip_of(error)[0] in _before_header(parser):
         text = source.text[start:stop].split("\n")[0]
         label = source.label(source.span(start, start + len(text)), "the version should stand here")
-        return _diagnostic("E002", "the text does not say which version of the language it is written in", label)
+        return _diagnostic("E002", "the text does not name its version of the language", label)
 
     expected = expected_kinds(error)
     message = f"unexpected `{token}`"
@@ -177,7 +177,9 @@ def _unexpected(error: UnexpectedToken, source: Source, parser: Lark) -> Diagnos
         if a_clause or "\n" in source.text[opener:start]:
             labels.append(source.label(source.span(opener, opener + 1), f"this `{bracket}` is still open"))
         if a_clause:
-            hint = f'close the bracket with `{CLOSING[bracket]}` before the clause; as a name it stands in quotes: "{token}"'
+            hint = (
+                f'close the bracket with `{CLOSING[bracket]}` before the clause; as a name it needs quotes: "{token}"'
+            )
     elif str(token) in ")]}" and (opener is None or bracket == "{"):
         hint = f"`{token}` closes nothing that is open"
     hint = (
@@ -197,7 +199,7 @@ def _misspelt(text: str, start: int, token: Token) -> str:
     if not word.isidentifier():
         return ""
     if str(token) in ("=", ":", "[", ".") and word in LAYOUT_WORDS | MODEL_WORDS:
-        return f'`{word}` starts a statement of its own here; as a name it stands in quotes: "{word}"'
+        return f'`{word}` starts a statement of its own here; as a name it needs quotes: "{word}"'
     if token.type not in ("NAME", "STRING", "INT", "STAR") or word in _STATEMENTS:
         return ""
     near = difflib.get_close_matches(word[:40], sorted(_STATEMENTS), n=1, cutoff=0.75)
@@ -271,7 +273,7 @@ def _meant(token: Token, expected: set[str]) -> str:
 def _name_wanted(token: Token, expected: set[str]) -> str:
     """A keyword where a name should stand."""
     if token.type.isalpha() and str(token).isidentifier() and token.type != "NAME" and "STRING" in expected:
-        return f'`{token}` is a word of the language here; as a name it stands in quotes: "{token}"'
+        return f'`{token}` is a word of the language here; as a name it needs quotes: "{token}"'
     return ""
 
 

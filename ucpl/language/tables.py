@@ -36,7 +36,7 @@ _STRING_CHARACTERS_MAX = 16 * NAME_CHARACTERS_MAX  # templates and messages are 
 
 
 class LineJoiner:
-    """Filter of newlines inside ( ) and [ ] and after a comma.
+    """Filter of newlines inside brackets and after a comma.
 
     They do not end a statement there. SLIP holds characters that people type from habit. Lexing them as tokens turns
     "no terminal matches" into an unexpected token, which can carry a hint.

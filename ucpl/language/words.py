@@ -1,4 +1,4 @@
-"""Places at which a name is read as a word of the language.
+"""Places at which names are read as words of the language.
 
 The lexer asks per place, so the sets are per place too: `value` is a clause after a pattern and a name elsewhere. The
 printer quotes by these sets; a test compares them with the grammar.

@@ -112,7 +112,7 @@ def for_dim(
     if kind and item.shape is not None and all(c.word != "dtype" for c in item.clauses):
         shape = tuple(a for a in item.shape if not (isinstance(a, nodes.Dim) and a.name in (name, kind)))
         typed = evolve(item, shape=shape, clauses=(nodes.Clause("dtype", (kind,)), *item.clauses))
-        return _with_line("the element type stands behind the dims, after `dtype`", typed)
+        return _with_line("the element type comes after the dims, after `dtype`", typed)
     if (close and len(name) < 3) or not said:
         word = nearest(name, CLAUSE_WORDS) if not close and len(name) > 1 else None
         if close:
@@ -206,7 +206,7 @@ def for_extent(
         return said
     if kind:
         return _with_line(
-            foreign(name) or f"the element type stands behind the dims: `dtype {kind}`", evolve(bare, dtype=kind)
+            foreign(name) or f"the element type comes after the dims: `dtype {kind}`", evolve(bare, dtype=kind)
         )
     if " " in name:
         dims = tuple(nodes.Dimension(one) for one in name.split())

@@ -64,4 +64,4 @@ def foreign(name: str) -> str:
         if text:
             return text
     kind = known.dtypes.get(name.rpartition(".")[2])
-    return f"the element type stands behind the dims: `dtype {kind}`" if kind else ""
+    return f"the element type comes after the dims: `dtype {kind}`" if kind else ""
