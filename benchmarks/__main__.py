@@ -1,14 +1,14 @@
-"""make bench: planning, start-up, conversion beside its peers, and ranks, in one run on this machine.
+"""Benchmarks of planning, start-up, conversion and ranks, for `make bench`.
 
     python -m benchmarks [plan] [start] [lsp] [convert] [forms] [peer] [ranks] [planners] [ranges] [estimates] [live] [apply]
         [vault] [--gib 1.5 6] [--pairs 15 5] [--folder DISK]
 
-The last seven are what `make bench-ranks` makes; each is a module of this folder, too (scale_ranks, planners, ranges,
+The last seven are the tables of `make bench-ranks`; each is a module of this folder, too (scale_ranks, planners, ranges,
 estimates, live, together, vault), with options of its own. Each prints a table in Markdown, keeps it in benchmarks/figures/
 and writes it into docs/PERFORMANCE.md. `convert`, `forms` and `peer` need an environment with DeepSpeed (UCPL_INTEROP_PYTHON
 names its python). `convert`
-makes a checkpoint with real DeepSpeed and runs DeepSpeed's own converter beside ours; timings are medians of interleaved
-rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and tells what each makes of it.
+makes a checkpoint with real DeepSpeed and compares DeepSpeed's own converter with ours; timings are medians of interleaved
+rounds. `peer` runs both over every checkpoint of DeepSpeed in this repository, and compares their targets.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ PLANS = {
 }  # fmt: skip
 LAYERS = (126, 252, 630, 1260)  # the growth over four sizes: ten times the layers may cost 1.3 times the limits
 PLAN_HEAD = (
-    "what", "layers", "stored tensors", "seconds (least to most)", "import, parse", "resolve, locate", "build",
+    "case", "layers", "stored tensors", "seconds (least to most)", "import, parse", "resolve, locate", "build",
     "prove again", "order, serialise", "of the first", "peak GiB", "plan file", "wanted",
 )  # fmt: skip
 
 
 def bench_plan(rounds: int) -> Iterator[Row]:
-    """Located, built, proved twice, ordered and serialised on one core; nothing is opened. Medians."""
+    """Time location, building, two proofs, ordering and serialisation on one core. Medians."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for name, (file, source, target, limits) in PLANS.items():
         first = 0.0
@@ -113,7 +113,10 @@ def bench_plan(rounds: int) -> Iterator[Row]:
 
 
 def cost(command: list[str], **environment: str) -> tuple[float, float]:
-    """Wall seconds and seconds of a core of a command: other work on the machine hardly moves the second."""
+    """Wall seconds and core seconds of a command.
+
+    Other work hardly changes the second.
+    """
     before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, check=True, env={**os.environ, **environment})
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -183,11 +186,11 @@ def interop_python() -> str:
 
 
 def tables(given: argparse.Namespace) -> dict[str, tuple[Row, Callable[[], Iterable[Row]]]]:
-    """The head of each table, and what makes its rows."""
+    """The head of each table, and the function that makes its rows."""
     return {
         "plan": (PLAN_HEAD, lambda: bench_plan(given.pairs[0])),
         "start": (
-            ("what", "of a core", "the base's", "ratio", "by the clock", "the base's", "wanted"),
+            ("case", "of a core", "the base's", "ratio", "by the clock", "the base's", "wanted"),
             lambda: bench_start(given.pairs[0]),
         ),
         "lsp": (LSP_HEAD, lambda: bench_lsp(given.pairs[0])),

@@ -1,8 +1,8 @@
-"""Conversions beside `cp` and DeepSpeed's own converter: whole processes in turn, on a checkpoint that DeepSpeed made.
+"""Time conversions, `cp` and DeepSpeed's own converter on one checkpoint.
 
-Every round runs every command once, so that a slow minute of the machine is everybody's. A row tells where the time of
-the whole process went, as the process itself counted it, and holds the whole against what copying takes, and the move
-and the disk against the speeds of memory and disk that were measured in the same rounds.
+Every round runs every command once, so that a slow minute of the machine affects all. A row shows the time of each phase of
+the process, as the process itself counted it. It compares the total with the time of a copy, and the move
+and the disk with the speeds of memory and disk that were measured in the same rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLE = HERE.parent / "examples" / "checkpoint"
 BESIDE = ("digest", "read-back beside")  # seconds of threads that run while others move
 
 HEAD = (
-    "what", "start", "plan", "move", "of it digests", "sync", "read-back", "beside the move", "publish", "whole (quartiles)",
+    "case", "start", "plan", "move", "of it digests", "sync", "read-back", "during the move", "publish", "total (quartiles)",
     "peak", "read / needed", "/ copy", "/ copy and read again", "ds_to_universal /", "of memory's speed", "of the disk's speed",
 )  # fmt: skip
 FORMS_HEAD = tuple(name for name in HEAD if name != "ds_to_universal /")
@@ -87,7 +87,7 @@ for folder, _, files in os.walk(sys.argv[1]):
 """
 
 
-# Bytes a second that one core copies, of what no cache holds.
+# Bytes a second that one core copies, from memory that no cache holds.
 MEMORY = """
 import time
 import numpy as np
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def before(self) -> float:
-        """Seconds before the first phase that is counted: start and planning, and the end of the process."""
+        """Seconds outside the counted phases: start, planning, end of the process."""
         return self.wall - sum(took for name, took in self.phases.items() if name not in BESIDE)
 
     def bytes(self, name: str) -> int:
@@ -141,7 +141,7 @@ class Run:
 
 @define
 class Rounds:
-    """What was measured, by command."""
+    """The measured runs, by command."""
 
     runs: dict[str, list[Run]] = field(factory=dict)
     memory: list[float] = field(factory=list)  # bytes a second
@@ -154,7 +154,10 @@ class Rounds:
 def bench_convert(
     python: str, pairs: Sequence[int], sizes: Sequence[float], folder: str | None
 ) -> Iterator[tuple[str, ...]]:
-    """A row for each case and size. python: one with DeepSpeed; sizes in GiB; folder: on the disk that is to be measured."""
+    """Yield a row for each case and size.
+
+    python: one with DeepSpeed; sizes in GiB; folder: on the disk that is measured.
+    """
     for i, gib in enumerate(sizes):
         with tempfile.TemporaryDirectory(prefix="ucpl-bench-", dir=folder) as made:
             top = Path(made)
@@ -276,17 +279,17 @@ def _warm(source: Path) -> None:
 
 def _remove(out: Path) -> None:
     shutil.rmtree(out) if out.is_dir() else out.unlink()
-    os.sync()  # what a run left to be written is not the next one's
+    os.sync()  # the next run does not pay for this one's unwritten pages
 
 
 def _speed(program: str, *arguments: str) -> list[float]:
-    """Of a process of its own: the peak memory of this one would be counted for every child."""
+    """Measure in a new process, since children inherit this one's peak memory."""
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     return [float(found) for found in done.stdout.split()]
 
 
 def rows_of(found: Rounds, size: int, cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
-    """size: bytes of the checkpoint that is copied beside."""
+    """size: bytes of the checkpoint that is copied for comparison."""
     start = statistics.median(run.before for run in found.runs["start"])
     copy, again = (found.median(name) for name in ("copy", "again"))
     peer = found.median("ds_to_universal") if "ds_to_universal" in found.runs else 0.0

@@ -1,10 +1,12 @@
-"""Writing and reading a file in other ways than the runtime does: O_DIRECT, and io_uring where `liburing` is installed.
+"""Time other ways to write and read a file: O_DIRECT and io_uring.
+
+io_uring needs `liburing`.
 
     python -m benchmarks.direct [--mib 512] [--rounds 5] [--where FOLDER] [--save]
 
 Tiles of 1 MiB, one thread. Writes end with fdatasync; reads begin with nothing of the file in the page cache; small reads
 (4 KiB, 32 KiB apart, as a transposed matrix asks for) are of a file that is in it. Rounds are interleaved; medians, and
-beside them the ratio to what the runtime does (the first of each kind) by the clock and in seconds of a core.
+with them the ratio to the runtime's way (the first of each kind) by the clock and in seconds of a core.
 """
 
 from __future__ import annotations
@@ -74,7 +76,10 @@ def ring_small(path: Path, size: int, view: memoryview) -> None:
 
 
 def ring(requests: Iterator[tuple[int, memoryview, int]], call: str, depth: int = DEPTH) -> None:
-    """As many at once as the ring holds; the next are given to the kernel when all of them are done."""
+    """Fill the ring with requests.
+
+    Submit the next when all of them are done.
+    """
     import liburing as u
 
     prepare, vectors = getattr(u, call), {}
@@ -134,7 +139,7 @@ def main() -> None:
         path, size = Path(folder) / "file", given.mib << 20
         for ways, cold in ((WRITES, True), (READS, True), (SMALL, False)):
             rows += table(ways, (path, size), given.rounds, cold=cold)
-    head = ("what", "seconds", "of a core", "to the first", "of a core")
+    head = ("case", "seconds", "of a core", "to the first", "of a core")
     made = Table(
         "direct", f"python -m benchmarks.direct --mib {given.mib} --rounds {given.rounds}", machine(), head, tuple(rows)
     )
@@ -161,7 +166,7 @@ def table(ways: dict[str, Way], file: tuple[Path, int], rounds: int, *, cold: bo
 
 
 def prepare(path: Path, size: int, *, cold: bool, new: bool) -> None:
-    """A file of its final size, allocated as a target's is; durable, and out of the page cache or in it."""
+    """Write a file of its final size, durable, cached or not."""
     if new:
         path.unlink(missing_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT)

@@ -1,8 +1,8 @@
-"""What `ucpl plan` says that a run takes, beside what it takes: a checkpoint of some hundred megabytes, warm and cold.
+"""Compare the estimates of `ucpl plan` with runs, warm and cold.
 
     python -m benchmarks.estimates [--mib 576] [--rounds 5] [--folder DISK]
 
-Every round calibrates the disk, and then runs every case once, each in a process of its own: what else the machine does is in
+Every round calibrates the disk, and then runs every case once, each in a process of its own: the machine's other load is in
 both. Medians of the rounds, and their range. Cold: the pages of the source are dropped before. Prints the table, keeps it in
 benchmarks/figures/ and writes it into docs/PERFORMANCE.md.
 """
@@ -25,8 +25,8 @@ from benchmarks.figures import Table, machine, save
 from ucpl.records import frozen
 
 HEAD = (
-    "what", "source", "estimate, s", "it took, s (least to most)", "estimate / run", "peak, estimate", "peak",
-    "told / read, told / written",
+    "case", "source", "estimate, s", "it took, s (least to most)", "estimate / run", "peak, estimate", "peak",
+    "estimated / read, estimated / written",
 )  # fmt: skip
 MAKE = """
 import sys, torch
@@ -62,12 +62,12 @@ def forget(path: Path) -> None:
 def look(path: Path) -> None:
     for one in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with one.open("rb", buffering=0) as file:
-            while file.read(1 << 20):  # a small process: its children are told to have been as large as it is
+            while file.read(1 << 20):  # a small process: the kernel reports its size for its children, too
                 pass
 
 
 def run(source: Path, target: Path, to: str) -> tuple[float, int, dict[str, int]]:
-    """Seconds, peak bytes, and what the run itself counted."""
+    """Seconds, peak bytes, and the run's own counters."""
     with tempfile.TemporaryFile() as out:
         begin = time.perf_counter()
         child = subprocess.Popen([*UCPL, "convert", str(source), str(target), "--to", to, "--json"], stdout=out)
@@ -83,13 +83,13 @@ def run(source: Path, target: Path, to: str) -> tuple[float, int, dict[str, int]
 
 @frozen
 class Seen:
-    """One run, beside what was said of it."""
+    """One run and its estimate."""
 
     said: float
     took: float
     memory: int
     peak: int
-    counted: tuple[float, float]  # bytes that were told to those that were read, and written
+    counted: tuple[float, float]  # estimated bytes divided by read bytes, and by written bytes
 
 
 def one_round(top: Path, found: dict[tuple[str, str], list[Seen]]) -> None:

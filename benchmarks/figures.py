@@ -1,6 +1,6 @@
-"""Figures of one run: kept as data beside the code, and written into docs/PERFORMANCE.md from there.
+"""Figures of one run: stored as data, and written into docs/PERFORMANCE.md.
 
-A page is made of what was measured, so that no figure stands there whose command and machine are not said.
+The page is made of measured figures, so every figure has its command and machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Table:
 
 
 def machine() -> str:
-    """What a figure was measured on, and what else the machine did."""
+    """The machine of a measurement, and its load."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GiB, {platform.system()} {platform.release()},"
@@ -67,7 +67,7 @@ def known() -> dict[str, Table]:
 
 
 def written(page: str, tables: dict[str, Table]) -> str:
-    """The page with its blocks made anew; what has no table stays."""
+    """The page with new blocks; a block without a table stays."""
 
     def block(match: re.Match[str]) -> str:
         table = tables.get(match[2])

@@ -1,11 +1,13 @@
-"""Tensors on a GPU in `reshard`, `load_into` and a vault: checks against torch's own slicing, then timings next to DCP.
+"""Checks and timings of tensors on a GPU: `reshard`, `load_into`, vaults.
+
+The checks compare with torch's own slicing, the timings with DCP.
 
     python -m pip install --target /tmp/site lark && PYTHONPATH=/tmp/site:. python3 -m benchmarks.gpu [--json FILE]
 
 One GPU, torch and lark are enough (2 ranks share the GPU by gloo). The script ends within `--limit` seconds, prints each table
 as soon as it is known and a line for each check that fails, and exits with 1 if one fails or has no time. Each table has a time
-of its own too, and says what did not fit. Without a GPU the script says so and exits with 0. `--cpu` runs the same with tensors
-of the CPU and small sizes. The figures of the documentation come from
+of its own too, and lists the measurements that did not fit. Without a GPU the script says so and exits with 0. `--cpu`
+runs the same with tensors of the CPU and small sizes. The figures of the documentation come from
 
     python3 -m benchmarks.gpu --gib 4 --limit 190 --tables loads,training,phases,vault,saves
 """
@@ -97,7 +99,10 @@ def filled(view: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def views(values: torch.Tensor, device: torch.device) -> dict[str, torch.Tensor]:
-    """The same numbers in memory in several ways. Keys that begin with `read` cannot be filled."""
+    """The same numbers in several memory layouts.
+
+    Keys that begin with `read` cannot be filled.
+    """
     shape, dtype = tuple(values.shape), values.dtype
 
     def empty(*size: int) -> torch.Tensor:
@@ -123,7 +128,7 @@ def views(values: torch.Tensor, device: torch.device) -> dict[str, torch.Tensor]
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same bits, as torch itself reads them."""
+    """Return True if torch reads the same bits in both tensors."""
     where = one.device  # comparing there is a thousand times as fast as bringing it all to the CPU
     left, right = (
         t.detach().to(where).resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8) for t in (one, other)
@@ -137,12 +142,15 @@ def demand(found: torch.Tensor, wanted: torch.Tensor, device: torch.device | Non
 
 
 class Late(BaseException):
-    """The time of a table is over. No code that is timed may take it for an error of its own."""
+    """The end of a table's time.
+
+    No timed code catches it by mistake.
+    """
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raises: Late in the midst of what runs, once they are over."""
+    """Raises: Late in the midst of the block, once they are over."""
 
     def late(*_: object) -> None:
         raise Late
@@ -229,7 +237,7 @@ def ranks_main() -> None:
 
 
 def prepared(folder: Path) -> None:
-    """What checks read."""
+    """The input of the checks."""
     for name in DTYPES:
         (folder / f"{name}.ucpl").write_text(SPEC.format(dtype=name))
     save({"model": {name: numbers(dtype) for name, dtype in DTYPES.items()}}, checkpoint_id=folder / "odd")
@@ -275,7 +283,7 @@ def vault_at(home: Path, *more: str) -> Iterator[Vault]:
 
 
 def counted(writer: Any, step: int) -> None:
-    """Wait until what was saved counts."""
+    """Wait until the save is committed."""
     while (mine := writer.committed()) is None or mine[1] != step:
         time.sleep(0.002)
         if writer.error is not None:
@@ -361,7 +369,7 @@ def resumed(device: torch.device, folder: Path) -> None:
 
 
 def back(folder: Path, truth: Mapping[str, torch.Tensor], name: str, *, by_torch: bool = True) -> None:
-    """What the vault has, by our reader, and by torch's own of what `persist` writes."""
+    """Compare the vault's content, by our reader, and torch's reading of `persist`."""
     url, persisted = f"vault:{folder}/{name}", folder / f"persisted-{time.monotonic_ns()}"
     for how in (ucpl.StorageReader(url, model="{name}"), *([None] if by_torch else [])):
         found = {key: torch.zeros_like(value, device="cpu").contiguous() for key, value in truth.items()}
@@ -401,7 +409,7 @@ def vault_changed(device: torch.device, folder: Path, writer: Any) -> None:
 
 
 def vault_late(device: torch.device, folder: Path, writer: Any) -> None:
-    """What kernels compute that were begun before the save, also on a stream of the caller's."""
+    """Save the results of kernels that began before the save."""
     own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     for step, stream in ((3, None), (4, own)):
         wide, state = torch.randn(8192, 8192, device=device), {"w": torch.zeros(16 << 20, device=device)}
@@ -418,7 +426,7 @@ def vault_late(device: torch.device, folder: Path, writer: Any) -> None:
 
 
 def vault_again(device: torch.device, folder: Path, writer: Any) -> None:
-    """Both slots, written over and over: of other sizes, with tensors of the CPU between, after a slot's file was cut."""
+    """Overwrite both slots with other sizes, CPU tensors, a cut file."""
     for step in range(5, 11):
         state = {f"w{i}": torch.full(((3 + step % 3 * i) << 20,), float(i + step), device=device) for i in range(4)}
         state["on the CPU"] = torch.full((1000,), float(step))
@@ -484,7 +492,10 @@ def shown(seconds: list[float]) -> str:
 
 
 class Measured:
-    """Seconds of several ways, as many repeats as the time allows. The first of each warms up, and does not count."""
+    """Seconds of several ways, as many repeats as the time allows.
+
+    The first of each warms up, and does not count.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.end, self.skipped = time.monotonic() + seconds, 0
@@ -521,14 +532,17 @@ def alone(folder: Path) -> Iterator[dist.ProcessGroup]:
 
 
 def cached(device: torch.device) -> dict[str, dict[str, Any]]:
-    """async_save by page-locked memory that it keeps from save to save, where there is a GPU."""
+    """async_save with page-locked memory that it keeps between saves, on a GPU."""
     if device.type == "cpu":
         return {}
     return {"DCP async_save, cached staging": {"async_stager": BlockingAsyncStager(cache_staged_state_dict=True)}}
 
 
 def saves(found: Measured, device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
-    """Ways to save a state of so many bytes: seconds in which the job waits, and until it is there."""
+    """Ways to save a state.
+
+    Seconds in which the job waits, and until it is durable.
+    """
     state = {f"w{i}": torch.randn(size // 32 // 4, device=device) for i in range(32)}
     room = torch.empty(size // 32 // 4, pin_memory=device.type == "cuda")
 
@@ -575,7 +589,7 @@ def saves(found: Measured, device: torch.device, folder: Path, size: int) -> Ite
 
 
 def until_late(measure: Callable[[], None], found: Measured) -> Iterator[tuple[str, ...]]:
-    """Measure, and say what had no time."""
+    """Measure, and report the ways that had no time."""
     try:
         with within(found.end + 3 - time.monotonic()):
             measure()
@@ -586,7 +600,10 @@ def until_late(measure: Callable[[], None], found: Measured) -> Iterator[tuple[s
 
 
 def loads(found: Measured, device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
-    """Ways to load weights in files that the page cache has into a model on the device: seconds, and GB a second."""
+    """Ways to load cached weight files into a model.
+
+    Seconds, and GB a second.
+    """
     from safetensors.torch import load_file, save_file
 
     side = int((size / 32 / 2) ** 0.5) // 8 * 8
@@ -646,7 +663,7 @@ class Block(nn.Module):
 
 
 def training(found: Measured, device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
-    """Milliseconds of a step of a GPT while a save goes on beside it, and how long a save stops it."""
+    """Milliseconds of a training step during a save, and the save's pause."""
     blocks, steps = 12, 15
     width = max(64, int((size / (12 * 12 * blocks)) ** 0.5) // 64 * 64)
     batch, long = (8, 1024) if device.type == "cuda" else (1, 64)
@@ -762,7 +779,10 @@ def watched(spent: dict[str, float]) -> Iterator[None]:
 
 
 def phases(found: Measured, device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
-    """Seconds of each phase of several saves in a vault; the first two come to new slots."""
+    """Seconds of each phase of several saves.
+
+    The first two use new slots.
+    """
     state = {f"w{i}": torch.randn(size // 32 // 4, device=device) for i in range(32)}
     saves: list[dict[str, float]] = []
 
@@ -796,7 +816,7 @@ def phases(found: Measured, device: torch.device, folder: Path, size: int) -> It
 
 
 def raw(device: torch.device, folder: Path, size: int) -> Iterator[tuple[str, ...]]:
-    """What each kind of copy takes by itself, to a slot's file."""
+    """The time of each kind of copy alone, to a slot's file."""
 
     def row(what: str, act: Callable[[], object]) -> tuple[str, ...]:
         taken = timed(act, device)
@@ -846,7 +866,7 @@ def table(title: str, head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) ->
 
 
 def found_formats(folder: Path) -> None:
-    """The formats of this source tree, where it is not installed: their entry points, as an installed package has them."""
+    """The source tree's formats, as entry points of an installed package."""
     if next(entry_points("ucpl.formats"), None) is None:
         with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
             groups = tomllib.load(file)["project"]["entry-points"]
@@ -858,7 +878,7 @@ def found_formats(folder: Path) -> None:
 
 
 def place(asked: str | None) -> str:
-    """A folder in memory if it has room, else one on a disk."""
+    """A folder in memory if it has room, else on a disk."""
     if asked is not None:
         return asked
     enough = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 40 << 30

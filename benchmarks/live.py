@@ -1,7 +1,7 @@
-"""A job's tensors from one layout to another: `ucpl.reshard` beside DTensor.redistribute and DCP's save and load, in one job.
+"""Compare `ucpl.reshard` with DTensor.redistribute and DCP in one job.
 
-python -m benchmarks.live [--rounds 5] [--folder /dev/shm]: prints a table and writes it into docs/PERFORMANCE.md. The folder is
-where DCP saves; in memory by default, so that no disk is timed.
+python -m benchmarks.live [--rounds 5] [--folder /dev/shm]: prints a table and writes it into docs/PERFORMANCE.md. DCP saves
+into the folder; in memory by default, so that no disk is timed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One job that times three ways from one layout to another: ours, DTensor.redistribute, DCP's save and load. Run by torchrun.
+"""Time `ucpl.reshard`, DTensor.redistribute, and DCP in one job. Run by torchrun.
 
 torchrun --nproc-per-node 4 benchmarks/live_job.py FROM TO FOLDER ROUNDS: layouts of live.ucpl. The first rank prints JSON.
 """
@@ -32,7 +32,7 @@ def cut_of(call: str) -> tuple[int, int]:
 
 
 def numbers(layer: int, dim: int, count: int, rank: int) -> torch.Tensor:
-    """A rank's part of a matrix whose elements are their own numbers, and the layer's."""
+    """A rank's part of a matrix of element numbers, plus the layer."""
     whole = torch.arange(WIDE * WIDE, dtype=torch.float32).view(WIDE, WIDE) + layer
     return whole.chunk(count, dim)[rank].contiguous()
 

@@ -1,7 +1,7 @@
-"""The language server, asked by a client over standard input and output: how soon it is there, and how long an answer takes.
+"""Time the start and the answers of the language server.
 
 Every shipped spec is opened; each question is asked at twenty places of it. llama.ucpl is asked again with the config.json of a
-405B model beside it.
+405B model next to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIG = {
 }
 
 
-LSP_HEAD = ("what", "median", "19 of 20 within", "wanted")
+LSP_HEAD = ("case", "median", "19 of 20 within", "wanted")
 
 
 def bench_lsp(rounds: int) -> Iterator[tuple[str, str, str, str]]:
@@ -53,7 +53,7 @@ def bench_lsp(rounds: int) -> Iterator[tuple[str, str, str, str]]:
 
 
 async def session() -> tuple[tuple[float, float], dict[str, list[float]], float]:
-    """Seconds until it is there (and of a core), of each answer, and until all texts are checked."""
+    """Seconds until the server runs, of each answer, and of all diagnostics."""
     from lsprotocol import types
     from pygls.lsp.client import LanguageClient
 
@@ -75,7 +75,7 @@ async def session() -> tuple[tuple[float, float], dict[str, list[float]], float]
         while len(checked) < len(paths):
             await asyncio.sleep(0.01)
         seconds = time.perf_counter() - begin
-        await asyncio.sleep(2)  # what a hover asks for is worked out behind the diagnostics
+        await asyncio.sleep(2)  # the data of a hover is computed after the diagnostics
         times: dict[str, list[float]] = {}
         for path in paths:
             await ask(client, path, times)
@@ -86,13 +86,13 @@ async def session() -> tuple[tuple[float, float], dict[str, list[float]], float]
 
 
 def core_seconds(process: int) -> float:
-    """What a process has used of a core so far: other work on the machine hardly moves it."""
+    """Core seconds of a process so far; other work hardly changes them."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def copied(folder: Path) -> list[Path]:
-    """The shipped specs, and the Llama with its config in a folder of their own."""
+    """The shipped specs, and the Llama with its config in a folder."""
     sized = folder / "405b"
     sized.mkdir()
     (sized / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
@@ -109,7 +109,7 @@ async def ask(client, path: Path, times: dict[str, list[float]]) -> None:  # typ
     for line in range(2, len(lines), max(1, len(lines) // PLACES)):
         place = types.Position(line, len(lines[line]) // 2)
         questions = {
-            "hover, with sizes and what a rank holds": (
+            "hover, with sizes and a rank's part": (
                 client.text_document_hover_async,
                 types.HoverParams(document, place),
             ),

@@ -1,4 +1,4 @@
-"""Train a small GPT for one step under real DeepSpeed and save it: input for the benchmarks. Run by torchrun.
+"""Train a small GPT under DeepSpeed and save it, under torchrun.
 
 torchrun --nproc_per_node=2 benchmarks/make_checkpoint.py STAGE FOLDER [LAYERS] [WIDTH]
 """

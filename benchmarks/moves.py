@@ -1,12 +1,14 @@
-"""Moves that are no runs, beside `cp` of the same bytes: transposes, cuts by column, small rows, shards of another number.
+"""Compare moves that are no runs with `cp` of the same bytes.
+
+The moves are transposes, cuts by column, small rows, and shards of another number.
 
     python -m benchmarks.moves [WORD ...] [--pairs 5] [--where /dev/shm] [--check] [--reflink] [--save NAME]
 
 WORD: those cases whose name has it. Sources are made here, element i with the bits of number i. Rounds of `cp -r` and of
 conversions are interleaved; ratios are of medians: of cp's time, and of the phase `move`, in which digests are made and
-what was written is synced; in brackets, of seconds of a core, which other work hardly moves. Nothing is read back. In
-memory (/dev/shm) this shows what moves cost; on a disk, what they ask of it. --reflink lets a file system share blocks,
-which no row beside `cp` does. With --check, each target is converted back and must be the source, byte for byte.
+written files are synced; in brackets, of seconds of a core, which other work hardly changes. Nothing is read back. In
+memory (/dev/shm) this shows the cost of moves; on a disk, their load on it. --reflink lets a file system share blocks,
+which no other row does. With --check, each target is converted back and must be the source, byte for byte.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ SPEC = Path(__file__).with_name("moves.ucpl")
 
 @frozen
 class Case:
-    """One conversion between layouts of moves.ucpl. What the source is made of: `first_NAME()`, of this dtype and shape."""
+    """One conversion between layouts of moves.ucpl.
+
+    The source is made of `first_NAME()`, of this dtype and shape.
+    """
 
     name: str
     source: str
@@ -108,7 +113,10 @@ class Cost:
 
 
 def measured(case: Case, top: Path, given: argparse.Namespace) -> Iterator[str]:
-    """The cells of a row. The source is made for it, and removed."""
+    """The cells of a row.
+
+    Makes the source for it, and removes it.
+    """
     source, out = top / "source", top / "out"
     make(case, top / "first", source)
     how: dict[str, dict[str, int]] = {"default": {}, "64M": {"memory": 64 << 20}, "alone": {"workers": 1}}
@@ -147,7 +155,7 @@ def copied(source: Path, out: Path) -> Cost:
 
 
 def moved(source: Path, out: Path, case: Case, how: dict[str, int]) -> tuple[Report, Cost]:
-    """A conversion, and what its phase `move` cost. The clock of the process's cores is read around it alone."""
+    """A conversion, and core seconds and wall seconds of its phase `move`."""
     core: list[float] = []
     genuine = Mover.move
 
@@ -170,7 +178,7 @@ def converted(source: Path, target: Path, layouts: tuple[str, str], how: dict[st
 
 
 def make(case: Case, first: Path, source: Path) -> None:
-    """One file in which element i has the bits of number i, converted to the layout of the source."""
+    """Make a file of numbered elements and convert it to the source."""
     first.mkdir()
     numel, cell = prod(case.shape), np.dtype("<u4" if case.dtype == "f32" else "<u2")
     steps = tuple(prod(case.shape[i + 1 :]) for i in range(len(case.shape)))

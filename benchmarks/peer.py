@@ -1,7 +1,9 @@
-"""DeepSpeed's own converter beside ours: every checkpoint of DeepSpeed in this repository, made a universal folder by both.
+"""Compare DeepSpeed's converter with ours on every DeepSpeed checkpoint of this repository.
 
-What each of them makes is held against `plain()` of the same checkpoint, which tests hold against the state that was gathered
-from the running engines. Read here with torch alone: a file for each state of each parameter, under the parameter's name.
+Both make a universal folder, which is compared with `plain()` of the same checkpoint; tests compare that with the state
+that was
+gathered from the running engines. Read here with torch alone: a file for each state of each parameter, under the
+parameter's name.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from attrs import frozen
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES, EXAMPLE = ROOT / "tests" / "fixtures" / "deepspeed", ROOT / "examples" / "checkpoint"
 LLAMA = "megatron_deepspeed.ucpl:llama()"
-SPECS = dict.fromkeys(("tp2_pp2_dp1_z1", "tp2_ep2_dp2_z1"), LLAMA)  # of what says nothing of its cuts
+SPECS = dict.fromkeys(("tp2_pp2_dp1_z1", "tp2_ep2_dp2_z1"), LLAMA)  # for folders that do not record their cuts
 CALLERS = ("argparse.Namespace", "numpy._core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray")
 SECONDS = 120  # of one conversion
 
@@ -55,9 +57,9 @@ print(json.dumps(found))
 
 @frozen
 class Made:
-    """What a converter did: its exit, what is in the folder, and the cost of its process."""
+    """A converter's exit, the content of its folder, and its cost."""
 
-    failed: str  # the last line that it said; empty: it ended well
+    failed: str  # the last line of its output; empty: it ended well
     found: dict[str, int]
     core: float  # seconds
     mib: float  # at most resident
@@ -78,7 +80,10 @@ def told(found: dict[str, int]) -> str:
 
 
 def bench_peer(python: str) -> Iterator[tuple[str, ...]]:
-    """A row for each checkpoint: its name, what each converter makes, and what that costs. python: one with DeepSpeed."""
+    """Yield a row for each checkpoint: each converter's target and its cost.
+
+    python: one with DeepSpeed.
+    """
     for source in sorted(path.parent for path in (*FIXTURES.glob("*/latest"), *EXAMPLE.glob("latest"))):
         with tempfile.TemporaryDirectory(prefix="ucpl-bench-") as folder:
             top = Path(folder)
@@ -103,7 +108,7 @@ def _ucpl(source: Path, target: Path, to: str) -> list[str]:
 
 
 def _run(command: list[str]) -> Made:
-    """A command in a process of its own, whose children count as it does."""
+    """Run a command in a process of its own, with its children."""
     probe = (
         "import json, resource, subprocess, sys\n"
         f"done = subprocess.run({command!r}, capture_output=True, text=True, timeout={SECONDS})\n"

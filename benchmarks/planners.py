@@ -1,11 +1,11 @@
-"""One rank's plan from specs, beside the planner of torch.distributed.checkpoint on the same tensors, without any data.
+"""Compare one rank's plan with DCP's planner on the same tensors.
 
     python -m benchmarks.planners [--rounds 3]
 
 The tensors are those of benchmarks/fsdp.ucpl, a 405B model under FSDP with both moments, from n ranks to three quarters of n.
 DCP knows the source by its `.metadata`, one chunk a tensor and rank, which every rank that loads it has to read; the planner
-finds what one rank reads (`create_read_items_for_chunk_list`). That file is made here as `dcp.save` would write it, with places
-in files, and what is measured is to read it and to plan for one rank, in a process of its own. Ours is the share of the same
+finds one rank's reads (`create_read_items_for_chunk_list`). That file is made here as `dcp.save` would write it, with places
+in files; the measured time is to read it and to plan for one rank, in a process of its own. Ours is the share of the same
 rank, from the spec. Seconds of a core, the least of the rounds. Prints the table, keeps it in benchmarks/figures/ and in
 docs/PERFORMANCE.md.
 """

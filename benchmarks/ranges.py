@@ -1,4 +1,4 @@
-"""One rank's plan from specs, beside two planners that work without data: Mooncake's range planner and Paddle's AOA engine.
+"""Compare one rank's plan with Mooncake's range planner and Paddle's AOA engine.
 
     make bench ranges, or python -m benchmarks.ranges [--rounds 1]
 
@@ -8,12 +8,14 @@ has a part of each tensor: a placement of Mooncake's takes no rank without.
 
 - Mooncake plans from placements, which list the fragments of every rank of both sides; each has an identity (a digest), and a
   placement is checked for overlaps and holes as it is made. `plan_placement_transfer_to_local_target` plans for one rank.
-- AOA's engine takes the shards of every rank of both sides, by key, of the model's tensors; states of an optimizer are told by
+- AOA's engine takes the shards of every rank of both sides, by key, of the model's tensors; states of an optimizer are
+  identified by
   their suffix and follow. No statement is given, since no name changes; then it is asked for the sources of one rank's shards.
-  It tells boxes of whole tensors; which rank holds them is found where a job loads.
+  It returns boxes of complete tensors; a job that loads finds the ranks that hold them.
 
-Told: objects of theirs made of what is known. Plans: all that follows. Seconds of a core, the least of the rounds, in a process
-of its own each. What a rank is found to need is held against arithmetic: elements, by tensor. Prints the table, keeps it in
+Input: the time to make their objects from these lists. Plans: all that follows. Seconds of a core, the least of the
+rounds, in a process
+of its own each. The needs of a rank are compared with arithmetic: elements, by tensor. Prints the table, keeps it in
 benchmarks/figures/ and in docs/PERFORMANCE.md.
 """
 
@@ -33,7 +35,7 @@ from benchmarks.scale_ranks import CASES, cost
 
 RANKS = ((8, 5), (16, 10), (32, 20), (64, 40), (128, 86))
 HEAD = (
-    "ranks", "tensors", "Mooncake is told", "and plans for one rank", "peak GiB", "AOA is told", "and plans for one rank",
+    "ranks", "tensors", "Mooncake's input", "its plan for one rank", "peak GiB", "AOA's input", "its plan for one rank",
     "peak GiB", "one rank's share, ucpl", "peak GiB",
 )  # fmt: skip
 START = """

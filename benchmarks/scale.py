@@ -1,8 +1,11 @@
-"""make scale: every verb over 200,000 tiny tensors, over 5,000 files under `ulimit -n 256`, over one tensor of 2^33 elements.
+"""Run every verb over huge checkpoints, for `make scale`.
+
+The cases: 200,000 tiny tensors; 5,000 files under `ulimit -n 256`; one tensor of 2^33 elements.
 
     python -m benchmarks.scale [--case tensors] [--kind zero1] [--verb infer] [--tensors N] [--files N] [--elements N]
 
-The checkpoints are sparse (`benchmarks/sparse.py`); what a conversion writes is not, so that the target of the one huge tensor
+The checkpoints are sparse (`benchmarks/sparse.py`); the target of a conversion is not, so that the target of the one
+huge tensor
 takes 16 GiB, and is taken away at once. Each verb is a process of its own. Prints one table in Markdown: wall seconds, seconds
 of a core, peak resident memory. Ends 1 where a verb fails.
 """
@@ -32,7 +35,7 @@ VERBS = ("inspect", "infer", "show", "plan", "convert", "compare")
 
 @frozen
 class Case:
-    """One checkpoint to be made: so many tensors of a shape, in so many files."""
+    """One checkpoint to make: a number of equal tensors in some files."""
 
     name: str
     kind: str
@@ -41,7 +44,10 @@ class Case:
 
     @property
     def writes(self) -> bool:
-        """Whether a target is written: that of 2^33 elements with their states would take 96 GiB of a true disk."""
+        """Return True if a target is written.
+
+        A target of 2^33 elements with their states would take 96 GiB of a true disk.
+        """
         return self.name != "elements" or self.kind == "huggingface"
 
     def __str__(self) -> str:
@@ -61,7 +67,7 @@ def cases(tensors: int, files: int, elements: int) -> Iterator[Case]:
 
 
 def commands(case: Case, source: Path, target: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each verb with what it is given, in an order in which all can run."""
+    """Each verb with its arguments, in an order that can run."""
     to = TARGETS[case.kind]
     yield "inspect", ["inspect", str(source)]
     yield "infer", ["infer", str(source)]
@@ -82,7 +88,10 @@ class Cost:
 
 
 def cost(arguments: list[str]) -> Cost:
-    """One verb as a process with few descriptors, alone: its peak is its own."""
+    """Run one verb as a process with few descriptors.
+
+    Its peak is its own.
+    """
     with tempfile.TemporaryFile() as out:
         begin = time.perf_counter()
         child = subprocess.Popen(
@@ -105,7 +114,7 @@ def _few_descriptors() -> None:
 
 
 def one(case: Case, verbs: set[str], top: Path) -> bool:
-    """The rows of one checkpoint. Whether all verbs did what they were asked."""
+    """Print the rows of one checkpoint. Return True if all verbs succeed."""
     source, target = top / "source", top / ("target.pt" if case.kind == "huggingface" else "target")
     MAKERS[case.kind](source, case.shapes, case.files)
     well = True

@@ -1,4 +1,6 @@
-"""What planning costs as ranks grow: whole plans and the share of one rank, at five sizes each, and the power that fits them.
+"""Measure planning as ranks grow: complete plans and one rank's share.
+
+Each has five sizes, and the power that fits them.
 
     python -m benchmarks.scale_ranks [--rounds 3] [--case 405B]
 
@@ -46,14 +48,17 @@ print(json.dumps({"wall": time.perf_counter() - begin, "core": time.process_time
                   "tensors": len(plan.source_shelves) + len(plan.target_shelves)}))
 """
 HEAD = (
-    "what", "ranks", "stored tensors", "whole, s of a core", "by the clock", "peak GiB", "plan file", "one rank, s of a core",
-    "by the clock", "peak GiB", "wanted",
+    "case", "ranks", "stored tensors", "all ranks, s of a core", "by the clock", "peak GiB", "plan file",
+    "one rank, s of a core", "by the clock", "peak GiB", "wanted",
 )  # fmt: skip
 
 
 @frozen
 class Case:
-    """A change of layouts, and the size that is grown: numbers of the calls of both sides."""
+    """A change of layouts, and the size that grows.
+
+    The sizes are arguments of both calls.
+    """
 
     name: str
     file: str
@@ -118,7 +123,7 @@ class Cost:
 
 
 def cost(case: Case, degrees: tuple[int, int], ranks: tuple[str, ...], rounds: int) -> Cost:
-    """The least of the rounds; of several ranks, that of the dearest one."""
+    """The least of the rounds. For several ranks, that of the slowest."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     calls = (
         f"{HERE / case.file}:{text.format(n)}" for text, n in zip((case.source, case.target), degrees, strict=True)
@@ -138,7 +143,10 @@ def cost(case: Case, degrees: tuple[int, int], ranks: tuple[str, ...], rounds: i
 
 
 def exponent(points: list[tuple[int, float]]) -> str:
-    """Of the power of the ranks that fits best (least squares of logarithms), and over the last two sizes."""
+    """The power of the ranks that fits best, over all sizes and two.
+
+    Least squares of logarithms.
+    """
     xs, ys = [math.log(n) for n, _ in points], [math.log(s) for _, s in points]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     fitted = sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)

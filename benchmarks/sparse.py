@@ -1,6 +1,6 @@
-"""Checkpoints of any size that take no room on a disk: true headers, true CRCs, and holes where the values are.
+"""Sparse checkpoints of any size: true headers, true CRCs, holes for values.
 
-Every value is 0, and a hole is read as zeros, so that 2^33 elements are written in a moment. What surrounds the tensors
+Every value is 0, and a hole is read as zeros, so that 2^33 elements are written in a moment. The values around the tensors
 (groups, settings, schedulers) is that of small checkpoints of DeepSpeed in this repository.
 """
 
@@ -34,7 +34,7 @@ def tensors_like(count: int, shape: tuple[int, ...]) -> dict[str, tuple[int, ...
 
 
 class Storages:
-    """Names of the storages of one torch file, dealt as they are asked for."""
+    """Names of the storages of one torch file, in request order."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,14 +44,14 @@ class Storages:
         return StorageRef(str(self.count - 1), "f32", numel)
 
     def flat(self, numel: int) -> TensorRef:
-        """A tensor of one dim with a storage of its own, as DeepSpeed saves a rank's piece of a group."""
+        """A tensor of one dim with its own storage, like a shard."""
         return TensorRef(self.of(numel), 0, (numel,), (1,))
 
     def step(self) -> TensorRef:
         return TensorRef(self.of(1), 0, (), ())
 
     def views(self, shapes: Shapes) -> OrderedDict[str, TensorRef]:
-        """All tensors as views of one storage, as modules' parameters are under ZeRO-1."""
+        """All tensors as views of one storage, like modules' parameters under ZeRO-1."""
         sizes = [prod(shape) for shape in shapes.values()]
         storage = self.of(sum(sizes))
         starts = accumulate(sizes, initial=0)
@@ -67,7 +67,7 @@ def rows(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def write_torch(path: Path, value: object) -> None:
-    """What torch.save would write of a value whose storages are all zeros, with holes for them."""
+    """Write the file that torch.save would write, with holes for zero storages."""
     plan = layout_torch_file(value, path.stem)
     crcs = {name: crc_of_zeros(size) for name, (_, size) in plan.storages.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def huggingface(folder: Path, shapes: Shapes, files: int) -> None:
 
 
 def plain(path: Path, shapes: Shapes, files: int) -> None:
-    """One file, each tensor with a storage of its own. `files` is 1: there is no other way."""
+    """Write one file, each tensor with its own storage. `files` is 1."""
     storages = Storages()
     params = {
         name: {"weight": TensorRef(storages.of(prod(shape)), 0, shape, rows(shape))} for name, shape in shapes.items()
@@ -112,7 +112,7 @@ def plain(path: Path, shapes: Shapes, files: int) -> None:
 
 
 def shard(fixture: str, kind: str) -> Any:
-    """The value of the first rank's file of a small checkpoint that DeepSpeed wrote."""
+    """The value of the first rank's file of a small DeepSpeed checkpoint."""
     (path,) = (FIXTURES / fixture / STEP).glob(
         f"*_0_mp_rank_00_{kind}.pt" if "z3" in fixture or "optim" in kind else f"mp_*{kind}.pt"
     )
@@ -120,7 +120,7 @@ def shard(fixture: str, kind: str) -> Any:
 
 
 def module(fixture: str, shapes: Shapes, ranks: int, views: Mapping[str, TensorRef]) -> Any:
-    """Model states: what is beside the tensors is the fixture's, with one group of all tensors."""
+    """Model states: the fixture's other values, with one group of all tensors."""
     found = shard(fixture, "model_states")
     del found["rng"]
     found["module"] = views
@@ -137,7 +137,10 @@ def adam(group: Mapping[str, object], storages: Storages, numel: int) -> dict[st
 
 
 def fragments(sizes: Mapping[str, int], low: int, high: int) -> Iterator[tuple[str, Call]]:
-    """Which tensors' elements lie between two positions of the flat buffer, as DeepSpeed's `fragment_address` says it."""
+    """Yield the tensors between two positions of the flat buffer.
+
+    The same as DeepSpeed's `fragment_address`.
+    """
     at = 0
     for name, size in sizes.items():
         first, last = max(at, low), min(at + size, high)
@@ -147,7 +150,7 @@ def fragments(sizes: Mapping[str, int], low: int, high: int) -> Iterator[tuple[s
 
 
 def zero1(folder: Path, shapes: Shapes, files: int) -> None:
-    """ZeRO-1: a file of optimizer states for each of `files` ranks, and one of model states."""
+    """ZeRO-1: `files` ranks' files of optimizer states, and one of model states."""
     write_torch(folder / STEP / "mp_rank_00_model_states.pt", module("z1_dp4", shapes, files, Storages().views(shapes)))
     sizes = {name: prod(shape) for name, shape in shapes.items()}
     numel = sum(sizes.values())
@@ -183,7 +186,7 @@ def _by_rank(sizes: Mapping[str, int], share: int, ranks: int) -> list[OrderedDi
 
 
 def zero3(folder: Path, shapes: Shapes, files: int) -> None:
-    """ZeRO-3: every tensor is cut over `files` ranks, each of which has a file of both kinds."""
+    """ZeRO-3: every tensor is cut over `files` ranks, with two files each."""
     share = sum(-(-prod(shape) // files) for shape in shapes.values())
     template = shard("z3_dp2_subgroup", "optim_states")
     group = template["optimizer_state_dict"]["optimizer_state_dict"]["param_groups"][0]

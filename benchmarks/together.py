@@ -1,11 +1,12 @@
-"""A plan that ranks run together, beside one process: bytes read of the source by all ranks, and how long it takes.
+"""Compare a plan that several ranks run with one process.
 
     python -m benchmarks.together [--mib 1728] [--rounds 5] [--folder DISK]
 
 Rounds in turn, medians; every run in processes of its own, over files that are in the page cache. Each rank has one thread that
-moves (`--workers 1`), so that as many cores are at work as there are ranks, up to those of the machine; beside it one process
-with two. Seconds are those of the run, from planning's end to the name of the target, as the run itself tells them: starting
-Python and torch on each rank is not in them, and is in those of the whole command. Prints the table, keeps it in
+moves (`--workers 1`), so that as many cores are at work as there are ranks, up to those of the machine; the one process
+has two. Seconds are those of the run, from planning's end to the name of the target, as the run itself reports them:
+the start of
+Python and torch on each rank is not in them, and is in those of the full command. Prints the table, keeps it in
 benchmarks/figures/ and writes it into docs/PERFORMANCE.md.
 """
 
@@ -29,8 +30,8 @@ from benchmarks.figures import Table, machine, save
 from ucpl.records import frozen
 
 HEAD = (
-    "what", "by", "read / needed", "sent between ranks", "the run, s (least to most)", "one process / it",
-    "the whole command, s", "of a core",
+    "case", "by", "read / needed", "sent between ranks", "the run, s (least to most)", "one process / it",
+    "the full command, s", "of a core",
 )  # fmt: skip
 PHASES = ("plan", "create", "move", "read-back", "source", "fsync", "wait", "publish")  # that follow each other
 CASES = {  # name: source, target

@@ -1,7 +1,8 @@
-"""A gigabyte in a vault and back, beside what PyTorch has for it: torch.save into memory, DCP's async_save and load.
+"""Compare a gigabyte in a vault and back with PyTorch's ways.
 
+The ways are torch.save into memory, and DCP's async_save and load.
 python -m benchmarks.vault [--rounds 7] [--folder /dev/shm]: prints a table and writes it into docs/PERFORMANCE.md. All of it
-lies in memory, so that no disk is timed, and is done in one job.
+is in memory, so that no disk is timed, and is done in one job.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def served(home: Path, *more: str) -> Iterator[None]:
 
 
 def job(what: str, home: Path, folder: Path, rounds: int) -> dict[str, float]:
-    """Medians of all rounds but the first two, in which slots and buffers are new."""
+    """Medians of all rounds but the first two, which use new slots."""
     command = [
         sys.executable,
         "-m",
@@ -82,7 +83,7 @@ def job(what: str, home: Path, folder: Path, rounds: int) -> dict[str, float]:
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    skipped = 0 if what == "replay" else 2  # which leaves them out by itself
+    skipped = 0 if what == "replay" else 2  # which leaves them out
     return {way: statistics.median(taken[skipped:]) for way, taken in told.items()}
 
 
@@ -106,7 +107,7 @@ def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
 
     ours = saved["vault"]
     yield (
-        "saved: the job stands still", f"{ours:.3f} s", beside(saved["torch.save"], ours),
+        "saved: the job pauses", f"{ours:.3f} s", beside(saved["torch.save"], ours),
         beside(saved["async_save"], ours) + " (async_save)", "0.2 s; 8 × and 3 ×",
     )  # fmt: skip
     yield (
@@ -119,16 +120,16 @@ def bench(rounds: int, folder: str) -> Iterator[tuple[str, ...]]:
         return f"{taken / step:.1%} at each, {taken / step / 10:.2%} at each tenth"
 
     yield (
-        f"of a step of a small GPT and AdamW, {trained['bytes'] / 1e6:.0f} MB, {step:.2f} s: the job stands still", share(ours),
+        f"of a step of a small GPT and AdamW, {trained['bytes'] / 1e6:.0f} MB, {step:.2f} s: the job pauses", share(ours),
         share(trained["torch.save"]), share(trained["async_save"]) + " (async_save)", "",
     )  # fmt: skip
     step = replayed["step"]
     yield (
-        "the same of one that keeps gradients at nine saves of ten: whole, gradients alone",
+        "the same of one that keeps gradients at nine saves of ten: complete, gradients alone",
         f"{replayed['whole'] / step:.1%}, {replayed['gradients'] / step:.1%}", "does not apply", "does not apply", "",
     )  # fmt: skip
     yield (
-        f"and read back: whole, after 1 and {REPLAYS} steps of AdamW",
+        f"and read back: complete, after 1 and {REPLAYS} steps of AdamW",
         f"{replayed['read 0']:.2f} s, {replayed['read 1']:.2f} and {replayed[f'read {REPLAYS}']:.2f} s", "does not apply",
         "does not apply", "",
     )  # fmt: skip

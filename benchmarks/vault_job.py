@@ -1,9 +1,11 @@
-"""One job that times what a vault does beside what PyTorch has for it. Run by torchrun, with the vault served beside it.
+"""One job that times a vault against PyTorch's ways.
+
+Run by torchrun.
 
 torchrun --nproc-per-node 4 benchmarks/vault_job.py save|load|train|replay HOME FOLDER ROUNDS: the first rank prints JSON.
-`save` saves DTensors (1 GiB in all) in each way in turn, and copies them, which is what any way has to do; `load` reads them
+`save` saves DTensors (1 GiB in all) in each way in turn, and copies them, which every way has to do; `load` reads them
 back into tensors that are there; `train` trains a small GPT, and saves it and its optimizer after each step, in each way in
-turn; `replay` trains it with a vault that keeps gradients, and reads what is there after each save.
+turn; `replay` trains it with a vault that keeps gradients, and reads the vault after each save.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def state_of(mesh: DeviceMesh, dim: int, value: float | None) -> dict[str, DTensor]:
-    """The state, cut along a dim: numbers of its elements, or one value in all."""
+    """The state, cut along a dim.
+
+    Elements have their numbers, or one value.
+    """
     found = {}
     for i in range(TENSORS):
         shape = [ROWS, WIDE]
@@ -74,7 +79,7 @@ def saved(home: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
         "async_save": [],
         "async": [],
     }
-    apart = dist.new_group()  # what saves beside the job speaks of its own
+    apart = dist.new_group()  # the background save communicates in a group of its own
     for i in range(rounds):
         found["copy"].append(timed(copy))
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""docs/PERFORMANCE.md shows what was measured: its blocks are made of the figures that the benchmark kept."""
+"""docs/PERFORMANCE.md shows the measured figures: the tests compare its blocks with the figures that were kept."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_every_name_of_make_bench_is_a_table_of_the_page() -> None:
 def test_a_block_is_made_of_its_table_and_no_other() -> None:
     end = "<!-- end of figures -->"
     page = f"before\n<!-- figures: plan -->\nold\n{end}\nafter\n<!-- figures: lsp -->\nkept\n{end}\n"
-    table = Table("plan", "make bench plan", "2 cores", ("what", "figure"), (("405B", "2.4 s"),))
+    table = Table("plan", "make bench plan", "2 cores", ("case", "figure"), (("405B", "2.4 s"),))
     made = written(page, {"plan": table})
     assert made == page.replace(
-        "old\n", "| what | figure |\n| --- | --- |\n| 405B | 2.4 s |\n\n`make bench plan`, 2 cores.\n"
+        "old\n", "| case | figure |\n| --- | --- |\n| 405B | 2.4 s |\n\n`make bench plan`, 2 cores.\n"
     )
     assert written(made, {"plan": table}) == made
     assert written(made, {"plan": evolve(table, rows=(("405B", "9.9 s"),))}) != made
