@@ -143,7 +143,7 @@ def cost(case: Case, degrees: tuple[int, int], ranks: tuple[str, ...], rounds: i
 
 
 def exponent(points: list[tuple[int, float]]) -> str:
-    """The power of the ranks that fits best, over all sizes and two.
+    """The power of the ranks that fits best, over all sizes.
 
     Least squares of logarithms.
     """
