@@ -1,1 +1,1 @@
-"""Verification: proofs of graphs, and checks of layouts and checkpoints against each other."""
+"""Proofs of graphs, and checks of layouts and checkpoints."""

@@ -1,4 +1,4 @@
-"""Blobs of a checkpoint: whether each is where its layout says, whether copies are alike, and whether two checkpoints agree."""
+"""Checks of a checkpoint's blobs: their places, their copies, and two checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ucpl.formats.torch.store import Values
 from ucpl.verification.envelopes import Difference
 from ucpl.verification.values import ValueTensors, apart
 
-if TYPE_CHECKING:  # who applies a plan asks whether copies are alike, and needs no compiler
+if TYPE_CHECKING:  # `apply` compares copies, and needs no compiler
     from ucpl.placement import Placement
     from ucpl.placement.placement import Blob, BlobPlace
 
@@ -42,7 +42,7 @@ def _with_labels(d: Diagnostic, labels: tuple[Label, ...]) -> Diagnostic:
 
 
 def demand_alike(ways: Iterable[BlobWay], name: str, root: Path) -> None:
-    """Places of the source that a plan takes for one value hold one. Raises: UcplError E334."""
+    """Check that a plan's places for one value agree. Raises: UcplError E334."""
     pairs = [((w.source_file, w.source_key), (w.file, w.key)) for w in ways]
     found = list(_unlike(name, pairs, root))
     if found:
@@ -50,7 +50,7 @@ def demand_alike(ways: Iterable[BlobWay], name: str, root: Path) -> None:
 
 
 def unlike_copies(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
-    """Of each blob the first copy that differs from the first place of its coordinate. E334."""
+    """The first wrong copy of each blob. E334."""
     out = []
     for blob in placement.blobs:
         if blob.rule.fate in ("keep", "remap"):
@@ -93,7 +93,10 @@ def _unlike(name: str, pairs: Iterable[tuple[Place, Place]], root: Path) -> Iter
 
 
 def held_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], int]:
-    """What differs, and how many values were held against each other. `drop` on either side: nothing is asked."""
+    """The differences, and the number of compared values.
+
+    A `drop` on either side skips the blob.
+    """
     ours, theirs = ({x.name: x for x in side.blobs if x.rule.fate != "drop" and x.places} for side in (here, there))
     free = {x.name for side in (here, there) for x in side.blobs if x.rule.fate == "drop"}
     out: list[Difference] = []
@@ -120,7 +123,10 @@ def held_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) 
 
 
 def _pairs(one: Blob, other: Blob) -> list[tuple[BlobPlace, BlobPlace]] | None:
-    """Which value stands against which, as the fates of both sides allow; None: they are of other degrees."""
+    """Pair the values of both sides, by their fates.
+
+    None: their degrees differ.
+    """
     ours, theirs = _firsts(one), _firsts(other)
     fates = {one.rule.fate, other.rule.fate}
     if "first" in fates:

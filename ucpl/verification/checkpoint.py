@@ -1,4 +1,4 @@
-"""Is a checkpoint whole and consistent? All that vouches for its bytes, and all that its values must agree on."""
+"""Check that a checkpoint's bytes and values are complete and consistent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ SAYS = {"agrees": "witnessed by", "contradicts": "contradicted by", "absent": "n
 
 @frozen
 class Verdict:
-    """What `verify` found. True where nothing is wrong; `notes` say what was held against what, and what was not."""
+    """The result of `verify`, true if nothing is wrong.
+
+    `notes` list the comparisons that were made, and those that were not.
+    """
 
     findings: tuple[Diagnostic, ...]
     files: Verified
@@ -68,7 +71,7 @@ def verdict(
     memory: int = 512 << 20,
     workers: int = 2,
 ) -> Verdict:
-    """Verify an opened and located checkpoint. What is wrong with it is a finding, not an error.
+    """Verify an opened and located checkpoint. Its faults are findings, not errors.
 
     asked: which witnesses are called for the spec; None calls none but those that the checkpoint itself is.
     """
@@ -112,7 +115,10 @@ def verdict(
 
 
 def _is_shown(twins: Twins, seen: set[str], held: Comparison | None) -> bool:
-    """Whether weights and masters that are laid out otherwise would differ if these parts were swapped."""
+    """Return True if a swap of these parts would show.
+
+    Weights and masters that are laid out in different ways would then differ.
+    """
     if held is None or not seen.issuperset(twins.tensors):
         return False
     return together(held.seen.get(name, Seen()) for name in twins.tensors).varies
@@ -135,7 +141,10 @@ def _masters_text(held: Comparison | None) -> str:
 
 
 def _masters_seen(placement: Placement, held: Comparison | None, findings: list[Diagnostic]) -> Witness:
-    """Weights and masters as a witness for the spec. Both laid out in one way share its mistakes."""
+    """Weights and masters as evidence for the spec.
+
+    Both laid out in one way share its mistakes.
+    """
     both = laid_otherwise(placement)
     if not both or held is None:
         return masters_say("absent", NO_MASTERS)
@@ -157,9 +166,10 @@ def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
 def _copies(
     checkpoint: Checkpoint, placement: Placement, memory: int, workers: int
 ) -> tuple[Comparison | None, list[Diagnostic]]:
-    """Replicas and second names: the checkpoint against itself, where an element has more than one place. And padding.
+    """Compare the places of elements that have more than one, and padding.
 
-    Each copy is held against the place that is read. Members of a mean may differ: what is held is each against its own copies.
+    The places are replicas and second names. Each copy is compared with the place that is read. Members of a mean may
+    differ: each is compared with its own copies.
     """
     graph = build(placement, counted(placement), dtype_of=dtype_of(checkpoint))
     plan = order(graph, name="copies")
@@ -174,7 +184,10 @@ def _copies(
 
 
 def _turned(m: Runs) -> Runs:
-    """From the place that is read to its copy: every copy is filled once, so that each of several has its say."""
+    """Moves from the place that is read to its copies.
+
+    Every copy is filled once, so all are compared.
+    """
     by_stride = np.argsort(-m.source_stride, axis=1, kind="stable")
     shape, source, target = (
         np.take_along_axis(columns, by_stride, 1) for columns in (m.shape, m.target_stride, m.source_stride)
@@ -198,7 +211,7 @@ def _turned(m: Runs) -> Runs:
 
 
 def _steps(checkpoint: Checkpoint) -> list[str]:
-    """What is one number a parameter: equal within each group, or said to differ."""
+    """Check that values per parameter are equal within each group."""
     out = []
     for state, values in checkpoint.state.scalars.items():
         for i, group in enumerate(checkpoint.state.groups):

@@ -1,6 +1,6 @@
-"""Weights that stand beside the shards, as a model's files, held against what the shards say they are.
+"""Compare weights in a model's companion files with the shards.
 
-Not here: opening those files, and under which names they have the model's tensors (conversion.beside).
+Not here: opening those files, and the names of the model's tensors in them (`conversion.beside`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Agreement", "agreement"]
 
 @define
 class _Asked:
-    """The weights of a model's files, by what each is held against."""
+    """The weights of a model's files, by the kind of comparison."""
 
     here: Placement  # of the shards
     ours: Mapping[Pair, str]  # dtypes that they store
@@ -53,12 +53,15 @@ class _Asked:
 
 @frozen
 class Agreement:
-    """How far the weights of some files are those of the shards. `differs`: the first element of each that is not."""
+    """The comparison of some files' weights with the shards.
+
+    `differs`: the first element of each that is not equal.
+    """
 
     tensors: int = 0  # that were compared
     elements: int = 0
     differs: tuple[str, ...] = ()
-    unheld: tuple[str, ...] = ()  # what could not be compared, and why
+    unheld: tuple[str, ...] = ()  # tensors that could not be compared, with the reason
     seen: Seen = field(factory=Seen)  # the values that were compared
 
     def __add__(self, other: Agreement) -> Agreement:
@@ -74,7 +77,9 @@ class Agreement:
 def agreement(
     shards: Checkpoint, here: Placement, model: Checkpoint, there: Placement, *, memory: int, workers: int
 ) -> Agreement:
-    """Hold each weight of `model` against that of the shards: stored or derived, or, in another dtype, its master, rounded.
+    """Compare each weight of `model` with that of the shards.
+
+    The shard's weight is stored or derived; in another dtype it is its master, rounded.
 
     Raises: UcplError E610, E611.
     """

@@ -1,7 +1,8 @@
-"""Do two checkpoints hold the same logical state, whatever their layouts? What differs, by tensor, state and index.
+"""Compare the logical state of two checkpoints, by tensor, state and index.
 
-A plan is made from one to the other and held against what is there: tile by tile, within a budget, padding left out. A state
-that only one side stores is compared with what the other derives it to be.
+A plan is made from one to the other and compared with the stored values: tile by tile, within a budget, padding left
+out. A state
+that only one side stores is compared with the value that the other derives.
 """
 
 from __future__ import annotations
@@ -38,25 +39,28 @@ MEMORY = 512 << 20
 
 @frozen
 class Likeness:
-    """All that differs, and how much was compared. True if nothing differs and there was something to compare."""
+    """All differences, and the compared amount.
+
+    True if nothing differs and something was compared.
+    """
 
     differences: tuple[Difference, ...]
     tensors: int = 0
     elements: int = 0
     bytes_read: int = 0
     bytes_live_max: int = 0
-    derived: tuple[str, ...] = ()  # states that one side does not store: compared with what it derives
-    values: int = 0  # beside tensors: hyper-parameters, counters, client_state keys
-    unsaid: tuple[Unsaid, ...] = ()  # what one side alone says, where silence is no difference
-    rounded: tuple[Rounded, ...] = ()  # weights in two training dtypes, and how far they are apart
-    around: tuple[str, ...] = ()  # what the folders around them are: no part of the state
+    derived: tuple[str, ...] = ()  # states that one side derives instead of storing
+    values: int = 0  # other than tensors: hyper-parameters, counters, client_state keys
+    unsaid: tuple[Unsaid, ...] = ()  # values of one side alone that are no difference
+    rounded: tuple[Rounded, ...] = ()  # weights in two training dtypes, and their distance
+    around: tuple[str, ...] = ()  # the kinds of the folders around them: no part of the state
     seconds: dict[str, float] = field(factory=dict)
     alone: str = ""  # the side that has weights and no state of an optimizer, where the other one has some
     narrow: str = ""  # dtypes in which weights of two types were compared
 
     @property
     def is_void(self) -> bool:
-        """Whether nothing was compared: neither side has a tensor."""
+        """Return True if nothing was compared: neither side has a tensor."""
         return not self.differences and not self.tensors
 
     def __bool__(self) -> bool:
@@ -114,7 +118,7 @@ def likeness(
         if not reach:
             continue
         source = only(left, (reach & pairs_of(left)) | origins, {p for p, _ in reach})
-        whole = evolve(right, layout=evolve(right.layout, fillings=()))  # what one side lacks is lacking
+        whole = evolve(right, layout=evolve(right.layout, fillings=()))  # elements that one side lacks are not filled
         target = counted(only(whole, reach))
         known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}
         plan = order(build(source, target, dtype_of=_dtype_of(known)), name="compare")
@@ -144,7 +148,7 @@ def likeness(
 
 
 def _alone(ours: set[Pair], theirs: set[Pair]) -> str:
-    """The side without any state of an optimizer, if the other one has some."""
+    """The side without optimizer states, if the other one has some."""
     a, b = (any(state != "weight" for _, state in some) for some in (ours, theirs))
     return "" if a == b else "A" if b else "B"
 
@@ -170,7 +174,10 @@ def _models(here: Placement, there: Placement) -> list[Difference]:
 
 
 def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], list[Unsaid]]:
-    """What is trained, frozen, a buffer. Weights alone do not say it: who loads them does."""
+    """Compare the kinds: trained, frozen, buffer.
+
+    Weights alone do not have a kind; their loader decides it.
+    """
     ours, theirs = here.layout.tensors, there.layout.tensors
     apart = [p for p in ours if p in theirs and ours[p].kind != theirs[p].kind]
     if a.state.groups and b.state.groups:
@@ -198,12 +205,15 @@ def _dtypes(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement, sam
 
 
 def stored_dtypes(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, str]:
-    """The dtype of each state of each tensor, as the files have it."""
+    """The dtype of each state of each tensor in the files."""
     return {pair: next(iter(found)) for pair, found in types_of(checkpoint, placement).items()}
 
 
 def types_of(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, dict[str, None]]:
-    """The dtypes of each state of each tensor, in the order of its pieces. "" is of what no file has."""
+    """The dtypes of each tensor's states, in the order of pieces.
+
+    "" is for pieces in no file.
+    """
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
     out: dict[Pair, dict[str, None]] = {}
     for part in placement.parts:
@@ -215,7 +225,10 @@ def types_of(checkpoint: Checkpoint, placement: Placement) -> dict[Pair, dict[st
 
 
 def reachable(source: Placement, wanted: set[Pair]) -> tuple[set[Pair], set[Pair], set[Pair]]:
-    """Of the pairs wanted: those that the source stores or derives, the pairs they derive from, and those it lacks."""
+    """Split the wanted pairs: in the source, their origins, the rest.
+
+    The source has a pair if it stores or derives it.
+    """
     stored = pairs_of(source)
     origins: set[Pair] = set()
     reach: set[Pair] = set()

@@ -1,6 +1,6 @@
-"""What may be wrong where a stored tensor holds other numbers than a genuine one: cheap looks at where the same numbers stand.
+"""Possible causes of a difference: cheap searches for the same numbers elsewhere.
 
-A guess is a sentence, and never more than that: it is said beside the element that differs, which is a fact.
+A guess is only a sentence: it is printed next to the element that differs, which is a fact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Words = NDArray[np.unsignedinteger | np.complexfloating]  # elements as bits
 
 @define
 class StoredTensors:
-    """Stored tensors of a checkpoint, read whole: the last few are kept."""
+    """Stored tensors of a checkpoint, read completely: the last few are cached."""
 
     checkpoint: Checkpoint
     kept: dict[Place, Words] = field(factory=dict)
@@ -56,7 +56,7 @@ class Guesses:
     made: list[Place] = field(factory=list)
 
     def of(self, place: Place) -> str:
-        """What may be wrong with a stored tensor that differs, or ""."""
+        """The likely cause of a difference in a stored tensor, or ""."""
         extent = self.here[place]
         if extent.numel * DTYPES[extent.dtype].itemsize > BYTES_MAX or len(self.made) >= GUESSES_MAX:
             return ""
@@ -68,7 +68,7 @@ class Guesses:
         return ""
 
     def twin(self, place: Place, *, mine: bool) -> str:
-        """Where the other side has the same numbers under another name."""
+        """The other side's tensor that has the same numbers under another name."""
         ours, theirs = (self.here, self.there) if mine else (self.there, self.here)
         extent = ours[place]
         if extent.numel * DTYPES[extent.dtype].itemsize > BYTES_MAX or len(self.made) >= GUESSES_MAX:
@@ -83,7 +83,7 @@ class Guesses:
         return ""
 
     def elsewhere(self, place: Place, a: Words, b: Words) -> str:
-        """The whole tensor is another one there: parts swapped, a layer or an expert off by one, another rank."""
+        """Find another tensor: parts swapped, wrong layer, expert or rank."""
         if a.size < 2:
             return ""
         for p in self.alike(place):
@@ -92,14 +92,14 @@ class Guesses:
         return ""
 
     def alike(self, place: Place) -> Iterator[Place]:
-        """Other stored tensors of the shape and type, those of the same file or key first."""
+        """Other stored tensors of the same shape and type, nearest first."""
         extent = self.here[place]
         found = [p for p, e in self.there.items() if p != place and _is_like(e, extent)]
         found.sort(key=lambda p: (p[0] != place[0], p[1] != place[1]))
         yield from found[:CANDIDATES_MAX]
 
     def shifted(self, place: Place, a: Words, b: Words) -> str:
-        """Every element is so much more or less: a `value` clause that is missing, or wrong."""
+        """A constant difference: a `value` clause is missing or wrong."""
         dtype = self.here[place].dtype
         if not dtype.startswith(("f", "bf")):
             return ""
@@ -126,7 +126,10 @@ class Guesses:
         return ""
 
     def scattered(self, place: Place, a: Words, b: Words) -> str:
-        """Rows that are in files of other ranks there: cut, then packed, or packed, then cut."""
+        """Rows that are in files of other ranks on the other side.
+
+        Cut, then packed, or packed, then cut.
+        """
         peers = [p for p in self.alike(place) if p[1] == place[1]]
         for axis in range(min(a.ndim, 2)):
             rows = _rows(np.moveaxis(a, axis, 0))
@@ -165,7 +168,10 @@ def _rows(array: Words) -> list[bytes]:
 
 
 def _order(a: Words, b: Words) -> I64 | None:
-    """order[i]: where row i of a is in b. None where rows are not the same ones, or not to be told apart."""
+    """order[i]: the place of row i of a in b.
+
+    None if the rows differ or are ambiguous.
+    """
     if not 1 < len(a) <= ROWS_MAX:
         return None
     theirs = {row: n for n, row in enumerate(_rows(b))}
@@ -176,7 +182,7 @@ def _order(a: Words, b: Words) -> I64 | None:
 
 
 def _told(order: I64) -> str:
-    """An order in words: two parts swapped, digits the other way round, or the first position that moved."""
+    """Describe an order: swapped parts, transposed digits, or the first move."""
     n = len(order)
     starts = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), n]
     runs = [(int(order[a]), b - a) for a, b in pairwise(starts)]

@@ -1,4 +1,4 @@
-"""From a position of a stored tensor to the element of the model that lies there, and back."""
+"""Map positions of stored tensors to the model's elements, and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ucpl.placement.placement import LOOSE, element_name
 from ucpl.records import define, frozen
 from ucpl.tables import I64
 
-if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
+if TYPE_CHECKING:  # planning does not import the runtime
     from ucpl.runtime.compare import Unequal
 
 __all__ = ["Spot", "counted", "element_at", "element_in", "element_of", "finding", "only", "pairs_of", "spots_of"]
@@ -29,7 +29,7 @@ Pair = tuple[str, str]  # (tensor, state)
 
 @frozen
 class Spot:
-    """One place of an element: part and home of a placement, row-major position in the home."""
+    """One place of an element: part, home, row-major position in it."""
 
     part: int
     home: int
@@ -37,12 +37,15 @@ class Spot:
 
 
 def pairs_of(placement: Placement) -> set[Pair]:
-    """Which states of which tensors a placement stores."""
+    """The states of each tensor that a placement stores."""
     return {(placement.tensors[t], p.state) for p in placement.parts for t in p.tensors}
 
 
 def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None) -> Placement:
-    """The placement with these pairs alone; homes and their order stay, so that numbers of homes keep their meaning."""
+    """The placement with these pairs alone.
+
+    Homes and their order stay, so that numbers of homes keep their meaning.
+    """
     parts = []
     wanted = {  # by state: parts are as many as tensors where these are not stored alike
         state: np.array([(path, state) in pairs for path in placement.tensors] or [False])
@@ -58,9 +61,9 @@ def only(placement: Placement, pairs: set[Pair], tensors: set[str] | None = None
 
 
 def counted(placement: Placement) -> Placement:
-    """The places that count: all but copies under `any`, and of these the first, for elements that have no other place.
+    """The places that a conversion reads. Copies under `any` are left out.
 
-    It is what a conversion reads. Nothing is said of what the others hold.
+    The first of them is kept for elements that have no other place. The values of the others are not checked.
     """
     parts = list(placement.parts)
     for state in dict.fromkeys(p.state for p in parts if _is_loose(p.folded.policy).any()):
@@ -74,14 +77,17 @@ def counted(placement: Placement) -> Placement:
                 homes = parts[n].homes
                 if (
                     homes.padding and kept.volume.sum() < parts[n].folded.volume.sum()
-                ):  # what is left open there is no padding
+                ):  # elements that are left open are no padding
                     homes = Homes(tuple(evolve(b, padding=np.zeros_like(b.padding)) for b in homes.blocks))
                 parts[n] = evolve(parts[n], folded=kept, homes=homes)
     return Placement(placement.layout, placement.tensors, tuple(parts), placement.flats, placement.blobs)
 
 
 def _is_loose(policy: I64) -> NDArray[np.bool_]:
-    """Of each piece. (Written out: tables are many and small, and NumPy's `isin` sorts.)"""
+    """A mask of loose pieces.
+
+    (Written out: tables are many and small, and NumPy's `isin` sorts.)
+    """
     found: NDArray[np.bool_] = policy == LOOSE[0]
     for other in LOOSE[1:]:
         found |= policy == other
@@ -90,7 +96,7 @@ def _is_loose(policy: I64) -> NDArray[np.bool_]:
 
 @define
 class _Held:
-    """Boxes of one state that have a place, by tensor: each different one once."""
+    """Boxes of one state that have a place, by tensor, without duplicates."""
 
     boxes: dict[int, dict[bytes, tuple[I64, I64]]] = field(factory=dict)
 
@@ -99,9 +105,10 @@ class _Held:
             self.boxes.setdefault(tensor, {})[low.tobytes() + high.tobytes()] = (low, high)
 
     def first(self, pieces: Pieces) -> Pieces:
-        """Without what is under `any` and has a place already. What is left counts as held from now on.
+        """The pieces without boxes under `any` that already have a place.
 
-        Of what leads, boxes that are equal to one that is left are left, too: they are equal, and are checked.
+        The rest counts as held from now on.
+        Boxes that are equal to a leading box that stays also stay: they are checked as copies.
         """
         is_loose = _is_loose(pieces.policy)
         kept = [pieces.take(~is_loose)]
@@ -134,7 +141,9 @@ def _within(piece: Pieces, low: I64, high: I64) -> Pieces:
 
 
 def element_at(placement: Placement, target: int, position: int) -> tuple[str, str]:
-    """(state, element) that lies at a row-major position of a stored tensor. `target` counts homes over all parts.
+    """(state, element) at a row-major position of a stored tensor.
+
+    `target` counts homes over all parts.
 
     A position of padding is named by the stored tensor.
     """
@@ -145,7 +154,7 @@ def element_at(placement: Placement, target: int, position: int) -> tuple[str, s
 
 
 def element_of(u: Unequal, placement: Placement) -> str:
-    """What a target's element is of that is not as it should be: `weight of a[0, 1]`."""
+    """The name of a wrong element of a target: `weight of a[0, 1]`."""
     homes = [h for p in placement.parts for h in p.homes]
     same = [n for n, h in enumerate(homes) if key_text(h.key) == u.key]
     # Of chunks, a layout names the file that describes them, and `u` the one that has the bytes.
@@ -154,7 +163,7 @@ def element_of(u: Unequal, placement: Placement) -> str:
 
 
 def finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnostic:
-    """What is wrong with the first element of a stored tensor that is not as it should be."""
+    """A finding for the first wrong element of a stored tensor."""
     return Diagnostic(
         code,
         f"{element_of(u, placement)}: {text}, {u.value} is not {u.wanted}",
@@ -167,7 +176,10 @@ def finding(code: str, u: Unequal, placement: Placement, text: str) -> Diagnosti
 
 
 def element_in(placement: Placement, part: Part, home: int, position: int) -> str:
-    """The element that lies at a row-major position of a part's stored tensor; of padding, the tensor."""
+    """The element at a row-major position of a part's stored tensor.
+
+    In padding, the tensor.
+    """
     found = _in_home(part, home, position)
     if found is None:
         return f"{part.label} (padding)"

@@ -1,9 +1,11 @@
-"""What stands beside tensors, held against each other: groups, counters, schedules, client_state. And what silence means.
+"""Compare the values that are not tensors: groups, counters, schedules, client_state.
 
-Two checkpoints are alike where training goes on from both in the same way. One may say what the other leaves out: that is
-no difference where silence means the same (a counter at 0), or where the other's form has no place for it and who loads it
-brings his own (an elastic checkpoint and the optimizer's arguments). It is said all the same. Anything else is lost: a
-difference, whatever the formats are.
+Two checkpoints are alike if training resumes from both in the same way. One may lack a value that the other has: that
+is
+no difference if the missing value has a default (a counter at 0), or if the format has no place for it and the loader
+has its own (an elastic checkpoint and the optimizer's arguments). It is reported all the same. Any other missing value
+is a
+difference, in all formats.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from ucpl.verification.values import ValueTensors, apart, value_text
 
 __all__ = ["NO_GROUPS", "Difference", "EnvelopeComparison", "Unsaid", "beside", "counted_names"]
 
-# What continues a run in the engine; the rest of an envelope's blobs is made anew for each target.
+# Values that continue a run in the engine; the other blobs of an envelope are made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
 LOST = ("lr_scheduler", "module_extra")  # there is no value that silence could mean
-OF_LOSSES = ("dynamic_loss_scale", "overflow")  # nothing in two dtypes of which one is fp16
+OF_LOSSES = ("dynamic_loss_scale", "overflow")  # ignored between two dtypes if one is fp16
 WHERE_KEPT = ("dynamic_loss_scale", "overflow", "clip_grad")  # some forms make them anew: compared where both keep them
 
 Side = Literal["A", "B"]
@@ -42,7 +44,10 @@ _DEFAULT = "what an optimizer does that is told nothing"
 
 @frozen
 class Difference:
-    """One thing in which A and B differ. `kind` is tensor, dtype, shape, value, group, scalar or carried."""
+    """One difference between A and B.
+
+    `kind` is tensor, dtype, shape, value, group, scalar or carried.
+    """
 
     kind: str
     name: str  # tensor, group or key
@@ -62,7 +67,7 @@ class Difference:
 
 @frozen
 class Unsaid:
-    """What one side alone says, and why the other's silence is no difference."""
+    """A value of one side alone, and the reason to allow it."""
 
     name: str
     value: str
@@ -76,7 +81,10 @@ class Unsaid:
 
 @define
 class EnvelopeComparison:
-    """What two envelopes differ in, what one of them leaves out, and how many values were held against each other."""
+    """The differences of two envelopes, values of one side, and a count.
+
+    The count is of compared values.
+    """
 
     differences: list[Difference] = field(factory=list)
     unsaid: list[Unsaid] = field(factory=list)
@@ -84,8 +92,8 @@ class EnvelopeComparison:
 
 
 def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
-    """Hold all that is not a tensor of the model against its counterpart."""
-    pair = _Pair(a.state, b.state, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
+    """Compare everything that is not a tensor of the model."""
+    pair = _Pair(a.envelope, b.envelope, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
     pair.groups()
     pair.counters()
     pair.schedules()
@@ -110,7 +118,10 @@ class _Pair:
         self.found.differences += [Difference(kind, d.path, a=d.a, b=d.b) for d in said]
 
     def alone(self, kind: str, name: str, value: object, side: Side, why: str = "") -> None:
-        """A value that one side has. `why` silence is no difference; without it, the value is lost."""
+        """Record a value of one side.
+
+        `why` gives the reason if that is no difference; without it, the value is lost.
+        """
         self.found.count += 1
         text = value_text(number_of(value))
         if why:
@@ -121,7 +132,7 @@ class _Pair:
 
     @property
     def is_scaled_in_one(self) -> bool:
-        """Whether one side alone trains in fp16."""
+        """Return True if one side alone trains in fp16."""
         ours, theirs = _flag(self.a, "fp16"), _flag(self.b, "fp16")
         return ours is not None and theirs is not None and ours != theirs
 
@@ -144,8 +155,11 @@ class _Pair:
             a, b = (", ".join(map(str, x)) for x in (pairs, order))
             self.found.differences.append(Difference("group", "order of groups", a=a, b=b))
 
-    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: TrainState, other: TrainState) -> None:
-        """A group that the other side lacks: one of all parameters that says nothing of them is no difference to none."""
+    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: Envelope, other: Envelope) -> None:
+        """A group that the other side lacks.
+
+        It is no difference if it has all parameters and no settings.
+        """
         text = f"{len(group.members)} parameters, the first {group.members[0] if group.members else 'none'}"
         self.found.count += 1
         if not other.groups and len(own.groups) == 1 and not group.hyper:
@@ -164,7 +178,8 @@ class _Pair:
             else:
                 self.alone("group", where, yours.hyper[key], "B", _silence_of_hyper(key, yours, self.b, self.a))
 
-    # ---- what a run has counted and scheduled ------------------------------------------------------------------------
+    # ---- counters and schedules of a run
+    # ---------------------------------------------------------------------------------
 
     def counters(self) -> None:
         for key in COUNTERS:
@@ -186,7 +201,10 @@ class _Pair:
                     self.alone("scalar", f"{state} of {counted_names(zeros)}", 0, side, _BEGINS)
 
     def counted(self, kind: str, name: str, left: Mapping[str, object], right: Mapping[str, object], key: str) -> None:
-        """A number that one side has, if any: no difference where it is the one that a run begins with."""
+        """A number that one side may lack.
+
+        It is no difference if it is a run's first value.
+        """
         side: Side = "A" if key in left else "B"
         values = left if side == "A" else right
         if key in values:
@@ -206,7 +224,10 @@ class _Pair:
                 self.alone("carried", key, self.b.blobs[key], "B")
 
     def second_names(self) -> None:
-        """Values of frozen parameters that were left out but for a second name: stage 3 has no place for them."""
+        """Values of frozen parameters that only a second name keeps.
+
+        Stage 3 has no place for them.
+        """
         ours, theirs = _second_names(self.a.blobs), _second_names(self.b.blobs)
         for name in dict.fromkeys([*ours, *theirs]):
             if name in ours and name in theirs:
@@ -216,7 +237,10 @@ class _Pair:
                 self.alone("carried", name, {**ours, **theirs}[name], side, _LEFT_OUT)
 
     def loss_scale(self) -> None:
-        """An object in some forms, numbers in others; nothing where nothing is scaled, as in another dtype than fp16."""
+        """The loss scale: an object or numbers, by form.
+
+        Not compared without fp16.
+        """
         if self.is_scaled_in_one:
             side: Side = "A" if _flag(self.a, "fp16") else "B"
             held = _scaling((self.a if side == "A" else self.b).blobs)
@@ -237,7 +261,7 @@ class _Pair:
 
     @property
     def moved(self) -> frozenset[str]:
-        """Values with a place of their own in one form, which the other form keeps in client_state."""
+        """Values that one form stores, and the other in client_state."""
         sides = (self.a, self.b), (self.b, self.a)
         return frozenset(
             key for key in LOST for x, y in sides if key in x.blobs and key in y.carried and key not in y.blobs
@@ -253,7 +277,7 @@ class _Pair:
 
 
 def _paired(ours: tuple[ParameterGroup, ...], theirs: tuple[ParameterGroup, ...]) -> dict[int, int]:
-    """Groups of A, in their order, and the group of B that has the same members."""
+    """Pair the groups of A and B with the same members."""
     left: dict[frozenset[str], list[int]] = {}
     for j, group in enumerate(theirs):
         left.setdefault(frozenset(group.members), []).append(j)
@@ -270,8 +294,11 @@ def counted_names(names: list[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
-def _silence_of_hyper(key: str, group: ParameterGroup, own: TrainState, silent: TrainState) -> str:
-    """Why the other side's group may leave a hyper-parameter out; empty where it is lost."""
+def _silence_of_hyper(key: str, group: ParameterGroup, own: Envelope, silent: Envelope) -> str:
+    """The reason why the other side's group may lack a hyper-parameter.
+
+    Empty if it is lost.
+    """
     value = group.hyper[key]
     if _is_elastic(silent):
         return _OF_THE_JOB
@@ -304,7 +331,10 @@ def _is_zero(value: object) -> bool:
 
 
 def _scaling(blobs: dict[str, object]) -> dict[str, object]:
-    """How losses are scaled, from either form: `dynamic`, the scale, and of a dynamic one what moves it."""
+    """The loss scaling of either form.
+
+    `dynamic`, the scale, and the settings of a dynamic one.
+    """
     kept = blobs.get("loss_scaler")
     if isinstance(kept, Call):
         state: dict[str, object] = kept.state if isinstance(kept.state, dict) else {}

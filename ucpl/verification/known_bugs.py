@@ -1,7 +1,8 @@
-"""Masters that are their weights, moved: what Megatron-Core up to 0.19.2 saves of buckets that end in padding.
+"""Shifted masters: a bug of Megatron-Core up to 0.19.2 with padded buckets.
 
-Gathering a bucket it leaves the padding at its end out, and cuts parameters of later buckets out as if it were there: of such a
-one the first elements are lost, of its master and moments alike, and as many zeros follow its last.
+Gathering a bucket it leaves the padding at its end out, and cuts parameters of later buckets out as if it were there:
+such a
+parameter loses its first elements, in its master and moments alike, and as many zeros follow its last.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _TOLD = 8  # of them that must agree
 
 
 def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
-    """Notes and a remedy for a weight that is not its master; nothing where the master is not the weight, moved."""
+    """Notes and a remedy for a shifted master.
+
+    Empty if it is not shifted.
+    """
     if not format_named(checkpoint.framework).has_shifted_masters:
         return (), ""
     weight = _extent(checkpoint, unequal.file, unequal.key)
@@ -42,7 +46,10 @@ def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], 
 
 
 def moved_by(checkpoint: Checkpoint, weight: Extent, master: Extent) -> int:
-    """By how many elements a chunk's master is ahead of its weight; 0 where it is not the weight's."""
+    """The number of elements by which a chunk's master is shifted.
+
+    0 if it is another's.
+    """
     if weight.shape != master.shape or not (weight.is_contiguous and master.is_contiguous):
         return 0
     count = min(weight.numel, LOOKED_AT)

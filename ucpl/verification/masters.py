@@ -1,7 +1,11 @@
-"""Weights against the fp32 masters that they are rounded from: all of them here, a sample of each before a run (same_step).
+"""Compare weights with the fp32 masters that they are rounded from.
 
-Files of two steps that lie in one folder have equal keys and shapes. What an optimizer counts tells most of them apart; of one
-that counts nothing, and of files of weights, only values do. They change everywhere with a step, so that a sample shows it.
+All of them here; a sample of each before a run (same_step).
+
+Files of two steps in one folder have equal keys and shapes. The optimizer's counters show most of these cases; for an
+optimizer
+without counters, and for files of weights, only values show it. They change everywhere with a step, so a sample is
+enough.
 """
 
 from __future__ import annotations
@@ -19,8 +23,7 @@ from ucpl.placement import Placement
 from ucpl.planning import Plan, order
 from ucpl.verification.elements import counted, element_of, finding, only, pairs_of
 
-if TYPE_CHECKING:  # who makes a plan does not wait for what runs one
-    from ucpl.files.checkpoint import Checkpoint
+if TYPE_CHECKING:  # planning does not import the runtime
     from ucpl.runtime.compare import Comparison, Unequal
 
 __all__ = ["dtype_of", "elements_of", "masters_of", "weights_against_masters"]
@@ -29,7 +32,10 @@ __all__ = ["dtype_of", "elements_of", "masters_of", "weights_against_masters"]
 def weights_against_masters(
     checkpoint: Checkpoint, placement: Placement, memory: int, workers: int
 ) -> tuple[Comparison | None, list[Diagnostic]]:
-    """Compare every stored weight with its stored master. None: not both are stored. Findings are E701."""
+    """Compare every stored weight with its stored master.
+
+    None: not both are stored. Findings are E701.
+    """
     from ucpl.verification.target_check import hold_against
 
     plan = masters_of(placement, dtype_of(checkpoint))
@@ -49,7 +55,10 @@ def _found(unequal: Unequal, weights: Placement, checkpoint: Checkpoint) -> Diag
 
 
 def masters_of(placement: Placement, dtypes: DtypeOf | None, without: frozenset[str] = frozenset()) -> Plan | None:
-    """From stored masters to stored weights, where both are kept. without: tensors whose masters nobody takes."""
+    """Moves from stored masters to stored weights, if both are stored.
+
+    Without: tensors whose masters are not read.
+    """
     both = _both(placement) - without
     if not both:
         return None
@@ -60,7 +69,7 @@ def masters_of(placement: Placement, dtypes: DtypeOf | None, without: frozenset[
 
 
 def elements_of(placement: Placement) -> Callable[[Unequal], str]:
-    """How an element of such a plan's target is called."""
+    """A function that names an element of such a plan's target."""
     weights = _weights(placement)
     return lambda unequal: element_of(unequal, weights)
 

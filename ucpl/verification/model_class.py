@@ -1,4 +1,4 @@
-"""The class of transformers that a config.json names: its logits, and the parameters that they would not show swapped."""
+"""A config.json's transformers class, its logits, and unused parameters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class HuggingFaceClass:
         return logits
 
     def silent(self, folder: Path) -> tuple[str, ...]:
-        """Mistakes that equal logits do not show: in parameters that they do not depend on, and in equal parameters."""
+        """Mistakes that equal logits do not show.
+
+        In parameters that they do not depend on, and in equal parameters.
+        """
         model = _loaded(folder)
         out = []
         if equal := _equal(model):
@@ -98,7 +101,10 @@ def _equal(model: _Torch) -> list[str]:
 
 
 def _idle(model: _Torch) -> list[str]:
-    """Parameters, and experts of a stacked one, whose gradient is zero: no small change of them changes a logit."""
+    """Parameters, or experts of a stacked one, whose gradient is zero.
+
+    No small change of them changes a logit.
+    """
     torch = import_module("torch")
 
     active: dict[str, _Torch] = {}

@@ -1,6 +1,6 @@
-"""A checkpoint that a spec wrote, held against a genuine one of the framework: both under the spec's one layout.
+"""Compare a spec's checkpoint with the framework's own, under the spec's layout.
 
-Stored tensors are compared place by place, so that nothing of the spec stands between: what it got wrong is wrong here. The
+Stored tensors are compared place by place, so the spec does not transform them: its mistakes are visible here. The
 spec only names the elements. Padding is not compared, but the genuine checkpoint's must be zero where the layout demands it.
 Copies that may differ (`mean`, `sum`, `max`, `any`) are not compared.
 """
@@ -57,7 +57,10 @@ Place = tuple[str, tuple[str, ...]]
 
 @frozen
 class Against:
-    """What was compared, and what differs: of the stored tensors of one line, the first is a finding."""
+    """The compared tensors and the differences.
+
+    Of the stored tensors of one line, the first is a finding.
+    """
 
     findings: tuple[Diagnostic, ...]
     tensors: int  # stored tensors of both sides
@@ -71,7 +74,10 @@ class Against:
 
 
 def hold_genuine(mine: Checkpoint, placement: Placement, genuine: Checkpoint) -> Against:
-    """Compare every stored tensor. Raises: UcplError E610, E611 (one of them cannot be read)."""
+    """Compare every stored tensor.
+
+    Raises: UcplError E610, E611 (one of them cannot be read).
+    """
     return _Holding(mine, placement, genuine).run()
 
 
@@ -80,7 +86,10 @@ Finding = Callable[[], Diagnostic]  # of a stored tensor that differs: only the 
 
 @frozen
 class _Apart:
-    """The first position of a stored tensor that differs, how many do, and the first one's bits on both sides."""
+    """A stored tensor's first different position, count, and values.
+
+    The values are bits.
+    """
 
     position: int
     count: int
@@ -193,7 +202,10 @@ class _Holding:
             yield partial(self.unequal, counted.part, number, place, _Apart(first, count, raw))
 
     def parts_alike(self, counted: _Counted, number: int, place: Place, a: Extent) -> None:
-        """Tensors of one stored tensor that hold the same numbers: swapped, they compare equal."""
+        """Report tensors of one stored tensor with the same numbers.
+
+        If swapped, they compare equal.
+        """
         pieces = counted.pieces(number)
         tensors = np.unique(pieces.tensor)
         if not 1 < len(tensors) <= _ALIKE_PARTS or a.numel > _ALIKE_ELEMENTS or is_paired(self.placement, counted.part):
@@ -214,7 +226,10 @@ class _Holding:
                 self.alike.append(f"{first} and {name} in {key_text(place[1])}")
 
     def inside(self, counted: _Counted, number: int, positions: I64) -> Bools:
-        """Which of these items of a file are of what counts: bytes, where two elements lie in one."""
+        """Mask of a file's items that are compared.
+
+        The items are bytes if two elements share one.
+        """
         boxes = counted.boxes(number)
         if not is_paired(self.placement, counted.part):
             return _inside(boxes, positions)
@@ -244,7 +259,10 @@ class _Holding:
         )
 
     def padding(self) -> None:
-        """Padding of the genuine checkpoint that the layout calls zero. Without a plan, other findings have the reason."""
+        """Check padding of the genuine checkpoint that must be zero.
+
+        Without a plan, other findings have the reason.
+        """
         try:
             plan = order(build(self.placement, counted_places(self.placement), dtype_of=dtype_of(self.genuine)))
             found = check_padding(plan, self.genuine)
@@ -262,7 +280,8 @@ class _Holding:
             for d in found
         ]
 
-    # ---- what one side alone has -----------------------------------------------------------------------------------------
+    # ---- data of one side alone
+    # ------------------------------------------------------------------------------------------
 
     def alone(self, part: Part, place: Place) -> Diagnostic:
         extent, name = self.here[place], key_text(place[1])
@@ -302,7 +321,7 @@ class _Holding:
             self.findings.append(_with_notes(found, more))
 
     def files(self) -> None:
-        """Files of the genuine checkpoint that a spec alone would have to name."""
+        """Report files of the genuine checkpoint that no line names."""
         named = {*self.genuine.files, *(e.file for e in self.genuine.extents.values())}
         kinds = {Path(e.file).suffix for e in self.here.values()}
         if not format_named(self.genuine.framework).is_of_a_spec or not self.genuine.top.is_dir():
@@ -340,13 +359,16 @@ Boxes = tuple[I64, I64, I64] | None  # offsets, sizes, strides of the boxes in o
 
 @frozen(slots=False)
 class _Counted:
-    """Which positions of a part's stored tensors count. Worked out for those that differ: most do not."""
+    """The compared positions of a part's stored tensors.
+
+    Computed only for tensors that differ: most do not.
+    """
 
     part: Part
 
     @cached_property
     def rows(self) -> tuple[I64, I64]:
-        """Pieces in the order of their homes, and where each home's begin."""
+        """Pieces in the order of homes, and each home's first piece."""
         home = self.part.every_piece.home
         order = np.argsort(home, kind="stable")
         return order, np.searchsorted(home[order], np.arange(len(self.part.homes) + 1))
@@ -365,7 +387,7 @@ class _Counted:
 
 
 def _positions(pieces: Pieces, row: int, dims: int) -> I64:
-    """The positions of one piece in its stored tensor, in the order of its tensor."""
+    """The positions of one piece in its stored tensor, in tensor order."""
     index: I64 = np.array(pieces.offset[row], dtype=np.int64)
     sizes = pieces.high[row, :dims] - pieces.low[row, :dims]
     for n, step in zip(sizes.tolist(), pieces.stride[row, :dims].tolist(), strict=True):
@@ -374,7 +396,7 @@ def _positions(pieces: Pieces, row: int, dims: int) -> I64:
 
 
 def _inside(boxes: Boxes, positions: I64) -> Bools:
-    """Which positions lie in one of the boxes."""
+    """Mask of positions that are in one of the boxes."""
     if boxes is None:
         return np.ones(len(positions), dtype=bool)
     held = np.zeros(len(positions), dtype=bool)

@@ -1,7 +1,9 @@
-"""Two checkpoints that train in two dtypes: each weight is the other's master rounded, or its weight; how far they are apart.
+"""Compare checkpoints of two training dtypes, up to rounding.
 
-Where a side has masters its weights are rounded from them, so that nothing is lost in a narrower type. What has no master
-there (a frozen parameter) is lost as far as it was rounded.
+If a side has masters, its weights are rounded from them, so a narrower type loses nothing: each weight is the other
+side's
+master rounded, or its weight rounded. A parameter without a master (a frozen one) loses the rounded bits. The distance
+is measured.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ _WHOLE, _MASTER = "f32", "fp32"
 
 @frozen
 class Rounded:
-    """A weight that A and B keep in two types. Where nothing is lost, each is a master of the other side, rounded."""
+    """A weight that A and B keep in two types.
+
+    If nothing is lost, each is a master of the other side, rounded.
+    """
 
     name: str
     a: str
@@ -63,7 +68,7 @@ class Rounded:
 
 @frozen
 class DtypeDistance:
-    """What two training dtypes make of the weights."""
+    """The distance of weights in two training dtypes."""
 
     rounded: tuple[Rounded, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -72,7 +77,10 @@ class DtypeDistance:
 
 
 def in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dict[str, tuple[str, str]]:
-    """Parameters whose weights each side has in the dtype that it trains in, these being two. `dtypes`: pairs of two types."""
+    """Parameters whose weights have two training dtypes, one on each side.
+
+    `dtypes`: pairs of two types.
+    """
     ours, theirs = _trains_in(a[0]), _trains_in(b[0])
     if ours is None or theirs is None or ours == theirs:
         return {}
@@ -85,7 +93,10 @@ def in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dict[str, t
 
 
 def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: Bounds) -> DtypeDistance:
-    """Hold weights against what the other side makes of them, bit for bit, and measure how far they are apart."""
+    """Compare weights with those that the other side implies. Bit for bit.
+
+    It also measures the distance.
+    """
     if not dtypes:
         return DtypeDistance()
     mastered = _mastered(a, dtypes), _mastered(b, dtypes)
@@ -104,7 +115,10 @@ def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: B
 
 
 def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
-    """Weights in fp32 on one side and in 16 bits on the other: the narrower dtype, by tensor."""
+    """Weights in fp32 on one side and 16 bits on the other.
+
+    The narrower dtype, by tensor.
+    """
     found = {}
     for d in dtypes:
         for wide, narrow in ((d.a, d.b), (d.b, d.a)):
@@ -114,7 +128,10 @@ def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
 
 
 def hold_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds) -> DtypeDistance:
-    """Compare weights in the narrower of their two dtypes: fp32 rounded to nearest even, 16 bits as they are."""
+    """Compare weights in the narrower of their two dtypes.
+
+    Fp32 is rounded to nearest even, 16 bits are unchanged.
+    """
     narrow = in_narrower(dtypes)
     wide_in_b = {d.name for d in dtypes if d.name in narrow and d.b == _WHOLE}
     elements = read = 0
@@ -134,7 +151,7 @@ def _mastered(side: Side, dtypes: dict[str, tuple[str, str]]) -> set[str]:
 
 
 def _rounded(path: str, dtypes: tuple[str, str], apart: Measured, mastered: tuple[set[str], set[str]]) -> Rounded:
-    """Lost is what a narrow side rounded of which it keeps no master."""
+    """The loss: rounded bits of a narrow side without a master."""
     narrow = [mine for dtype, mine in zip(dtypes, mastered, strict=True) if dtype != _WHOLE]
     is_lost = apart.differ > 0 and any(path not in mine for mine in narrow)
     return Rounded(path, *dtypes, apart.elements, apart.differ, apart.largest, is_lost)
@@ -142,7 +159,7 @@ def _rounded(path: str, dtypes: tuple[str, str], apart: Measured, mastered: tupl
 
 @define
 class _Held:
-    """Weights of either side held against what the other makes of them."""
+    """Compare weights of either side with those that the other implies."""
 
     found: list[Difference] = field(factory=list)
     tried: Counter[str] = field(factory=Counter)  # how many ways each tensor was held
@@ -151,7 +168,10 @@ class _Held:
     bytes_read: int = 0
 
     def hold(self, sides: tuple[Side, Side], paths: tuple[set[str], set[str]], turned: bool, bounds: Bounds) -> None:
-        """`paths`: weights that are masters rounded, and those that are the other side's weights rounded."""
+        """Compare two sides.
+
+        `paths`: weights that are masters rounded, and those that are the other side's weights rounded.
+        """
         x, y = sides
         every = paths[0] | paths[1]
         compared = hold_against(_plan(x, y, paths), x[0], y[0], **bounds)
@@ -163,12 +183,18 @@ class _Held:
         self.found += found
 
     def wrong(self, mastered: set[str]) -> list[Difference]:
-        """Of two narrow weights without masters, either may have been rounded from the other."""
+        """Wrong weights.
+
+        Of two narrow weights without masters, either may have been rounded from the other.
+        """
         return [d for d in self.found if d.name in mastered or self.failed[d.name] >= self.tried[d.name]]
 
 
 def _can_be_rounded(dtypes: tuple[str, str], turned: bool) -> bool:
-    """Whether the weight itself may be what the other side's was rounded from: not where that one is wider."""
+    """Return True if the weight may be the source of a rounding.
+
+    It may not if the other side is wider.
+    """
     source, target = dtypes[::-1] if turned else dtypes
     return (source, target) not in EXACT
 
@@ -210,7 +236,10 @@ def _trains_in(checkpoint: Checkpoint) -> str | None:
 
 
 def named(u: Unequal, placement: Placement, turned: bool) -> Difference:
-    """An element of the target that is not what the plan makes: which of the model's, and where. `turned`: it is A's."""
+    """A wrong element of the target: its name and place.
+
+    `turned`: it is A's.
+    """
     home = [h for p in placement.parts for h in p.homes][u.target]
     position = u.position(home.shape)
     state, element = element_at(placement, u.target, position)

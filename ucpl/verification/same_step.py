@@ -1,6 +1,7 @@
-"""Before a run: a sample of every stored weight is held against its stored master, which tells files of two steps apart.
+"""Check before a run that weights and masters are of one step.
 
-It is asked of a plan (`Plan.masters`), so that who applies one needs nothing that makes one.
+A sample of every stored weight is compared with its stored master.
+The plan lists them (`Plan.masters`), so `apply` needs no code that makes plans.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def demand_one_step(
     workers: int,
     element: Callable[[Unequal], str] | None = None,
 ) -> int:
-    """A sample of every tensor that has a weight and a master in different files: all are of one step.
+    """Compare a sample of every weight with its master in another file.
+
+    All are of one step.
 
     masters: from stored masters to stored weights. element: the name of the element that differs, if it is known here.
     Returns how many elements were looked at. Raises: UcplError E615 where a weight is not its master, rounded; E612 where
@@ -47,7 +50,7 @@ def demand_one_step(
 
 
 def _sample(m: Runs) -> Runs:
-    """The beginning of the first and of the last run of every stored tensor, on either side."""
+    """The start of every stored tensor's first and last run."""
     rows = once(np.concatenate([_ends(m.source), _ends(m.target)]))
     some = m.take(rows)
     shape = some.shape.copy()
@@ -60,7 +63,7 @@ def _sample(m: Runs) -> Runs:
 
 
 def _ends(numbers: np.ndarray) -> I64:
-    """Where each number stands first, and where last."""
+    """The first and last place of each number."""
     first = np.unique(numbers, return_index=True)[1]
     last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
     return np.concatenate([first, last]).astype(np.int64)

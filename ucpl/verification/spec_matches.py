@@ -1,4 +1,4 @@
-"""Does a layout describe this checkpoint? Every tensor listed, every entry matched, shapes and orders as stated."""
+"""Check that a layout describes a checkpoint: tensors, entries, shapes and orders."""
 
 from __future__ import annotations
 
@@ -85,12 +85,15 @@ def findings(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
 
 
 def _stated(part: Part, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-    """The shape that a file of this dtype states: of elements that lie two to a byte, the bytes."""
+    """The shape that a file of this dtype states.
+
+    For two elements per byte, the bytes.
+    """
     return in_file(dtype if dtype in PAIRED or part.dtype is None else part.dtype, shape)[1]
 
 
 def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
-    """Flat buffers whose members or order differ from what the checkpoint states."""
+    """Flat buffers whose members or order contradict the checkpoint."""
     out = []
     for flat, theirs in stated_flats(placement, checkpoint):
         ours_names = [n for n, _ in flat.members]
@@ -117,8 +120,8 @@ def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
 
 
 def stated_flats(placement: Placement, checkpoint: Checkpoint) -> Iterator[tuple[Flat, Flat]]:
-    """Flat buffers of a layout, each with the one that the checkpoint states."""
-    stated = {_mark(f, f.coordinates): f for f in checkpoint.state.parallel.flats}
+    """Flat buffers of a layout, each with the checkpoint's own statement."""
+    stated = {_mark(f, f.coordinates): f for f in checkpoint.stated}
     for flat in placement.flats:
         yield from ((flat, theirs) for (b, _), theirs in stated.items() if b == flat.bucket and _agree(theirs, flat))
 
@@ -137,7 +140,7 @@ def _excerpt(names: list[str], n: int) -> str:
 
 
 def demand(placement: Placement, checkpoint: Checkpoint) -> None:
-    """Raise what `findings` finds, the first few of it."""
+    """Raise the first few results of `findings`."""
     found = findings(placement, checkpoint)
     if found:
         raise UcplError(*found[:SHOWN])
@@ -146,11 +149,11 @@ def demand(placement: Placement, checkpoint: Checkpoint) -> None:
 # --- Files of more ranks than the layout has ------------------------------------------------------------------------
 
 SPEC_ALONE = "torch"  # the framework of files that only a spec describes; the others count their ranks themselves
-RANKS_MAX = 1 << 16  # names that are made; of more, nothing is said
+RANKS_MAX = 1 << 16  # names that are made; more are not checked
 
 
 def _left_over(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
-    """E398: a file in the folder that is named as those of a line are, but for a coordinate that no rank has."""
+    """E398: a file name with a coordinate that no rank has."""
     if checkpoint.framework != SPEC_ALONE or not checkpoint.root.is_dir():
         return []
     layout = placement.layout
@@ -185,7 +188,10 @@ def _left_over(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]
 
 @frozen
 class _Form:
-    """The names of a line's files. `ranked`: numbers of the parts that a rank's coordinates change, and nothing else does."""
+    """The names of a line's files.
+
+    `ranked`: numbers of the parts that change only with a rank's coordinates.
+    """
 
     path: Template
     ranked: frozenset[int]
@@ -204,11 +210,14 @@ class _Form:
         return re.escape(self._text(part, self._first)) if self._is_one(part) else f"(?P<other{n}>.*)"
 
     def _is_one(self, part: Hole) -> bool:
-        """Whether it has one text for every coordinate and every tensor."""
+        """Return True if it has one text for coordinates and tensors."""
         return part.names <= self.degrees.keys()
 
     def files(self, stored: set[str]) -> set[str]:
-        """The names at all coordinates, where the rest of each is as in one of the stored files."""
+        """The names at all coordinates.
+
+        The rest of each name is as in one of the stored files.
+        """
         places = [dict(zip(self.degrees, c, strict=True)) for c in product(*map(range, self.degrees.values()))]
         ranked = [texts for place in places if (texts := self._numbers(place)) is not None]
         found = {_rest(m) for f in stored if (m := self.pattern.fullmatch(f)) is not None}
@@ -217,7 +226,10 @@ class _Form:
         return {self._name({**dict(rest), **numbers}) for rest in found for numbers in ranked}
 
     def _numbers(self, place: Mapping[str, int]) -> dict[int, str] | None:
-        """The parts of ranks at one place. None where an expression has no value there."""
+        """The parts of ranks at one place.
+
+        None if an expression has no value there.
+        """
         try:
             return {n: self._text(self.path.parts[n], place) for n in self.ranked}
         except UcplError:
@@ -235,7 +247,7 @@ class _Form:
         return part if isinstance(part, str) else render(evolve(self.path, parts=(part,)), dict(place))
 
     def alike(self, root: Path, expected: set[str]) -> Iterator[str]:
-        """Files of the folder that differ from an expected one in the numbers of ranks alone."""
+        """Files that differ from expected ones in rank numbers alone."""
         rest = {_rest(m) for f in expected if (m := self.pattern.fullmatch(f)) is not None}
         deep = max((f.count("/") for f in expected), default=0)
         for folder, folders, names in walked(root):
@@ -248,7 +260,10 @@ class _Form:
 
 
 def _form(rule: FileRule, degrees: Mapping[str, int]) -> _Form | None:
-    """None where no coordinate changes the names, a part needs a coordinate and an index at once, or ranks are too many."""
+    """The form of a rule's names, or None if unusable.
+
+    None: no coordinate changes the names, a part needs a coordinate and an index at once, or ranks are too many.
+    """
     if rule.form is None or rule.path is None:
         return None
     ranked = {n for n, part in enumerate(rule.path.parts) if isinstance(part, Hole) and varies(part, degrees)}
@@ -261,5 +276,5 @@ def _form(rule: FileRule, degrees: Mapping[str, int]) -> _Form | None:
 
 
 def _rest(match: re.Match[str]) -> tuple[tuple[int, str], ...]:
-    """The groups that are not of ranks, by the numbers of their parts."""
+    """The groups that do not belong to ranks, by their part's number."""
     return tuple((int(k.removeprefix("other")), v) for k, v in match.groupdict().items() if k.startswith("other"))

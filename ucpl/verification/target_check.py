@@ -1,4 +1,7 @@
-"""A plan held against a checkpoint that exists, with copies of it left out of the plan."""
+"""Compare a plan with an existing checkpoint.
+
+Copies of the checkpoint are left out of the plan.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ __all__ = ["hold_against", "measure_against"]
 
 
 def hold_against(plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int, workers: int) -> Comparison:
-    """Whether `target` holds what the plan makes of `source`. What nothing moves to is as it is, of whatever dtype."""
+    """Compare `target` with the plan's result for `source`.
+
+    Tensors without moves are not compared, in any dtype.
+    """
     return compare(_typed(plan, target), source, target, memory=memory, workers=workers)
 
 
 def measure_against(
     plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int, workers: int
 ) -> tuple[dict[str, Measured], int]:
-    """How far `target` is from what the plan makes of `source`, by tensor; and the bytes read."""
+    """The distance of `target` from the plan's result, by tensor.
+
+    And the bytes read.
+    """
     found, report = measure(_typed(plan, target), source, target, memory=memory, workers=workers)
     return found, report.bytes_read
 

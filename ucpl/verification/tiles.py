@@ -1,4 +1,4 @@
-"""Stored tensors of any strides, read a box at a time: what is held in memory does not grow with a tensor."""
+"""Read stored tensors of any strides in boxes of constant memory."""
 
 from __future__ import annotations
 
@@ -24,22 +24,27 @@ Ints = tuple[int, ...]
 
 @frozen
 class TensorBox:
-    """A box of a tensor: its first element and how many along each dim. A tensor without dims is one of a single element."""
+    """A box of a tensor: first element, and size of each dim.
+
+    A tensor without dims has one element.
+    """
 
     low: Ints
     shape: Ints
 
     def positions(self, inside: NDArray[np.int64], of: Ints) -> NDArray[np.int64]:
-        """Row-major positions in a tensor of shape `of`, of positions in this box."""
+        """Convert row-major positions in this box to those in `of`."""
         index = np.unravel_index(inside, self.shape)
         full = tuple(i + low for i, low in zip(index, self.low, strict=True))
         return np.ravel_multi_index(full, of).astype(np.int64) if of else inside
 
 
 def tiles_of(shape: Ints, itemsize: int, *, is_row_major: bool) -> Iterator[TensorBox]:
-    """Boxes that make up a tensor, of at most TILE bytes (4 TILE of the narrowest types).
+    """Boxes that cover a tensor, of at most TILE bytes.
 
-    Row-major ones are runs of it, in order. The others have runs along two dims, so that a tensor that lies column by column is
+    Boxes of the narrowest types have up to 4 TILE. Row-major ones are runs of it, in order. The others have runs along
+    two dims, so that a tensor that is stored column
+    by column is
     read in runs that are worth a call, and gaps are skipped.
     """
     side = 1 if is_row_major else RUN_MIN // itemsize
@@ -47,7 +52,10 @@ def tiles_of(shape: Ints, itemsize: int, *, is_row_major: bool) -> Iterator[Tens
 
 
 def _cut(tile: TensorBox, most: int, side: int) -> Iterator[TensorBox]:
-    """`side`: elements of a dim that are not cut apart while a wider dim is left; 1: the first dims are cut first."""
+    """Cut a tile.
+
+    `side`: elements of a dim that stay together while a wider dim is left; 1: the first dims are cut first.
+    """
     count = prod(tile.shape)
     if count <= most:
         if count:
@@ -65,7 +73,10 @@ def _cut(tile: TensorBox, most: int, side: int) -> Iterator[TensorBox]:
 
 @frozen(eq=False)
 class TensorBoxes:
-    """The boxes of one stored tensor of a folder. A context manager: leaving it closes the file."""
+    """The boxes of one stored tensor of a folder.
+
+    A context manager: leaving it closes the file.
+    """
 
     extent: Extent
     files: SourceFiles
@@ -87,7 +98,7 @@ class TensorBoxes:
         """The bytes of a box, row-major. Raises: UcplError E610, E611."""
         one, size = self.extent, DTYPES[self.extent.dtype].itemsize
         start = one.offset + sum(i * s for i, s in zip(tile.low, one.stride, strict=True))
-        # As it lies in the file, and turned in memory: what lies together is read together.
+        # In the order of the file, and turned in memory: neighbouring bytes are read together.
         order = sorted(range(len(tile.shape)), key=lambda i: -one.stride[i])
         shape, step = (tuple(of[i] for i in order) for of in (tile.shape, one.stride))
         out = np.empty((*shape, size), np.uint8)

@@ -1,4 +1,4 @@
-"""Values that stand beside tensors, held against each other: hyper-parameters, counters, client_state with its tensors."""
+"""Compare values that are not tensors: hyper-parameters, counters, client_state with its tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ValueDifference:
 
 
 class ValueTensors:
-    """The tensors inside values of one checkpoint: where its files lie, and its tensors by place."""
+    """The tensors inside values of one checkpoint, by place, and its folder."""
 
     def __init__(self, root: Path, known: dict[Place, Extent]) -> None:
         self.root = root
@@ -38,7 +38,7 @@ class ValueTensors:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ValueTensors:
-        """Of what it carries."""
+        """The tensors that a checkpoint carries."""
         return cls(checkpoint.root, by_place(checkpoint.carried_extents.values()))
 
     def extent(self, t: TensorRef) -> Extent | None:
@@ -46,7 +46,10 @@ class ValueTensors:
         return self._known.get((file, name, t.offset, t.shape, t.stride, t.storage.dtype))
 
     def chunks(self, extent: Extent) -> Iterator[bytes]:
-        """The tensor's bytes, row-major, about a MiB at a time. Raises: UcplError E610, E611."""
+        """The tensor's bytes, row-major, about a MiB at a time.
+
+        Raises: UcplError E610, E611.
+        """
         from ucpl.verification.tiles import TensorBoxes, tiles_of  # who only prints values reads none
 
         with TensorBoxes.of(self.root, extent) as tiles:
@@ -55,7 +58,10 @@ class ValueTensors:
 
 
 def apart(path: str, a: object, b: object, ours: ValueTensors, theirs: ValueTensors) -> Iterator[ValueDifference]:
-    """Every place where two value trees differ. Numbers are equal by value; a NaN equals itself."""
+    """Every place where two value trees differ. Numbers are equal by value.
+
+    A NaN equals itself.
+    """
     yield from _Trees(ours, theirs).apart(path, a, b)
 
 
@@ -63,7 +69,7 @@ def apart(path: str, a: object, b: object, ours: ValueTensors, theirs: ValueTens
 class _Trees:
     ours: ValueTensors
     theirs: ValueTensors
-    # Containers that were held against each other: what is shared is compared once, and a cycle ends.
+    # Containers that were compared with each other: shared ones are compared once, and a cycle ends.
     met: set[tuple[int, int]] = field(factory=set)
 
     def apart(self, path: str, a: object, b: object) -> Iterator[ValueDifference]:

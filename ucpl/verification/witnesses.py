@@ -1,7 +1,9 @@
-"""Witnesses: what speaks for a spec beside the spec itself. Each has a name, and says yes, no, or that it is not there.
+"""Evidence for a spec from outside the spec.
 
-A wrong order, swapped gate and up, a transposed square matrix pass every check of shapes, and a round trip through one wrong
-layout is still the identity. Only something that knows the numbers otherwise can tell.
+Each kind has a name, and says yes, no, or that it is absent.
+A wrong order, swapped gate and up, a transposed square matrix pass every check of shapes, and a round trip through one
+wrong
+layout is still the identity. Only another source of the same numbers shows the mistake.
 
 Not here: copies that must equal each other (checkpoint): they are written by one layout, so they share its mistakes.
 """
@@ -54,12 +56,12 @@ __all__ = [
 
 NO_MASTERS = "no tensor has a weight and a master that lie in different ways"
 UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
-WRITTEN = "import hf"  # what stands for a file's name of a text that nobody has written yet
+WRITTEN = "import hf"  # in place of a file name, for a text without a file
 Says = Literal["agrees", "contradicts", "absent"]
 
 
 class Described(Protocol):
-    """A side of a conversion: a located layout and where its names come from."""
+    """One side: a located layout and the source of its names."""
 
     @property
     def library(self) -> Library: ...
@@ -69,7 +71,7 @@ class Described(Protocol):
 
 @frozen
 class WitnessRequest:
-    """What a witness for a spec is called with.
+    """The arguments of a witness for a spec.
 
     reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
     forward:   logits of a Hugging Face folder, in place of transformers' own class.
@@ -82,7 +84,10 @@ class WitnessRequest:
 
 @frozen
 class Witness:
-    """`what` is held against what. `detail` says what was seen, or why the witness is absent."""
+    """One comparison. `what` is its subject.
+
+    `detail` is the result, or the reason why the witness is absent.
+    """
 
     name: str  # "masters", "stated order", "transformers"
     what: str
@@ -116,11 +121,11 @@ def witnesses(
     ]
 
 
-# ---- what the checkpoint says of itself --------------------------------------------------------------------------------
+# ---- evidence of the checkpoint itself -------------------------------------------------------------------------------
 
 
 def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
-    """The order of flat buffers, as the checkpoint's own metadata has it (DeepSpeed: param_shapes)."""
+    """The order of flat buffers, from the checkpoint's own metadata (DeepSpeed: param_shapes)."""
 
     def says(verdict: Says, detail: str) -> Witness:
         return Witness(
@@ -146,7 +151,10 @@ def masters_say(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Wit
 
 
 def masters_agree(held: Comparison, both: set[str], detail: str) -> Witness:
-    """Equal weights and masters as a witness, if a swap would make them differ. detail: a text with a {count} of tensors."""
+    """Equal weights and masters as evidence, if a swap would show.
+
+    Detail: a text with a {count} of tensors.
+    """
     seen = {name: one for name, one in held.seen.items() if name in both}
     if why := doubt(together(seen.values()), "weights with masters that are laid out otherwise"):
         return masters_say("absent", why)
@@ -156,14 +164,20 @@ def masters_agree(held: Comparison, both: set[str], detail: str) -> Witness:
 
 
 def laid_otherwise(placement: Placement) -> set[str]:
-    """Tensors whose weight and master are stored in different ways: a mistake in one of the lines shows in the other."""
+    """Tensors whose weight and master are stored in different ways.
+
+    A mistake in one of the lines shows in the other.
+    """
     lying = {state: _lying(placement, state) for state in ("weight", "fp32")}
     both = lying["weight"].keys() & lying["fp32"].keys()
     return {placement.tensors[n] for n in both if lying["weight"][n] != lying["fp32"][n]}
 
 
 def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
-    """Weights against fp32 masters that lie elsewhere in another way: a name or an order that is wrong in one of them shows."""
+    """Compare weights with fp32 masters that are stored in another way.
+
+    A wrong name or order in one of them shows.
+    """
     says, both = masters_say, laid_otherwise(placement)
     if not both:
         return says("absent", NO_MASTERS)
@@ -182,7 +196,10 @@ def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 <
 
 
 def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple[int, ...]]]]:
-    """How a state of each tensor, by its number, is stored: whether by itself or in a group's flat, and in which shapes."""
+    """The storage of one state of each tensor, by its number.
+
+    Alone or in a group's flat buffer, and the shapes.
+    """
     names = frozenset(placement.tensors)
     found: dict[int, list[tuple[bool, tuple[int, ...]]]] = {}
     for part in placement.parts:
@@ -199,10 +216,11 @@ def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple
 def transformers_class(
     side: Described, checkpoint: Checkpoint, *, reference: Path | None = None, forward: Forward | None = None
 ) -> Witness:
-    """Logits of the class that config.json names: loaded from the folder itself, and once more through the spec.
+    """Logits of config.json's class, loaded from the folder and through the spec.
 
-    Through the spec means: read by the side's layout, written as a Hugging Face folder by the shipped spec of the same model,
-    else by what `import hf` writes of the folder, where that has the same tensors.
+    Through the spec means: read by the side's layout, written as a Hugging Face folder by the shipped spec of the same
+    model,
+    else by the layout that `import hf` writes for the folder, if that has the same tensors.
     """
 
     def says(verdict: Says, detail: str) -> Witness:
@@ -265,14 +283,17 @@ def transformers_class(
 
 
 def _config_at(folder: Path) -> Config | None:
-    """Of a folder whose weights may be of a form that the class reads, and nobody here."""
+    """The config of a folder that only its class may read."""
     with reading(folder):
         folder.stat()
     return config_at(folder)
 
 
 def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:
-    """The `hf` layout of the shipped spec that has the side's model: the same name, tensors and dims."""
+    """The `hf` layout of the shipped spec of the side's model.
+
+    It has the same name, tensors and dims.
+    """
     from ucpl.resources import spec_files, spec_text
 
     mine = placement.layout
@@ -288,8 +309,10 @@ def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:
 
 
 def _written_layout(side: Described, folder: Path, config: Config, *, asked: bool) -> tuple[Library, nodes.Call] | None:
-    """The `hf` layout that `import hf` writes of a folder, where it has the side's tensors. The class is asked for a text of
-    the user's alone, or where a reference is given: layouts of any model have the names of the files, and nothing to witness.
+    """The `hf` layout that `import hf` writes for a folder.
+
+    The class is asked only for a user's own text, or if a reference is given: layouts of any model have the names of
+    the files, and need no evidence.
     """
     own = side.library.known.get(side.placement.layout.name)
     if not asked and (own is None or own.file.name.startswith("specs/")):
@@ -305,7 +328,10 @@ def _written_layout(side: Described, folder: Path, config: Config, *, asked: boo
 
 
 def _has_all(library: Library, call: nodes.Call, placement: Placement, config: Config) -> bool:
-    """Whether a layout is of the side's model, tensor for tensor, and stores all of it."""
+    """Return True if a layout stores all of the side's model.
+
+    Tensor for tensor.
+    """
     mine = placement.layout
     try:
         theirs = resolve(library, call, config=config)
@@ -317,5 +343,5 @@ def _has_all(library: Library, call: nodes.Call, placement: Placement, config: C
 
 
 def _forward() -> Forward | None:
-    """transformers' own class, in fp32 on the processor; None where it is not installed."""
+    """transformers' own class, in fp32 on the processor; None if not installed."""
     return HuggingFaceClass() if HuggingFaceClass.is_installed() else None

@@ -1,1 +1,1 @@
-"""Proof of a finished graph, from both placements, without the code that made the graph."""
+"""Proofs of finished graphs from both placements, independent of the planner's code."""

@@ -1,9 +1,12 @@
-"""Is a finished graph right? Proved from the two placements and the moves alone, by none of the code that made the moves.
+"""Prove a finished graph from the placements and the moves alone.
 
-A move takes positions of one stored tensor to positions of another. Each side's placement says which elements lie there: both
-sides of every move are turned back into boxes of logical tensors, and must be the same boxes at the same places of the move.
-Then what the moves fill is held against what the target keeps, and what they read against what the source has. Nothing is
-decided by a count: a swap, or a hole beside an overlap of its size, keeps every count.
+No code that made the moves is used. A move takes positions of one stored tensor to positions of another. Each side's
+placement names the elements at these positions: both
+sides of every move are turned back into boxes of logical tensors, and must be the same boxes at the same places of the
+move.
+Then the filled elements are compared with those that the target keeps, and the read elements with those of the source.
+No
+check uses a count: a swap, or a hole and an overlap of the same size, keeps every count.
 """
 
 from __future__ import annotations
@@ -44,11 +47,11 @@ from ucpl.verification.proof.tables import ProofTables
 
 
 def prove(graph: Graph) -> None:
-    """Prove that every move brings every element to its own place, and that nothing is missing or filled twice.
+    """Prove that moves bring every element to its place exactly once.
 
     Raises UcplError, naming the first element: E340 for one that a move brings to another's place; E341 for one that is filled
     twice, E342 for one that nothing fills; E343 for one of the source that is neither used nor checked nor left out by name;
-    E344 for a move from or to a place where no element lies, E345 for one that stands in a tensor twice;
+    E344 for a move from or to a place without an element, E345 for one that is in a tensor twice;
     E346 for one that is put together in another way than its layout says, or without one of its parts;
     E347 for one that is not scaled once by the scale of its block;
     E348 for a live row that both sides have and that stays behind;
@@ -88,13 +91,13 @@ class _Proof:
     # ---- the three proofs ------------------------------------------------------------------------------------------------
 
     def same_elements(self, source: Boxes, target: Boxes) -> None:
-        """Both sides of each move are the same elements at the same places of the move."""
+        """Check that both sides of each move have the same elements."""
         bad = np.flatnonzero(self.agreed(source, target, self.told.moves) != self.told.moves.numel)
         if len(bad):
             self.misplaced(int(bad[0]))
 
     def agreed(self, source: Boxes, target: Boxes, moves: Moves) -> I64:
-        """How many elements of each move are the same on both sides."""
+        """The number of each move's elements that both sides share."""
         i, j = touching(source, target)
         out = np.zeros(len(moves.state))
         for first in range(0, len(i), AT_ONCE):
@@ -104,7 +107,7 @@ class _Proof:
         return out.astype(np.int64)
 
     def shared(self, s: Boxes, t: Boxes, moves: Moves) -> I64:
-        """Of each pair of boxes of one move, how many elements are the same on both sides."""
+        """The number of equal elements in pairs of a move's boxes."""
         low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
         same = same_places(s, t, low, high) & (self.told.source.tensor[s.piece] == self.told.target.tensor[t.piece])
         same &= self.told.is_origin(self.told.source.state[s.piece], moves.state[s.move])
@@ -113,9 +116,11 @@ class _Proof:
         return volume
 
     def filled(self, target: MovedBoxes, together: MovedBoxes, fills: MovedBoxes) -> None:
-        """Every element of every stored tensor of the target once, moved or filled.
+        """Check that every element of every stored tensor is filled once.
 
-        `together`: where values are put together, each place once.
+        It is moved or filled.
+
+        `together`: the places where values are combined, each once.
         """
         pieces = self.told.target
         both = target
@@ -139,7 +144,7 @@ class _Proof:
             self.blame("E342", "is filled by nothing", 1, piece, index)
 
     def whole(self) -> None:
-        """The pieces of the target together are all of each tensor that it keeps."""
+        """Check that the target's pieces cover each tensor that it keeps."""
         pieces, layout, states = self.told.target, self.graph.target.layout, self.told.states
         low, high = box_of(pieces)
         group = pieces.tensor * len(states) + pieces.state
@@ -161,9 +166,10 @@ class _Proof:
                 )
 
     def used(self, source: MovedBoxes) -> None:
-        """Every element of every piece of the source moves or is checked, unless its state is left out or any copy will do.
+        """Check that every element of every piece of the source is used.
 
-        Of what leads under `any`, elements that are read where the tensor has another home are spared: not those of its equals.
+        It moves, is checked, has a state that is left out, or is a copy that is not needed. For leading pieces under
+        `any`, elements that another home provides are exempt, but not their equals.
         """
         pieces, graph = self.told.source, self.graph
         boxes = distinct_boxes(source)
@@ -202,9 +208,10 @@ class _Proof:
                 )
 
     def other_homes(self, piece: int) -> I64:
-        """Pieces of the source that are read instead of one that leads: of the same state and tensor, but not its equals.
+        """Pieces of the source that are read instead of a leading one.
 
-        Equals are of one part and one box: they lie on ranks that differ along other axes, and are checked.
+        They have its state and tensor, and are not its equals.
+        Equals belong to one part and one box: their ranks differ along other axes, and they are checked.
         """
         pieces = self.told.source
         same = (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
@@ -215,10 +222,11 @@ class _Proof:
         others: I64 = found[~(equal & (pieces.part[found] == pieces.part[piece]))]
         return others
 
-    # ---- what is wrong ---------------------------------------------------------------------------------------------------
+    # ---- reports of faults
+    # -----------------------------------------------------------------------------------------------
 
     def outside(self, row: int, side: int) -> NoReturn:
-        """A move from or to positions where no element lies (padding, or past the end), or where two do."""
+        """Report a move's positions with no element or with two."""
         pieces = self.told.sides[side]
 
         def is_bad(part: Moves) -> bool:
@@ -273,7 +281,7 @@ class _Proof:
         )
 
     def narrowed(self, row: int, is_bad: Callable[[Moves], bool]) -> Moves:
-        """A part of a move that is bad, too, of few enough elements to be looked at one by one: the first such part."""
+        """The first bad part of a bad move with few elements."""
         m = self.told.moves
         part = Moves(
             m.kind[row : row + 1],

@@ -1,4 +1,4 @@
-"""What a graph fills because the source lacks it: told from the pieces of both sides and from the target's lines.
+"""Prove a graph's fills from both sides' pieces and target lines.
 
 A fill is of elements that the target keeps and the source has under no name, and its number is one that a line gives them.
 """
@@ -25,7 +25,10 @@ __all__ = ["fill_boxes", "prove_fills"]
 
 
 def fill_boxes(told: ProofTables) -> Boxes:
-    """The boxes of all fills in logical dims; `move` is the number of the fill. Raises E349 where no element lies."""
+    """The boxes of all fills in logical dims.
+
+    `move` is the number of the fill. Raises E349 for places without an element.
+    """
     fills = _fills(told)
     moves = _as_moves(told, fills)
     boxes = boxes_of(1, told.target, moves)
@@ -43,7 +46,7 @@ def fill_boxes(told: ProofTables) -> Boxes:
 
 
 def prove_fills(told: ProofTables, boxes: Boxes) -> None:
-    """Raises E349, naming the first element that the source has, or whose number no line says."""
+    """Raise E349 for the first fill that is wrong or superfluous."""
     tensor, state = told.target.tensor[boxes.piece], told.target.state[boxes.piece]
     fills = _fills(told)
     parts: dict[tuple[str, str], list[Part]] = {}
@@ -76,7 +79,10 @@ def _fills(told: ProofTables) -> list[Fill]:
 
 
 def _as_moves(told: ProofTables, fills: list[Fill]) -> Moves:
-    """Boxes of fills as moves that come from nowhere. `flow` is the number of the fill."""
+    """Boxes of fills as moves without a source.
+
+    `flow` is the number of the fill.
+    """
     d = max([1, *(f.boxes.width for f in fills)])
     number = np.repeat(np.arange(len(fills)), [len(f.boxes) for f in fills]).astype(np.int64)
     state = np.array([told.states.index(f.state) for f in fills] or [0], dtype=np.int64)[number]
@@ -93,20 +99,26 @@ def _as_moves(told: ProofTables, fills: list[Fill]) -> Moves:
 
 
 def _is_same(told: ProofTables, state: int, other: int) -> bool:
-    """Whether what the source has of one state is no less the other: itself, what it is derived from, the parameter."""
+    """Return True if a state of the source provides another state.
+
+    It is that state, the state that it is derived from, or the parameter.
+    """
     a, b = told.states[state], told.states[other]
     derived = {(d.state, d.source) for d in told.graph.source.layout.derived}
     return a == b or (a, b) in derived or (a in PARAMETER and b in PARAMETER)
 
 
 def _alike(*columns: I64) -> list[I64]:
-    """Rows by what they have in these columns."""
+    """Group rows by their values in these columns."""
     order, fresh = ordered(list(columns))
     return np.split(order, np.flatnonzero(fresh)[1:]) if len(order) else []
 
 
 def _said(told: ProofTables, fill: Fill, path: str, parts: Sequence[Part]) -> Iterator[Box | None]:
-    """The boxes of a tensor that lines give the number that is stored; None: all of it."""
+    """The boxes of a tensor that lines fill with the stored number.
+
+    None: all of it.
+    """
     values = {part.value_of(path) for part in parts}
     for line in told.graph.target.layout.fillings:
         mine = path in line.names or (whole_name(path) in line.names and not line.boxes)  # live rows are rows

@@ -1,4 +1,4 @@
-"""Tables of the proof and their joins: of its own, and shared with nothing that makes what is proved."""
+"""Tables and joins of the proof, separate from those of the planner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Mask = NDArray[np.bool_]
 
 @frozen(eq=False)
 class Pieces:
-    """All pieces of one side, sorted by position. Dims of a row stand by falling stride: `dim` says which.
+    """All pieces of one side, sorted by position.
+
+    `dim` maps a row's columns to dims; they are in the order of falling strides.
 
     Positions count over all stored tensors of the side, `1 << bits` for each.
     """
@@ -61,13 +63,19 @@ class MovedBoxes:
 
 @frozen(eq=False)
 class Boxes(MovedBoxes):
-    """What moves take on one side. Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major."""
+    """The boxes of moves on one side.
+
+    Element (i, j, ...) of a box is element `begin + i * step...` of its move, row-major.
+    """
 
     begin: I64
     step: I64  # (M, K), in logical dims; 0 along dims of size 1
 
     def held(self) -> MovedBoxes:
-        """Without their places in moves: tables are large, and what is filled and used does not ask for them."""
+        """The boxes without their places in moves.
+
+        Tables are large, and the checks of filled and used elements do not need the places.
+        """
         return MovedBoxes(self.move, self.piece, self.low, self.high)
 
 
@@ -103,7 +111,10 @@ class Moves:
 
 
 def meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, stop_b: I64) -> tuple[I64, I64]:
-    """Pairs of half-open intervals of one group that share a position. b is sorted by group, then start."""
+    """Pairs of half-open intervals of one group that overlap.
+
+    B is sorted by group, then start.
+    """
     if not len(group_a) or not len(group_b):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     top = int(max(stop_a.max(), stop_b.max(), 0)) + 1
@@ -121,9 +132,11 @@ def meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, st
 
 
 def between(pieces: Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
-    """The elements of pieces at positions start <= p < stop, counted from each piece's first, as boxes of its columns.
+    """The elements of pieces in a range of positions, as boxes.
 
-    Columns nest: what the inner ones span is no more than one step of an outer one. Returns (row, low, high).
+    They are counted from each piece's first; the range is start <= p < stop.
+
+    Columns nest: the span of the inner ones is at most one step of an outer one. Returns (row, low, high).
     """
     k = pieces.size.shape[1]
     row = np.arange(len(piece))
@@ -179,7 +192,10 @@ def positions_of(offset: I64, shape: I64, stride: I64) -> I64:
 
 
 def joined_boxes(tables: list[H]) -> H:
-    """The rows of tables, one at least, of which some may be empty."""
+    """The rows of several tables. At least one table.
+
+    Some may be empty.
+    """
     some = [t for t in tables if len(t)] or tables[:1]
     if len(some) == 1:
         return some[0]
@@ -196,7 +212,7 @@ def distinct_boxes(boxes: H) -> H:
 
 
 def ordered(columns: list[I64]) -> tuple[I64, Mask]:
-    """Rows in the order of the first column, then the next, and so on; and which of them are unlike the row before."""
+    """Sort rows by their columns, and mask those that differ from the row before. Returns (order, mask)."""
     n = len(columns[0])
     keys: list[I64] = []
     top = 1 << 62
@@ -239,7 +255,10 @@ def in_dims(dim: I64, *columns: I64) -> list[I64]:
 
 
 def pairs_in(boxes: MovedBoxes) -> tuple[I64, I64]:
-    """Pairs of boxes of one piece that share an element: swept along the dim that has the most different starts."""
+    """Pairs of boxes of one piece that overlap.
+
+    Swept along the dim that has the most different starts.
+    """
     return pairs(boxes.piece, boxes.low, boxes.high)
 
 
@@ -248,7 +267,7 @@ def pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
     empty = np.zeros(0, dtype=np.int64)
     if n < 2:
         return empty, empty
-    # Dims along which every box of a group is one index wide tell boxes apart at once: they are part of the group.
+    # A dim along which every box of a group is one index wide separates the boxes at once: it is part of the group.
     by_group, new = ordered([group])
     dense = np.empty(n, dtype=np.int64)
     dense[by_group] = np.cumsum(new) - 1
@@ -280,7 +299,10 @@ def pairs(group: I64, low: I64, high: I64) -> tuple[I64, I64]:
 
 
 def are_exact(group: I64, counts: I64, low: I64, high: I64) -> Mask:
-    """Of each group (0 .. len(counts)), whether its boxes share nothing and fill 0 .. counts."""
+    """A mask of groups (0 .. len(counts)) whose boxes fill 0 ..
+
+    Counts without overlaps.
+    """
     held = np.zeros(len(counts), dtype=np.int64)
     np.add.at(held, group, (high - low).prod(axis=1))
     exact: Mask = held == counts.prod(axis=1)
@@ -300,13 +322,13 @@ def widened(arrays: list[I64], width: int, fill: int) -> I64:
 
 
 def first_left(low: I64, high: I64, others_low: I64, others_high: I64) -> I64 | None:
-    """The first element (of some box left over) of a box that no other box has."""
+    """The first element of some remaining box that no other box has."""
     left = left_of(low, high, others_low, others_high)
     return min((x for x, _ in left), key=lambda x: tuple(x.tolist())) if left else None
 
 
 def left_of(low: I64, high: I64, others_low: I64, others_high: I64) -> list[tuple[I64, I64]]:
-    """What other boxes leave of a box, as boxes that share nothing."""
+    """A box minus other boxes, as boxes that do not overlap."""
     left = [(low, high)]
     for a, b in zip(others_low, others_high, strict=True):
         rest: list[tuple[I64, I64]] = []

@@ -1,6 +1,8 @@
-"""Are live rows kept, as many as both sides have? Counted here anew, and their boxes held against those that were placed.
+"""Prove that live rows are kept, as many as both sides have.
 
-That they go to their own places is proved as of any other tensor: in a finished graph they are one.
+They are counted here anew, and their boxes compared with those that were placed.
+
+The proof of moves covers their places: in a finished graph they are a tensor like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ Known = dict[tuple[str, int], LogicalTensor]  # of a tensor and the dim that the
 
 
 def demand_live_rows(graph: Graph) -> None:
-    """Raises E348, naming the first element that both sides have and that is not kept, or one that only one side has."""
+    """Raise E348 for the first live row that is lost or appears.
+
+    Both sides have a lost one and it is not kept; only one side has the other kind.
+    """
     sides = graph.source, graph.target
     if all(part.live is None for side in sides for part in side.parts):
         return
@@ -45,7 +50,7 @@ def demand_live_rows(graph: Graph) -> None:
 
 
 def _of(sides: tuple[Placement, Placement], way: tuple[str, str], path: str) -> list[tuple[Placement, str]]:
-    """Both sides with the state that each stores of a tensor, where a way of the graph is between these."""
+    """Both sides with the states that a way of the graph connects."""
     state, origin = way
     here, there = (
         any(p.state == s and path in _paths(side, p) for p in side.parts)
@@ -61,7 +66,7 @@ def _paths(side: Placement, part: Part) -> set[str]:
 
 
 def _kept(side: Placement) -> Known:
-    """The tensors of live rows, each with what it is further rows of."""
+    """The tensors of live rows, each with the tensor that it extends."""
     out: Known = {}
     for path, tensor in side.layout.tensors.items():
         if path in side.located.layout.tensors:
@@ -76,7 +81,10 @@ def _kept(side: Placement) -> Known:
 
 
 def _whole(side: Placement, state: str, path: str, dim: int) -> int | None:
-    """The first index of a dim that not all of the tensor's live rows have, in a state of it; None: it says of none."""
+    """The first index of a dim without live rows, or None.
+
+    A state of the tensor counts if it has some of them.
+    """
     low, high = [], []
     counts = side.located.layout.tensors[path].counts
     for part in side.parts:
@@ -90,13 +98,16 @@ def _whole(side: Placement, state: str, path: str, dim: int) -> int | None:
     end: I64 = np.array(counts, dtype=np.int64)
     rows_low, rows_high = (np.concatenate([np.zeros((0, len(counts)), np.int64), *t]) for t in (low, high))
     begin[dim], end[dim] = counts[dim], int(rows_high[:, dim].max(initial=counts[dim]))
-    order = [dim, *(d for d in range(len(counts)) if d != dim)]  # what is left is told by its first row
+    order = [dim, *(d for d in range(len(counts)) if d != dim)]  # the first row identifies the rest
     left = first_left(begin[order], end[order], rows_low[:, order], rows_high[:, order]) if len(rows_low) else None
     return int(end[dim]) if left is None else int(left[0])
 
 
 def _demand_boxes(side: Placement) -> None:
-    """What stands in the parts as tensors of live rows are the boxes that were located, up to the last row that is kept."""
+    """Check that the parts' boxes of live rows are the located ones.
+
+    They reach to the last row that is kept.
+    """
     kept = _kept(side)
     for part, bare in zip(side.parts, side.located.parts, strict=True):
         if part.live is None:

@@ -1,4 +1,4 @@
-"""Moves turned back into boxes of logical tensors: what they take on one side, told from that side's pieces alone."""
+"""Turn moves back into logical boxes, from one side's pieces."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from ucpl.verification.proof.joins import (
 
 __all__ = ["AT_ONCE", "ONE_BY_ONE", "boxes_at", "boxes_of", "element_boxes"]
 
-AT_ONCE = 1 << 14  # moves, or pairs of boxes: what is made of them on the way takes no more memory than this many
+AT_ONCE = 1 << 14  # moves, or pairs of boxes: a limit for intermediate tables
 ONE_BY_ONE = 1 << 20  # elements of a move that are looked at one by one, at most; of a longer one, a part is
 
 
 def boxes_of(side: int, pieces: Pieces, moves: Moves) -> Boxes:
-    """Both kinds of move: runs, which may cross many pieces, and strided boxes, which lie in one piece."""
+    """The boxes of both kinds of move. Runs may cross many pieces.
+
+    Strided boxes are in one piece.
+    """
     wide = moves.shape > 1
     is_run = wide[:, 1:].sum(axis=1) == 0
     is_run &= (moves.stride[side][:, 0] == 1) | ~wide[:, 0]
@@ -44,7 +47,10 @@ def _run_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
 
 
 def _strided_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
-    """A box of a move as a box of the piece that holds its first element: each dim of the move walks digits of it."""
+    """Convert boxes of moves to boxes of their first elements' pieces.
+
+    Each dim of the move walks digits of the piece.
+    """
     k = pieces.size.shape[1]
     offset = moves.offset[side][rows]
     i, piece = meet(np.zeros_like(offset), offset, offset + 1, np.zeros_like(pieces.first), pieces.first, pieces.last)
@@ -90,18 +96,21 @@ def _strided_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
         pieces, rows[i[good]], piece[good], low[good], high[good], np.zeros(len(good), dtype=np.int64), step[good]
     )
     lone = rows[~np.isin(np.arange(len(rows)), i[good])]
-    few = lone[moves.numel[lone] <= ONE_BY_ONE]  # a longer one counts as a move of what does not lie there
+    few = lone[moves.numel[lone] <= ONE_BY_ONE]  # a longer one counts as a move without an element
     return joined_boxes([found, *(element_boxes(side, pieces, int(row), moves) for row in few)])
 
 
 def element_boxes(side: int, pieces: Pieces, row: int, moves: Moves) -> Boxes:
-    """A move that is no box of one piece: its elements one by one."""
+    """Split a move that is no box of one piece into elements."""
     boxes = boxes_at(pieces, positions_of(moves.offset[side][row], moves.shape[row], moves.stride[side][row]))
     return evolve(boxes, move=np.full(len(boxes), row), begin=boxes.move)
 
 
 def boxes_at(pieces: Pieces, positions: I64) -> Boxes:
-    """The elements at positions, one by one: a box of one element is of the move that has its place among the positions."""
+    """The elements at positions, one by one.
+
+    A box of one element is of the move that has its place among the positions.
+    """
     none, of_piece = np.zeros(len(positions), dtype=np.int64), np.zeros_like(pieces.first)
     i, piece = meet(none, positions, positions + 1, of_piece, pieces.first, pieces.last)
     at, low, high = between(pieces, piece, positions[i] - pieces.first[piece], positions[i] - pieces.first[piece] + 1)
@@ -111,7 +120,7 @@ def boxes_at(pieces: Pieces, positions: I64) -> Boxes:
 
 
 def _logical(pieces: Pieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> Boxes:
-    """Columns of a piece put back in the order of the tensor's dims."""
+    """Reorder the columns of a piece to the dims of the tensor."""
     dim, base = pieces.dim.take(piece, axis=0), pieces.low.take(piece, axis=0)
     first, last, steps = in_dims(dim, base + low, base + high, np.where(high - low > 1, step, 0))
     return Boxes(move, piece, first, last, begin, steps)

@@ -1,7 +1,8 @@
-"""Does every value that is put together have each of its parts, and each once? A part is what one stored tensor has of it.
+"""Prove that every combined value has each of its parts, once.
 
-The boxes that moves of a mean, a sum or a maximum bring to a piece of the target are held against all pieces of the source
-whose layout says that they are put together: those that share elements with the same boxes.
+A part is the contribution of one stored tensor. The boxes that moves of a mean, a sum or a maximum bring to a piece of
+the target are compared with all pieces of the source
+that the layout combines: those that share elements with the same boxes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ APART = [p for p in Policy if p not in (Policy.SAME, Policy.ANY, Policy.LEAD)]
 
 @frozen(eq=False)
 class Brought:
-    """Boxes of elements that moves bring from a piece of the source to a piece of the target, to be put together there."""
+    """Boxes that moves bring from source pieces to combined ones."""
 
     source: I64  # pieces
     target: I64
@@ -56,7 +57,10 @@ class Brought:
 
 
 def brought(told: ProofTables, source: Boxes, target: Boxes) -> Brought:
-    """What goes into means, sums and maxima, once both sides of every move are known to be the same elements."""
+    """The inputs of means, sums and maxima.
+
+    Both sides of every move are the same elements by then.
+    """
     together = np.isin(told.moves.kind, [n.word for n in APART])
     s, t = source.take(together[source.move]), target.take(together[target.move])
     i, j = touching(s, t)
@@ -78,7 +82,7 @@ def touching(source: Boxes, target: Boxes) -> tuple[I64, I64]:
 
 
 def same_places(s: Boxes, t: Boxes, low: I64, high: I64) -> Mask:
-    """Whether what boxes share, low to high, stands at the same places of their move on both sides."""
+    """Mask of pairs whose shared elements have equal places in moves."""
     at_s = s.begin + ((low - s.low) * s.step).sum(axis=1)
     at_t = t.begin + ((low - t.low) * t.step).sum(axis=1)
     same: Mask = (low < high).all(axis=1) & (at_s == at_t)
@@ -87,7 +91,10 @@ def same_places(s: Boxes, t: Boxes, low: I64, high: I64) -> Mask:
 
 
 def places(found: Brought, k: int) -> MovedBoxes:
-    """Where the target's values are put together: each element of each piece once, of however many parts it is."""
+    """The places of combined values in the target.
+
+    Each element of each piece once, for any number of parts.
+    """
     none = np.zeros(len(found.target), dtype=np.int64)
     once = distinct_boxes(MovedBoxes(none - 1, found.target, found.low, found.high))
     i, _ = pairs_in(once)
@@ -105,7 +112,10 @@ def places(found: Brought, k: int) -> MovedBoxes:
 
 
 def demand_parts(told: ProofTables, found: Brought, where: MovedBoxes) -> None:
-    """Every part of every value that is put together goes into it, once. `where`: its places in the target. E346."""
+    """Check that every part of every combined value is used once.
+
+    `where`: its places in the target. E346.
+    """
     if not len(where):
         return
     count = len(told.target)
@@ -131,7 +141,7 @@ def demand_parts(told: ProofTables, found: Brought, where: MovedBoxes) -> None:
 
 
 def _asked(told: ProofTables, where: MovedBoxes, of_state: I64) -> I64:
-    """Of each box of the target, how many elements all of its parts have together."""
+    """The number of elements in all parts of each target box."""
     pieces = told.source
     low, high = box_of(pieces)
     apart = np.flatnonzero(np.isin(pieces.policy, APART))
@@ -158,7 +168,7 @@ def _asked(told: ProofTables, where: MovedBoxes, of_state: I64) -> I64:
 
 
 def _missing(told: ProofTables, found: Brought, where: MovedBoxes, state: int) -> None:
-    """Refuse the first element of a piece of the target that lacks a part, if one does."""
+    """Raise an error for the first element without a part."""
     pieces, piece = told.source, int(where.piece[0])
     low, high = box_of(pieces)
     apart = np.isin(pieces.policy, APART) & (pieces.tensor == told.target.tensor[piece]) & (pieces.state == state)
@@ -187,7 +197,10 @@ def _blame(told: ProofTables, piece: int | I64, index: I64, part: int | I64, wha
 
 
 def demand_members(told: ProofTables, source: MovedBoxes) -> None:
-    """What is put together is said to be, in that way and over those axes; what is said to be is not copied. E346."""
+    """Check that exactly the values that the layout declares are combined.
+
+    The way and the axes must be those of the declaration. E346.
+    """
     pieces, kinds = told.source, told.moves.kind[source.move]
     together = np.isin(kinds, [n.word for n in APART])
     said = np.array([p.word for p in Policy])[pieces.policy[source.piece]]
@@ -216,7 +229,7 @@ def _apart(told: ProofTables) -> Mask:
 
 
 def _met(told: ProofTables, source: MovedBoxes, row: int) -> I64 | None:
-    """The first element of a box that another member of its mean or sum has, too."""
+    """The first element in two members of a mean or sum."""
     pieces, piece = told.source, int(source.piece[row])
     low, high = box_of(pieces)
     alike = np.flatnonzero(
@@ -241,7 +254,7 @@ def _blame_members(told: ProofTables, source: MovedBoxes, row: int, what: str) -
 
 
 def copies_of_members(placement: Placement, plan: Plan) -> list[Runs]:
-    """Moves between stored tensors of the plan's targets and sources, which are the same ones, by state."""
+    """Moves between copies of members, by state, within one side."""
     first: dict[object, tuple[tuple[str, Key], int, I64]] = {}
     numbers = [{(t.file, t.key): n for n, t in enumerate(side)} for side in (plan.targets, plan.sources)]
     tensors = {path: n for n, path in enumerate(plan.tensors)}

@@ -1,7 +1,8 @@
-"""Is everything that a graph scales scaled once, and by the scale of its own block? Told from the pieces of both sides.
+"""Prove that elements are scaled once, by their block's scale.
 
-A row of scales and a row of what they scale are told by their corners: along each dim of a row both sides step evenly, so
-that what holds at the corners of a box holds within it.
+The proof uses the pieces of both sides. It compares the corners of a row of scales with those of the scaled elements:
+along each dim of a row both sides step evenly, so
+a fact about the corners of a box holds within it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Ends = tuple[I64, I64, I64, I64]
 
 
 def scales_among(told: ProofTables) -> Mask:
-    """Of each tensor: whether it is a scale that the graph reads as one."""
+    """A mask of tensors that the graph reads as scales."""
     out = np.zeros(max(1, len(told.graph.target.tensors)), dtype=bool)
     for flow in _flows(told):
         tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
@@ -34,7 +35,10 @@ def scales_among(told: ProofTables) -> Mask:
 
 
 def prove_scales(told: ProofTables) -> None:
-    """Raises E347, naming the first element that is not scaled, scaled twice, or scaled by another block's scale."""
+    """Raise E347 for the first element with a missing or wrong scale.
+
+    A wrong one is another block's, or a second one.
+    """
     found: list[Boxes] = []
     for ends in _batches([_ends(told, flow) for flow in _flows(told)]):
         here, there, row, numel = (np.concatenate(column) for column in zip(*ends, strict=True))
@@ -45,7 +49,10 @@ def prove_scales(told: ProofTables) -> None:
 
 
 def _ends(told: ProofTables, flow: Flow) -> Ends:
-    """Positions of the corners of both sides of a flow's rows, the row of each, and how many elements each row has."""
+    """The corners of both sides of a flow's rows.
+
+    Returns the positions, the row of each, and the number of elements of each row.
+    """
     lane, m = flow.lanes[0], flow.moves
     index = _corners(m.shape)
     row = np.repeat(np.arange(len(m)), index.shape[1])
@@ -56,7 +63,7 @@ def _ends(told: ProofTables, flow: Flow) -> Ends:
 
 
 def _batches(ends: Sequence[Ends]) -> Iterator[list[Ends]]:
-    """Flows together, so that the pieces are looked through a few times in all."""
+    """Batches of flows, to search the pieces only a few times."""
     batch: list[Ends] = []
     for one in ends:
         batch.append((one[0], one[1], one[2] + (batch[-1][2][-1] + 1 if batch else 0), one[3]))
@@ -72,7 +79,7 @@ def _flows(told: ProofTables) -> Sequence[Flow]:
 
 
 def _corners(shape: I64) -> I64:
-    """(N, 2 ** D, D): the first and the last index along each dim, all combinations."""
+    """All combinations of first and last index: (N, 2 ** D, D)."""
     d = shape.shape[1]
     ends = (np.arange(1 << d)[:, None] >> np.arange(d)) & 1
     out: I64 = ends[None] * (shape[:, None, :] - 1)
@@ -80,7 +87,7 @@ def _corners(shape: I64) -> I64:
 
 
 def _same_block(told: ProofTables, source: Boxes, target: Boxes) -> None:
-    """Each corner of a row: one scale, one element, and the scale is that of the element's block."""
+    """Check each row's corners: one scale, one element, one block."""
     tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
     if len(source) != len(target) or (source.move != target.move).any():
         fail("E347", "a scale, or what it scales, is at a place where no element lies", Label("plan"))
@@ -88,7 +95,7 @@ def _same_block(told: ProofTables, source: Boxes, target: Boxes) -> None:
     numbers, which = np.unique(of_source, return_inverse=True)
     owner = np.full(
         len(numbers), -1
-    )  # of each scale: what it scales, along which dims, and how many elements a block has
+    )  # of each scale: the scaled tensor, its dims, and the number of elements of a block
     along, size = np.zeros((len(numbers), told.k), np.int64), np.ones((len(numbers), told.k), np.int64)
     for n, number in enumerate(numbers.tolist()):
         scaling = tensors[names[number]].scaling
@@ -105,7 +112,10 @@ def _same_block(told: ProofTables, source: Boxes, target: Boxes) -> None:
 
 
 def _boxes(told: ProofTables, target: Boxes, row: I64, numel: I64) -> Boxes:
-    """What each row scales, as a box of one piece: from corner to corner, and no element of it less than the row has."""
+    """The scaled elements of each row, as a box of one piece.
+
+    It reaches from corner to corner, and has at least as many elements as the row.
+    """
     first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
     low = np.minimum.reduceat(target.low, first)
     high = np.maximum.reduceat(target.high, first)
@@ -141,7 +151,7 @@ def _all_once(told: ProofTables, found: list[Boxes]) -> None:
 
 
 def _to_scale(told: ProofTables, pieces: Pieces) -> Mask:
-    """Pieces of tensors that the target stores as products alone, and the source as factors."""
+    """Pieces that the target stores as products, the source as factors."""
     graph = told.graph
     sides = []
     for placement in (graph.source, graph.target):

@@ -1,4 +1,4 @@
-"""What a proof is about, as tables: the pieces of both sides, and all moves of a graph. And how its elements are called."""
+"""The tables of a proof: pieces, moves, and names of elements."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ __all__ = ["ProofTables"]
 
 
 def _ranks(part: Part, homes: I64) -> I64:
-    """Of each stored tensor of a part, the first rank that holds it."""
+    """The first rank that holds each stored tensor of a part."""
     known = {home: part.homes.home(home).rank for home in each(homes)}
     return np.array([known[home] for home in homes.tolist()], dtype=np.int64)
 
 
 class ProofTables:
-    """A graph as the proof sees it. States that are stored and moved just as another one is are left out: see `followers`."""
+    """A graph as tables.
+
+    States that are stored and moved like another one are left out: see `followers`.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -34,7 +37,7 @@ class ProofTables:
         self.k = max([1, *(p.folded.low.shape[1] for p in parts)])
         self.bits = tuple(space.bits for space in graph.spaces)
         self.stands = (_placed(graph.source, graph.sources), _placed(graph.target, graph.targets))
-        # What is proved of a state holds for those that are stored and moved just as it is.
+        # The proof of a state also holds for the states that are stored and moved in the same way.
         self.flows = graph.flows
         self.led = _followers(graph, self.flows, self.stands)
         self.states = list(dict.fromkeys([p.state for p in parts] + [x.state for f in self.flows for x in f.lanes]))
@@ -129,7 +132,10 @@ class ProofTables:
         )
 
     def over(self, bits: int) -> set[tuple[int, int]]:
-        """Mesh axes of the source, told by their bits: how many ranks apart their coordinates are, and how many there are."""
+        """Mesh axes of the source, by their bits.
+
+        The distance of their coordinates in ranks, and their number.
+        """
         seen: dict[str, tuple[int, int]] = {}
         for mesh in self.graph.source.layout.meshes:
             for n, axis in reversed(list(enumerate(mesh.axes))):
@@ -137,10 +143,14 @@ class ProofTables:
                 seen.setdefault(axis, (apart, mesh.degrees[n]))
         return {place for n, place in enumerate(seen.values()) if bits >> n & 1}
 
-    # ---- what is said of it ----------------------------------------------------------------------------------------------
+    # ---- names in messages
+    # -----------------------------------------------------------------------------------------------
 
     def is_origin(self, have: I64, want: I64) -> Mask:
-        """Whether a state of the source may fill a state of the target: its own, or one that is derived from it."""
+        """Return True if a source state may fill a target state.
+
+        It is the same state, or the target's is derived from it.
+        """
         allowed = np.eye(len(self.states), dtype=bool)
         for d in self.graph.source.layout.derived:
             if d.state in self.states and d.source in self.states:
@@ -153,7 +163,7 @@ class ProofTables:
         return out
 
     def place(self, side: int, position: int) -> tuple[tuple[str, str], int]:
-        """File and key of the stored tensor that a position is of, and where in that it is."""
+        """The stored tensor's file and key, and the offset in it."""
         stored: Shelves = (self.graph.sources, self.graph.targets)[side]
         home, at = divmod(position, 1 << self.bits[side])
         tensor = stored[min(max(home, 0), len(stored) - 1)]
@@ -170,12 +180,15 @@ class ProofTables:
 
 
 # --- Numbers of a part's stored tensors in a graph ------------------------------------------------------------------
-# Numbers of stored tensors are not taken from who made the graph: a part stands where its own names stand.
+# The proof does not use the planner's numbers of stored tensors: it finds them by the names of a part.
 
 
 @frozen(eq=False)
 class _Stand:
-    """A part's stored tensors: numbers `first`..`last` of its side. `hidden`: which of them have another one's storage."""
+    """The stored tensors of a part.
+
+    They have the numbers `first`..`last` of its side. `hidden`: a mask of those in another one's storage.
+    """
 
     first: int
     last: int
@@ -186,7 +199,7 @@ Stands = tuple["_Stand | None", ...]
 
 
 def _placed(placement: Placement, stored: Shelves) -> Stands:
-    """Of each part: where it stands, or None where it takes no part."""
+    """The stored tensors of each part; None if it is unused."""
     shelf_of = {(id(s.block), s.state): i for i, s in enumerate(stored.shelves)}
     out: list[_Stand | None] = []
     for part in placement.parts:
@@ -208,9 +221,9 @@ def _placed(placement: Placement, stored: Shelves) -> Stands:
 
 
 def _followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands]) -> set[Lane]:
-    """Lanes whose state is stored as the first lane's on both sides, part by part, and moves at a constant distance from it.
+    """Lanes that are stored and moved like the first lane.
 
-    What is proved of the first lane is then proved of them.
+    Their distance is constant, part by part, on both sides. The proof of the first lane covers them.
     """
     filled = {n.state for n in graph.net if isinstance(n, Fill) and n.lacking}  # each by a line of its own
     leader: dict[str, str] = {}
@@ -235,7 +248,7 @@ def _followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands
             continue
         if _at_their_distance(graph, flows, ((origin, led_by), (state, first)), stands):
             found |= {lane for lane, _ in lanes}
-    # What follows must not be made of what something else is made of, too, and as much of both must be left out.
+    # A follower must not be derived from a state that has other derivations, and as much of both must be left out.
     origins_of = {lane.state: lane.origin for lane in found}
     others = {lane.origin for lanes in told.values() for of in lanes for lane in of if lane not in found}
     left_out = {tuple(text.split(": ")[0].split(" of ", 1)) for text in graph.dropped}
@@ -255,7 +268,7 @@ def _parts(placement: Placement, state: str) -> list[tuple[int, Part]]:
 
 
 def _same_parts(placement: Placement, state: str, first: str, stands: Stands) -> bool:
-    """Whether two states are stored alike: the same boxes part by part."""
+    """Return True if two states have the same boxes in parts."""
     a, b = _parts(placement, state), _parts(placement, first)
     return len(a) == len(b) and all(
         x.folded is y.folded
@@ -268,14 +281,20 @@ def _same_parts(placement: Placement, state: str, first: str, stands: Stands) ->
 
 
 def _hidden(stand: _Stand | None) -> list[bool] | None:
-    """Which tensors of a part have another one's storage: nothing fills those by themselves."""
+    """A mask of a part's tensors in another one's storage.
+
+    They are not filled alone.
+    """
     return None if stand is None or stand.hidden is None else [bool(h) for h in stand.hidden]
 
 
 def _at_their_distance(
     graph: Graph, flows: Sequence[Flow], pairs: tuple[tuple[str, str], tuple[str, str]], stands: tuple[Stands, Stands]
 ) -> bool:
-    """Whether every flow's lane lies as far from the first as its stored tensors do. pairs: ours and theirs, by side."""
+    """Return True if lanes and stored tensors have equal distances.
+
+    Pairs: ours and theirs, by side.
+    """
     state = pairs[1][0]
     for side, placement in enumerate((graph.source, graph.target)):
         ours, theirs = (_parts(placement, name) for name in pairs[side])
