@@ -457,7 +457,7 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     other = tmp_path / "other.ucpl"
     other.write_text(text.replace("model.norm.weight ", "final "))
     notes = ucpl.verify(folder, layout=f"{other}:hf()").notes
-    assert any("no shipped spec has model `llama` and its tensors, nor what `import hf` writes of" in n for n in notes)
+    assert any("no shipped spec has model `llama` and its tensors, and `import hf` does not write them for" in n for n in notes)
 
     def never(path):
         raise AssertionError("a layout of any model has no names of its own")

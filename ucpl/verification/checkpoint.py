@@ -36,8 +36,8 @@ from ucpl.verification.witnesses import (
 __all__ = ["Verdict", "verdict"]
 
 WITNESS = (
-    "not witnessed: which tensor is which, and the order of its parts (q, k, v; gate, up), is as the names say;"
-    " only the framework's own model shows that it trains on"
+    "not witnessed: the identity of each tensor and the order of its parts (q, k, v; gate, up) come from their names alone;"
+    " only the framework's own model shows that training resumes"
 )
 
 TWINS = "not witnessed: parts of one size, side by side:"
@@ -151,7 +151,7 @@ def _masters_seen(placement: Placement, held: Comparison | None, findings: list[
     wrong = next((d for d in findings if d.code == "E701"), None)
     if wrong is not None:
         return masters_say("contradicts", wrong.message)
-    return masters_agree(held, both, "weights of {count} tensors are their masters, which lie in another way, rounded")
+    return masters_agree(held, both, "weights of {count} tensors are their masters, stored in another way, rounded")
 
 
 def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:

@@ -42,13 +42,13 @@ class _Asked:
             self.unheld.append(f"{path} is no tensor of the shards")
         elif here.layout.tensors[path].counts != there.layout.tensors[path].counts:
             mine, yours = (list(x.layout.tensors[path].counts) for x in (here, there))
-            self.differs.append(f"{path} is {mine} in the shards, {yours} beside them")
+            self.differs.append(f"{path} is {mine} in the shards, {yours} in the companion files")
         elif ours.get(pair, dtype) == dtype:
             self.stored.add(pair)
         elif (path, "fp32") in ours:
             self.rounded.add(pair)
         else:
-            self.unheld.append(f"{path} is {ours[pair]} in the shards, {dtype} beside them")
+            self.unheld.append(f"{path} is {ours[pair]} in the shards, {dtype} in the companion files")
 
 
 @frozen

@@ -143,7 +143,7 @@ class Guesses:
                 n = next(i for i, row in enumerate(rows) if known[row] != (place, i))
                 p, m = known[rows[n]]
                 return (
-                    f"the parts lie on other ranks: position {n} along axis {axis} is position {m} of {p[0]} there."
+                    f"the parts are on other ranks: position {n} along axis {axis} is position {m} of {p[0]} there."
                     " A part that is cut and then packed, (a@tp + b@tp), is not one that is packed and then cut, (a + b)@tp"
                 )
         return ""

@@ -38,8 +38,8 @@ _OTHER_DTYPE = "the other trains in another dtype, whose losses are not scaled"
 _OF_THE_JOB = "an elastic checkpoint leaves the optimizer's arguments to the job"
 _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
 _LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
-_NOT_SAID = "which of Adam and AdamW it is: releases of torch before 2.7 do not say it of a group"
-_DEFAULT = "what an optimizer does that is told nothing"
+_NOT_SAID = "the choice between Adam and AdamW: releases of torch before 2.7 do not record it in a group"
+_DEFAULT = "the default of an optimizer"
 
 
 @frozen

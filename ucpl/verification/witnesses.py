@@ -54,7 +54,7 @@ __all__ = [
     "witnesses",
 ]
 
-NO_MASTERS = "no tensor has a weight and a master that lie in different ways"
+NO_MASTERS = "no tensor has a weight and a master that are stored in different ways"
 UNASKED_MAX = 2 << 30  # bytes of a folder whose class is run unasked: it is loaded twice, in fp32
 WRITTEN = "import hf"  # in place of a file name, for a text without a file
 Says = Literal["agrees", "contradicts", "absent"]
@@ -239,15 +239,16 @@ def transformers_class(
     if known_as is None:
         name = side.placement.layout.model_name
         return says(
-            "absent", f"no shipped spec has model `{name}` and its tensors, nor what `import hf` writes of {folder}"
+            "absent",
+            f"no shipped spec has model `{name}` and its tensors, and `import hf` does not write them for {folder}",
         )
     library, call = known_as
     own = side.library.known.get(side.placement.layout.name)
     if own is not None and own.file.name.startswith("specs/") and reference is None:
-        return says("absent", "the layout is itself the shipped one: a reference folder in another dialect would tell")
+        return says("absent", "the layout is itself the shipped one: give a reference folder in another dialect")
     theirs = library.layout(call.name)
     if own is not None and reference is None and theirs.file.name == WRITTEN and own.node == theirs.node:
-        return says("absent", "the layout is what `import hf` writes: a reference folder in another dialect would tell")
+        return says("absent", "`import hf` writes the same layout: give a reference folder in another dialect")
     if forward is None:
         forward = _forward()
         if forward is None:

@@ -277,7 +277,7 @@ def test_a_placement_with_two_elements_on_one_position() -> None:
     twice.low[1], twice.high[1] = [1, 0], [2, 1]
     parts = tuple(evolve(p, folded=twice) if p is part else p for p in graph.target.parts)
     code, message = refused(evolve(graph, target=evolve(graph.target, parts=parts)))
-    assert code == "E345" and "lie on one position, 0 of w" in message
+    assert code == "E345" and "share one position, 0 of w" in message
 
 
 def test_a_placement_that_lacks_an_element() -> None:

@@ -248,7 +248,7 @@ class _Proof:
             ]
             fail(
                 "E345",
-                f"{two[0]} and {two[1]} lie on one position, {position} of {home[1]}",
+                f"{two[0]} and {two[1]} share one position, {position} of {home[1]}",
                 Label(home[0], ("source", "target")[side], where=home[1]),
             )
         fail(

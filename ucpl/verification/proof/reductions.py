@@ -137,7 +137,7 @@ def demand_parts(told: ProofTables, found: Brought, where: MovedBoxes) -> None:
         one, other = (int(rows[0]) for rows in twice)
         index = np.maximum(found.low[one], found.low[other])
         _blame(told, found.target[one], index, found.source[one], "has one of its parts twice:")
-    assert not wrong.any(), "what came is not what was asked for, and no part is missing"
+    assert not wrong.any(), "the combined parts differ from the wanted ones, and no part is missing"
 
 
 def _asked(told: ProofTables, where: MovedBoxes, of_state: I64) -> I64:

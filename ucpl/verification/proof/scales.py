@@ -90,7 +90,7 @@ def _same_block(told: ProofTables, source: Boxes, target: Boxes) -> None:
     """Check each row's corners: one scale, one element, one block."""
     tensors, names = told.graph.target.layout.tensors, told.graph.target.tensors
     if len(source) != len(target) or (source.move != target.move).any():
-        fail("E347", "a scale, or what it scales, is at a place where no element lies", Label("plan"))
+        fail("E347", "a scale, or a scaled tensor, is at a place without an element", Label("plan"))
     of_source, of_target = told.source.tensor[source.piece], told.target.tensor[target.piece]
     numbers, which = np.unique(of_source, return_inverse=True)
     owner = np.full(
