@@ -1,4 +1,4 @@
-"""What the text of a file alone shows to do nothing, whatever its numbers are: remarks, no faults."""
+"""Statements without effect, found without evaluating numbers. They are remarks, no errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ucpl.layout.near import nearest
 
 __all__ = ["constant_truth", "void_lines", "void_plans", "void_trained"]
 
-_OF_VALUES = (nodes.Name, nodes.Function)  # what a condition can hang on
+_OF_VALUES = (nodes.Name, nodes.Function)  # nodes that a condition can depend on
 # States that an optimizer makes of gradients. Masters have other names, and are copies of the weight.
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "step")
 
 
 def void_lines(file: nodes.File) -> Iterator[str]:
-    """Conditions that hang on nothing, names twice in one list, lines twice, ranges and padding of all or nothing."""
+    """Conditions without names, repeated names and lines, empty ranges, idle padding."""
     for statement in file.statements:
         if isinstance(statement, nodes.Assert):
             yield from _condition("", statement.condition, "assert", statement.span.line)
@@ -85,7 +85,7 @@ def _conditions(item: nodes.Record, line: int) -> Iterator[str]:
 
 
 def _truths(item: nodes.ModelItem | nodes.LayoutItem, axes: set[str]) -> Iterator[str]:
-    """Conditions with names in them that hold for all of their values, or for none."""
+    """Conditions with names in them that always or never hold."""
     asked = [getattr(item, "when", None), *(c.args[0] for c in getattr(item, "clauses", ()) if c.word == "when")]
     for one in (expr for expr in asked if expr is not None):
         is_told = any(_is_coordinate(node, axes) for node in walk(one)) and isinstance(item, nodes.Entry)
@@ -94,7 +94,7 @@ def _truths(item: nodes.ModelItem | nodes.LayoutItem, axes: set[str]) -> Iterato
 
 
 def _is_coordinate(node: nodes.Record, axes: set[str]) -> bool:
-    """`tp == 0`, of which there is a remark with more to it."""
+    """Match `tp == 0`. Another remark says more about it."""
     match node:
         case nodes.Binary("==", nodes.Name(path=name), nodes.Number(value=0)):
             return name in axes
@@ -107,7 +107,10 @@ def _called(item: nodes.Record) -> str:
 
 
 def _condition(of: str, asked: nodes.Expr, word: str, line: int) -> Iterator[str]:
-    """A condition without a name in it is the same at all degrees and for all configs."""
+    """A condition without a name.
+
+    It is the same at all degrees and for all configs.
+    """
     if not isinstance(asked, nodes.List) and any(isinstance(node, _OF_VALUES) for node in walk(asked)):
         return
     what = "names nothing that could be otherwise"
@@ -177,7 +180,7 @@ def _is_part(node: nodes.Record) -> bool:
 
 
 def _dealt(name: str, inner: nodes.Axis, cut: str, line: int) -> Iterator[str]:
-    """What is dealt is the index itself, by its own name, and no index is padded."""
+    """Check that a rule deals the index itself, without padding."""
     match inner:
         case nodes.Dim(name=other) if other != name:
             yield (
@@ -194,7 +197,7 @@ def _dealt(name: str, inner: nodes.Axis, cut: str, line: int) -> Iterator[str]:
 
 
 def _padded(inner: nodes.Expr, outer: nodes.Expr, line: int) -> Iterator[str]:
-    """Padding of what is padded alike already, or that one `pad` says."""
+    """Padding of a padded dim, or two paddings in place of one."""
     match inner, outer:
         case (nodes.Number(value=one), nodes.Number(value=two)) if one and two and not (one % two and two % one):
             said = str(max(one, two))
@@ -256,7 +259,10 @@ def _spaced(items: Iterable[nodes.Record]) -> Iterator[str]:
 
 
 def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
-    """The same entry or fill word for word: a second home has a place of its own, a second number another reason."""
+    """The same entry or fill word for word.
+
+    A second home has its own place, a second number its own reason.
+    """
     first: dict[nodes.Record, int] = {}
     for item in items:
         if isinstance(item, nodes.Entry | nodes.Fill | nodes.States | nodes.FillStates):
@@ -266,7 +272,7 @@ def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
 
 
 def _stored_and_not(items: Sequence[nodes.Record]) -> Iterator[str]:
-    """`b = none` beside another line of `b`: the one that stores it holds."""
+    """`b = none` and another line of `b`. The one that stores it holds."""
     entries = [i for i in items if isinstance(i, nodes.Entry) and all(c.word != "when" for c in i.clauses)]
     stored = {e.path: e.span.line for e in entries if e.shape is not None}
     for entry in entries:
@@ -278,7 +284,7 @@ def _stored_and_not(items: Sequence[nodes.Record]) -> Iterator[str]:
 
 
 def _of_nothing(items: Sequence[nodes.Record]) -> Iterator[str]:
-    """Fills of what the layout stores nothing of, and members of an optimizer's group that are not trained."""
+    """Fills of tensors that are not stored, and untrained members of groups."""
     entries = [item for item in items if isinstance(item, nodes.Entry) and not item.glob]
     gone = {e.path for e in entries if e.shape is None} - {e.path for e in entries if e.shape is not None}
     kinds = {item.path: item.kind for item in items if isinstance(item, nodes.Tensor) and item.kind != "parameter"}
@@ -295,7 +301,7 @@ def _of_nothing(items: Sequence[nodes.Record]) -> Iterator[str]:
 
 
 def void_plans(plan: nodes.Plan) -> Iterator[str]:
-    """Names that a plan says two things of, or one thing twice; and a plan from a layout to itself."""
+    """A plan's contradictory or repeated names, or equal sides."""
     said = {"drop": list(plan.drop), "freeze": list(plan.freeze), "train": [name for name, _ in plan.train]}
     for word, names in said.items():
         for name in _twice(names):
@@ -314,7 +320,7 @@ def void_plans(plan: nodes.Plan) -> Iterator[str]:
 
 
 def void_trained(plan: nodes.Plan, source: Layout, target: Layout) -> Iterator[str]:
-    """What a plan freezes or trains that is so already, and groups that neither side has."""
+    """Names that a plan freezes or trains without effect, and unknown groups."""
     known = list(dict.fromkeys(name for side in (source, target) for name, _ in side.model_groups))
     trained = {name for name, tensor in source.tensors.items() if tensor.kind == "parameter"}
     for word, name in (*(("freeze", n) for n in plan.freeze), *(("train", n) for n, g in plan.train if g is None)):
@@ -338,7 +344,7 @@ def void_trained(plan: nodes.Plan, source: Layout, target: Layout) -> Iterator[s
 
 
 # --- Conditions that always or never hold ---------------------------------------------------------------------------
-# A comparison with a number changes where that number is, so that values there and beside it are all that can tell.
+# A comparison with a number changes where that number is, so only values at and next to it matter.
 
 _TRIES_MAX = 4_096
 _TRUTHS = frozenset({"and", "or", "not", "==", "!=", "<", "<=", ">", ">=", "-"})
@@ -346,9 +352,9 @@ _BESIDE = (-2, -1, 0, 1, 2, 3)  # where names are compared with each other, and 
 
 
 def _of_one_truth(asked: nodes.Expr, axes: Collection[str]) -> str:
-    """What is wrong with a condition that never or always holds, with what to write instead; else \"\".
+    """The fault and remedy of a constant condition; else \"\".
 
-    `axes`: names of mesh axes, of which there is one rank or more.
+    `axes`: names of mesh axes with one rank or more.
     """
     truth = constant_truth(asked, axes)
     if truth is None:
@@ -368,7 +374,10 @@ def _of_one_truth(asked: nodes.Expr, axes: Collection[str]) -> str:
 
 
 def constant_truth(asked: nodes.Expr, axes: Collection[str]) -> bool | None:
-    """Whether a condition holds for all values of its names, or for none; None where that hangs on them, or is not known."""
+    """The constant value of a condition, or None.
+
+    None: it depends on names, or is not known.
+    """
     parts = list(walk(asked))
     paths = [n.path for n in parts if isinstance(n, nodes.Name)]
     names = list(dict.fromkeys(paths))

@@ -1,7 +1,8 @@
-"""Tensors that a layout stores twice because it extends another: its own line packs them, and the base's line still stands.
+"""Tensors that a layout stores twice because it extends another.
 
-Two homes of one tensor are good (a tied embedding on two stages), and copies are compared. What is hardly ever meant is a
-home that only the base speaks of beside one that only the extension speaks of: `qkv = ...` without `q = none`.
+Its own line packs them, and the base's line still applies. Two homes of one tensor are good (a tied embedding on two
+stages), and copies are compared. A likely mistake is a
+home from the base alone together with one from the extension alone: `qkv = ...` without `q = none`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BOXES_MAX = 1_024  # of one tensor in one part: those of more are not looked at
 
 
 def stored_twice(placement: Placement) -> tuple[str, ...]:
-    """One remark for each two lines, of which the layout itself and one that it extends have one each."""
+    """One remark for each pair of lines of a layout and its base."""
     extended = placement.layout.extended
     if not extended:
         return ()
@@ -60,7 +61,7 @@ def _place(span: Span) -> str:
 
 
 def _overlap(one: Part, other: Part, tensor: int) -> bool:
-    """Whether an element of the tensor has a home in both."""
+    """Return True if both have a home of one element."""
     a, b = (p.folded.take(np.flatnonzero(p.folded.tensor == tensor)) for p in (one, other))
     if max(len(a), len(b)) > BOXES_MAX:
         return False
@@ -72,7 +73,10 @@ def _meet(a: Pieces, i: int, b: Pieces, j: int) -> bool:
 
 
 def parts_twice(layout: Layout) -> Iterator[tuple[Span, str, int, int]]:
-    """Indices that stand in two parts of one sum, `(n[..3] + n[2..])`: the entry's place, the dim, and from where to where."""
+    """Overlapping parts of one sum, `(n[..3] + n[2..])`: place, dim, range.
+
+    The place is the entry's.
+    """
     for entry in layout.entries:
         for stack in (a for a in ax.walk(*entry.shape) if isinstance(a, ax.Stack)):
             said = [
@@ -100,13 +104,16 @@ _NUMBERS = (nodes.Let, nodes.Dims, nodes.Assert, nodes.Gone, nodes.Use)
 
 
 def repeated_lines(library: Library, file: nodes.File) -> Iterator[str]:
-    """Of each left side all lines or none: of two homes in the base, one that stands here again takes the other back."""
+    """Lines that repeat the base's.
+
+    All lines of a left side, or none: a home that is written again replaces the base's other ones.
+    """
     for node in file.statements:
         if not isinstance(node, nodes.Model | nodes.Layout) or node.extends is None:
             continue
         try:
             own, base = _own_and_base(library, node)
-        except UcplError:  # what is wrong with the base is said elsewhere
+        except UcplError:  # another check reports the faults of the base
             continue
         theirs = _by_side(base)
         for side, lines in _by_side(own).items():

@@ -1,4 +1,4 @@
-"""What of a model a layout stores nowhere: tensors that no entry names, states that no line names, elements without a place."""
+"""Tensors, states and elements of a model that are not stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOXES_MAX = 4_096  # of one tensor: more of them are counted, and not looked at 
 
 @frozen
 class MissingElements:
-    """Elements of a tensor of which a part is stored: how many are nowhere, and the first of them."""
+    """The number and the first of a tensor's missing elements."""
 
     state: str
     path: str
@@ -42,7 +42,10 @@ class MissingElements:
 
 
 def tensors_without_entry(layout: Layout, on_purpose: frozenset[str]) -> tuple[str, ...]:
-    """Tensors that no entry speaks of, in the model's order. `on_purpose`: those that the text says `none` of."""
+    """Tensors without an entry, in the model's order.
+
+    `on_purpose`: those with `none` in the text.
+    """
     named = {path for entry in layout.entries for path in entry.targets.values()}
     return tuple(
         p for p in layout.tensors if p not in named and p not in on_purpose and whole_name(p) not in on_purpose
@@ -50,7 +53,7 @@ def tensors_without_entry(layout: Layout, on_purpose: frozenset[str]) -> tuple[s
 
 
 def tensors_without_key(placement: Placement) -> tuple[str, ...]:
-    """Tensors whose lines have no `as`, and whose weight no flat buffer has either: nothing is stored of it, nor derived."""
+    """Tensors whose weight is not stored, flat, or derived."""
     layout = placement.layout
     if any(d.state == "weight" for d in layout.derived):
         return ()
@@ -63,7 +66,7 @@ def tensors_without_key(placement: Placement) -> tuple[str, ...]:
 
 
 def unkept_states(placement: Placement) -> tuple[str, ...]:
-    """States of the model that are neither stored nor derived, and of which no line says `none`."""
+    """States of the model that are not stored, derived, or `none`."""
     layout = placement.layout
     known = {p.state for p in placement.parts} | {d.state for d in layout.derived} | layout.not_kept
     if "*" in known:
@@ -72,7 +75,10 @@ def unkept_states(placement: Placement) -> tuple[str, ...]:
 
 
 def states_of_some(placement: Placement) -> Iterator[tuple[list[str], tuple[str, ...]]]:
-    """States that lines store, with the trained tensors of the layout of which they store none, in the model's order."""
+    """States that lines store, with the trained tensors that lack them.
+
+    In the model's order.
+    """
     found: dict[tuple[str, ...], list[str]] = {}
     layout = placement.layout
     derived = {d.state for d in layout.derived}
@@ -112,7 +118,7 @@ def holes(placement: Placement) -> Iterator[MissingElements]:
 
 
 def _nowhere(placement: Placement) -> Iterator[MissingElements]:
-    """Tensors whose lines have a key, and of which no rank has an element."""
+    """Tensors with a key that no rank stores."""
     layout = placement.layout
     if any(d.state == "weight" for d in layout.derived):
         return

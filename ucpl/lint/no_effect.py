@@ -1,4 +1,7 @@
-"""Lines of a layout that do nothing over one model, though they may over another: remarks, no faults."""
+"""Lines of a layout without effect over one model: remarks, no errors.
+
+They may have an effect over another model.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,13 @@ __all__ = [
 
 _EVERYWHERE = ("weight", "fp32")
 _FORMS = ("torch", "safetensors")
-_FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # what stands for a number, in other tools
+_FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # placeholders of other tools
 
 
 def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: bool) -> Iterator[str]:
-    """What of the layout's own statements does nothing. Those of a layout of any model are written for families of models:
-    of these, `*` alone is told, and names that nothing has.
+    """The layout's own statements without effect.
+
+    Layouts of any model are written for families of models: for these, only `*` and unknown names are reported.
     """
     spoken = {entry.span for entry in layout.entries}
     states = {state.name for state in layout.states}
@@ -68,7 +72,10 @@ def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: boo
 
 
 def _idle_conditions(layout: Layout, item: nodes.Entry) -> Iterator[str]:
-    """A condition on an index: its name is the number of them there."""
+    """A condition on an index.
+
+    Its name is the size of the index there.
+    """
     bracketed = {axis.name for axis in item.indices if isinstance(axis, nodes.Dim)}
     yield from _coordinates(layout, item)
     asked = [n for c in item.clauses if c.word == "when" for n in walk(c) if isinstance(n, nodes.Name)]
@@ -81,7 +88,10 @@ def _idle_conditions(layout: Layout, item: nodes.Entry) -> Iterator[str]:
 
 
 def _coordinates(layout: Layout, item: nodes.Entry) -> Iterator[str]:
-    """A condition that no number of ranks meets: the name of a mesh axis is how many there are, not who asks."""
+    """A condition that no number of ranks meets.
+
+    The name of a mesh axis is its size, not a coordinate.
+    """
     axes = {axis for mesh in layout.meshes for axis in mesh.axes}
     asked = [n for c in item.clauses if c.word == "when" for n in walk(c) if isinstance(n, nodes.Binary)]
     for one in asked:
@@ -117,7 +127,10 @@ def _line(layout: Layout, of: str | None) -> str:
 
 
 def unknown_drops(layout: Layout, drop: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Names of a plan's `drop` that are no tensor and no state of its source, each with what to write instead. Globs, too."""
+    """Names of a plan's `drop` that match nothing in its source.
+
+    Each has its remedy. Globs, too; they match tensors and states.
+    """
     states = [*(s.name for s in layout.states), "weight"]
     tensors = list(dict.fromkeys((*layout.tensors, *map(whole_name, layout.tensors), *layout.aliases)))
     for name in drop:
@@ -126,7 +139,7 @@ def unknown_drops(layout: Layout, drop: Iterable[str]) -> Iterator[tuple[str, st
 
 
 def unknown_parameters(plan: nodes.Plan, sides: Iterable[Layout]) -> Iterator[tuple[str, str]]:
-    """What of a plan's `freeze` and `train` is no tensor of either side, each with what to write instead."""
+    """Names of a plan's `freeze` and `train` without a tensor, with remedies."""
     known = {whole_name(path) for one in sides for path in (*one.tensors, *one.aliases)}
     for word, name in (*(("freeze", n) for n in plan.freeze), *(("train", n) for n, _ in plan.train)):
         if not any(is_called(name, one) for one in known):
@@ -134,7 +147,10 @@ def unknown_parameters(plan: nodes.Plan, sides: Iterable[Layout]) -> Iterator[tu
 
 
 def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
-    """Signs of other tools in names of files and keys, where they are texts like any others."""
+    """Placeholders of other tools in names of files and keys.
+
+    They are plain text there.
+    """
     for item in items:
         match item:
             case nodes.Files(template=text) if item.form is not None:
@@ -153,7 +169,7 @@ def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator
 
 
 def idle_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[str]:
-    """Ranges of a model's tensors, written as numbers, that hold nothing or end behind their dim."""
+    """Numeric ranges of a model's tensors that are empty or too long."""
     for item in items:
         if not isinstance(item, nodes.Tensor):
             continue
@@ -166,7 +182,7 @@ def idle_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[st
 
 
 def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
-    """What is odd about one range, with the one that may be meant; else \"\"."""
+    """The fault of one range, with the likely intended one; else \"\"."""
     match part:
         case nodes.Range(start=start, stop=nodes.Number(value=high)) if size is not None and high > size:
             low = start.value if isinstance(start, nodes.Number) else 0
@@ -177,7 +193,7 @@ def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
 
 
 def idle_parts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
-    """Parts of dims in patterns and brackets, written as numbers, that begin behind the end of their dim."""
+    """Numeric parts of dims that begin behind their dim's end."""
     for item in items:
         match item:
             case nodes.Entry(indices=indices, shape=tuple() as shape):
@@ -201,7 +217,10 @@ def idle_parts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[st
 
 
 def unequal_fills(layout: Layout) -> Iterator[str]:
-    """Two `fill` lines of one rank that give one element two numbers: refused where the source lacks that element."""
+    """Two `fill` lines of one rank with two numbers for an element.
+
+    A plan rejects them if the source lacks that element.
+    """
     for n, one in enumerate(layout.fillings):
         for other in layout.fillings[:n]:
             if one.rank != other.rank or one.value == other.value or not _same_states(one, other):
@@ -228,7 +247,10 @@ def _same_states(one: Filling, other: Filling) -> bool:
 
 
 def _meet(one: Filling, other: Filling, name: str) -> bool:
-    """Whether two lines speak of one element of a tensor; without boxes a line speaks of all."""
+    """Return True if two lines fill one element.
+
+    Without boxes a line fills all.
+    """
     if name not in one.boxes or name not in other.boxes:
         return True
     return any(
@@ -239,7 +261,10 @@ def _meet(one: Filling, other: Filling, name: str) -> bool:
 
 
 def misspelt_states(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
-    """Of a layout of any model that is tried over one of ours: names that are nearly `weight` or `fp32`."""
+    """Names that are nearly `weight` or `fp32`.
+
+    For layouts of any model that are tried over one of ours.
+    """
     for item in items:
         if isinstance(item, nodes.Derive):
             for name in (item.state, item.source):
@@ -249,7 +274,10 @@ def misspelt_states(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
 
 
 def unread_dims(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
-    """Of a layout of any model: dims by name in lines that no tensor here is read by, and that neither it nor the model has."""
+    """Named dims in unused lines that no model here has.
+
+    For layouts of any model.
+    """
     read = {entry.span for entry in layout.entries} | {line.span for line in layout.state_lines}
     bound = {b.name for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
     known = {*layout.sizes, *layout.indices, *bound, *(d for t in layout.tensors.values() for d in t.dims)}
@@ -276,7 +304,10 @@ _WITHOUT_GRADIENT = ("bool", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8
 
 
 def odd_tensors(file: nodes.File) -> Iterator[str]:
-    """Of a model: a condition on one's own index, which is how many there are, and an index written into a name."""
+    """Conditions on an entry's own index, and indices in a model's names.
+
+    The index has its size as value.
+    """
     for model in (s for s in file.statements if isinstance(s, nodes.Model)):
         dims = {d.name for i in model.items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
         dims |= {b.name for i in model.items if isinstance(i, nodes.Dims) for b in i.bindings}
@@ -303,7 +334,7 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
 
 
 def odd_truths(file: nodes.File) -> Iterator[str]:
-    """`config.head_dim or 128`, which is 1 or 0 here and the first that is there in Python."""
+    """`config.head_dim or 128`: 1 or 0 here, unlike in Python."""
     for node in walk(file):
         if (
             not isinstance(node, nodes.Binding)

@@ -1,4 +1,7 @@
-"""Numbers and types that a text says, and that what is stored does not hold: a plan refuses them, whatever it is between."""
+"""Numbers and types of a text that every plan rejects.
+
+The stored type does not hold them.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ __all__ = ["demand_held_fills", "demand_plannable", "odd_fills", "odd_scales"]
 
 _SCALES = ("f32", "bf16", "f16", "f64", "f8_e8m0fnu")
 _PRODUCTS = ("f32", "bf16", "f16", "f64")
-_BYTES = "u8"  # what a file calls numbers of any form, which a line of a layout may say
+_BYTES = "u8"  # a file's type for numbers of any form, which a layout may use
 
 
 def demand_held_fills(layout: Layout) -> None:
-    """That a fill by name has a number of the type that it is stored in. Of globs and classes `odd_fills` tells: the source
-    may have what they cannot fill. Raises: UcplError E315.
+    """Check that the stored types hold the numbers of fills by name.
+
+    `odd_fills` checks globs and classes: the source may have the tensors that they cannot fill. Raises: UcplError E315.
     """
     for line in layout.fillings:
         if line.value is None or _is_of_many(line):
@@ -35,7 +39,10 @@ def demand_held_fills(layout: Layout) -> None:
 
 
 def odd_fills(layout: Layout) -> Iterator[str]:
-    """Fills by globs and classes whose number the type of a tensor does not hold: a plan refuses it that has to fill one."""
+    """Fills of many tensors whose number a type does not hold.
+
+    They use globs and classes. A plan that has to fill such a tensor rejects it.
+    """
     for line in layout.fillings:
         if line.value is None or not _is_of_many(line):
             continue
@@ -50,7 +57,7 @@ def odd_fills(layout: Layout) -> Iterator[str]:
 
 
 def _is_of_many(line: Filling) -> bool:
-    """Whether a line is of tensors by a glob or a class."""
+    """Return True if a line uses a glob or a class."""
     return line.states is None and line.rank[0] < 2
 
 
@@ -71,7 +78,7 @@ def _of_states(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]
 
 
 def _of_weights(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]]:
-    """`fill NAME = value`: what lies in the file, which `value x - 1` may shift."""
+    """`fill NAME = value`: the stored number, which `value x - 1` may shift."""
     if line.value is None:
         return
     for entry in layout.entries:
@@ -83,7 +90,7 @@ def _of_weights(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float
 
 
 def odd_scales(layout: Layout) -> Iterator[str]:
-    """Scales that nothing can be multiplied by, and products of what their type does not hold."""
+    """Scales without multiplication, and products beyond their type."""
     for path, tensor in layout.tensors.items():
         if tensor.scaling is not None and tensor.dtype and tensor.dtype not in (*_SCALES, _BYTES):
             yield (
@@ -126,7 +133,9 @@ _JOINED = (Policy.MEAN, Policy.SUM, Policy.MAX)
 
 
 def demand_plannable(placement: Placement) -> None:
-    """Refuse a layout that is no side of any plan. Raises: UcplError E304, E314.
+    """Reject a layout that can be no side of any plan.
+
+    Raises: UcplError E304, E314.
 
     Only a layout whose boxes may have such a fault is drawn, as a graph to itself.
     """
@@ -142,7 +151,7 @@ def demand_plannable(placement: Placement) -> None:
 
 
 def _may_clash(placement: Placement) -> bool:
-    """Whether values are put together, or boxes of one part that are no declared copies share an element."""
+    """Return True if values are combined or undeclared copies overlap."""
     parts = [part for part in placement.parts if len(part.folded)]
     boxes = Pieces.concat(part.folded for part in parts)
     if np.isin(boxes.policy, _JOINED).any():

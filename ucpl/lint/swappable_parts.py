@@ -1,4 +1,7 @@
-"""Parts of one size that lie side by side in one stored tensor: swapped, they pass checks of shapes and every round trip."""
+"""Parts of one size, side by side in a stored tensor.
+
+If swapped, they pass checks of shapes and every round trip.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ __all__ = ["Twins", "side_by_side", "twins_text"]
 
 @frozen
 class Twins:
-    """Parts of one entry that could be swapped. `tensors`: what they are called in the model."""
+    """Parts of one entry that could be swapped.
+
+    `tensors`: their names in the model.
+    """
 
     entry: str
     tensors: tuple[str, ...]
@@ -27,13 +33,16 @@ class Twins:
 
 
 def side_by_side(layout: Layout) -> tuple[Twins, ...]:
-    """All parts of one size, entry by entry. What has no size here (a config leaves it open) is no part."""
+    """All parts of one size, entry by entry.
+
+    A part without a size here (a config leaves it open) does not count.
+    """
     found = (Twins(e.path, t) for e in layout.entries if len(e.targets) > 1 for t in _alike(e, layout))
     return tuple(dict.fromkeys(found))
 
 
 def twins_text(twins: tuple[Twins, ...], most: int = 4) -> str:
-    """By the names of the model: the layers of a tensor that differ in size are one line."""
+    """Name the parts; layers of different sizes are one line."""
     said = list(dict.fromkeys(str(Twins(whole_name(t.entry), tuple(map(whole_name, t.tensors)))) for t in twins))
     more = f", and so in {len(said) - most} more" if len(said) > most else ""
     return ", ".join(said[:most]) + more
@@ -52,7 +61,10 @@ def _alike(entry: Entry, layout: Layout) -> Iterator[tuple[str, ...]]:
 
 
 def _in_order(paths: Sequence[str]) -> bool:
-    """Whether they are numbered, and stand as they are counted: experts.0, experts.1. Nothing else could be meant."""
+    """Return True if they are numbered in order: experts.0, experts.1.
+
+    No other order is likely.
+    """
     said = [re.split(r"(\d+)", path) for path in paths]
     numbers = [tuple(map(int, one[1::2])) for one in said]
     return len({tuple(one[::2]) for one in said}) == 1 and all(a < b for a, b in pairwise(numbers))

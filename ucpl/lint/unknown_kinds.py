@@ -1,5 +1,7 @@
-"""Lists of kinds, `let kinds = ["mamba", "attention"]`, and what asks them for positions: words that stand in no list, and
-lists of another length than the dim that they are of. Of lists that the text itself has; a config's are not looked at.
+"""Lists of kinds, `let kinds = ["mamba", "attention"]`, and wrong uses of them.
+
+The faults: words that are in no list, and lists of another length than their dim. Only lists of the text itself are
+checked; a config's are not.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def _listed(expr: nodes.Expr, known: Numbers) -> tuple[str, list[str | int]] | N
 
 
 def _asked(item: nodes.Record, known: Numbers) -> Iterator[str]:
-    """Words that a list does not have, and lists of words that are asked for numbers."""
+    """Words that a list lacks, and lists of numbers."""
     for node in walk(item):
         if not isinstance(node, nodes.Function) or node.name != "where" or not node.args:
             continue
@@ -73,7 +75,7 @@ def _asked(item: nodes.Record, known: Numbers) -> Iterator[str]:
 
 
 def _shorter(item: nodes.Tensor, known: Numbers) -> Iterator[str]:
-    """A dim in whose brackets stands a list of kinds with fewer or more values than the dim has."""
+    """A dim with a list of kinds in brackets, of another length."""
     for dim in (d for d in item.dims if d.range is not None):
         size = known.get(dim.name or "")
         size = known.get(size.path) if isinstance(size, nodes.Name) else size

@@ -1,6 +1,7 @@
-"""What a text declares and nothing of it uses: files, indices, groups, meshes, numbers, imports. Remarks, no faults.
+"""Unused declarations: files, indices, groups, meshes, numbers, imports.
 
-The text alone is asked, not what it comes to under some degrees: a line under `when` uses what it names.
+They are remarks, no errors. The text alone counts, not its value under some degrees: a line under `when` uses the names
+in it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ CONFIG_UNREAD = (
     " `dim h = config.hidden_size`, or leave the config out"
 )
 
-_MANY = PLACE_WORDS - {"rank"}  # what tells one stored tensor from another in a template, beside indices
+_MANY = PLACE_WORDS - {"rank"}  # words that distinguish stored tensors in a template, besides indices
 
 
 def unused(library: Library, file: nodes.File) -> Iterator[str]:
-    """Each names the layout or model, the statement and its line, and says what to write. Of a file without layouts none is
-    asked: who imports it uses what it declares.
+    """Remarks with the statement, its line, and the remedy.
+
+    A file without layouts is not checked: its importers use the declarations.
     """
     layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
     for layout in layouts:
@@ -41,12 +43,12 @@ def unused(library: Library, file: nodes.File) -> Iterator[str]:
 
 
 def reads_config(texts: Iterable[nodes.Record]) -> bool:
-    """Whether one of the texts names a key of a config, or the whole of it."""
+    """Return True if one of the texts names a config."""
     return any(name.partition(".")[0] == "config" for name in names_of(texts))
 
 
 def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str]:
-    """`beside`: the layout, with all that it stands on, and that stand on it."""
+    """`beside`: the layout and all layouts that are related to it."""
     items = [item for one in beside for item in one.items]
     dims = {*_dims(items)}
     for item in layout.items:
@@ -92,13 +94,13 @@ def _of_file(
 
 
 def _key(item: nodes.LayoutItem) -> str:
-    """What a line says behind `as`."""
+    """The text of a line behind `as`."""
     said = item.clauses if isinstance(item, nodes.Entry | nodes.States | nodes.Blob) else ()
     return next((str(c.args[0]) for c in said if c.word == "as"), "")
 
 
 def _is_one_key(key: str, template: str = "", indices: Iterable[str] = ()) -> bool:
-    """Whether a wrapping key, and the name of the file, say nothing of which stored tensor it is."""
+    """Return True if key and file name are constant."""
     return not {name.removesuffix(".local") for name in holes_of(key + template)} & {*_MANY, *indices}
 
 
@@ -123,7 +125,10 @@ def _of_index(layout: nodes.Layout, item: nodes.Index) -> str:
 
 
 def _dims(items: Iterable[nodes.Record]) -> Iterator[str]:
-    """Dims in patterns, other than in index rules where these are statements of their own."""
+    """Dims in patterns, other than in index rules.
+
+    There they are statements of their own.
+    """
     for item in items:
         if not isinstance(item, nodes.Index):
             yield from (node.name for node in walk(item) if isinstance(node, nodes.Dim))
@@ -146,7 +151,10 @@ def _groups(items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
 
 
 def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) -> bool:
-    """Whether a line is on a mesh, or an axis that no other mesh has names a file or a blob."""
+    """Return True if a line uses the mesh.
+
+    A line is on it, or an axis that no other mesh has names a file or a blob.
+    """
     others = {a for i in items if isinstance(i, nodes.Mesh) and i.name != name for a in i.axes}
     mine = {*axes} - others
     for item in items:
@@ -161,11 +169,14 @@ def _is_seen(name: str, axes: tuple[str, ...], items: list[nodes.LayoutItem]) ->
     return False
 
 
-# ---- what a model says for its layouts -------------------------------------------------------------------------------
+# ---- statements of a model for its layouts ---------------------------------------------------------------------------
 
 
 def _of_models(library: Library, file: nodes.File) -> Iterator[str]:
-    """Groups and digits of a model of which the file has layouts, and that no text which is loaded has a use for."""
+    """Groups and digits of a model that no loaded text uses.
+
+    Only of models whose layouts are in the file.
+    """
     texts = library.files.values()
     layouts = [s for text in texts for s in text.statements if isinstance(s, nodes.Layout)]
     items = [item for layout in layouts for item in layout.items]
@@ -198,7 +209,10 @@ def _groups_of(model: nodes.Model) -> Iterator[str]:
 
 
 def _has_groups(layout: nodes.Layout) -> bool:
-    """Whether a layout speaks of a model's groups, whichever they are, or is of files that no line describes."""
+    """Return True if a layout uses groups, or has undescribed files.
+
+    Any groups count.
+    """
     frameworks = [i.call.name for i in layout.items if isinstance(i, nodes.Framework)]
     return (
         layout.of == "any"
@@ -220,7 +234,10 @@ def _texts(layout: nodes.Layout) -> Iterator[str]:
 
 
 def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
-    """`let`, `dim` and parameters of models that no text which is loaded names, here or where it is imported from."""
+    """`let`, `dim` and parameters of models that no loaded text uses.
+
+    Importing texts count.
+    """
     known = {*names_of(library.files.values())}
     for statement in file.statements:
         where = ""
@@ -243,7 +260,7 @@ def _numbers(library: Library, file: nodes.File) -> Iterator[str]:
 
 
 def _hidden(file: nodes.File) -> Iterator[str]:
-    """Numbers of the file that all models and layouts that name them have under the same name: nothing reads the file's."""
+    """Numbers of the file that every model and layout overrides."""
     inner = [s for s in file.statements if isinstance(s, nodes.Model | nodes.Layout)]
     others = {*names_of(s for s in file.statements if not isinstance(s, nodes.Model | nodes.Layout))}
     for item in (s for s in file.statements if isinstance(s, nodes.Let)):
@@ -286,11 +303,14 @@ def _called(file: nodes.File) -> Iterator[str]:
             yield node.of
 
 
-# ---- what stands together --------------------------------------------------------------------------------------------
+# ---- layouts that belong together ------------------------------------------------------------------------------------
 
 
 def _beside(library: Library, layout: nodes.Layout) -> list[nodes.Layout]:
-    """The layout, what it extends and uses, and every layout that is known to extend or use it, with what that one does."""
+    """The layout and all layouts that it uses or extends.
+
+    Also those that use or extend it, with theirs.
+    """
     known = [k.node for k in library.known.values() if isinstance(k.node, nodes.Layout)]
     out = _under(library, layout)
     for other in known:

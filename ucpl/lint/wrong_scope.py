@@ -1,4 +1,4 @@
-"""Lines of a layout that speak of what is not there: copies where there is one home, states of what no optimizer trains."""
+"""Lines about copies that do not exist, or untrained states."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def astray_lines(layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[nodes.LayoutItem, ...]) -> Iterator[str]:
-    """`own`: the layout's own statements; `items`: those of layouts that it extends, too. Each remark names a line of its
-    own, and says what to write instead.
+    """`own`: the layout's own statements.
+
+    `items`: also those of the layouts that it extends.
+    Each remark names an own line and gives the remedy.
     """
     rules = {i.name: i for i in items if isinstance(i, nodes.Index)}
     entries = {entry.span: entry for entry in layout.entries}
@@ -39,7 +41,10 @@ def astray_lines(layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[n
 
 
 def _sizes_in_keys(layout: Layout, item: nodes.Entry) -> Iterator[str]:
-    """`{l}` of a dim that is in no brackets: one number for all of it, its size."""
+    """`{l}` of a dim that is in no brackets.
+
+    It is one number for all of it, its size.
+    """
     dims = {name for tensor in layout.tensors.values() for name in tensor.dims}
     dims -= {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}
     dims -= {axis for mesh in layout.meshes for axis in mesh.axes}
@@ -60,7 +65,10 @@ def _cuts(axis: nodes.Axis) -> set[str]:
 
 
 def _copies(layout: Layout, item: nodes.Entry, entry: Entry | None, rules: dict[str, nodes.Index]) -> Iterator[str]:
-    """What is said of copies along an axis that deals the index, or that no name tells apart."""
+    """Clauses about copies along an axis without copies.
+
+    The axis deals the index, or no name depends on it.
+    """
     bracketed = {axis.name for axis in item.indices if isinstance(axis, nodes.Dim)}
     dealt = {name: _cuts(rule.axis) for name, rule in rules.items() if rule.when is None}
     fixed = {c.args[0] for c in item.clauses if c.word == "at"}
@@ -83,12 +91,15 @@ def _copies(layout: Layout, item: nodes.Entry, entry: Entry | None, rules: dict[
 
 
 def _made_of(layout: Layout, axis: str) -> bool:
-    """Whether the axis is one of a second mesh, whose ranks other names tell apart."""
+    """Return True if the axis belongs to a second mesh."""
     return len(layout.meshes) > 1 and axis not in layout.meshes[0].axes
 
 
 def _uncounted(layout: Layout, own: Iterable[nodes.LayoutItem], rules: dict[str, nodes.Index]) -> Iterator[str]:
-    """`{l.local}` where nothing deals `l`: every rank counts all of them. The first line of each dim is told."""
+    """`{l.local}` where nothing deals `l`: every rank counts all of them.
+
+    Only the first line of each dim is reported.
+    """
     told: set[str] = set()
     axes = layout.meshes[0].axes if layout.ranks > 1 else ()
     for item in (i for i in own if axes and isinstance(i, nodes.Entry)):
@@ -106,7 +117,7 @@ def _uncounted(layout: Layout, own: Iterable[nodes.LayoutItem], rules: dict[str,
 
 
 def _keeps_states(group: str, items: Iterable[nodes.LayoutItem]) -> bool:
-    """Whether a state line of a group is of more than the weights."""
+    """Return True if a group's state line stores optimizer states."""
     return any(
         isinstance(i, nodes.States) and i.shape is not None and group in (i.groups or ()) and i.names != ("weight",)
         for i in items
@@ -142,7 +153,10 @@ def _stored_too(layout: Layout, item: nodes.Derive, source: str) -> Iterator[str
 
 
 def _in_two_groups(layout: Layout, items: tuple[nodes.LayoutItem, ...]) -> Iterator[str]:
-    """Members of two groups of which one state is stored: it would lie twice."""
+    """Members of two groups that store one state.
+
+    They would be stored twice.
+    """
     lines = [i for i in items if isinstance(i, nodes.States) and isinstance(i.shape, tuple) and i.names != ("weight",)]
     groups = [i for i in items if isinstance(i, nodes.Group) and i.members is not None and not i.indices]
     named = [frozenset(i.members or ()) for i in groups]

@@ -1,4 +1,4 @@
-"""The law: there by the moves of a plan, and back, changes no element."""
+"""The law: the moves of a plan and back change no element."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ __all__ = ["Example", "Side", "assert_round_trip"]
 
 @frozen
 class Example:
-    """A text and a call of one of its layouts: what the strategies give. Prints as something that can be run."""
+    """A text and a call of a layout, drawn by strategies.
+
+    Prints as something that can be run.
+    """
 
     text: str
     call: str
@@ -53,7 +56,9 @@ def assert_round_trip(
     config: Config | None = None,
     sizes: Mapping[str, Value] | None = None,
 ) -> int:
-    """There by the moves of a plan, compared with what the target says by itself; then back. How many elements there are.
+    """Move by a plan, compare with the target's numbers, and move back.
+
+    Returns the number of elements.
 
     source, target: layouts of one model, as calls (`"FILE.ucpl:layout(tp = 2)"`), examples, resolved or located.
     drop:           names of tensors and states that the target may leave out; there is no way back then.
@@ -103,7 +108,10 @@ def _located(side: Side, given: Given) -> Placement:
 
 
 def _derived_from(*placements: Placement) -> dict[str, str]:
-    """States that one of the layouts derives hold the numbers of what they are derived from, on both sides."""
+    """States that a layout derives.
+
+    They hold the numbers of their origin, on both sides.
+    """
     out: dict[str, str] = {}
     for placement in placements:
         for d in placement.layout.derived:
@@ -132,7 +140,10 @@ def _plan(source: Placement, target: Placement, drop: tuple[str, ...]) -> Plan:
 
 
 def _moved(plan: Plan, sides: tuple[Placement, Placement], stored: dict[Place, F64], whole: Whole) -> dict[Place, F64]:
-    """What the moves make of stored arrays. Raises AssertionError at the first place that differs from the target."""
+    """The stored arrays after the moves.
+
+    Raises AssertionError at the first place that differs from the target.
+    """
     source, target = sides
     moved = run(plan, stored)
     wanted = lay_out(target, whole, live_numbers(source, whole))

@@ -1,4 +1,4 @@
-"""Numbers laid out: every element of a model has one of its own, and stored arrays are what a layout makes of them."""
+"""Number every element of a model, and store the numbers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ Whole = dict[tuple[str, str], F64]  # (tensor, state) -> its elements, in the sh
 
 
 def numbered(placement: Placement, same: dict[str, str]) -> Whole:
-    """Each element of each tensor and state with a number of its own. `same`: states that hold the numbers of another one."""
+    """Number each element of each tensor and state.
+
+    `same`: states that hold the numbers of another one.
+    """
     out: Whole = {}
     states = sorted({same.get(p.state, p.state) for p in placement.parts} | set(same.values()))
-    start = 1  # zero is what padding holds
+    start = 1  # zero is the value of padding
     for state in states:
         for path, tensor in placement.layout.tensors.items():
             out[path, state] = np.arange(start, start + tensor.numel, dtype=np.float64).reshape(tensor.counts)
@@ -39,7 +42,9 @@ def numbered(placement: Placement, same: dict[str, str]) -> Whole:
 
 
 def lay_out(placement: Placement, whole: Whole, live: frozenset[float] | None = None) -> dict[Place, F64]:
-    """Every stored tensor as a flat array, from the boxes of a placement. Padding is NaN.
+    """Lay out every stored tensor as a flat array.
+
+    It is made from the boxes of a placement. Padding is NaN.
 
     live: of live rows, the numbers that are known; None: all of them have one.
     """
@@ -62,7 +67,7 @@ def lay_out(placement: Placement, whole: Whole, live: frozenset[float] | None = 
 
 
 def live_numbers(placement: Placement, whole: Whole) -> frozenset[float]:
-    """The numbers that live rows of a layout hold: one for each index, however many rows a layout has."""
+    """The numbers in live rows, one per index."""
     found: set[float] = set()
     for part in placement.parts:
         for _, _, numbers, _ in _live_of(placement, part, whole):
@@ -71,7 +76,10 @@ def live_numbers(placement: Placement, whole: Whole) -> frozenset[float]:
 
 
 def _live_of(placement: Placement, part: Part, whole: Whole) -> Iterator[tuple[Home, I64, F64, str]]:
-    """Live rows of a part, piece by piece: where they lie, and their numbers, which are below zero."""
+    """Live rows of a part, piece by piece: their places and numbers.
+
+    The numbers are below zero.
+    """
     live = part.live.singly() if part.live is not None else part.pieces.take(slice(0, 0))
     for row, number in enumerate(live.home.tolist()):
         path = placement.tensors[int(live.tensor[row])]
@@ -87,7 +95,10 @@ def _live_of(placement: Placement, part: Part, whole: Whole) -> Iterator[tuple[H
 
 
 def gather(placement: Placement, stored: dict[Place, F64]) -> Whole:
-    """Whole tensors from stored ones; declared copies are not compared here (a plan's checks do that)."""
+    """Full tensors from stored ones.
+
+    Declared copies are not compared here (a plan's checks do that).
+    """
     out: Whole = {}
     for part in placement.parts:
         for home, rows in _rows_of(part):
@@ -110,7 +121,10 @@ def _rows_of(part: Part) -> Iterator[tuple[Home, list[int]]]:
 
 
 def _where(placement: Placement, pieces: Pieces, row: int, path: str) -> tuple[I64, tuple[slice, ...]]:
-    """Positions of one piece in its stored tensor, and the box of its logical tensor, both in the tensor's order."""
+    """Positions of one piece in its stored tensor, and its logical box.
+
+    Both are in the tensor's order.
+    """
     dims = len(placement.layout.tensors[path].dims)
     low, high = pieces.low[row, :dims], pieces.high[row, :dims]
     index = np.array(pieces.offset[row], dtype=np.int64)
@@ -123,16 +137,18 @@ def _where(placement: Placement, pieces: Pieces, row: int, path: str) -> tuple[I
 
 
 def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
-    """The moves of a plan on flat arrays. Places that nothing is moved to are NaN.
+    """Run the moves of a plan on flat arrays.
+
+    Places without a move are NaN.
 
     Raises AssertionError for a place that is written twice and for copies that differ.
     """
     sources = [stored[s.file, s.key] for s in plan.sources]
     targets = [np.full(t.numel, np.nan) for t in plan.targets]
     checks: list[tuple[Runs, int]] = []
-    factors: list[tuple[F64, I64, F64]] = []  # of what is copied first
+    factors: list[tuple[F64, I64, F64]] = []  # of the tensors that are copied first
     reduced: dict[tuple[int, str], Runs] = {}
-    members: dict[tuple[int, str], dict[object, F64]] = {}  # of each target: what is put together, one by one
+    members: dict[tuple[int, str], dict[object, F64]] = {}  # of each target: the values that are combined, one by one
     for moves in plan.moves:
         for row in range(len(moves)):
             if moves.kind == "check":
@@ -182,7 +198,10 @@ def run(plan: Plan, stored: dict[Place, F64]) -> dict[Place, F64]:
 
 
 def _together(kind: str, found: F64) -> F64:
-    """What rows of members come to; a member that lacks a place is NaN there."""
+    """Combine the rows of members.
+
+    A member that lacks a place is NaN there.
+    """
     whole: F64
     match kind:
         case "mean":

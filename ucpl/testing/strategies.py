@@ -1,4 +1,7 @@
-"""Strategies: models and layouts that no person would write. Hypothesis is imported when one is asked for."""
+"""Strategies for unusual models and layouts.
+
+Hypothesis is imported at the first call.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["layout_pairs", "layouts", "meshes", "models"]
 
 
-# ---- what a composite strategy draws with ----------------------------------------------------------------------------
+# ---- the draws of a composite strategy -------------------------------------------------------------------------------
 
 Drawn = TypeVar("Drawn")
 
 
 class Draw(Protocol):
-    """What Hypothesis gives to a composite strategy."""
+    """Hypothesis's argument of a composite strategy."""
 
     def __call__(self, strategy: st.SearchStrategy[Drawn], /) -> Drawn: ...
 
@@ -62,7 +65,10 @@ def permutations(items: list[str]) -> st.SearchStrategy[list[str]]:
 
 @frozen
 class DrawnStates:
-    """axis: the mesh axis that cuts flat buffers, of `ways` ranks; None: there are none."""
+    """axis: the mesh axis that cuts flat buffers, of `ways` ranks.
+
+    None: there are none.
+    """
 
     draw: Draw
     model: nodes.Model
@@ -136,13 +142,16 @@ DIMS = ("l", "e", "h", "g", "d", "v", "f")
 
 @lru_cache(maxsize=4)
 def _plain(model: nodes.Model) -> Layout:
-    """The model, laid out as it is: both layouts of a pair ask for its sizes."""
+    """The model, stored unchanged. Both layouts of a pair use its sizes."""
     probe = load(("<probe>", "ucpl 1\nlayout probe() of any {\n  file weights = none\n  * = ...\n}\n"))
     return resolve(probe, nodes.Call("probe"), model=model)
 
 
 class DrawnLayout:
-    """One layout being drawn. Cuts are chosen to fit the lengths that they cut."""
+    """One layout being drawn.
+
+    Cuts are chosen to fit the lengths that they cut.
+    """
 
     def __init__(self, draw: Draw, model: nodes.Model, degrees: dict[str, int], whole: bool) -> None:
         self.draw, self.model, self.degrees, self.whole = draw, model, degrees, whole
@@ -176,7 +185,10 @@ class DrawnLayout:
         return Example(text, f"{name}({degrees})", f"{name}.ucpl")
 
     def layout(self, name: str, of: str, lines: list[str]) -> str:
-        """The statements; perhaps all of them but one in a base, which takes that one back where the layout says it."""
+        """The statements of a layout, perhaps with a base.
+
+        The base then has all of them but one, and the layout restores that one.
+        """
         taken = ", ".join(self.degrees)
         paths = [line.split()[0].partition("[")[0] for line in lines]
         alone = [
@@ -204,7 +216,7 @@ class DrawnLayout:
         return [f"  let ep = {ways}, edp = {total // ways}", "  mesh other: edp ep"]
 
     def index_rules(self) -> None:
-        """How brackets are dealt."""
+        """The rules of the indices in brackets."""
         own = {i.name for i in self.model.items if isinstance(i, nodes.Index)}
         for dim in [d for d in self.sizes if d in DIMS and d not in own]:
             axes = [a for a in self.degrees if a != self.state_axis]
@@ -226,7 +238,10 @@ class DrawnLayout:
                 self.rules[dim] = (chosen + f"\n{digits}", axis)
 
     def dealt(self, dim: str, rule: str, axis: str | None) -> list[str]:
-        """The rule of an index, perhaps under a condition that holds, beside one that does not."""
+        """The rule of an index, perhaps with `when`.
+
+        A second rule then has a condition that does not hold.
+        """
         if "\n" in rule or self.draw(booleans()):
             return [f"  index {dim} = {rule}"]
         degree = self.degrees[axis or ""]
@@ -271,12 +286,15 @@ class DrawnLayout:
         return any(isinstance(i, nodes.Group) for i in self.model.items)
 
     def fits(self, a: str, b: str) -> bool:
-        """Two tensors may be packed where they have the same range of each dim that they share."""
+        """Return True if shared dims of two tensors have equal ranges."""
         x, y = self.tensors[a], self.tensors[b]
         return all(x.indices[i] == y.indices[j] for i, d in enumerate(x.dims) for j, e in enumerate(y.dims) if d == e)
 
     def brackets(self, dims: list[str]) -> list[str]:
-        """Dims in brackets; one mesh axis deals one of them at most, or elements off the diagonal had no home."""
+        """Dims in brackets.
+
+        One mesh axis deals one of them at most, or elements off the diagonal had no home.
+        """
         out: list[str] = []
         for d in dims:
             dealt = [self.rules[i][1] for i in out if i in self.rules]
@@ -285,7 +303,10 @@ class DrawnLayout:
         return out
 
     def free(self, indices: list[str]) -> list[str]:
-        """Mesh axes that may cut an entry with these indices: of one mesh, and dealing none of the indices."""
+        """Mesh axes that may cut an entry with these indices.
+
+        They are of one mesh, and deal none of the indices.
+        """
         dealt = {self.rules[i][1] for i in indices if i in self.rules}
         if self.seconds and not dealt and self.draw(integers(0, 2)) == 0:
             return ["ep"]
@@ -316,7 +337,7 @@ class DrawnLayout:
         return out
 
     def parted(self, line: str, indices: list[str]) -> list[str]:
-        """Perhaps one line for some values of the first index, and one for all others."""
+        """Perhaps split a line in two, by values of the first index."""
         if not indices or self.draw(integers(0, 3)):
             return [line]
         first, n = indices[0], self.sizes[indices[0]]
@@ -325,7 +346,10 @@ class DrawnLayout:
         return [line.replace(f"[{first}", f"[{first}[{said}]", 1) for said in (some, others)]
 
     def entry(self, path: str, indices: list[str], shape: str, used: list[str], home: tuple[str, int] = ("", 0)) -> str:
-        """One line. `home`: the clause that says on which ranks, and the number of a tensor's second place."""
+        """One line.
+
+        `home`: the clause with its ranks, and the number of a tensor's second place.
+        """
         place, number = home
         bracket = f"[{', '.join(indices)}]" if indices else ""
         names = "".join(f".{{{x}}}" for x in [*indices, *used])
@@ -342,7 +366,7 @@ class DrawnLayout:
         return f'  {path}{bracket} = {shape or "()"}{policy}{value}{place} as "{path}{number or ""}{names}"'
 
     def pack(self, paths: list[str]) -> list[str]:
-        """Two tensors in one: labelled terms, common dims in brackets, beside the terms or around them."""
+        """Pack two tensors: labelled terms, common dims in brackets or terms."""
         both = [self.tensors[p].dims for p in paths]
         common = [d for d in both[0] if d in both[1]]
         own = [[d for d in dims if d not in common] for dims in both]
@@ -393,7 +417,10 @@ class DrawnLayout:
         return " ".join(out)
 
     def product(self, dims: list[str], free: list[str], used: list[str]) -> tuple[str, int | None]:
-        """Dims side by side, perhaps one of them cut inside or written as its digits; the length where all ranks agree."""
+        """Dims side by side, perhaps one cut or written as digits.
+
+        Also the length, if all ranks agree on it.
+        """
         out, length = [], 1
         known = True
         for dim in dims:
@@ -450,9 +477,11 @@ class DrawnLayout:
 
 
 def _called(model: nodes.Model) -> tuple[tuple[nodes.Model, ...], str]:
-    """The model with its sizes as parameters, which the layout gives: one hands them on to another that it extends.
+    """The model with its sizes as parameters, which the layout gives.
 
-    What each has of its own is wrong, so that a text means the same only where arguments and `extends` act.
+    One passes them on to another that it extends.
+
+    Each one's own values are wrong, so that a text means the same only if arguments and `extends` act.
     """
     sizes = {
         b.name: b.value
@@ -474,7 +503,7 @@ def _called(model: nodes.Model) -> tuple[tuple[nodes.Model, ...], str]:
     at = next(n for n, i in enumerate(rest) if isinstance(i, nodes.Tensor))
     first = rest[at]
     assert isinstance(first, nodes.Tensor)
-    wrong = evolve(first, dims=(), kind="buffer")  # what is replaced, in its place, and what is taken back
+    wrong = evolve(first, dims=(), kind="buffer")  # a tensor to be replaced in its place, and one to be removed
     below = [*rest[:at], wrong, *rest[at + 1 :], nodes.Tensor("odd", (), kind="frozen")]
     base = nodes.Model(f"{model.name}.base", (*dims, *below), parameters)
     above = nodes.Model(model.name, (first, nodes.Gone("tensor", ("odd",))), parameters, nodes.Call(base.name, handed))
@@ -488,7 +517,10 @@ RANKS_MAX = 12
 
 
 def models() -> st.SearchStrategy[nodes.Model]:
-    """Models of one to five tensors over named dims of one to six, some with only a range of a dim; states; perhaps groups."""
+    """Models of one to five tensors over named dims.
+
+    Dims have one to six elements, some only a range; states; perhaps groups.
+    """
     from hypothesis import strategies as st
 
     @st.composite
@@ -535,7 +567,7 @@ def _ranges(size: int) -> st.SearchStrategy[str]:
 
 @cache
 def meshes() -> st.SearchStrategy[dict[str, int]]:
-    """Mesh axes with their degrees, major to minor; at most a dozen ranks."""
+    """Mesh axes with their degrees, major to minor, at most 12 ranks."""
     from hypothesis import strategies as st
 
     axes = st.lists(st.sampled_from(("pp", "dp", "tp")), min_size=1, max_size=3, unique=True)
@@ -545,9 +577,11 @@ def meshes() -> st.SearchStrategy[dict[str, int]]:
 
 
 def layouts(model: nodes.Model, *, name: str = "laid", whole: bool = True) -> st.SearchStrategy[Example]:
-    """Layouts of a model: any mesh, any cut, pads, packs, brackets, homes, flats.
+    """Layouts of a model.
 
-    whole: every state that the model has is stored, so that any two of them can be converted into each other.
+    Any mesh, any cut, pads, packs, brackets, homes, flats.
+
+    `whole`: every state that the model has is stored, so that any two of them can be converted into each other.
     """
     return _laid()(model, name, whole)
 
@@ -567,7 +601,10 @@ def _laid() -> Callable[[nodes.Model, str, bool], st.SearchStrategy[Example]]:
 
 
 def layout_pairs(model: nodes.Model) -> st.SearchStrategy[tuple[Example, Example]]:
-    """Two layouts of one model, on different meshes: at least one degree changes."""
+    """Two layouts of one model on different meshes.
+
+    At least one degree changes.
+    """
     return _paired()(model)
 
 

@@ -31,11 +31,13 @@ REFUSED_SHOWN = 4
 
 @frozen
 class Report:
-    """What `roundtrip` did with one layout."""
+    """The result of `roundtrip` for one layout."""
 
     layout: str
     tried: tuple[str, ...]  # "megatron(tp = 2) -> megatron(tp = 3)", each there and back
-    refused: tuple[str, ...]  # degrees that do not suit, each with what does not divide: "megatron(tp = 3): ..."
+    refused: tuple[
+        str, ...
+    ]  # degrees that do not suit, each with the size that is not divisible: "megatron(tp = 3): ..."
     sizes: dict[str, int] = field(factory=dict)  # sizes chosen here, since the text gives none (or too large ones)
     elements: int = 0  # carried there and back, all tries together
 
@@ -63,11 +65,13 @@ def roundtrip(
     seed: int = 0,
     arguments: Sequence[nodes.Argument] = (),
 ) -> tuple[Report, ...]:
-    """Carry each layout of a text (or one of them) there and back between changed degrees of its mesh.
+    """Carry layouts of a text to changed degrees and back.
 
-    model:   what layouts `of any` are over; they are left out without one.
+    All layouts of it, or one.
+
+    model:   the model of layouts `of any`; they are left out without one.
     config:  a config.json. sizes: sizes of dims; a dim that has none, or makes the model too large to number, gets a small one.
-    degrees: by axis, which to try. Without it, small ones, of which those are taken that suit the sizes.
+    degrees: by axis, which to try. Without it, small ones that suit the sizes.
     arguments: of the layout, the same in every call: lists and words, which are no degrees.
 
     Raises AssertionError at the first element that does not come back, UcplError for a text that is wrong.
@@ -99,7 +103,7 @@ def roundtrip(
 
 
 def _for_degrees(axis: str, tried: Sequence[int], kept: Sequence[nodes.Layout], known: Sequence[str]) -> str:
-    """What to write instead of degrees of an axis that there is not."""
+    """The remedy for degrees of an axis that does not exist."""
     if not known:
         return f"{kept[0].name} has no mesh, and lies in its files in one way: leave --degrees out"
     close = nearest(axis, known)
@@ -112,14 +116,14 @@ def _for_degrees(axis: str, tried: Sequence[int], kept: Sequence[nodes.Layout], 
 @frozen
 class _Given:
     library: Library
-    model: nodes.Model | None  # what layouts of any model are over
+    model: nodes.Model | None  # the model of layouts `of any`
     config: Config
     sizes: dict[str, Value]
     degrees: dict[str, Sequence[int]]
     arguments: tuple[nodes.Argument, ...] = ()
 
     def axes(self, layout: nodes.Layout) -> tuple[str, ...]:
-        """Parameters that are degrees: axes of its mesh; and those without a value."""
+        """Parameters that are degrees: mesh axes, and those without a value."""
         axes, said = degrees_of(self.library, layout), {a.name for a in self.arguments}
         return tuple(p.name for p in layout.parameters if (p.name in axes or p.default is None) and p.name not in said)
 
@@ -148,7 +152,10 @@ def _tried(given: _Given, layout: nodes.Layout, examples: int, chance: random.Ra
 
 
 def _best(given: _Given, layout: nodes.Layout, examples: int, chance: random.Random) -> _Suiting:
-    """Sizes that every axis of the mesh divides, if there are: the first such draw, else the one that most axes divide."""
+    """Sizes that every axis of the mesh divides, if there are any.
+
+    The first such draw, else the one that most axes divide.
+    """
     model = given.model_of(layout)
     chain = [link.node for link in given.library.chain(layout.name)]
     sizes = Sizes.of(model, chain, given.sizes, given.config, lets_of(given.library))
@@ -167,7 +174,10 @@ def _best(given: _Given, layout: nodes.Layout, examples: int, chance: random.Ran
 
 @define
 class _Suiting:
-    """Degrees at which a layout holds, with sizes drawn for it. `refused`: those at which it does not, and why."""
+    """Degrees at which a layout holds, with sizes.
+
+    `refused`: those at which it does not, and why.
+    """
 
     given: _Given
     layout: nodes.Layout
@@ -185,7 +195,7 @@ class _Suiting:
         return self.given.degrees.get(axis, TRIED)
 
     def search(self, examples: int, chance: random.Random) -> None:
-        """Until there are enough for as many pairs as are asked for, each axis among them."""
+        """Search until there are enough pairs, each axis among them."""
         enough = next(n for n in range(2, examples + 3) if n * (n - 1) >= examples)
         for degrees in self.combinations(chance):
             if self.small and not self.found and len(self.met) > 2:  # these sizes fit nothing

@@ -212,7 +212,10 @@ def distinct_boxes(boxes: H) -> H:
 
 
 def ordered(columns: list[I64]) -> tuple[I64, Mask]:
-    """Sort rows by their columns, and mask those that differ from the row before. Returns (order, mask)."""
+    """Sort rows, and mask those that differ from the row before.
+
+    Returns (order, mask).
+    """
     n = len(columns[0])
     keys: list[I64] = []
     top = 1 << 62
