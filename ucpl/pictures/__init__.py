@@ -1,1 +1,4 @@
-"""Pictures of layouts, plans and checkpoints: each one file that needs no network, to be looked at. Torch is not needed."""
+"""Pictures of layouts, plans and checkpoints as single files.
+
+They need neither a network nor torch.
+"""

@@ -1,7 +1,8 @@
-"""Boxes of a tensor as rectangles of a picture whose areas are as their elements are.
+"""Boxes of a tensor as rectangles; areas are in proportion to elements.
 
-Dims lie side by side or on each other, the outer ones first: of a dim that is not the innermost of its direction, indices
-that are cut alike are one strip, drawn once, as wide as they are many.
+Dims are drawn side by side or stacked, the outer ones first. In a dim that is not the innermost of its direction,
+indices
+that are cut alike are one strip, drawn once, whose width is their number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ ASPECT_MAX = 1e9
 
 
 def joined(group: I64, low: I64, high: I64) -> tuple[I64, I64, I64]:
-    """Boxes of one group that lie side by side become one, along each dim, until none does. The same elements; each once."""
+    """Join neighbouring boxes of one group along each dim.
+
+    The elements are the same; each is in one box.
+    """
     if len(group) < 2:
         return group, low, high
     rows = np.unique(np.concatenate([group[:, None], low, high], axis=1), axis=0)
@@ -50,7 +54,10 @@ def joined(group: I64, low: I64, high: I64) -> tuple[I64, I64, I64]:
 
 @frozen(eq=False)
 class Strip:
-    """Indices along an outer dim that are drawn as one: `low`..`high`, at `start` of a picture's side, `size` of it."""
+    """Indices along an outer dim that are drawn as one.
+
+    They are `low`..`high`, at `start` of a picture's side, `size` of it.
+    """
 
     low: int
     high: int
@@ -60,7 +67,7 @@ class Strip:
 
 @frozen(eq=False)
 class Frame:
-    """How the boxes of a tensor lie in a picture of 1 x 1."""
+    """The boxes of a tensor in a picture of 1 x 1."""
 
     group: I64  # (R,) of each rectangle: whose it is
     places: Reals = field(repr=False)  # (R, 4) x, y, width, height
@@ -71,7 +78,10 @@ class Frame:
 
 
 def framed(group: I64, low: I64, high: I64, counts: tuple[int, ...], panels: tuple[int, ...]) -> Frame:
-    """Boxes of a tensor of these counts as rectangles. panels: dims that number whole tensors (layers, experts)."""
+    """Boxes of a tensor of these counts as rectangles.
+
+    Panels: dims that number tensors (layers, experts).
+    """
     real = [d for d, n in enumerate(counts) if n > 1]
     outer = [d for d in real if d in panels]
     inner = [d for d in real if d not in panels]
@@ -100,7 +110,10 @@ def framed(group: I64, low: I64, high: I64, counts: tuple[int, ...], panels: tup
 
 
 def _halves(dims: list[int], low: I64, high: I64, counts: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Dims as rows and columns: as few strips as can be, then as square as can be. A single dim is columns."""
+    """Split dims into rows and columns.
+
+    The number of strips is as small as possible, then the picture as square as possible. A single dim is columns.
+    """
     if len(dims) < 2:
         return [], dims
 
@@ -130,7 +143,10 @@ def _merged(dims: list[int], low: I64, high: I64, counts: tuple[int, ...]) -> li
 
 @frozen(eq=False)
 class _Side:
-    """One direction: each list of dims as one dim. Columns are outer first; without dims, there is one of a single index."""
+    """One direction: each list of dims as one dim.
+
+    Columns are outer first; without dims, there is one of a single index.
+    """
 
     low: I64  # (N, D)
     high: I64
@@ -157,7 +173,10 @@ def _cuts(low: I64, high: I64, count: int) -> list[int]:
 
 
 def _split(sides: list[_Side]) -> tuple[I64, I64, I64, I64, I64]:
-    """Boxes cut where any begins or ends along a dim that is not the innermost. Last: which box each is of."""
+    """Cut boxes at all ends along dims that are not the innermost.
+
+    Last result: the box of each piece.
+    """
     (a, b), row = sides, np.arange(len(sides[0].low))
     tables = [a.low, a.high, b.low, b.high]
     for side, first in ((a, 0), (b, 2)):
@@ -173,7 +192,7 @@ def _split(sides: list[_Side]) -> tuple[I64, I64, I64, I64, I64]:
 
 
 def _placed(low: I64, high: I64, counts: tuple[int, ...]) -> tuple[Reals, Reals]:
-    """Where each box begins along the direction, and how much of it it takes. (N,) both."""
+    """The start and size of each box along the direction. (N,) both."""
     start, size = np.zeros(len(low)), np.ones(len(low))
     for d, n in enumerate(counts):
         start = start + size * (low[:, d] / n)

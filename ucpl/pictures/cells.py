@@ -1,7 +1,7 @@
-"""Cells of one state of one tensor: what each group of ranks holds of it, from the whole tensor down to single ranks.
+"""The cells of a tensor's state, from full tensor to ranks.
 
-A level has at most `CELLS` cells. Where there are more, ranks are put together by the mesh axes that cut first, and one of the
-cells is drawn again, cut further: what is alike is drawn once.
+A level has at most `CELLS` cells. If there are more, ranks are grouped by the mesh axes that cut first, and one of the
+cells is drawn again, cut further: equal cells are drawn once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ RECTANGLES = 600  # of one level
 
 @frozen(eq=False)
 class Cell:
-    """What one rank holds, or several: copies of the same, or the parts of ranks that are drawn as one."""
+    """The part of one rank, or of several.
+
+    Several have copies of it, or parts that are drawn as one.
+    """
 
     ranks: I64 = field(repr=False)
     elements: int
     parts: int  # different parts that ranks hold of it
     copies: int  # stored tensors that hold each element
-    number: int  # tells its colour and hatching
+    number: int  # selects its colour and hatching
     label: str
     short: str  # the label without the names of axes
     held_by: str  # in words
@@ -55,20 +58,23 @@ class Cell:
 
 @frozen(eq=False)
 class Level:
-    """A tensor, or one of the cells of the level before, and its cells."""
+    """A tensor, or a cell of the level before, and its cells."""
 
-    of: str  # what is drawn: "" is the whole tensor
+    of: str  # the name of the drawn part: "" is the full tensor
     alike: int  # how many cells of the level before it could have been
     elements: int
     cells: tuple[Cell, ...]
     frame: Frame = field(repr=False)
     strips: tuple[tuple[float, float, str], ...]  # start, size and name of strips from left to right
-    axes: tuple[str, ...]  # mesh axes that tell its cells apart
+    axes: tuple[str, ...]  # mesh axes that distinguish its cells
 
 
 @frozen(eq=False)
 class HeldBoxes:
-    """Boxes of one tensor and state in one part: `first` is the first rank that holds each."""
+    """Boxes of one tensor and state in one part.
+
+    `first` is the first rank that holds each.
+    """
 
     part: Part
     rows: I64  # of part.folded
@@ -77,7 +83,7 @@ class HeldBoxes:
 
 @define
 class Fine:
-    """What ranks hold that none of them is to be told apart from: copies are one."""
+    """The smallest distinct parts of ranks: copies are one."""
 
     low: I64
     high: I64
@@ -90,7 +96,10 @@ class Fine:
 
 
 def overlapping(fine: list[Fine], numel: int) -> bool:
-    """Whether some elements are held more than once, and cut in other ways: one picture cannot show that."""
+    """Return True if some elements are in two different cuts.
+
+    One picture cannot show that.
+    """
     return sum(_volume(f.low, f.high) for f in fine) > numel
 
 
@@ -99,7 +108,10 @@ def _volume(low: I64, high: I64) -> int:
 
 
 def fine(held: list[HeldBoxes], width: int, holders: Holders) -> tuple[list[Fine], tuple[str, ...]]:
-    """Boxes by the ranks that hold them, copies together; and the mesh axes that tell them apart, outer first."""
+    """Boxes by the ranks that hold them, copies together.
+
+    Also the mesh axes that distinguish them, outer first.
+    """
     found: dict[bytes, Fine] = {}
     for one in held:
         table = one.part.folded
@@ -132,7 +144,7 @@ def fine(held: list[HeldBoxes], width: int, holders: Holders) -> tuple[list[Fine
 
 
 def _together(found: Iterable[Fine]) -> list[Fine]:
-    """What the same ranks hold is one: layers that two entries store, say."""
+    """Join parts of the same ranks, such as two entries' layers."""
     out: dict[bytes, Fine] = {}
     for f in found:
         ranks = np.unique(np.concatenate(f.ranks))
@@ -146,7 +158,7 @@ def _together(found: Iterable[Fine]) -> list[Fine]:
 def levels(
     cells: list[Fine], axes: tuple[str, ...], path: str, panels: tuple[int, ...], holders: Holders
 ) -> Iterator[Level]:
-    """The whole tensor, then one cell of it after the other, until single parts of ranks are drawn."""
+    """The full tensor, then a cell at a time, to ranks."""
     counts = holders.layout.tensors[path].counts
     offset, of, alike, begin = (0,) * len(counts), "", 1, 0
     for _ in range(LEVELS):
@@ -179,7 +191,10 @@ def levels(
 def _drawn(
     cells: list[Fine], begin: int, axes: int, of: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 ) -> tuple[list[list[Fine]], int, Frame]:
-    """The first grouping that can be read, or else the coarsest. of: counts of what is drawn, where it begins, panels."""
+    """The first readable grouping, or else the coarsest.
+
+    Of: counts of the drawn part, its begin, panels.
+    """
     counts, offset, panels = of
     made: list[tuple[list[list[Fine]], int, Frame]] = []
     for groups, told in _groupings(cells, begin, axes):
@@ -194,7 +209,10 @@ def _drawn(
 
 
 def _readable(frame: Frame) -> bool:
-    """Whether half of the groups have a rectangle of some size, along both sides."""
+    """Return True if half of the groups have a visible rectangle.
+
+    It has some size along both sides.
+    """
     widest = np.zeros(int(frame.group.max()) + 1)
     np.maximum.at(widest, frame.group, frame.places[:, 2:].min(axis=1))
     return float(np.median(widest)) >= LEAST
@@ -205,9 +223,11 @@ def _boxes(cells: list[Fine]) -> tuple[I64, I64]:
 
 
 def _groupings(cells: list[Fine], begin: int, axes: int) -> Iterator[tuple[list[list[Fine]], int]]:
-    """Cells by as many of the axes from `begin` on as can be, then by fewer, last by runs along one of them.
+    """Group cells by as many axes from `begin` on as possible.
 
-    Second: the first axis that does not tell groups apart.
+    Then by fewer, last by runs along one of them.
+
+    Second: the first axis that does not distinguish groups.
     """
     keys = [f.coordinates for f in cells]
     for stop in range(axes, begin, -1):
@@ -228,8 +248,11 @@ def _groupings(cells: list[Fine], begin: int, axes: int) -> Iterator[tuple[list[
 
 
 def _cell(group: list[Fine], at: tuple[Frame, int, bool], path: str, axes: tuple[str, ...], holders: Holders) -> Cell:
-    """at: the picture, the number of this group in it, and whether its ranks tell its colour. axes: those that tell it from
-    the others."""
+    """Make one cell.
+
+    At: the picture, the number of this group in it, and a flag: its ranks select its colour.
+    axes: those that distinguish it from the others.
+    """
     frame, n, by_rank = at
     ranks = np.unique(np.concatenate([r for f in group for r in f.ranks]))
     places = tuple(tuple(p) for p in frame.places[frame.group == n].tolist())
@@ -276,7 +299,10 @@ def _where(group: list[Fine]) -> str:
 
 
 def _span(group: list[Fine], path: str, layout: Layout) -> str:
-    """The elements: `[l=0..8, f=0..6656]` of a box; of several, the first and the last."""
+    """The elements: `[l=0..8, f=0..6656]` of a box.
+
+    For several boxes, the first and the last.
+    """
     low, high = _boxes(group)
     _, low, high = joined(np.zeros(len(low), np.int64), low, high)
     if len(low) == 1:
@@ -290,7 +316,7 @@ def _span(group: list[Fine], path: str, layout: Layout) -> str:
 
 
 def _strip(layout: Layout, path: str, dim: int, run: tuple[int, int]) -> str:
-    """`l=0..8`, in indices of the whole dim."""
+    """`l=0..8`, in indices of the full dim."""
     tensor = layout.tensors[path]
     name, indices = tensor.dims[dim], tensor.indices[dim]
     low, high = indices[run[0]], indices[run[1] - 1]

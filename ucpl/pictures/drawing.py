@@ -1,4 +1,7 @@
-"""An SVG file as it grows: cells, texts and lines, each escaped here and nowhere else."""
+"""An SVG file as it grows: cells, texts and lines.
+
+Each is escaped here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _LINES = ("", "M-2 2l4-4M0 8l8-8M6 10l4-4", "M-2 6l4 4M0 0l8 8M6-2l4 4", "M3 4h2
 
 
 def text_width(text: str) -> float:
-    """Pixels that a small text takes, at the widest that common fonts are."""
+    """Pixels of a small text in the widest common font."""
     return sum(NARROW if c in " .,·:;|ijl()[]" else CHARACTER for c in text)
 
 
@@ -42,7 +45,10 @@ class Drawing:
         self.items.append(f'<path class="rule" d="M{_n(x)} {_n(top)}V{_n(bottom)}"/>')
 
     def cell(self, box: Box, shade: int | None, title: str = "", *, labels: tuple[str, ...] = ()) -> None:
-        """A rectangle; with the first of its labels that there is room for. shade: None is what nobody holds."""
+        """Draw a rectangle with the first label that fits.
+
+        Shade: None for parts that nobody holds.
+        """
         x, y, width, height = box
         kind = "k" if shade is None else f"s{shade}"
         if shade is not None:
@@ -58,7 +64,10 @@ class Drawing:
             self.items.append(f'<text class="l" {middle}>{markup(fitting[0])}</text>')
 
     def heat(self, box: Box, share: float, title: str, label: str) -> None:
-        """A cell whose colour says how much: share is of the most. Its label says it without."""
+        """Draw a cell whose colour shows its share of the largest.
+
+        Its label says the same without the colour.
+        """
         x, y, width, height = box
         level = 0 if share <= 0 else 1 + min(HEATS - 1, int(share * HEATS))
         self.heats.add(level)
@@ -74,7 +83,7 @@ class Drawing:
     def ribbon(
         self, left: tuple[float, float, float], right: tuple[float, float, float], shade: int, title: str
     ) -> None:
-        """A band from left to right: x, y and height of both ends."""
+        """Draw a band by x, y and height of its ends."""
         (a, top, h), (b, end, k) = left, right
         middle = (a + b) / 2
         self.shades.add(shade)
@@ -88,14 +97,14 @@ class Drawing:
 
     @contextlib.contextmanager
     def group(self, **told: str | int) -> Iterator[None]:
-        """What is drawn in it is one thing; what it is of stands in `data-` attributes, for programs."""
+        """Group the drawings inside. `data-` attributes name their subject, for programs."""
         data = "".join(f' data-{name}="{markup(str(value))}"' for name, value in told.items())
         self.items.append(f"<g{data}>")
         yield
         self.items.append("</g>")
 
     def finished(self, height: float, *, paper: bool = True) -> str:
-        """The file. paper: what is drawn in a page stands on the page's own."""
+        """The file. paper: a picture in a page uses the page's own."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(self.width)} {_n(height)}" '
             f'width="{_n(self.width)}" height="{_n(height)}" role="img">'
@@ -162,10 +171,16 @@ def _warm(paper: dict[str, str], heats: set[int]) -> str:
 
 
 def _lines(title: str) -> str:
-    """Lines of a title: each name is on a line of its own, and breaks none."""
+    """Lines of a title.
+
+    Each name is on a line of its own, and breaks none.
+    """
     return "\n".join(markup(line) for line in title.split("\n"))
 
 
 def _n(x: float) -> str:
-    """A number of an SVG: two decimals are enough for the eye, not for a share of a large tensor."""
+    """A number of an SVG.
+
+    Two decimals are enough for the eye, not for a share of a large tensor.
+    """
     return f"{x:.4f}".rstrip("0").rstrip(".")

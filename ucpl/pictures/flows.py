@@ -1,4 +1,4 @@
-"""What a picture of a plan shows, as values: what moves, in which way, and how much from which rank to which."""
+"""The values of a plan's picture: moves, kinds, and amounts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Amounts = I64  # bytes, or elements where a type is not known
 
 @frozen(eq=False)
 class StateFlow:
-    """What moves of one state in one way."""
+    """The moves of one state of one kind."""
 
     state: str
     kind: str  # copy, derive, scale, mean, sum, max, check, fill
@@ -41,10 +41,13 @@ class StateFlow:
 
 @frozen(eq=False)
 class EntryFlow:
-    """What moves into one entry of the target: a tensor, several that are stored as one, or a group's flat buffers."""
+    """The moves into one entry of the target.
+
+    It is a tensor, several that are stored as one, or a group's flat buffers.
+    """
 
     label: str
-    tensors: tuple[str, ...]  # whose elements a run begins with; in flat buffers a run goes on into those that follow
+    tensors: tuple[str, ...]  # whose elements a run begins with; in flat buffers a run continues into the next ones
     states: tuple[str, ...]
     kinds: tuple[str, ...]
     amount: int  # written
@@ -56,7 +59,7 @@ class EntryFlow:
 
 @frozen(eq=False)
 class Grid:
-    """How much goes from ranks of the source to ranks of the target."""
+    """The amounts from ranks of the source to ranks of the target."""
 
     sources: tuple[tuple[int, int], ...]  # runs of ranks: the first, and the one behind the last
     targets: tuple[tuple[int, int], ...]
@@ -125,7 +128,7 @@ def _ranks(shelves: Shelves) -> I64:
 
 
 def _sizes(shelves: Shelves) -> Reals:
-    """Of each stored tensor, bytes of an element; 0 where that is not known."""
+    """The bytes of an element of each stored tensor; 0 if unknown."""
     out = [np.zeros(0)]
     for s in shelves.shelves:
         each = [size_of(d, 2) / 2 if d else 0.0 for d in s.dtypes]
@@ -186,7 +189,10 @@ def _entries(plan: Plan, rows: list[_Rows]) -> Iterator[EntryFlow]:
 
 
 def grids(source: I64, target: I64, amount: Amounts, ranks: tuple[int, int]) -> Iterator[Grid]:
-    """All ranks, in no more than sixteen groups a side; then the cell with the most, cut further, down to single ranks."""
+    """All ranks, in at most sixteen groups a side.
+
+    Then the cell with the most, cut further, down to single ranks.
+    """
     low, high = (0, 0), ranks
     for _ in range(GRIDS):
         here, there = _cuts(low[0], high[0]), _cuts(low[1], high[1])
@@ -204,7 +210,10 @@ def grids(source: I64, target: I64, amount: Amounts, ranks: tuple[int, int]) -> 
 
 
 def _cuts(low: int, high: int) -> I64:
-    """Ends of runs of equal length, no more than `GROUPS`: of a length that divides the whole, if there is one near."""
+    """Ends of at most `GROUPS` runs of equal length.
+
+    The length divides the total, if there is such a length near.
+    """
     count = high - low
     least = -(-count // GROUPS)
     step = next((n for n in range(least, 2 * least) if count % n == 0), least)

@@ -1,4 +1,7 @@
-"""Which ranks hold what a layout stores, and how a set of ranks is said: by coordinates where they tell it, by numbers."""
+"""The ranks that hold each part of a layout, and their names.
+
+Coordinates name a set of ranks if they can, else numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ SINGLY = 4  # numbers that are written one by one
 
 
 def listed(values: I64, singly: int = SINGLY) -> str:
-    """Whole numbers, ascending: `0, 2` or `0..64` (without the one behind the last) or `0..64 by 2`."""
+    """Ascending numbers: `0, 2` or `0..64` (exclusive) or `0..64 by 2`."""
     return ", ".join(map(str, values.tolist())) if len(values) <= singly else numbers(values.tolist())
 
 
 class Holders:
-    """All ranks of a layout, grouped as its parts tell their stored tensors apart."""
+    """All ranks of a layout, grouped by their stored tensors."""
 
     def __init__(self, placement: Placement) -> None:
         self.layout = placement.layout
         self.ranks = Ranks(self.layout)
-        # Mesh axes, outer first: those that tell weights apart come before those that cut what the optimizer has of them.
+        # Mesh axes, outer first: those that cut weights come before those that cut their optimizer states.
         of_weights = {a for p in placement.parts if p.state == "weight" for a in p.axes}
         axes = dict.fromkeys((*(a for m in self.layout.meshes for a in m.axes), "rank"))
         self.order = sorted(axes, key=lambda axis: axis not in of_weights or axis == "rank")
@@ -44,7 +47,10 @@ class Holders:
         return self.ranks.degrees[axis]
 
     def groups(self, part: Part) -> tuple[I64, I64]:
-        """Of each rank: the first of those that hold the same of this part; and ranks sorted by that. (ranks,) both."""
+        """The first rank with the same part as each rank.
+
+        Second: the ranks in that order. (ranks,) both.
+        """
         memo = (part.axes, None if part.bucket is None else part.bucket.tobytes())
         if memo not in self._groups:
             key = np.zeros(self.count, dtype=np.int64) if part.bucket is None else part.bucket.copy()
@@ -55,7 +61,7 @@ class Holders:
         return self._groups[memo]
 
     def like(self, part: Part, first: int) -> I64:
-        """The ranks that hold what this one is the first to hold, ascending."""
+        """The ranks with the same part as this first one, ascending."""
         firsts, order = self.groups(part)
         low, high = np.searchsorted(firsts[order], [first, first + 1])
         found: I64 = np.sort(order[low:high])
@@ -69,7 +75,10 @@ class Holders:
         return out
 
     def said(self, ranks: I64) -> str:
-        """`pp 0 · tp 1`: the coordinates that these ranks, and no others, have. Empty where these are all, or none tell it."""
+        """`pp 0 · tp 1`: the coordinates that only these ranks have.
+
+        Empty if these are all, or no coordinates are unique.
+        """
         if len(ranks) == self.count:
             return ""
         best = ""

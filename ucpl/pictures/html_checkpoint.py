@@ -1,4 +1,7 @@
-"""A checkpoint as one HTML page: what it is, its files and tensors with their sizes, and where each setting is from."""
+"""A checkpoint as one HTML page: files, tensors, sizes and settings.
+
+Each setting has its source.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ STATES = 4  # that have a hatching of their own in bars
 
 
 def checkpoint_html(checkpoint: Checkpoint, facts: Facts) -> str:
-    """One file, of headers that were read. Raises nothing: names are whatever they are."""
+    """One file, made of headers. Raises nothing: names may be any text."""
     stored = _stored(checkpoint)
     body = [*_head(facts), *_states(facts), *_files(checkpoint, stored), *_tensors(facts), *_settings(facts)]
     return page(facts["checkpoint"], "\n".join(body))

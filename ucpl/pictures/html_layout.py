@@ -1,4 +1,7 @@
-"""The picture of a layout as one HTML page: the same as in SVG, as wide as its window, with what lies inside cells to open."""
+"""The picture of a layout as one HTML page.
+
+It is the same as in SVG, as wide as its window, and cells open to show their inside.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,7 @@ def _cell(t: TensorPicture, family: CellFamily, cell: Cell, short: bool) -> Iter
 
 
 def _runs(ranks: I64) -> str:
-    """Numbers as runs of one step: `3 8:16 32:64:8`, without the one behind the last."""
+    """Numbers as runs of one step: `3 8:16 32:64:8` (exclusive ends)."""
     out: list[str] = []
     values = ranks.tolist()
     steps = np.diff(ranks).tolist()

@@ -1,4 +1,7 @@
-"""The picture of a plan as one HTML page: what moves, bands and tables of amounts between ranks, entries."""
+"""The picture of a plan as one HTML page.
+
+Moves, bands and tables of amounts between ranks, entries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture of a layout shows, as values: tensors with the cells of ranks, and what each rank stores in all."""
+"""The values of a layout's picture: cells, and ranks' totals."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _NUMBER = re.compile(r"[0-9]+")
 
 @frozen(eq=False)
 class CellFamily:
-    """States of a tensor that lie alike."""
+    """States of a tensor with the same placement."""
 
     states: tuple[str, ...]
-    note: str  # what is to be said beside the picture
+    note: str  # the text next to the picture
     levels: tuple[Level, ...]
     held: int  # elements of the tensor that are in the picture, each once
     padding: int  # of the stored tensors that hold it
@@ -41,7 +41,10 @@ class CellFamily:
 
 @frozen(eq=False)
 class TensorPicture:
-    """A tensor, or several that are called and cut alike, of which the first is drawn."""
+    """A tensor, or several with similar names and equal cuts.
+
+    The first is drawn.
+    """
 
     path: str
     names: tuple[str, ...]
@@ -79,7 +82,7 @@ class LayoutPicture:
 
 
 def layout_picture(placement: Placement, rank: int | None = None) -> LayoutPicture:
-    """The picture of a located layout. rank: the only one that is placed."""
+    """The picture of a located layout. rank: only this one is placed."""
     layout = placement.layout
     holders = Holders(placement)
     states = tuple(dict.fromkeys(p.state for p in placement.parts))
@@ -122,7 +125,10 @@ def _remarks(layout: Layout) -> Iterator[str]:
 
 
 def _held(placement: Placement) -> dict[int, dict[str, list[HeldBoxes]]]:
-    """tensor -> state -> where boxes of it lie. Second names are left out: they are names."""
+    """tensor -> state -> its boxes.
+
+    Second names are left out: they are names.
+    """
     out: dict[int, dict[str, list[HeldBoxes]]] = {}
     for part in placement.parts:
         if part.is_alias:
@@ -162,14 +168,17 @@ def _mark(held: HeldBoxes) -> bytes:
 def _families(
     states: tuple[str, ...], parts: list[HeldBoxes], tensor: LogicalTensor, holders: Holders, rank: int | None
 ) -> Iterator[CellFamily]:
-    """One picture; where parts hold the same elements, cut in other ways, one of each."""
+    """One picture.
+
+    If parts hold the same elements in different cuts, one of each.
+    """
     width = len(tensor.counts)
     cells, axes = fine(parts, width, holders)
     if overlapping(cells, tensor.numel) and len(parts) > 1:
         for one in parts:
             yield from _families(states, [one], tensor, holders, rank)
         return
-    if rank is not None:  # what this rank holds, though others hold it, too
+    if rank is not None:  # this rank's part, including copies of other ranks
         for f in cells:
             f.ranks = [np.array([rank], dtype=np.int64)]
     made = tuple(levels(cells, axes, tensor.path, _panels(holders.layout, tensor), holders))
@@ -196,7 +205,7 @@ def _padding(part: Part) -> int:
 
 
 def _panels(layout: Layout, tensor: LogicalTensor) -> tuple[int, ...]:
-    """Dims that number whole tensors: those in brackets."""
+    """Dims that number tensors: those in brackets."""
     names = {
         d for e in layout.entries if tensor.path in e.targets.values() for index in e.indices for d in ax.dims_of(index)
     }
@@ -205,7 +214,10 @@ def _panels(layout: Layout, tensor: LogicalTensor) -> tuple[int, ...]:
 
 
 def _alike(drawn: list[TensorPicture]) -> Iterator[TensorPicture]:
-    """Tensors whose names differ in numbers alone, and that are drawn the same, as one."""
+    """Join tensors that differ in the numbers of their names alone.
+
+    They are drawn as one.
+    """
     found: dict[object, list[TensorPicture]] = {}
     for t in drawn:
         shown = tuple(
@@ -221,7 +233,7 @@ def _alike(drawn: list[TensorPicture]) -> Iterator[TensorPicture]:
 
 
 def _rank_rows(placement: Placement, states: tuple[str, ...], holders: Holders, rank: int | None) -> Iterator[RankRow]:
-    """How many elements each rank stores, or holds of a file that several share."""
+    """The elements that each rank stores, or shares in files."""
     elements = np.zeros((holders.count, len(states)), dtype=np.int64)
     padding = np.zeros(holders.count, dtype=np.int64)
     for part in placement.parts:

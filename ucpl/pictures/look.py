@@ -1,4 +1,7 @@
-"""How pictures look: colours that the colour-blind tell apart, each with a hatching; numbers and names as text."""
+"""The style of pictures: colours for the colour-blind, hatchings, numbers, names.
+
+Numbers and names are texts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = [
     "share_text",
 ]
 
-# Okabe and Ito's colours: told apart with all common kinds of colour-blindness. The last is grey.
+# Okabe and Ito's colours: distinct with all common kinds of colour-blindness. The last is grey.
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#8C8C8C")
 HATCHINGS = 4  # none, rising, falling, level
 FAMILIES = len(COLOURS) * HATCHINGS
@@ -27,7 +30,7 @@ HEATS, WARM = 8, COLOURS[4]  # how many shades of one colour say an amount
 
 LIGHT = {"paper": "#ffffff", "ink": "#1b1f24", "faint": "#57606a", "line": "#8c959f", "none": "#eaeef2"}
 DARK = {"paper": "#0d1117", "ink": "#e6edf3", "faint": "#9da7b1", "line": "#6e7681", "none": "#21262d"}
-TINT = 0.5  # of a colour, in what is filled with it: a label on it is read in both
+TINT = 0.5  # the strength of a fill colour: a label on it is readable in both themes
 
 Shade = int  # below FAMILIES
 
@@ -44,17 +47,23 @@ def mixed(colour: str, paper: str, share: float = TINT) -> str:
 
 
 def printable(text: str) -> str:
-    """Names come from files that anybody may have written: what turns or breaks a line is seen, as on a terminal."""
+    """Replace characters that turn or break a line.
+
+    Names come from files that anybody may have written.
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def markup(text: str) -> str:
-    """A text as SVG and HTML hold it: it ends no element and no attribute, and is one line."""
+    """Escape a text for SVG and HTML.
+
+    It ends no element and no attribute, and is one line.
+    """
     return escape(printable(text), quote=True)
 
 
 def clipped(text: str, most: int) -> str:
-    """No more characters than that; what is left out is in the middle, since names differ at their ends."""
+    """Shorten a text in the middle, since names differ at their ends."""
     if len(text) <= most:
         return text
     tail = (most - 1) // 2
@@ -62,7 +71,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def count_text(n: int) -> str:
-    """`12,345`, `1.23 M`, `405 G`: three digits of what is large."""
+    """`12,345`, `1.23 M`, `405 G`: three digits of large numbers."""
     if n < 100_000:
         return f"{n:,}"
     for power, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
@@ -91,7 +100,7 @@ def binary_text(n: int) -> str:
 
 
 def share_text(part: int, whole: int) -> str:
-    """`12.5 %` of a whole."""
+    """`12.5 %` of a total."""
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.1:
         return "< 0.1 %"

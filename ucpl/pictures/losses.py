@@ -1,4 +1,7 @@
-"""The picture of the layouts that fit after a loss, the best first; as a value, SVG and HTML."""
+"""The picture of layouts that fit after a loss, the best first.
+
+As a value, SVG and HTML.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,16 @@ class FittingLayout:
 
 @frozen
 class OneLoss:
-    """A loss: the ranks that are left, what fits them, the best first, and what does not, with the reason."""
+    """A loss: the ranks that are left, and the layouts for them.
+
+    Those that fit, the best first, and the others with the reason.
+    """
 
     lost: int  # units
     left: int  # ranks
     choices: tuple[FittingLayout, ...]
     refused: tuple[tuple[str, str], ...]
-    more: int  # that do not fit and are not told
+    more: int  # that do not fit and are not listed
 
 
 @frozen
@@ -60,7 +66,7 @@ class LossesPicture:
         return max((c.sent for one in self.losses for c in one.choices), default=0) or 1
 
     def said(self) -> str:
-        """One line of what runs now, and of what is asked."""
+        """One line about the current layout and the request."""
         parts = [f"{self.ranks:,} ranks, of which one holds {binary_text(self.held)} at most"]
         parts.append(f"lost at once: a {self.unit} of {self.size:,} rank{'s' * (self.size > 1)}")
         parts += [f"a rank has room for {binary_text(self.room)}"] if self.room is not None else []
@@ -74,7 +80,7 @@ class LossesPicture:
         return f"{choice.ranks:,} of {one.left:,} · {share_text(choice.ranks, one.left)}"
 
     def tip(self, one: OneLoss, choice: FittingLayout) -> str:
-        """What hovering a row says: a line each."""
+        """The lines that hovering over a row shows."""
         idle = one.left - choice.ranks
         return "\n".join(
             (
@@ -90,7 +96,10 @@ class LossesPicture:
 def losses_picture(
     source: str, size: tuple[int, int], unit: str, wish: Wish, losses: Sequence[tuple[Loss, Sequence[str]]]
 ) -> LossesPicture:
-    """size: ranks of the source, and bytes on its dearest. losses: each with the names of its choices' plans."""
+    """size: ranks of the source, and bytes on the fullest.
+
+    Losses: each with the names of its choices' plans.
+    """
     rows = []
     for loss, names in losses:
         choices = tuple(_fitting(choice, name) for choice, name in zip(loss.choices, names, strict=True))
@@ -198,7 +207,7 @@ def _choice(d: Drawing, p: LossesPicture, what: tuple[OneLoss, FittingLayout, in
 
 # ---- HTML ------------------------------------------------------------------------------------------------------------
 
-BAR_SHARE = 0.6  # of a row, for the longest bar: what is said of it stands behind it
+BAR_SHARE = 0.6  # of a row, for the longest bar: its text is behind it
 
 
 def losses_html(picture: LossesPicture) -> str:

@@ -1,4 +1,7 @@
-"""An HTML page that needs nothing but itself: its style and script stand in it, and its policy forbids all else."""
+"""A self-contained HTML page: style and script inside, everything else forbidden.
+
+Its policy forbids it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ table.heat th{text-align:right;padding:2px 6px}table.heat thead th{text-align:ce
 @media print{#said,.find{display:none}}
 """
 
-# What hovering or touching a cell says, below; and the cells of one rank, if its number is asked for.
+# The text of hovering over or touching a cell, below; and the cells of one rank, if its number is asked for.
 SCRIPT = """
 (function(){
  var said=document.getElementById('said'),find=document.getElementById('find'),told=document.getElementById('told');
@@ -95,7 +98,7 @@ SCRIPT = """
 
 
 def page(title: str, body: str) -> str:
-    """A whole file. `body` is markup, whose texts were escaped where they were put into it."""
+    """A complete file. `body` is markup whose texts are already escaped."""
     mark = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
     return (
@@ -150,7 +153,10 @@ def percent(share: float) -> str:
 
 
 def box(place: tuple[float, float, float, float], kind: str, title: str, label: str, data: str = "") -> str:
-    """A cell, by its shares of what it lies in. Its label is hidden where there is no room for it. data: markup."""
+    """A cell, by its shares of the box around it.
+
+    Its label is hidden if it does not fit. data: markup.
+    """
     left, top, width, height = map(percent, place)
     where = f"left:{left};top:{top};width:{width};height:{height}"
     return f'<i class="{kind}" style="{where}" title="{lines_of(title)}"{data}>{_label(label)}</i>'
@@ -161,7 +167,10 @@ def _label(text: str) -> str:
 
 
 def bar(parts: list[tuple[float, str, str, str]], behind: str) -> str:
-    """Parts end to end: a share of the room, class, title and label of each. behind: what is said after them."""
+    """Parts end to end: share, class, title and label of each.
+
+    Behind: the text after them.
+    """
     cells = "".join(
         f'<i class="{kind}" style="width:{percent(share)}" title="{lines_of(title)}">{_label(label)}</i>'
         for share, kind, title, label in parts

@@ -1,4 +1,7 @@
-"""The picture of a layout as one SVG file: no script, no font and nothing else that is fetched."""
+"""The picture of a layout as one SVG file.
+
+It has no script and no font, and fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +166,10 @@ def _tensor(d: Drawing, picture: LayoutPicture, tensor: TensorPicture, y: float)
 
 
 def _name_lines(name: str) -> list[str]:
-    """A long name in lines that end at its dots, if it has any; no more than three."""
+    """Split a long name into at most three lines.
+
+    They end at its dots, if it has any.
+    """
     lines = [""]
     for part in re.findall(r"[^.]*\.|[^.]+", clipped(name, NAME_LINES * NAME_MAX - NAME_MAX // 2)) or [name]:
         while part:
@@ -194,7 +200,7 @@ def _family(d: Drawing, tensor: TensorPicture, family: CellFamily, place: tuple[
     elif note:
         d.text(x + used, y + 13, note, "small")
     y += 19
-    beside = len(family.levels) if len(tensor.families) == 1 else 1  # levels go beside each other where there is room
+    beside = len(family.levels) if len(tensor.families) == 1 else 1  # levels are next to each other if there is room
     room = (width - GAP * (beside - 1)) / beside
     top = bottom = y
     for n, level in enumerate(family.levels):
@@ -212,7 +218,7 @@ def _family(d: Drawing, tensor: TensorPicture, family: CellFamily, place: tuple[
 
 
 def family_note(family: CellFamily) -> str:
-    """What is to be said beside the states: copies, padding, and what the numbers in the cells are."""
+    """The text next to states: copies, padding, meaning of numbers."""
     axes = " · ".join(family.levels[0].axes)
     short = any(c.label != c.short for c in family.levels[0].cells)
     padding = f"{family.padding:,} of padding beside" if family.padding else ""
@@ -241,7 +247,10 @@ def _level(
 
 
 def _height(level: Level) -> float:
-    """As high as its rows need; a matrix that is higher than wide is drawn higher."""
+    """As high as its rows need.
+
+    A matrix that is higher than wide is drawn higher.
+    """
     if not level.frame.down:
         return BAR
     rows = len({round(b, 6) for c in level.cells for _, b, _, _ in c.places})
@@ -250,7 +259,7 @@ def _height(level: Level) -> float:
 
 
 def cell_title(tensor: TensorPicture, family: CellFamily, cell: Cell) -> str:
-    """What hovering a cell says: lines."""
+    """The lines that hovering over a cell shows."""
     lines = [f"{tensor.path}{cell.span}" if cell.span.startswith("[") else f"{tensor.path}: {cell.span}"]
     lines.append(f"{cell.elements:,} elements of {', '.join(family.states)}")
     lines.append(cell.held_by)

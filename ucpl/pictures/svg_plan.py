@@ -1,4 +1,4 @@
-"""The picture of a plan as one SVG file: what moves in which way, and how much between ranks."""
+"""The picture of a plan as one SVG file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRIES_MAX = 40
 TITLE_MAX = 84  # characters
 RANKS = 88  # room for the names of ranks
 
-# What is said of each way in which elements move.
+# The names of the kinds of moves.
 KINDS = {
     "copy": "copied as it is",
     "derive": "made of another state, rounded to nearest",
@@ -60,11 +60,14 @@ def _head(d: Drawing, p: PlanPicture) -> float:
     return y + 14
 
 
-# ---- what moves ------------------------------------------------------------------------------------------------------
+# ---- moves -----------------------------------------------------------------------------------------------------------
 
 
 def shade_of_kind(kind: str) -> int | None:
-    """Padding is what nobody holds; other ways have a colour each, and a hatching but for copies."""
+    """The shade of a kind: grey for padding, else a colour each.
+
+    All but copies have a hatching, too.
+    """
     if kind == "fill of padding":
         return None
     number = list(KINDS).index(kind)
@@ -143,7 +146,7 @@ def grid_text(grid: Grid) -> str:
 
 
 def flow_title(p: PlanPicture, grid: Grid, i: int, j: int) -> str:
-    """What hovering a cell of a grid says."""
+    """The text of hovering over a cell of a grid."""
     here, there = grid.sources[i], grid.targets[j]
     amount = int(grid.amount[i, j])
     exact = f" ({amount:,} {'bytes' if p.unit == 'B' else p.unit})" if amount >= 100_000 else ""
@@ -163,7 +166,7 @@ def _grid(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, flo
     w, h = (width - left) / len(grid.targets), height / len(grid.sources)
     above = 18.0
     names = [ranks_text(there) for there in grid.targets]
-    if max(map(text_width, names)) + 4 > w:  # the first rank of each is told, or of every second, third, ...
+    if max(map(text_width, names)) + 4 > w:  # the first rank of each is shown, or of every second, third, ...
         names = [str(there[0]) for there in grid.targets]
     each = int((max(map(text_width, names)) + 4) // w) + 1
     for j in range(0, len(names), each):
@@ -181,7 +184,7 @@ def _grid(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, flo
 
 
 def bands(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, float, float]) -> None:
-    """Bands as wide as what they stand for, from ranks of the source to ranks of the target."""
+    """Bands between ranks of both sides, as wide as their amounts."""
     x, y, width, height = place
     left, right = x + RANKS, x + width - RANKS
     total = int(grid.amount.sum()) or 1

@@ -1,4 +1,7 @@
-"""The picture of a vault: its domains, their two slots, and blocks that make up for each other; as a value, SVG and HTML."""
+"""The picture of a vault: domains, slots, and blocks.
+
+Blocks replace each other. As a value, SVG and HTML.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ GROUPS_MAX = 16  # of a set
 
 @frozen
 class DomainShown:
-    """A domain, and what one slot of it holds, in bytes."""
+    """A domain, and the bytes in one slot of it."""
 
     number: int
     ranks: tuple[int, ...]
@@ -35,17 +38,20 @@ class DomainShown:
 
 @frozen
 class BlockShown:
-    """A block of a domain in a group: of its data, or of what it holds for others."""
+    """A block of a domain in a group: own data, or parity."""
 
     group: int
     domain: int
     is_parity: bool
-    number: int  # of its data, or of what it holds
+    number: int  # of its data, or of its parity
 
 
 @frozen
 class SetShown:
-    """Domains that protect each other, and their groups: any of a group's blocks can be made of enough others."""
+    """Domains that protect each other, and their groups.
+
+    Any block of a group can be computed from enough others.
+    """
 
     domains: tuple[int, ...]
     groups: int
@@ -92,7 +98,7 @@ def vault_picture(
     domains: Sequence[tuple[tuple[int, ...], Sequence[int], int]],
     survived: Sequence[str] = (),
 ) -> VaultPicture:
-    """domains: ranks of each, the bytes that each of them saves, and the bytes that the domain holds for others."""
+    """domains: ranks, bytes that ranks save, bytes for other domains."""
     shown = tuple(
         DomainShown(number, ranks, tuple(saved), for_others)
         for number, (ranks, saved, for_others) in enumerate(domains[:DOMAINS_MAX])
@@ -116,23 +122,26 @@ def _set(protection: Protection, among: tuple[int, ...]) -> SetShown:
 
 
 def bytes_said(domain: DomainShown) -> str:
-    """What stands behind a slot."""
+    """The text behind a slot."""
     return f"{binary_text(sum(domain.saved))} saved, {binary_text(domain.for_others)} for others"
 
 
 # ---- SVG -------------------------------------------------------------------------------------------------------------
 
 WIDTH, MARGIN = 1200, 28
-SLOTS_AT, SLOT_WIDTH = 200, 420  # where both slots begin, and how wide the largest is
+SLOTS_AT, SLOT_WIDTH = 200, 420  # the begin of both slots, and the width of the largest
 SAID_AT = SLOTS_AT + SLOT_WIDTH + 12
 BLOCKS_AT = 880
 ROW, BAR = 44, 15
 SAVED, HELD = shade_of(1), shade_of(7 + 16)
-PARITY = 2 * len(COLOURS)  # from a group's colour to the hatching of what is held for others
+PARITY = 2 * len(COLOURS)  # from a group's colour to the hatching of data for others
 
 
 def vault_svg(picture: VaultPicture, *, paper: bool = True) -> str:
-    """One file; paper: or else a part of a page. Raises nothing: names are whatever they are."""
+    """One file, or part of a page without paper.
+
+    Raises nothing: names may be any text.
+    """
     d = Drawing(WIDTH, f"a vault of {picture.call}")
     y = _head(d, picture)
     shown = {number: one for one in picture.sets for number in one.domains}
