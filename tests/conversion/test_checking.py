@@ -249,7 +249,7 @@ def test_what_an_extension_and_its_base_both_store_is_a_remark(spec: Path) -> No
     spec.write_text(PACKED)
     said = (
         "packed stores `q` twice: line 19 of x.ucpl does, and line 13 of x.ucpl of the layout that it extends."
-        " Where one is meant, write `q = none`"
+        " If one is meant, write `q = none`"
     )
     found = check("x.ucpl", Given())
     assert (found.findings, found.remarks[:-1]) == ((), (said,)) and "q and k in qk" in found.remarks[-1]

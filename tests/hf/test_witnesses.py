@@ -447,7 +447,7 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     text = import_hf(folder)
     (tmp_path / "mine.ucpl").write_text(text)
     notes = ucpl.verify(folder, layout=f"{tmp_path / 'mine.ucpl'}:hf()").notes
-    assert any(n.startswith("not witnessed by transformers: the layout is what `import hf` writes") for n in notes)
+    assert any(n.startswith("not witnessed by transformers: `import hf` writes the same layout") for n in notes)
     head, mark, body = text.partition("layout hf(")
     for old, new in swap("{l}.mlp.gate_proj", "{l}.mlp.up_proj"):
         body = body.partition("layout ")[0].replace(old, new)
@@ -457,7 +457,9 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     other = tmp_path / "other.ucpl"
     other.write_text(text.replace("model.norm.weight ", "final "))
     notes = ucpl.verify(folder, layout=f"{other}:hf()").notes
-    assert any("no shipped spec has model `llama` and its tensors, and `import hf` does not write them for" in n for n in notes)
+    assert any(
+        "no shipped spec has model `llama` and its tensors, and `import hf` does not write them for" in n for n in notes
+    )
 
     def never(path):
         raise AssertionError("a layout of any model has no names of its own")

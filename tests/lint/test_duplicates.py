@@ -33,4 +33,4 @@ def test_one_home_of_two_takes_the_other_back_and_is_no_repetition() -> None:
 
 def test_both_homes_again_do_nothing() -> None:
     (text,) = said('w = r  as "w"\n  w = r  as "v"')
-    assert text.startswith("y: line 12 says what x says in line 8, word for word")
+    assert text.startswith("y: line 12 repeats line 8 of x, word for word")

@@ -143,7 +143,7 @@ def test_a_comparison_that_could_not_fail_is_no_witness(tmp_path: Path) -> None:
         save(tmp_path / name, ranks)
     found = ucpl.verify(tmp_path / "mine", layout=f"{tmp_path / 'x.ucpl'}:x()", against=tmp_path / "genuine")
     assert found.against is not None and found.against.doubts == ("all 64 elements are 0",)
-    assert any(note.startswith("not witnessed: which tensor is which") for note in found.notes)
+    assert any(note.startswith("not witnessed: the identity of each tensor") for note in found.notes)
 
 
 def test_an_element_beside_padding_is_compared(tmp_path: Path) -> None:

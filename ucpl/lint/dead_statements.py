@@ -69,7 +69,7 @@ def _of_an_item(item: nodes.ModelItem | nodes.LayoutItem) -> Iterator[str]:
         case nodes.Derive(state=state, source=source) if state in _MOMENTS and source not in _MOMENTS:
             yield (
                 f"`derive {state} from {source}` (line {line}): `{state}` is made of gradients, and is no copy of `{source}`."
-                f" What the source lacks begins at 0 by `fill state {state} = 0`"
+                f" Elements that the source lacks begin at 0 with `fill state {state} = 0`"
             )
 
 
@@ -113,11 +113,11 @@ def _condition(of: str, asked: nodes.Expr, word: str, line: int) -> Iterator[str
     """
     if not isinstance(asked, nodes.List) and any(isinstance(node, _OF_VALUES) for node in walk(asked)):
         return
-    what = "names nothing that could be otherwise"
+    what = "has a constant value"
     if isinstance(asked, nodes.Text | nodes.List):
         what = f"is a {'text' if isinstance(asked, nodes.Text) else 'list'}, and no condition"
     meant = "`when tp > 1`" if word == "when" else "`assert tp <= 8`"
-    yield f"`{word} {print_expr(asked)}`{of} (line {line}) {what}. Write what it hangs on, as in {meant}, or take it out"
+    yield f"`{word} {print_expr(asked)}`{of} (line {line}) {what}. Write its condition, as in {meant}, or take it out"
 
 
 def _names_twice(item: nodes.Record, line: int) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _names_twice(item: nodes.Record, line: int) -> Iterator[str]:
         case _:
             return
     for name in (name for one in lists for name in _twice(one)):
-        yield f"`{name}` stands twice in one list (line {line}), and is meant once. Take one out"
+        yield f"`{name}` is twice in one list (line {line}), and is meant once. Take one out"
 
 
 def _twice(names: Iterable[str]) -> list[str]:
@@ -143,7 +143,7 @@ def _places(clauses: Iterable[nodes.Clause], line: int) -> Iterator[str]:
     places = [(c.args[0], print_expr(c.args[1])) for c in clauses if c.word == "at"]
     for (axis, where), count in Counter(places).items():
         if count > 1:
-            yield f"`at {axis}[{where}]` stands twice (line {line}). Take one out; another home of the tensor is another line"
+            yield f"`at {axis}[{where}]` is there twice (line {line}). Take one out; another home of the tensor is another line"
 
 
 def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
@@ -156,17 +156,17 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
             case nodes.Stack(terms=terms):
                 whole = [t.label for t in terms if t.label and not any(_is_part(n) for n in walk(*t.axes))]
                 for label in _twice(whole):
-                    yield f"`{label}:` stands twice in one sum (line {line}), and is one tensor. Write the other's label"
+                    yield f"`{label}:` is twice in one sum (line {line}), and is one tensor. Write the other's label"
             case nodes.Cut(axis=nodes.Rest(), splits=splits):
                 cut = "".join(f"@{split.mesh_axis}" for split in splits)
                 yield (
-                    f"`...{cut}` (line {line}) is one axis, the product of all dims that are left. Where the first of them is"
-                    f" meant, write `_{cut} ...`; where their product is, `(...){cut}`"
+                    f"`...{cut}` (line {line}) is one axis, the product of all dims that are left. If the first of them is"
+                    f" meant, write `_{cut} ...`; if their product is, `(...){cut}`"
                 )
             case nodes.Split(mesh_axis=axis, kind="sizes", sizes=(nodes.Number(value=size),)):
                 sizes = f"{size - size // 2}, {size // 2}"  # for two ranks
                 yield (
-                    f"`@{axis}[{size}]` (line {line}) is one piece for one rank: in brackets stands a size for each."
+                    f"`@{axis}[{size}]` (line {line}) is one piece for one rank: the brackets hold a size for each."
                     f" Write `@{axis}` for equal ones, or all sizes, `@{axis}[{sizes}]`"
                 )
             case nodes.Trim(axis=nodes.Trim()):
@@ -184,13 +184,13 @@ def _dealt(name: str, inner: nodes.Axis, cut: str, line: int) -> Iterator[str]:
     match inner:
         case nodes.Dim(name=other) if other != name:
             yield (
-                f"`index {name} = {other}{cut}` (line {line}) deals nothing of `{name}`: in front of the `@` stands another"
+                f"`index {name} = {other}{cut}` (line {line}) deals nothing of `{name}`: in front of the `@` is another"
                 f" dim. Write `index {name} = {name}{cut}`, or `index {other} = {other}{cut}`"
             )
         case nodes.Pad():
             chunk = cut[1:].partition("@")[0]
             yield (
-                f"`pad` of `index {name}` (line {line}) pads what is dealt one by one, so that the first ranks have more of"
+                f"`pad` of `index {name}` (line {line}) pads a dim that is dealt by index, so that the first ranks have more of"
                 f" it and the last ones less. Write `index {name} = {name}{cut}`, or `{name}@chunk({chunk})` for a last part"
                 " that is short"
             )
@@ -227,7 +227,7 @@ def _range(name: str, among: nodes.Among | None, line: int) -> Iterator[str]:
             yield f"`{said}` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
             return
     for one in _twice(str(part.value) for part in among.items if isinstance(part, nodes.Number)):
-        yield f"`{one}` stands twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
+        yield f"`{one}` is twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
 
 
 def _spaced(items: Iterable[nodes.Record]) -> Iterator[str]:
@@ -268,7 +268,7 @@ def _lines_twice(items: Sequence[nodes.Record]) -> Iterator[str]:
         if isinstance(item, nodes.Entry | nodes.Fill | nodes.States | nodes.FillStates):
             line = first.setdefault(item, item.span.line)
             if line != item.span.line:
-                yield f"line {item.span.line} says what line {line} says, word for word. Take one out"
+                yield f"line {item.span.line} repeats line {line}, word for word. Take one out"
 
 
 def _stored_and_not(items: Sequence[nodes.Record]) -> Iterator[str]:
@@ -305,12 +305,12 @@ def void_plans(plan: nodes.Plan) -> Iterator[str]:
     said = {"drop": list(plan.drop), "freeze": list(plan.freeze), "train": [name for name, _ in plan.train]}
     for word, names in said.items():
         for name in _twice(names):
-            yield f"plan {plan.name}: `{word} {name}` stands twice (line {plan.span.line}). Take one out"
+            yield f"plan {plan.name}: `{word} {name}` is written twice (line {plan.span.line}). Take one out"
     for word, other in (("drop", "freeze"), ("drop", "train"), ("freeze", "train")):
         for name in dict.fromkeys(n for n in said[word] if n in said[other]):
             yield (
                 f"plan {plan.name}: `{word} {name}` and `{other} {name}` (line {plan.span.line}) do not go together."
-                f" Keep one: what is dropped is in the target no more, what is frozen is trained no more"
+                f" Keep one: a dropped tensor is not in the target, a frozen one is not trained"
             )
     if plan.source == plan.target and not any(said.values()):
         yield (

@@ -29,7 +29,7 @@ BOXES_MAX = 1_024  # of one tensor in one part: those of more are not looked at
 
 
 def stored_twice(placement: Placement) -> tuple[str, ...]:
-    """One remark for each pair of lines of a layout and its base."""
+    """One remark per pair of lines of a layout and its base."""
     extended = placement.layout.extended
     if not extended:
         return ()
@@ -52,7 +52,7 @@ def _remark(layout: str, paths: Sequence[str], places: tuple[str, str]) -> str:
     named = ", ".join(f"`{path}`" for path in paths[:6]) + (f" and {len(paths) - 6} more" if len(paths) > 6 else "")
     return (
         f"{layout} stores {named} twice: {places[0]} does, and {places[1]} of the layout that it extends."
-        f" Where one is meant, write `{paths[0]} = none`"
+        f" If one is meant, write `{paths[0]} = none`"
     )
 
 
@@ -123,8 +123,8 @@ def repeated_lines(library: Library, file: nodes.File) -> Iterator[str]:
             here, other = (getattr(one[0], "span", nodes.NOWHERE) for one in (lines, there))
             of = "" if other.file == here.file else f" of {other.file}"
             yield (
-                f"{node.name}: line {here.line} says what {node.extends.name} says in line {other.line}{of}, word for word."
-                " Take it out: what is extended holds without it"
+                f"{node.name}: line {here.line} repeats line {other.line} of {node.extends.name}{of}, word for word."
+                " Take it out: the extended line applies without it"
             )
 
 

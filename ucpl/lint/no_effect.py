@@ -163,7 +163,7 @@ def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator
             bare = re.sub(r"\{[^{}]*\}", "", text)
             if (found := _FOREIGN.search(bare)) is not None:
                 yield (
-                    f'{layout.name}: `{found.group()}` in "{text}" is a text here. A number or a name stands in braces,'
+                    f'{layout.name}: `{found.group()}` in "{text}" is a text here. A number or a name is written in braces,'
                     " as in {tp}, {l}, {tp:02}"
                 )
 
@@ -186,9 +186,7 @@ def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
     match part:
         case nodes.Range(start=start, stop=nodes.Number(value=high)) if size is not None and high > size:
             low = start.value if isinstance(start, nodes.Number) else 0
-            return (
-                f"`..{high}` goes on behind `{dim}`, which is {size}. Write `{dim}[{low}..]`, or `{dim}[{low}..{size}]`"
-            )
+            return f"`..{high}` ends behind `{dim}`, which is {size}. Write `{dim}[{low}..]`, or `{dim}[{low}..{size}]`"
     return ""
 
 
@@ -316,7 +314,7 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
             if is_trained and item.kind == "parameter" and item.scaling is None and item.dtype in _WITHOUT_GRADIENT:
                 yield (
                     f"{model.name}: `{item.path}` (line {item.span.line}) is trained, and {item.dtype} has no gradient. Write"
-                    f" `is buffer`, or `is frozen` for what is a parameter all the same"
+                    f" `is buffer`, or `is frozen` if it is a parameter all the same"
                 )
             own = {d.name for d in item.dims}
             asked = [] if item.when is None else [n.path for n in walk(item.when) if isinstance(n, nodes.Name)]

@@ -52,7 +52,7 @@ def odd_fills(layout: Layout) -> Iterator[str]:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             yield (
                 f"{layout.name}: `{line.text}` (line {line.span.line}) speaks of {what}{more}, which is {dtype} and has no"
-                f" {stored:g}: what the source lacks of it cannot be filled. {_sentence(_nearest(dtype))}"
+                f" {stored:g}: elements that the source lacks cannot be filled. {_sentence(_nearest(dtype))}"
             )
 
 
@@ -68,7 +68,7 @@ def _sentence(text: str) -> str:
 def _nearest(dtype: str) -> str:
     if dtype.startswith(("i", "u", "bool")):
         return f"write a whole number that {dtype} holds, or store the tensor in a wider type"
-    return f'write a number that {dtype} holds: a whole one, "0.5", "0.25"; or store the tensor in a wider type'
+    return f'write a number that {dtype} holds: an integer, "0.5", "0.25"; or store the tensor in a wider type'
 
 
 def _of_states(layout: Layout, line: Filling) -> Iterator[tuple[str, str, float]]:

@@ -64,7 +64,7 @@ def _asked(item: nodes.Record, known: Numbers) -> Iterator[str]:
                 meant = nearest(word, words) or alike
                 has = ", ".join(words) or "numbers"
                 yield (
-                    f'`{print_expr(node)}` {line}: "{word}" stands nowhere in {name}, which has {has}.'
+                    f'`{print_expr(node)}` {line}: "{word}" is not in {name}, which has {has}.'
                     + (f' Write `where({name}, "{meant}")`' if meant else " Write one of them")
                 )
             case () if words:

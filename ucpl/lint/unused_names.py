@@ -57,8 +57,8 @@ def _of_layout(layout: nodes.Layout, beside: list[nodes.Layout]) -> Iterator[str
                 yield from _of_file(layout, item, items, lines_in_file(name, items))
             case nodes.Use(name=name, key=str() as key) if _is_one_key(key):
                 yield (
-                    f'{layout.name}: `key "{key}"` of `use ... as {name}` (line {item.span.line}) is one key for all that'
-                    f" is in it: what its lines say behind `as` is not used. {_with_key(key)}"
+                    f'{layout.name}: `key "{key}"` of `use ... as {name}` (line {item.span.line}) is one key for all'
+                    f" tensors in it: the keys of its lines behind `as` are not used. {_with_key(key)}"
                 )
             case nodes.Index(name=name, axis=axis):
                 if not {*_bracketed(items)} & {name} and not dims & {d for d in _dims([axis]) if d != name}:
@@ -83,13 +83,13 @@ def _of_file(
 ) -> Iterator[str]:
     if not there:
         yield (
-            f"{layout.name}: no line is in `file {item.name}` (line {item.span.line}). Write `in {item.name}` behind what"
-            " it has, or take it out"
+            f"{layout.name}: no line is in `file {item.name}` (line {item.span.line}). Write `in {item.name}` behind its"
+            " lines, or take it out"
         )
     elif item.key is not None and _is_one_key(item.key, item.template, {*_bracketed(items)}) and any(map(_key, there)):
         yield (
-            f'{layout.name}: `key "{item.key}"` of `file {item.name}` (line {item.span.line}) is one key for all that is in'
-            f" it: what lines say behind `as` is not used. {_with_key(item.key)}"
+            f'{layout.name}: `key "{item.key}"` of `file {item.name}` (line {item.span.line}) is one key for all tensors in'
+            f" it: the keys of lines behind `as` are not used. {_with_key(item.key)}"
         )
 
 
@@ -119,8 +119,8 @@ def _of_index(layout: nodes.Layout, item: nodes.Index) -> str:
             f"{layout.name}: `index {name}` {where} does nothing: no line has {digits}, and none `{name}` in brackets"
         )
     return (
-        f"{layout.name}: `index {name}` {where} deals what stands in brackets, and no line has `{name}` there. Write"
-        f" `w[{name}] = ...`, cut the axis of {name} where it stands, or take it out"
+        f"{layout.name}: `index {name}` {where} deals dims in brackets, and no line has `{name}` there. Write"
+        f" `w[{name}] = ...`, cut the axis of {name} in its pattern, or take it out"
     )
 
 

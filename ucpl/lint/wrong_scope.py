@@ -111,7 +111,7 @@ def _uncounted(layout: Layout, own: Iterable[nodes.LayoutItem], rules: dict[str,
                 known = [a for mesh in layout.meshes for a in mesh.axes]
                 axis = next((a for a in (f"{dim}p", "pp") if a in known), axes[0])
                 yield (
-                    f"{layout.name}: `{{{name}}}` of `{item.path}` (line {item.span.line}) counts what a rank has of {dim},"
+                    f"{layout.name}: `{{{name}}}` of `{item.path}` (line {item.span.line}) counts a rank's part of {dim},"
                     f" and no `index {dim}` deals it: every rank has all. Write `index {dim} = {dim}@{axis}`, or `{{{dim}}}`"
                 )
 
@@ -148,7 +148,7 @@ def _stored_too(layout: Layout, item: nodes.Derive, source: str) -> Iterator[str
     if kept and any(state.name == source for state in layout.states):
         yield (
             f"{layout.name}: `derive weight from {source}` (line {item.span.line}) says that no weight is stored, and the line"
-            f" of `{kept[0].path}` has a key. Take the `as` out of the lines of what is trained, or the `derive`"
+            f" of `{kept[0].path}` has a key. Take the `as` out of the lines of trained tensors, or the `derive`"
         )
 
 
@@ -167,7 +167,7 @@ def _in_two_groups(layout: Layout, items: tuple[nodes.LayoutItem, ...]) -> Itera
             if shared and any(_same_state(a, b) for a in both[0] for b in both[1]):
                 yield (
                     f"{layout.name}: `{shared[0]}` is in `group {other.name}` (line {other.span.line}) and in"
-                    f" `group {one.name}` (line {one.span.line}), and its states lie in both. Take it out of one"
+                    f" `group {one.name}` (line {one.span.line}), and its states are in both. Take it out of one"
                 )
 
 

@@ -105,7 +105,7 @@ def roundtrip(
 def _for_degrees(axis: str, tried: Sequence[int], kept: Sequence[nodes.Layout], known: Sequence[str]) -> str:
     """The remedy for degrees of an axis that does not exist."""
     if not known:
-        return f"{kept[0].name} has no mesh, and lies in its files in one way: leave --degrees out"
+        return f"{kept[0].name} has no mesh, and is stored in one way: leave --degrees out"
     close = nearest(axis, known)
     numbers = ",".join(map(str, tried if len(tried) > 1 else (1, 2)))
     if close:
