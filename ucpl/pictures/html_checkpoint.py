@@ -49,9 +49,9 @@ def _head(f: Facts) -> Iterator[str]:
     yield tag("p", " · ".join([*said, *kinds]))
     if f["container"] is not None:
         yield tag(
-            "p", f"in a folder of {f['container']['title']}, {len(f['container']['files']):,} files beside the shards"
+            "p", f"in a folder of {f['container']['title']}, {len(f['container']['files']):,} files next to the shards"
         )
-    yield "<h2>What looks wrong</h2>"
+    yield "<h2>Remarks</h2>"
     yield "".join(tag("p", text) for text in f["remarks"]) or tag("p", "nothing")
 
 
@@ -81,7 +81,7 @@ def _has(t: TensorFacts, state: str) -> bool:
 
 
 def _files(c: Checkpoint, stored: dict[str, dict[str, tuple[int, int]]]) -> Iterator[str]:
-    yield "<h2>Files</h2><p>Bytes of the tensors in each, by dtype; what a file has beside them is not drawn.</p>"
+    yield "<h2>Files</h2><p>Bytes of the tensors in each, by dtype; other data of a file is not drawn.</p>"
     names = list(dict.fromkeys([*c.files, *stored]))
     dtypes = list(dict.fromkeys(d for kinds in stored.values() for d in kinds))
     entries = "".join(f'<li><i class="s{shade_of(9 * n)}"></i>{d}</li>' for n, d in enumerate(dtypes))
@@ -106,11 +106,11 @@ def _files(c: Checkpoint, stored: dict[str, dict[str, tuple[int, int]]]) -> Iter
         yield tag("p", f"and {len(names) - FILES_MAX:,} files more")
     if c.container is not None:
         beside = ", ".join(one.name for one in c.container.files)
-        yield tag("p", f"beside them: {beside}" if beside else "nothing beside them")
+        yield tag("p", f"companion files: {beside}" if beside else "no companion files")
 
 
 def _tensors(f: Facts) -> Iterator[str]:
-    yield f"<h2>Tensors</h2><p>{len(f['tensors']):,} of the model, whole.</p>"
+    yield f"<h2>Tensors</h2><p>{len(f['tensors']):,} of the model, unsplit.</p>"
     most = max((prod(t["shape"]) for t in f["tensors"]), default=0) or 1
     yield '<div class="wide"><table class="lined"><thead><tr><th>name</th><th>shape</th><th>dtype</th><th>kind</th>'
     yield '<th>states</th><th class="n">elements</th><th>share of the largest</th></tr></thead><tbody>'
@@ -135,7 +135,7 @@ def _tensors(f: Facts) -> Iterator[str]:
 
 
 def _settings(f: Facts) -> Iterator[str]:
-    yield "<h2>What was inferred</h2>"
+    yield "<h2>Inferred settings</h2>"
     rows = [(name, str(s["value"]), s["origin"]) for name, s in f["settings"].items()]
     rows += [("cut over tp", f"{n:,} tensor{'s' * (n > 1)}", origin) for origin, n in f["cuts"].items()]
     for i, g in enumerate(f["groups"]):

@@ -41,8 +41,8 @@ def _head(p: LayoutPicture) -> Iterator[str]:
     numbers = any(c.label[:1].isdigit() for t in p.tensors for f in t.families for c in f.levels[0].cells)
     what = "numbers are ranks" if numbers else "names are coordinates of the mesh"
     yield (
-        f'<ul class="legend"><li><i class="s0"></i>a cell is what ranks hold of a tensor: {what}</li>'
-        '<li><i class="s9"></i>colour and hatching tell cells apart; every label stands without them</li>'
+        f'<ul class="legend"><li><i class="s0"></i>a cell is a part of a tensor on some ranks: {what}</li>'
+        '<li><i class="s9"></i>colour and hatching distinguish cells; labels are enough without them</li>'
         '<li><i class="k"></i>not held here, or padding</li></ul>'
     )
 
@@ -52,7 +52,7 @@ def _find(p: LayoutPicture) -> Iterator[str]:
         mesh = " ".join(f"{a}={n}" for a, n in p.axes)
         yield (
             f'<p class="find"><label>Find a rank <input id="find" type="number" min="0" max="{p.ranks - 1}" '
-            f'data-mesh="{markup(mesh)}"></label> <span id="told"></span></p>'
+            f'data-mesh="{markup(mesh)}"></label> <span id="hits"></span></p>'
         )
 
 

@@ -105,7 +105,7 @@ def _cell(p: PlanPicture, grid: Grid, at: tuple[int, int], most: int) -> str:
 
 
 def _entries(p: PlanPicture) -> Iterator[str]:
-    yield "<h2>What is stored together</h2><p>Entries of the target; a flat buffer has all tensors of its group.</p>"
+    yield "<h2>Stored together</h2><p>Entries of the target; a flat buffer has all tensors of its group.</p>"
     yield '<div class="wide"><table class="lined"><thead><tr><th>entry</th><th>states</th><th>ways</th>'
     yield f'<th class="n">{"bytes" if p.unit == "B" else p.unit}</th><th class="n">runs</th>'
     yield '<th class="n">from</th><th class="n">to</th><th class="n">to the same rank</th></tr></thead><tbody>'

@@ -190,7 +190,7 @@ def _families(
 def _note(held: int, numel: int, cells: list[Fine], rank: int | None) -> str:
     copies = {sum(map(len, f.ranks)) for f in cells}
     if held > numel:
-        return "some elements are held more than once, cut in other ways: cells lie on each other"
+        return "some elements are held more than once, cut in other ways: cells overlap"
     if held < numel and rank is None:
         return f"{numel - held:,} elements are not stored"
     return (

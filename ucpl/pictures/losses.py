@@ -67,7 +67,7 @@ class LossesPicture:
 
     def said(self) -> str:
         """One line about the current layout and the request."""
-        parts = [f"{self.ranks:,} ranks, of which one holds {binary_text(self.held)} at most"]
+        parts = [f"{self.ranks:,} ranks with at most {binary_text(self.held)} each"]
         parts.append(f"lost at once: a {self.unit} of {self.size:,} rank{'s' * (self.size > 1)}")
         parts += [f"a rank has room for {binary_text(self.room)}"] if self.room is not None else []
         return " · ".join(parts)
@@ -129,7 +129,7 @@ KEYS = (
     (USED, "ranks in use"),
     (IDLE, "idle"),
     (None, "lost"),
-    (HELD, "what a rank holds"),
+    (HELD, "held by a rank"),
     (SENT, "sent between ranks"),
 )
 ROW = 22
@@ -152,7 +152,7 @@ def _head(d: Drawing, p: LossesPicture) -> float:
         d.cell((x, 78, 22, 12), shade)
         d.text(x + 28, 88, text, "small")
         x += 28 + text_width(text) + 22
-    marks = "upright lines: what a rank holds now" + (", and has room for" if p.room is not None else "")
+    marks = "upright lines: held by a rank now" + (", and its room" if p.room is not None else "")
     d.text(x, 88, marks, "small")
     return 112
 

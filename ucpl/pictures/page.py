@@ -66,20 +66,20 @@ table.heat td{text-align:center;border:1px solid var(--soft);min-width:26px;heig
 table.heat th{text-align:right;padding:2px 6px}table.heat thead th{text-align:center}
 .flow{display:flex;flex-wrap:wrap;gap:10px 28px;align-items:flex-start}.flow>*{min-width:0}
 .bands{flex:0 1 440px;padding-top:16px}.bands svg{width:100%;height:auto}
-#said{position:fixed;left:0;right:0;bottom:0;padding:8px clamp(12px,3vw,40px);background:var(--paper);
+#shown{position:fixed;left:0;right:0;bottom:0;padding:8px clamp(12px,3vw,40px);background:var(--paper);
  border-top:1px solid var(--line);
  font-size:12.5px;white-space:pre-line;overflow-wrap:anywhere;max-height:40vh;overflow:auto}
-#said:empty{display:none}
+#shown:empty{display:none}
 @media (max-width:700px){.tensor{grid-template-columns:1fr}.rows{grid-template-columns:1fr;gap:1px}
  .rows>span:nth-child(odd){margin-top:5px}}
-@media print{#said,.find{display:none}}
+@media print{#shown,.find{display:none}}
 """
 
 # The text of hovering over or touching a cell, below; and the cells of one rank, if its number is asked for.
 SCRIPT = """
 (function(){
- var said=document.getElementById('said'),find=document.getElementById('find'),told=document.getElementById('told');
- function say(e){var c=e.target.closest('[title]');if(c)said.textContent=c.title;}
+ var shown=document.getElementById('shown'),find=document.getElementById('find'),hits=document.getElementById('hits');
+ function say(e){var c=e.target.closest('[title]');if(c)shown.textContent=c.title;}
  document.addEventListener('mouseover',say);document.addEventListener('click',say);document.addEventListener('focusin',say);
  if(!find)return;
  function has(runs,r){return runs.split(' ').some(function(run){var p=run.split(':').map(Number);
@@ -91,7 +91,7 @@ SCRIPT = """
    var on=r>=0&&has(c.dataset.r,r);c.classList.toggle('on',on);n+=on?1:0;});
   var left=r,at=find.dataset.mesh.split(' ').filter(Boolean).reverse().map(function(a){
    var p=a.split('='),d=Number(p[1]),v=left%d;left=(left-v)/d;return p[0]+' '+v;}).reverse().join(' · ');
-  told.textContent=r<0?'':(n?(at?at+': ':'')+n+' cells hold something of it':'no cell');
+  hits.textContent=r<0?'':(n?(at?at+': ':'')+n+' cells hold something of it':'no cell');
  });
 })();
 """
@@ -107,7 +107,7 @@ def page(title: str, body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark">\n<title>{markup(title)}</title>\n'
         f"<style>{_scheme()}{STYLE}</style>\n</head>\n<body>\n{body}\n"
-        f'<div id="said" role="status"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
+        f'<div id="shown" role="status"></div>\n<script>{SCRIPT}</script>\n</body>\n</html>\n'
     )
 
 

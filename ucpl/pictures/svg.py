@@ -66,8 +66,8 @@ def _legend(d: Drawing, picture: LayoutPicture, y: float) -> float:
         else "names are coordinates of the mesh"
     )
     entries = [
-        (shade_of(0), "a cell is what ranks hold of a tensor: " + small),
-        (shade_of(9), "colour and hatching tell cells apart; every label stands without them"),
+        (shade_of(0), "a cell is a part of a tensor on some ranks: " + small),
+        (shade_of(9), "colour and hatching distinguish cells; labels are enough without them"),
         (None, "not held here, or padding"),
     ]
     x = float(MARGIN)
@@ -221,7 +221,7 @@ def family_note(family: CellFamily) -> str:
     """The text next to states: copies, padding, meaning of numbers."""
     axes = " · ".join(family.levels[0].axes)
     short = any(c.label != c.short for c in family.levels[0].cells)
-    padding = f"{family.padding:,} of padding beside" if family.padding else ""
+    padding = f"{family.padding:,} of padding" if family.padding else ""
     return "; ".join(filter(None, (f"cells by {axes}" if short and axes else "", family.note, padding)))
 
 

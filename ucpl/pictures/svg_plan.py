@@ -152,7 +152,7 @@ def flow_title(p: PlanPicture, grid: Grid, i: int, j: int) -> str:
     exact = f" ({amount:,} {'bytes' if p.unit == 'B' else p.unit})" if amount >= 100_000 else ""
     return (
         f"{_named(here)} of the source to {_named(there)} of the target\n"
-        f"{amount_text(amount, p.unit)}{exact}, {share_text(amount, p.written)} of what moves"
+        f"{amount_text(amount, p.unit)}{exact}, {share_text(amount, p.written)} of all moves"
     )
 
 
@@ -219,7 +219,7 @@ def bands(d: Drawing, p: PlanPicture, grid: Grid, place: tuple[float, float, flo
 
 
 def _entries(d: Drawing, p: PlanPicture, y: float) -> float:
-    d.text(MARGIN, y + 14, "What is stored together", "title2")
+    d.text(MARGIN, y + 14, "Stored together", "title2")
     d.text(MARGIN + NAMES, y + 14, "Entries of the target; a flat buffer has all tensors of its group.", "faint")
     y += 24
     most = max((e.amount for e in p.entries), default=0) or 1

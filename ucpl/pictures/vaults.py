@@ -86,7 +86,7 @@ class VaultPicture:
         return f"d{domain.number} holds {domain.for_others:,} bytes for others"
 
     def block_tip(self, block: BlockShown, shown: SetShown) -> str:
-        what = "what it holds for others" if block.is_parity else "its data"
+        what = "its data for others" if block.is_parity else "its data"
         blocks = sum(1 for other in shown.blocks if other.group == block.group)
         others = f"any {shown.needed} of {blocks} make the others"
         return f"d{block.domain}: block {block.number} of {what}; group {block.group}: {others}"
@@ -165,8 +165,8 @@ def _head(d: Drawing, p: VaultPicture) -> float:
     d.text(MARGIN, 40, clipped(f"a vault of {p.call}", 84), "title", title=p.call)
     d.text(MARGIN, 62, p.said(), "faint")
     x = float(MARGIN)
-    keys = ((SAVED, "what a rank saves"), (HELD, "held for others"), (shade_of(0), "a block of data, by its group"),
-            (shade_of(0 + PARITY), "what makes up for others of the group"))  # fmt: skip
+    keys = ((SAVED, "saved by a rank"), (HELD, "held for others"), (shade_of(0), "a block of data, by its group"),
+            (shade_of(0 + PARITY), "parity of its group"))  # fmt: skip
     for shade, text in keys:
         d.cell((x, 78, 22, 12), shade)
         d.text(x + 28, 88, text, "small")
