@@ -1,4 +1,4 @@
-"""ucpl, the universal checkpoint language: training checkpoints, converted between parallel layouts, proved bit for bit.
+"""ucpl, the universal checkpoint language: proved conversions between parallel layouts.
 
     import ucpl
     report = ucpl.convert("run/", "run-on-8/", to="zero1(dp=8)")
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 @cache
 def _homes() -> dict[str, str]:
-    """Public name -> the module that it lives in, as the stub beside this file says."""
+    """Public name -> its module, from the stub file."""
     with open(__file__.removesuffix(".py") + ".pyi", encoding="utf-8") as stub:
         lines = [line.split() for line in stub]
     return {words[-1]: words[1] for words in lines if words[:1] == ["from"]}

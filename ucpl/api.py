@@ -1,4 +1,6 @@
-"""The Python API: what the command line does, as functions. `import ucpl` gives these names.
+"""The Python API: the verbs of the command line as functions.
+
+`import ucpl` gives these names.
 
 Texts and paths come in, records of `conversion` go down. Rooms are imported where they are needed: a plan from specs alone
 waits for no store, `apply` for no compiler.
@@ -63,7 +65,10 @@ parse_target = called
 
 @frozen(eq=False)
 class Converted:
-    """What `convert` did: the plan it made and the run's report. It prints as the report."""
+    """The result of `convert`: its plan and the run's report.
+
+    It prints as the report.
+    """
 
     plan: Plan
     report: Report
@@ -74,7 +79,10 @@ class Converted:
 
 @meanwhile()
 def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
-    """The plan from one layout to another, proved. `source` may be a checkpoint; layouts of any model need it or `model`."""
+    """Make and prove the plan from one layout to another.
+
+    `source` may be a checkpoint; layouts of any model need it or `model`.
+    """
     model = how.get("model")
     source = str(source_at(source)) if is_url(source) else source
     asked = Asked(source, target, how.get("checkpoint"), how.get("name", "convert"), how.get("prove", False))
@@ -90,13 +98,19 @@ def save_plan(plan: Plan, path: Here) -> None:
 
 @meanwhile()
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
-    """Run exactly that plan. Raises: UcplError E600-E606 where the source is not what the plan was made for, E615."""
+    """Run exactly that plan.
+
+    Raises: UcplError E600-E606 if the source does not fit the plan, E615.
+    """
     return Engine(target_at(target), how).apply(plan, source).report
 
 
 @meanwhile()
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
-    """Infer the source (or take it as `layout` says), plan, prove, write the target, look at it."""
+    """Infer the source, plan, prove, write the target, check it.
+
+    `layout` may describe the source instead.
+    """
     model = how.get("model")
     given = given_from(how, model_named(model) if model else None)
     done = Engine(target_at(target), how).convert(asked_of(source_at(source), to, how.get("layout")), given)
@@ -116,7 +130,9 @@ def compare(
     weights: bool = False,
     **bounds: Unpack[DataPlane],
 ) -> Likeness:
-    """Whether two checkpoints hold the same logical state, whatever their layouts. True where they do.
+    """Compare the logical state of two checkpoints.
+
+    True if equal, in any layouts.
 
     weights: compare these alone, those of two dtypes in the narrower one.
     """
@@ -138,7 +154,9 @@ def compare(
 
 @meanwhile()
 def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVerify]) -> Verdict:
-    """Read a checkpoint back: digests, CRCs, copies, weights against masters. True where nothing is wrong.
+    """Read a checkpoint back: digests, CRCs, copies, weights against masters.
+
+    True if nothing is wrong.
 
     against: a genuine checkpoint of the framework in the same layout, which must hold the same bits.
     """
@@ -184,7 +202,10 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
 
 
 def infer(checkpoint: Here) -> Inferred:
-    """The model and layout of a checkpoint found in the wild; `.text()` is the .ucpl."""
+    """Infer the model and layout of an unknown checkpoint.
+
+    `.text()` is the .ucpl.
+    """
     from ucpl.conversion.opening import infer as made
 
     return opened_to_look_at(lambda given: made(open_headers(checkpoint, None, given)))
@@ -194,17 +215,26 @@ def infer(checkpoint: Here) -> Inferred:
 
 
 def open_checkpoint(path: Here, layout: str | None = None) -> Checkpoint:
-    """A checkpoint's headers; what no framework describes, a layout does. Raises: UcplError, exit 3."""
+    """A checkpoint's headers. A layout describes files without a framework.
+
+    Raises: UcplError, exit 3.
+    """
     return open_headers(path, called(layout) if layout is not None else None)
 
 
 def source_side(checkpoint: Checkpoint, layout: str | None = None) -> tuple[Side, nodes.Model]:
-    """The source of a conversion, inferred or as a spec says, and its model. Raises: UcplError E320-E323."""
+    """The source of a conversion and its model.
+
+    It is inferred, or a spec describes it. Raises: UcplError E320-E323.
+    """
     made = describe(checkpoint, called(layout) if layout is not None else None, Given())
     assert made.model is not None
     return made, made.model
 
 
 def target_side(target: str, source: Side, model: nodes.Model | None = None, *, drop: Sequence[str] = ()) -> Side:
-    """The target of a conversion: what its call leaves open comes from the source, with its origin."""
+    """The target of a conversion.
+
+    Values that its call leaves open come from the source, with their origin.
+    """
     return aim(called(target), source, Given(model=model, drop=tuple(drop)))

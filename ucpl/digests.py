@@ -1,6 +1,8 @@
-"""Digests of bytes. CRC-32 is zip's and zlib's; ISA-L's is ten times as fast as zlib's where its package has a build.
+"""Digests of bytes. CRC-32 is zip's and zlib's.
 
-Both release the interpreter's lock. Not here: the CRC of a whole from those of its pieces (`runtime/crc.py`).
+ISA-L's is ten times as fast, if its package has a build.
+
+Both release the interpreter's lock. Not here: the CRC of joined pieces (`runtime/crc.py`).
 """
 
 from __future__ import annotations
@@ -25,4 +27,4 @@ def _fastest() -> _Crc32:
     return found
 
 
-crc32 = _fastest()  # (data, before = 0): the CRC-32 of what has the CRC `before`, and then of `data`
+crc32 = _fastest()  # (data, before = 0): continues from the CRC `before` with `data`

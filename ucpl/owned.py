@@ -1,6 +1,7 @@
-"""Folders and files in places that several users share: opened by descriptor, owner and mode checked, created exclusively.
+"""Folders and files in shared places: opened and created without races.
 
-/dev/shm and /tmp are writable for everybody, so another user may create a name first, as a folder, a link or a pipe.
+Descriptors, owner and mode are checked. /dev/shm and /tmp are writable for everybody, so another user may create a name first,
+as a folder, a link or a pipe.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class NotOwned(PermissionError):
 
 
 def opened_folder(path: Path) -> int:
-    """A descriptor of a folder that only this user and root can change, like all its parents.
+    """Open a folder that only this user and root can change.
+
+    The same holds for all its parents.
 
     Symbolic links above it are resolved first, and then no component may be one. Raises: OSError; NotOwned.
     """
@@ -51,7 +54,10 @@ def opened_folder(path: Path) -> int:
 
 
 def opened_as_is(path: Path) -> int:
-    """A descriptor of a folder without a symbolic link in its path, whoever owns it. Raises: OSError."""
+    """Open a folder without symbolic links in its path.
+
+    Any owner is allowed. Raises: OSError.
+    """
     parts = Path(os.path.abspath(path)).parts
     at = os.open(parts[0], _PASSED)
     try:
@@ -64,7 +70,10 @@ def opened_as_is(path: Path) -> int:
 
 
 def _below(fd: int, name: str, path: Path, *, is_last: bool) -> int:
-    """A descriptor of a folder in another one, which is closed then. Raises: OSError, and the other one stays open."""
+    """Open a folder in another one, and close the other.
+
+    Raises: OSError, and the other one stays open.
+    """
     try:
         below = os.open(name, _FOLDER | os.O_RDONLY if is_last else _PASSED, dir_fd=fd)
     except OSError as error:
@@ -75,12 +84,15 @@ def _below(fd: int, name: str, path: Path, *, is_last: bool) -> int:
 
 
 def _check_parent(fd: int, path: str, trusted: set[int]) -> None:
-    """Whoever owns a parent, or may write to it without the sticky bit, can replace what is below. Raises: NotOwned."""
+    """Check that nobody else can replace entries of a parent.
+
+    Its owner can, and writers without the sticky bit. Raises: NotOwned.
+    """
     status = os.fstat(fd)
     if status.st_uid not in trusted:
         raise NotOwned(path, f"its owner, user {status.st_uid}, can replace everything below it")
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-        raise NotOwned(path, f"its mode, {stat.S_IMODE(status.st_mode):04o}, lets other users replace what is below it")
+        raise NotOwned(path, f"its mode, {stat.S_IMODE(status.st_mode):04o}, lets other users replace its files")
 
 
 def _check_own(fd: int, path: str) -> None:
@@ -93,7 +105,7 @@ def _check_own(fd: int, path: str) -> None:
 
 
 def is_owned(path: Path) -> bool:
-    """Whether `opened_folder` would open it."""
+    """Return True if `opened_folder` would open it."""
     try:
         os.close(opened_folder(path))
     except OSError:
@@ -102,7 +114,7 @@ def is_owned(path: Path) -> bool:
 
 
 def demand_owned(path: Path) -> None:
-    """Raises: UcplError E686, where another user owns a folder or may change it; OSError."""
+    """Check that no other user may change a folder. Raises: UcplError E686; OSError."""
     try:
         os.close(opened_folder(path))
     except NotOwned as error:
@@ -112,7 +124,10 @@ def demand_owned(path: Path) -> None:
 
 
 def make_owned(path: Path) -> None:
-    """Make a folder of mode 0700, with missing parents, unless it is there. Raises: UcplError E686, OSError."""
+    """Make a folder of mode 0700, with missing parents.
+
+    An existing one stays. Raises: UcplError E686, OSError.
+    """
     missing = [path] if not os.path.lexists(path) else []
     while missing and not os.path.lexists(missing[-1].parent):
         missing.append(missing[-1].parent)
@@ -125,7 +140,10 @@ def make_owned(path: Path) -> None:
 
 
 def is_strangers(path: Path) -> bool:
-    """Whether another user put a file into a folder that is writable for everybody. Raises: OSError."""
+    """Return True if another user's file is in a shared folder.
+
+    It is writable for everybody. Raises: OSError.
+    """
     return _is_strangers(os.lstat(path), os.stat(path.parent))
 
 
@@ -134,7 +152,7 @@ def _is_strangers(status: os.stat_result, folder: os.stat_result) -> bool:
 
 
 def followed(path: Path) -> Path:
-    """The path of the file that a path leads to, which need not exist.
+    """The target of a path, which need not exist.
 
     As with fs.protected_symlinks, a link of another user in a folder that is writable for everybody is not followed.
     Raises: OSError; NotOwned.

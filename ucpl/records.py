@@ -19,7 +19,7 @@ else:
     def _showing(decorate):
         def decorator(cls=None, **options):
             def decorated(plain):
-                # attrs keeps what a class itself defines.
+                # attrs keeps the methods that a class defines.
                 if "__repr__" not in plain.__dict__ and not issubclass(plain, BaseException):
                     plain.__repr__ = _shown
                 return decorate(**options)(plain)

@@ -1,7 +1,7 @@
-"""Finds the data that ships with the code: the grammar and the library of models and layouts.
+"""Find the shipped data: grammar, and library of models and layouts.
 
-In a checkout they stand beside the package (`grammar/`, `specs/`), where people read and edit them; a wheel carries
-them inside (`ucpl/_data/`). Nothing else may know which of the two it is.
+In a checkout it is next to the package (`grammar/`, `specs/`), where people read and edit it; a wheel carries
+it inside (`ucpl/_data/`). No other module distinguishes the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def _folder(name: str) -> Path:
-    """The folder `name` of the wheel's data, else of the checkout. The wheel's first: what is installed is what runs."""
+    """The folder `name` of the wheel's data, else of the checkout.
+
+    The wheel's is first: the installed data is used.
+    """
     packed = _PACKAGE / "_data" / name
     return packed if packed.is_dir() else _PACKAGE.parent / name
 
@@ -36,7 +39,7 @@ def example_folder() -> Path:
 
 @cache
 def spec_files() -> tuple[tuple[str, Path], ...]:
-    """The .ucpl files that ship here and in installed packages as (name, path), sorted.
+    """The .ucpl files of this and installed packages as (name, path), sorted.
 
     A name is the path below `specs/`, with `/`. Packages have entry points of the group `ucpl.specs`, each with the name of
     a package whose folder has such files: `npy = "npy_folder"` gives `npy/npy_folder.ucpl`.
@@ -53,7 +56,7 @@ def spec_files() -> tuple[tuple[str, Path], ...]:
 
 
 def spec_text(name: str) -> str:
-    """The text of one shipped file, by the name that `spec_files` gives it.
+    """The text of a shipped file, by its name in `spec_files`.
 
     Raises: KeyError, if there is none of that name (so a name can never lead out of the library).
     """

@@ -1,4 +1,4 @@
-"""Small texts that the user names (.ucpl, config.json): regular files of a bounded size, in UTF-8.
+"""Small UTF-8 files of the user (.ucpl, config.json), with a size limit.
 
 A device has no end and a FIFO may never begin: neither is read.
 """
@@ -22,7 +22,10 @@ _DIGITS_MAX = 18  # of a whole number that surely fits 64 bits
 
 
 def read_text(path: Path) -> str:
-    """A text file of the user's. Raises: UcplError E170 where it cannot be read, E184 where it is no file of texts."""
+    """Read a text file of the user's.
+
+    Raises: UcplError E170 if it cannot be read, E184 if it is no text.
+    """
     try:
         with open(path, "rb", opener=_waiting_for_nobody) as file:
             state = os.fstat(file.fileno())
@@ -52,7 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def _in_folder(path: Path) -> str:
-    """The text of a folder that is meant, where there is but one."""
+    """The text of a folder that has exactly one."""
     try:
         found = [name for name in sorted(os.listdir(path)) if name.endswith(".ucpl")]
     except OSError:  # a folder that may not be looked into
@@ -61,7 +64,10 @@ def _in_folder(path: Path) -> str:
 
 
 def text_at(path: str) -> str | None:
-    """The text of a file that may be there: what `layout.load` asks for imports. Raises: as `read_text` for what is no text."""
+    """The text of a file, if there is one, for imports.
+
+    Raises: as `read_text` for a file that is no text.
+    """
     try:
         if not Path(path).exists() or Path(path).is_dir():
             return None
@@ -71,17 +77,23 @@ def text_at(path: str) -> str | None:
 
 
 def is_endless(path: str | Path) -> bool:
-    """Whether a path is there and is neither a regular file nor a folder: a device, a pipe, a socket."""
+    """Return True for a device, a pipe or a socket."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _waiting_for_nobody(path: str, flags: int) -> int:
-    """Open a FIFO without waiting for who writes into it; regular files know no difference."""
+    """Open a FIFO without waiting for its writer.
+
+    Regular files are opened as usual.
+    """
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def json_object(text: str) -> dict[str, Json] | str:
-    """The object that a JSON text is, or why it is none. Whole numbers beyond 64 bits become floats: none is a size."""
+    """The object of a JSON text, or the reason for its absence.
+
+    Integers beyond 64 bits become floats: none is a size.
+    """
     try:
         value = json.loads(text, parse_int=_number)
     except (ValueError, RecursionError) as error:
