@@ -45,7 +45,7 @@ def test_slots_are_in_proportion_and_blocks_are_in_their_groups(tmp_path: Path, 
     blocks = [t.text or "" for g in svg.iter(f"{SVG}g") if "data-blocks" in g.attrib for t in g.iter(f"{SVG}title")]
     assert (blocks == []) == (protect == "none")
     each = {"raim5": (3, 1), "rs(6, 2)": (6, 2), "raim5(4)": (3, 1), "mirror": (1, 1), "none": (0, 0)}[protect]
-    assert Counter("holds for others" in text for text in blocks) == {
+    assert Counter("data for others" in text for text in blocks) == {
         kind: domains * n for kind, n in ((False, each[0]), (True, each[1])) if n
     }
     assert all(f"any {each[0]} of {sum(each)} make the others" in text for text in blocks)

@@ -1,4 +1,4 @@
-"""What can be written at a place: words of the language, as the grammar accepts them there, and the names that are known."""
+"""Proposals for a place: words that the grammar accepts there, and known names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Completion:
     detail: str
     start: int
     stop: int
-    text: str = ""  # what is written, where it is not the label
+    text: str = ""  # the inserted text, if it is not the label
 
 
 def completions(texts: Texts, context: CursorContext) -> list[Completion]:
@@ -100,7 +100,7 @@ def _names(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
 
 
 def _arguments(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
-    """The parameters of the layout or model that is called, where an argument begins."""
+    """The parameters of the called layout or model, where an argument begins."""
     if context.previous not in ("(", ",") or context.word not in ("model", "layout", "plan", "use"):
         return
     place = find_block(texts, context.place.path, context.called)
@@ -133,7 +133,10 @@ def _detail(definition: Definition) -> str:
 
 
 def _tensors_left(texts: Texts, place: BlockInFile) -> Iterator[Proposal]:
-    """The tensors of the model, those first that no line of the layout has yet."""
+    """The tensors of the model.
+
+    Those without a line in the layout come first.
+    """
     model = model_of(texts, place)
     if model is None:
         return
@@ -144,7 +147,10 @@ def _tensors_left(texts: Texts, place: BlockInFile) -> Iterator[Proposal]:
 
 
 def _dims_of(texts: Texts, context: CursorContext, known: list[KnownName]) -> Iterator[Proposal]:
-    """Dims of the entry's tensor that its line does not have yet; of a fused one, all dims, and labels."""
+    """Dims of the entry's tensor that its line lacks.
+
+    For a fused one, all dims, and labels.
+    """
     assert context.statement is not None
     path = context.statement.tokens[0].value
     tensor = next((k for k in known if k.kind == "tensor" and k.name == path), None)
@@ -164,7 +170,10 @@ def _dims_of(texts: Texts, context: CursorContext, known: list[KnownName]) -> It
 
 
 def _words(context: CursorContext) -> Iterator[Proposal]:
-    """What the grammar accepts behind the statement so far; on a new line, also what goes on with the one above."""
+    """Words that the grammar accepts behind the statement so far.
+
+    On a new line, also words that continue the statement above.
+    """
     from ucpl.extents.dtypes import DTYPES
 
     accepted = _accepted(context)
@@ -246,7 +255,7 @@ def _files_beside(texts: Texts, path: str) -> Iterator[Proposal]:
 
 
 def _config_keys(texts: Texts, context: CursorContext) -> Iterator[Proposal]:
-    """The keys of the config.json below what is written already."""
+    """The keys of the config.json below the typed path."""
     config = texts.config(context.place.path)
     steps = context.typed.split(".")[1:-1]
     value: object = config.values if config is not None else {}

@@ -1,4 +1,4 @@
-"""Where a place is: in which statement, behind which tokens, and which kinds of names can stand there."""
+"""The context of a place: its statement, tokens, and possible names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _HOLE_NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 @frozen(eq=False)
 class CursorContext:
-    """A place of a text. `before` are the tokens of the statement that end ahead of it; `token` is what it touches."""
+    """A place of a text.
+
+    `before` are the tokens of the statement that end ahead of it; `token` is the token at the place.
+    """
 
     place: BlockInFile
     offset: int
@@ -36,7 +39,10 @@ class CursorContext:
 
     @property
     def scope(self) -> BlockInFile:
-        """The block whose names are known here: its header knows those of a model or layout, too."""
+        """The block whose names are known here.
+
+        Its header knows those of a model or layout, too.
+        """
         for block in self.place.outline.blocks:
             if block.header is self.statement and self.statement is not None:
                 return evolve(self.place, block=block)
@@ -44,12 +50,12 @@ class CursorContext:
 
     @property
     def called(self) -> str:
-        """The name that stands before the innermost open parenthesis, or an empty text."""
+        """The name before the innermost open parenthesis, or an empty text."""
         return _call_of(self.before) if _bracket(self.before) == "(" else ""
 
     @property
     def inner(self) -> tuple[Token, ...]:
-        """What stands behind the innermost open bracket."""
+        """The tokens behind the innermost open bracket."""
         return self.before[_opening(self.before) + 1 :]
 
     @property
@@ -66,7 +72,7 @@ class CursorContext:
 
     @property
     def typed(self) -> str:
-        """What stands of the token before the place."""
+        """The part of the token before the place."""
         return self.token.text[: self.offset - self.token.start] if self.token is not None else ""
 
     @property
@@ -75,7 +81,7 @@ class CursorContext:
 
 
 def context_at(texts: Texts, path: str, offset: int) -> CursorContext | None:
-    """What a place is in; None in a file that cannot be read."""
+    """The context of a place; None in an unreadable file."""
     outline = texts.outline(path)
     if outline is None:
         return None
@@ -95,7 +101,7 @@ def _touched(outline: Outline, offset: int) -> Token | None:
 
 
 def _statement_at(outline: Outline, block: TextBlock, offset: int) -> Statement | None:
-    """The statement that a place is in, or goes on with on the same line."""
+    """The statement at a place, or the one above on its line."""
     headers = [b.header for b in outline.blocks if b.header is not None] if block.kind == "top" else []
     found: Statement | None = None
     for one in (*block.statements, *headers):
@@ -109,14 +115,17 @@ def _statement_at(outline: Outline, block: TextBlock, offset: int) -> Statement 
 
 
 def hole_at(token: Token, offset: int) -> str | None:
-    """The text inside the braces of a template, up to a place; None outside of them."""
+    """The text inside a template's braces, up to a place.
+
+    None outside of them.
+    """
     text = token.text[: offset - token.start]
     opened = text.rfind("{")
     return text[opened + 1 :] if opened > text.rfind("}") else None
 
 
 def name_in_hole(token: Token, offset: int) -> str:
-    """The name that a place touches inside the braces of a template, or an empty text."""
+    """The name at a place inside a template's braces, or \"\"."""
     if hole_at(token, offset) is None:
         return ""
     for match in _HOLE_NAME.finditer(token.text):
@@ -126,7 +135,10 @@ def name_in_hole(token: Token, offset: int) -> str:
 
 
 def wanted(context: CursorContext) -> tuple[str, ...]:
-    """The kinds of names that can stand at a place, the likeliest first; () where none is asked for."""
+    """The kinds of names that fit a place, the likeliest first.
+
+    () if no name fits.
+    """
     before = context.before
     if (
         context.token is not None
@@ -190,7 +202,10 @@ def _in_header(context: CursorContext, texts: list[str], previous: str) -> tuple
 
 
 def _in_line(context: CursorContext, texts: list[str], previous: str) -> tuple[str, ...]:
-    """Of an entry or a state line: its left side, its clauses, its pattern."""
+    """The kinds for an entry or a state line.
+
+    It has a left side, clauses, and a pattern.
+    """
     if "=" not in texts:
         if context.word == "state":
             if "dtype" in texts and context.block.kind == "model":
@@ -208,12 +223,12 @@ def _in_line(context: CursorContext, texts: list[str], previous: str) -> tuple[s
 
 
 def _in_clause(previous: str) -> tuple[str, ...]:
-    """What a clause word asks for."""
+    """The kinds of names behind a clause word."""
     return {"in": ("file",), "on": ("mesh",), "at": ("axis",), "@": ("axis",)}.get(previous, ())
 
 
 def _opening(before: Sequence[Token]) -> int:
-    """The number of the innermost bracket that is still open; -1 for none."""
+    """The number of the innermost open bracket; -1 for none."""
     depth = 0
     for i in reversed(range(len(before))):
         depth += (before[i].text in (")", "]")) - (before[i].text in ("(", "["))
@@ -228,7 +243,7 @@ def _bracket(before: Sequence[Token]) -> str:
 
 
 def _opened_by(before: Sequence[Token]) -> str | None:
-    """The name that stands right before the innermost open bracket."""
+    """The name right before the innermost open bracket."""
     i = _opening(before)
     return before[i - 1].text if i > 0 else None
 

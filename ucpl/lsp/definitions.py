@@ -1,4 +1,4 @@
-"""The names that a statement defines, each with the place of the name itself."""
+"""The names that a statement defines, each with its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["Definition", "Symbol", "definitions_of", "split_at_commas", "symbols
 
 @frozen(eq=False)
 class Definition:
-    """A name, what kind of thing it names, and where. `block` is what it is known in; its own, of a model or layout."""
+    """A name, its kind and its place.
+
+    `block` is the block that knows it; a model or layout has its own.
+    """
 
     kind: str
     name: str
@@ -23,7 +26,10 @@ class Definition:
 
 
 def definitions_of(outline: Outline, block: TextBlock) -> list[Definition]:
-    """Everything that a block defines: its parameters and its statements' names; of the top, models, layouts and plans, too."""
+    """Everything that a block defines. These are parameters and names of statements.
+
+    At the top, models, layouts and plans, too.
+    """
     found: list[Definition] = []
     if block.header is not None:
         found += [Definition("parameter", t.value, t, block.header, block) for t in parameters_of(block.header)]
@@ -37,7 +43,10 @@ def definitions_of(outline: Outline, block: TextBlock) -> list[Definition]:
 
 
 def parameters_of(header: Statement) -> list[Token]:
-    """The names in the parentheses behind the name of a layout or model; not those of what it extends."""
+    """The parameters in the header of a layout or model.
+
+    Without those of the one that it extends.
+    """
     words = header.tokens
     if len(words) < 3 or words[2].text != "(":
         return []
@@ -154,7 +163,10 @@ _LISTED = (
 
 @frozen
 class Symbol:
-    """A name: characters first .. last are all of it, start .. stop the name."""
+    """A name. Characters first .. last are its statement, start ..
+
+    Stop the name.
+    """
 
     name: str
     kind: str
@@ -166,7 +178,7 @@ class Symbol:
 
 
 def symbols(outline: Outline) -> list[Symbol]:
-    """Of a whole text, in the order in which they stand."""
+    """The symbols of a text, in its order."""
     top = [_symbol(d) for d in definitions_of(outline, outline.top) if d.kind in _LISTED]
     blocks = [_block(outline, block) for block in outline.blocks if block.header is not None and block.name]
     return sorted([*top, *blocks], key=lambda s: s.first)

@@ -1,4 +1,7 @@
-"""The texts at hand: those that an editor has open, over those on the disk; and the config.json that goes with a spec."""
+"""The known texts: open ones before those on disk, and configs.
+
+A spec has the config.json of its folder.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ucpl.texts import Json, json_object, text_at
 
 __all__ = ["Config", "Texts", "shipped_blocks", "shipped_path"]
 
-SHIPPED = "specs/"  # what the compiler calls the folder of the shipped files
+SHIPPED = "specs/"  # the compiler's name of the folder of the shipped files
 
 
 @frozen
@@ -28,15 +31,15 @@ class Config:
 
 @define
 class Texts:
-    """Paths are absolute. What is open counts, saved or not."""
+    """Texts by absolute path. An open text counts, saved or not."""
 
     opened: dict[str, str] = field(factory=dict)
-    config_path: str = ""  # what the editor's settings name
+    config_path: str = ""  # the path from the editor's settings
     root: str = ""  # folder that a relative one is below
     outlines: dict[str, Outline] = field(factory=dict)  # the last one of each path
 
     def text(self, path: str) -> str | None:
-        """The text of a file, or None where there is none that can be read."""
+        """The text of a file, or None if it cannot be read."""
         if path in self.opened:
             return self.opened[path]
         try:
@@ -54,14 +57,17 @@ class Texts:
         return known
 
     def imported(self, path: str, name: str) -> str | None:
-        """The path that an import means: beside the file, or among the shipped specs."""
+        """The path of an import: in the file's folder, or shipped."""
         beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
         if self.text(beside) is not None:
             return beside
         return shipped_path(name)
 
     def config(self, path: str) -> Config | None:
-        """The config.json that the settings name; else the one beside the file."""
+        """The config.json that the settings name.
+
+        Else the one in the file's folder.
+        """
         named = os.path.join(self.root or os.path.dirname(path), os.path.expanduser(self.config_path))
         place = named if self.config_path else os.path.join(os.path.dirname(path), "config.json")
         text = self.text(place)
@@ -70,13 +76,16 @@ class Texts:
 
 
 def shipped_path(name: str) -> str | None:
-    """The path of a shipped file, by its own name or by the one that the compiler's messages have."""
+    """The path of a shipped file.
+
+    It has its own name, or the one in the compiler's messages.
+    """
     return _shipped().get(name.removeprefix(SHIPPED))
 
 
 @cache
 def shipped_blocks() -> tuple[tuple[str, TextBlock], ...]:
-    """The models and layouts that ship, each with the path of its file."""
+    """The shipped models and layouts, each with its file's path."""
     return tuple((path, block) for path in _shipped().values() for block in outline(text_at(path) or "").blocks)
 
 

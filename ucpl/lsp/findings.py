@@ -1,4 +1,4 @@
-"""What is wrong with a text that is open: each diagnostic with its places in the file, its reason and its remedy."""
+"""The findings for an open text: diagnostics with places, reason and remedy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from ucpl.records import frozen
 
 __all__ = ["Finding", "Related", "findings"]
 
-_LINE = re.compile(r"\(line ([0-9]{1,6})\)")  # of what a remark speaks of
+_LINE = re.compile(r"\(line ([0-9]{1,6})\)")  # the line of a remark
 
 
 @frozen
 class Related:
-    """Another place that a finding speaks of. Lines and characters count from 0, in characters of the text."""
+    """Another place of a finding.
+
+    Lines and characters count from 0, in characters of the text.
+    """
 
     path: str
     start: tuple[int, int]
@@ -38,7 +41,10 @@ class Finding:
 
 
 def findings(texts: Texts, path: str) -> list[Finding]:
-    """What `ucpl check` says of a file as it is in the editor: of its text, else of its names and numbers."""
+    """The findings of `ucpl check` for a file in the editor.
+
+    They are about its text, else about its names and numbers.
+    """
     outline = texts.outline(path)
     if outline is None:
         return []
@@ -81,7 +87,10 @@ def _related(texts: Texts, path: str, label: Label) -> Related:
 
 
 def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where a finding about another file is shown: at the import that leads there, else at the start."""
+    """The place for a finding in another file.
+
+    It is the import that leads there, else the start.
+    """
     names = {os.path.basename(label.file) for label in diagnostic.labels}
     for statement in outline.top.statements:
         if statement.word == "from" and len(statement.tokens) > 1:
@@ -92,7 +101,7 @@ def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int
 
 
 def _remark(outline: Outline, text: str) -> Finding:
-    """A remark at the line that it names, at the name of the layout that it begins with, or at the start of the text."""
+    """A remark at its line, else at its layout's name, else at the start."""
     said = _LINE.search(text)
     if said is not None and 0 < int(said[1]) <= len(outline.lines.starts):
         line = int(said[1]) - 1

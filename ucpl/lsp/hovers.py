@@ -1,4 +1,4 @@
-"""What is shown of the name at a place, as Markdown: its line, its size and where that is from, what a rank holds of it."""
+"""The hover of a name, as Markdown: line, size, origin, a rank's part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Hover:
 
 
 def hover(texts: Texts, context: CursorContext, sizes: Callable[[str], TextSizes]) -> Hover | None:
-    """What there is to say of the name at a place. `sizes`: of a file, by its path."""
+    """The hover of the name at a place.
+
+    `sizes`: of a file, by its path.
+    """
     token = context.token
     if token is None or token.kind not in ("name", "string"):
         return None
@@ -112,7 +115,7 @@ def _rests_on_config(texts: Texts, known: KnownName) -> bool:
 
 
 def _entry_rows(context: CursorContext, path: str, sizes: TextSizes) -> list[str]:
-    """What a rank holds of an entry that joins several tensors."""
+    """The first rank's part of an entry that joins several tensors."""
     held = sizes.held(context.block.name, path)
     return [f"`{path}`", _table([held], 0)] if held is not None else []
 

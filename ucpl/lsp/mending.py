@@ -1,4 +1,7 @@
-"""A text that does not parse, statement by statement: what is wrong with each is found, and the others still mean something."""
+"""Check a text that does not parse statement by statement.
+
+Statements without faults keep their meaning.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ucpl.records import frozen
 
 __all__ = ["faults", "mended"]
 
-STATEMENTS_MAX = 3000  # of a text that is taken apart: a longer one has its first fault alone
+STATEMENTS_MAX = 3000  # of a text that is split: a longer one has its first fault alone
 FINDINGS_MAX = 50
 _AROUND = {
     "top": ("ucpl 1\n", "\n"),
@@ -26,7 +29,7 @@ _AROUND = {
 
 @frozen(eq=False)
 class _Part:
-    """A statement by itself: what it stands in, and what is wrong with it."""
+    """A single statement: its block and its faults."""
 
     place: str  # a key of _AROUND
     statement: Statement
@@ -35,7 +38,9 @@ class _Part:
 
 
 def faults(outline: Outline, path: str) -> list[Diagnostic]:
-    """What is wrong with a text as a text: first what the parser says of the whole, then of each statement of its own.
+    """The syntax errors of a text.
+
+    First those of the complete text, then those of each statement.
 
     Empty for a text that parses.
     """
@@ -51,9 +56,9 @@ def faults(outline: Outline, path: str) -> list[Diagnostic]:
 
 
 def mended(outline: Outline) -> str | None:
-    """The text without the statements that are wrong by themselves; None where too much is missing.
+    """The text without its wrong statements; None if too much is missing.
 
-    Places are others than in the text: it is for what names mean, and how large they are.
+    Places differ from those in the text: it is for meanings and sizes of names.
     """
     if not _whole(outline):
         return outline.text
@@ -67,7 +72,7 @@ def mended(outline: Outline) -> str | None:
     return text if not _whole_text(text) else None
 
 
-@lru_cache(maxsize=16)  # what is asked of a text is asked several times before it changes
+@lru_cache(maxsize=16)  # a text is read several times before it changes
 def _whole(outline: Outline) -> tuple[Diagnostic, ...]:
     return _whole_text(outline.text)
 
@@ -98,7 +103,7 @@ def _parts(outline: Outline) -> Iterator[_Part]:
 
 
 def _faults_of(outline: Outline, part: _Part) -> tuple[Diagnostic, ...]:
-    """What the parser says of one statement, at its place in the whole text."""
+    """The parser's errors for one statement, at its place in the text."""
     before, after = _AROUND[part.place]
     line, column = outline.lines.place(part.statement.start)
     moved = line - before.count("\n")

@@ -1,4 +1,7 @@
-"""Which names are known at a place: of its block, of what that extends, uses and is of, and of the files that are imported."""
+"""The names known at a place.
+
+They belong to its block, its bases, its uses, its model, and imported files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class BlockInFile:
 
 @frozen(eq=False)
 class KnownName:
-    """A definition and the file that it stands in."""
+    """A definition and its file."""
 
     path: str
     definition: Definition
@@ -42,7 +45,7 @@ class KnownName:
 
 
 def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> BlockInFile | None:
-    """The model or layout of a name, as a file knows it: its own, an imported one, a shipped one."""
+    """The model or layout of a name in a file: own, imported, shipped."""
     for place in _files(texts, path):
         block = place.outline.block(kinds, name)
         if block is not None:
@@ -58,7 +61,10 @@ def _in_file(texts: Texts, path: str, name: str, kinds: Sequence[str]) -> BlockI
 
 
 def _files(texts: Texts, path: str) -> Iterator[BlockInFile]:
-    """A file and what it imports, each once; every place is the top of its file."""
+    """A file and its imports, each once.
+
+    Every place is the top of its file.
+    """
     seen: list[str] = []
     waiting = [path]
     while waiting and len(seen) < DEPTH_MAX * DEPTH_MAX:
@@ -118,7 +124,7 @@ def visible(texts: Texts, place: BlockInFile) -> list[KnownName]:
 
 
 def _defined(texts: Texts, place: BlockInFile, depth: int) -> list[KnownName]:
-    """The names of a block, and those that a `use` gives a prefix."""
+    """The names of a block, and those with a `use` prefix."""
     found = [KnownName(place.path, d) for d in definitions_of(place.outline, place.block)]
     for statement in place.block.statements:
         if statement.word != "use" or len(statement.tokens) < 2 or depth > DEPTH_MAX:

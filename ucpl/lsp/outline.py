@@ -1,4 +1,4 @@
-"""What a text says by its shape alone: blocks, their statements, and the names that these define, each with its place.
+"""The shape of a text: blocks, statements, and names with places.
 
 The compiler reads a text that is right; this reads one that is being typed. A test holds it against the compiler: of a text
 that parses, both find the same statements.
@@ -28,7 +28,10 @@ _OPEN, _CLOSE = frozenset("(["), frozenset(")]")
 
 @cache
 def continuing_words() -> frozenset[str]:
-    """Words that continue the statement above where they begin a line: the grammar's own list."""
+    """Words that continue the statement above at the start of a line.
+
+    They are the grammar's own list.
+    """
     found = re.search(r"\\r\?\\n\|\(([a-z|]+)\)", grammar_text())
     assert found is not None
     return frozenset(found[1].split("|"))
@@ -36,7 +39,9 @@ def continuing_words() -> frozenset[str]:
 
 @frozen(eq=False)
 class Statement:
-    """One statement: its tokens without newlines and comments, from character `start` to `stop`.
+    """One statement: its tokens without newlines and comments.
+
+    They reach from character `start` to `stop`.
 
     `word` is the keyword that it begins with; "tensor" or "entry" of one that begins with a name; "" of none.
     """
@@ -53,7 +58,10 @@ class Statement:
         return self.tokens[-1].stop
 
     def after(self, sign: str) -> tuple[Token, ...]:
-        """The tokens behind the first such sign or word outside brackets; none where there is none."""
+        """The tokens behind the first such sign or word outside brackets.
+
+        Empty if there is none.
+        """
         for i, depth in _depths(self.tokens):
             if depth == 0 and self.tokens[i].text == sign:
                 return self.tokens[i + 1 :]
@@ -67,7 +75,10 @@ class Statement:
 
 @define(eq=False)
 class TextBlock:
-    """A model or a layout, or the text outside them (`kind` "top"). `start` .. `stop` are its characters, braces included."""
+    """A model or a layout, or the text outside them (`kind` "top").
+
+    `start` .. `stop` are its characters, braces included.
+    """
 
     kind: str
     header: Statement | None
@@ -104,7 +115,7 @@ class Outline:
         return LineStarts(self.text)
 
     def block_at(self, offset: int) -> TextBlock:
-        """The model or layout whose braces hold a place, or the text outside."""
+        """The model or layout whose braces hold a place, or the top."""
         for block in self.blocks:
             if block.header is not None and block.header.stop < offset < block.stop + (not block.is_closed):
                 return block
@@ -115,7 +126,7 @@ class Outline:
 
 
 def outline(text: str) -> Outline:
-    """The shape of a text. Never fails: what cannot be told apart is one statement."""
+    """The shape of a text. Never fails: unclear parts are one statement."""
     found = tokens(text)
     top = here = TextBlock("top", None, 0, len(text), True)
     blocks: list[TextBlock] = []
@@ -137,12 +148,15 @@ def outline(text: str) -> Outline:
 
 
 def _kind(header: Statement) -> str:
-    """What a block is: where its word is misspelt, as its header looks."""
+    """The kind of a block.
+
+    If its word is misspelt, the header decides.
+    """
     return header.word if header.word in BLOCKS else "layout" if header.name_after("of") else "model"
 
 
 def _statements(found: list[Token]) -> Iterator[tuple[list[Token], Token | None]]:
-    """Tokens from one end of a statement to the next, and the brace that ended it, if one did."""
+    """The tokens of each statement, and the brace that ended it."""
     words: list[Token] = []
     depth = 0
     for i, token in enumerate(found):
@@ -163,7 +177,10 @@ def _statements(found: list[Token]) -> Iterator[tuple[list[Token], Token | None]
 
 
 def _ends(found: list[Token], newline: int, before: Token, depth: int) -> bool:
-    """Whether a newline ends a statement. In an open bracket it does where the next line plainly begins another one."""
+    """Return True if a newline ends a statement.
+
+    In an open bracket it does if the next line plainly begins another one.
+    """
     following = (t for t in found[newline + 1 :] if t.kind not in ("newline", "comment"))
     first = next(following, None)
     if first is None:
@@ -179,12 +196,18 @@ def _ends(found: list[Token], newline: int, before: Token, depth: int) -> bool:
 
 
 def _is_word(following: Token | None) -> bool:
-    """Whether what follows a keyword leaves it one: before `=`, `.`, `:` and `[` it is a name."""
+    """Return True if the token before this one is a keyword.
+
+    Before `=`, `.`, `:` and `[` it is a name.
+    """
     return following is None or following.text not in ("=", ":", "[", ".")
 
 
 def _begins_another(text: str, words: Sequence[Token]) -> bool:
-    """Whether a statement can only stand outside blocks: its word is at the very start of a line."""
+    """Return True if a statement is only possible outside blocks.
+
+    Its word is at the very start of a line.
+    """
     first = words[0]
     at_start = first.start == 0 or text[first.start - 1] == "\n"
     return at_start and first.text in _ONLY_TOP and _is_word(words[1] if len(words) > 1 else None)
@@ -201,7 +224,7 @@ def _word(words: Sequence[Token], kind: str) -> str:
 
 
 def _depths(words: Sequence[Token]) -> Iterator[tuple[int, int]]:
-    """The number of each token and how many brackets are open before it."""
+    """The number of each token, and the count of open brackets."""
     depth = 0
     for i, token in enumerate(words):
         depth -= token.text in _CLOSE and token.kind == "sign"

@@ -1,4 +1,7 @@
-"""The records of this room as those of the protocol, and back. Characters become the units that the client counts in."""
+"""Convert this room's records to those of the protocol, and back.
+
+Characters become the units that the client counts in.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ _COMPLETIONS = {
 
 
 def path_of(uri: str) -> str | None:
-    """The file that a document is; None of one that is no file: it has a name of its own."""
+    """The file of a document.
+
+    None if it is no file: it has a name of its own.
+    """
     return to_fs_path(uri) if uri.startswith("file:") else None
 
 

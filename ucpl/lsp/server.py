@@ -1,6 +1,7 @@
-"""The server itself, over standard input and output: pygls's messages, each answered from the texts as they are now.
+"""The server, over standard input and output, with pygls's messages.
 
-Diagnostics are worked out in a thread, a moment after the last key; the answer to a newer text replaces one that is late.
+Each message is answered from the current texts. A thread computes diagnostics a moment after the last key; the answer
+to a newer text replaces one that is late.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ PAUSE = 0.15  # seconds after the last key before a text is checked
 
 
 class EditorServer(LanguageServer):
-    """Texts by path; those that are no files (`untitled:`) are known by their URI."""
+    """Texts by path. Those that are no files (`untitled:`) have their URI."""
 
     def __init__(self, config: str = "") -> None:
         super().__init__("ucpl", __version__)
         self.service = Service()
         self.service.configure(config)
         self.waiting: dict[str, asyncio.Task[None]] = {}
-        self.uris: dict[str, str] = {}  # of what is open, by path, as the client writes them
+        self.uris: dict[str, str] = {}  # of open texts, by path, as the client writes them
 
     @property
     def wire(self) -> Wire:
@@ -54,7 +55,7 @@ class EditorServer(LanguageServer):
         self.check_all()
 
     def settings(self, given: object) -> None:
-        """`{"ucpl": {"config": PATH}}`, or what stands inside."""
+        """Read `{"ucpl": {"config": PATH}}`, or its inner value."""
         inner = given.get("ucpl", given) if isinstance(given, dict) else {}
         config = inner.get("config") if isinstance(inner, dict) else None
         if isinstance(config, str):
@@ -62,7 +63,7 @@ class EditorServer(LanguageServer):
             self.check_all()
 
     def check_all(self) -> None:
-        """Check what is open again, soon: a text can be imported by another one."""
+        """Check the open texts again, soon: they can import each other."""
         for path in self.uris:
             late = self.waiting.pop(path, None)
             if late is not None:
@@ -79,11 +80,11 @@ class EditorServer(LanguageServer):
                 return
             self.publish(path, found)
             await loop.run_in_executor(None, service.prepare, path)
-        except Exception as error:  # a fault of ours is no reason to end: it is said, and the next key is checked again
+        except Exception as error:  # report our own error, and check again at the next key
             self.window_log_message(types.LogMessageParams(types.MessageType.Error, f"{type(error).__name__}: {error}"))
 
     def publish(self, path: str, found: list[Finding]) -> None:
-        """Tell the client what is wrong with a text that it has open."""
+        """Send the findings of an open text to the client."""
         wire, uri = self.wire, self.uris[path]
         diagnostics = [wire.diagnostic(path, one) for one in found]
         version = self.workspace.get_text_document(uri).version
@@ -91,7 +92,10 @@ class EditorServer(LanguageServer):
 
 
 def serve(config: str = "") -> None:
-    """Answer a client over standard input and output until it leaves. `config`: the config.json that sizes are from."""
+    """Answer a client over standard input and output until it leaves.
+
+    `config`: the config.json for sizes.
+    """
     made(config).start_io()
 
 
@@ -104,7 +108,7 @@ def made(config: str = "") -> EditorServer:
 
 
 def warm() -> None:
-    """Load what the first answers need, while the editor still opens its files."""
+    """Import the modules of the first answers while the editor starts."""
     from ucpl.language.expected import words_after
 
     words_after("ucpl 1\n")

@@ -1,4 +1,4 @@
-"""Answers about the texts that are open, as they are now, in the terms of this room: no protocol here."""
+"""Answers about the open texts, in this room's terms, without a protocol."""
 
 from __future__ import annotations
 
@@ -38,14 +38,17 @@ class Edit:
 
 @define
 class Service:
-    """What an editor asks. Places are offsets in characters."""
+    """The requests of an editor. Places are offsets in characters."""
 
     texts: Texts = field(factory=Texts)
     version: int = 0  # counts changes of any text or setting
     _sizes: dict[str, tuple[int, TextSizes]] = field(factory=dict)
 
     def put(self, path: str, text: str | None) -> None:
-        """A text as the editor has it; None: it is closed, and the file counts again."""
+        """Set a text as the editor has it.
+
+        None: it is closed, and the file counts again.
+        """
         if text is None:
             self.texts.opened.pop(path, None)
         else:
@@ -53,7 +56,7 @@ class Service:
         self.version += 1
 
     def configure(self, config: str) -> None:
-        """Which config.json the sizes are from; "": the one beside each file."""
+        """Set the config.json for sizes; "": the one in each file's folder."""
         self.texts.config_path = config
         self.version += 1
 
@@ -72,7 +75,7 @@ class Service:
         return known[1]
 
     def prepare(self, path: str) -> None:
-        """Work out what a hover will ask for: where every layout of a file lies."""
+        """Compute the data of hovers: the placement of a file's layouts."""
         sizes = self.sizes(path)
         for layout in sizes.layouts():
             sizes.placement(layout)
@@ -98,7 +101,10 @@ class Service:
         return symbols(outline) if outline is not None else []
 
     def formatting(self, path: str) -> list[Edit]:
-        """The lines that `ucpl fmt` changes, as one edit; none of a text that does not parse."""
+        """The lines that `ucpl fmt` changes, as one edit.
+
+        None for a text that does not parse.
+        """
         from ucpl.language import format_text
 
         text = self.texts.text(path)

@@ -1,4 +1,7 @@
-"""The numbers behind names, as a text and its config.json give them; what a rank holds at the least degrees that divide."""
+"""The values of names from a text and its config.json.
+
+A rank's part uses the smallest degrees that divide.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["RankShare", "TextSizes", "sizes_of"]
 
-DEGREES = (2, 3, 4, 5, 6, 7, 8)  # what an axis is tried at; then 1
+DEGREES = (2, 3, 4, 5, 6, 7, 8)  # degrees to try for an axis; then 1
 SHOWN_MAX = 3
 
 
 @frozen
 class RankShare:
-    """What the first rank holds of a tensor, in one layout. `stored`: (how many, shape, the first one's key)."""
+    """The first rank's part of a tensor, in one layout.
+
+    `stored`: (count, shape, the first one's key).
+    """
 
     call: str
     ranks: int
@@ -40,7 +46,10 @@ class RankShare:
 
 @define(eq=False)
 class TextSizes:
-    """One state of a text. Everything is worked out once, when it is asked for: by one thread at a time."""
+    """The values of one state of a text.
+
+    Each is computed once, when it is needed, by one thread at a time.
+    """
 
     library: Library | None
     config: Config | None
@@ -50,14 +59,17 @@ class TextSizes:
     lock: AbstractContextManager[object] = field(factory=RLock)
 
     def number(self, block: str, name: str) -> Value:
-        """The value of a name in a model or layout ("": outside); None where it cannot be had."""
+        """The value of a name in a model or layout ("": outside).
+
+        None if it has no value.
+        """
         placement = self.placement(block) if self._node(block, nodes.Layout) is not None else None
         if placement is not None and name in placement.layout.sizes:
             return placement.layout.sizes[name]
         return self._alone(block, name)
 
     def _alone(self, block: str, name: str) -> Value:
-        """As the model, or the file, says by itself."""
+        """The value in the model, or the file, alone."""
         layout = self._node(block, nodes.Layout)
         try:
             with self.lock:
@@ -69,7 +81,10 @@ class TextSizes:
             return None
 
     def _scope(self, model: str) -> tuple[Scope, Sequence[nodes.ModelItem]]:
-        """The names of a model as it is without a layout, and its statements over those that it extends."""
+        """The names of a model without a layout, and its statements.
+
+        The statements of its bases are included.
+        """
         from ucpl.layout.scope import Scope
         from ucpl.layout.statements import called_model
 
@@ -100,7 +115,10 @@ class TextSizes:
         return [s.name for s in statements if isinstance(s, nodes.Layout) and s.of == model]
 
     def placement(self, layout: str) -> Placement | None:
-        """A layout as the first rank has it, at the least degrees above one that divide; None where it cannot be had."""
+        """A layout at the smallest degrees above one that divide.
+
+        For the first rank; None if it cannot be placed.
+        """
         with self.lock:
             if layout not in self.located:
                 self.located[layout] = self._placed(layout)
@@ -119,7 +137,10 @@ class TextSizes:
         return found
 
     def _axes(self, node: nodes.Layout) -> list[str]:
-        """What a call gives of its ranks: axes of the mesh that are 1 where it does not say, and whatever has no default."""
+        """The arguments of a call for its ranks.
+
+        They are mesh axes with the default 1, and parameters without a default.
+        """
         from ucpl.conversion.degrees import degrees_of
 
         assert self.library is not None
@@ -131,7 +152,7 @@ class TextSizes:
         return [p.name for p in node.parameters if p.default is None or (p.name in meshed and p.default == single)]
 
     def _searched(self, name: str, given: dict[str, int], axes: Sequence[str]) -> Placement | None:
-        """Each axis raised to the least degree that divides, one after the other."""
+        """Raise each axis in turn to the smallest degree that divides."""
         found = self._at(name, given)
         for axis in axes:
             for degree in DEGREES:
@@ -154,7 +175,10 @@ class TextSizes:
             return None
 
     def tensor(self, model: str, path: str) -> LogicalTensor | None:
-        """A tensor of a model, closed: as a layout of the file has it, else as the model is by itself."""
+        """A tensor of a model, with its sizes.
+
+        A layout of the file gives them, else the model alone.
+        """
         for layout in self.layouts_of(model):
             placement = self.placement(layout)
             if placement is not None:
@@ -170,7 +194,7 @@ class TextSizes:
             return None
 
     def held(self, layout: str, path: str) -> RankShare | None:
-        """What the first rank holds of a tensor's weight, or of an entry that joins several."""
+        """The first rank's part of a tensor's weight or a joined entry."""
         placement = self.placement(layout)
         if placement is None:
             return None
@@ -185,7 +209,10 @@ class TextSizes:
 
 
 def _elements(part: Part, number: int) -> int:
-    """How many elements of a tensor a part has, copies counted as often as they are stored."""
+    """The number of a tensor's elements in a part.
+
+    Copies count each time.
+    """
     folded = part.folded
     return int(folded.volume[folded.tensor == number].sum())
 
@@ -214,7 +241,10 @@ def _short_call(layout: Layout) -> str:
 
 
 def sizes_of(texts: Texts, path: str) -> TextSizes:
-    """The numbers of a file as it is in the editor. Where it does not parse, of what is left of it."""
+    """The values of a file in the editor.
+
+    If it does not parse, of the statements without faults.
+    """
     from ucpl.layout import load
 
     outline = texts.outline(path)

@@ -1,4 +1,7 @@
-"""What the name at a place means: the definitions that it leads to, and the names beside it that a label is looked up among."""
+"""The definitions of the name at a place.
+
+A label is looked up among the names next to it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _SIDES = re.compile(r"\.(size|local)$")
 
 @frozen
 class Target:
-    """Characters start .. stop of a file: the name, inside what stands from `first` to `last`."""
+    """Characters start .. stop of a file: the name in its statement.
+
+    The statement reaches from `first` to `last`.
+    """
 
     path: str
     start: int
@@ -28,7 +34,10 @@ class Target:
 
 
 def targets(texts: Texts, context: CursorContext) -> list[Target]:
-    """Where the name at a place is defined: of a tensor under a condition, all of its lines."""
+    """The definitions of the name at a place.
+
+    All lines of a tensor under a condition.
+    """
     token = context.token
     if token is None or token.kind not in ("name", "string"):
         return []
@@ -46,7 +55,10 @@ def _target(known: KnownName) -> Target:
 
 
 def meant(texts: Texts, context: CursorContext) -> list[KnownName]:
-    """The definitions that the name at a place can mean: all of one kind, of one block."""
+    """The possible definitions of the name at a place.
+
+    All are of one kind and one block.
+    """
     token = context.token
     if token is None or not token.is_name or _is_text(context):
         return []
@@ -77,7 +89,7 @@ def _argument(texts: Texts, context: CursorContext, name: str) -> KnownName | No
 
 
 def _is_text(context: CursorContext) -> bool:
-    """Whether a quoted text is a key, a path or a message, at a place that is no name of a template."""
+    """Return True if a quoted text is a key, a path or a message. Names in templates are none."""
     token = context.token
     assert token is not None
     if token.kind != "string" or name_in_hole(token, context.offset):
@@ -101,7 +113,10 @@ def _own(place: BlockInFile) -> KnownName:
 
 
 def _candidates(context: CursorContext, name: str) -> Iterator[str]:
-    """The names that a written one can stand for: itself; beside the entry, of a label; the dim of `l.local`."""
+    """The possible meanings of a written name.
+
+    These are the name itself, a label's neighbours, and the dim of `l.local`.
+    """
     statement = context.statement
     if statement is not None and statement.word == "entry" and context.following == ":":
         path = statement.tokens[0].value
@@ -112,7 +127,7 @@ def _candidates(context: CursorContext, name: str) -> Iterator[str]:
 
 
 def _best(found: list[KnownName], kinds: tuple[str, ...]) -> list[KnownName]:
-    """Those of the kind that is asked for first; of one block and file."""
+    """The definitions of the likeliest kind, of one block and file."""
     order = {kind: i for i, kind in enumerate(kinds)}
     first = min(found, key=lambda k: order.get(k.kind, len(order)))
     return [k for k in found if k.kind == first.kind and k.definition.block is first.definition.block]
@@ -125,7 +140,7 @@ def _in_config(texts: Texts, context: CursorContext, name: str) -> list[Target]:
     if config is None or text is None:
         return []
     found: re.Match[str] | None = None
-    for step in name.split(".")[1:]:  # a key inside another stands behind it
+    for step in name.split(".")[1:]:  # an inner key follows its outer key
         found = re.compile(rf'"{re.escape(step)}"\s*:').search(text, found.end() if found is not None else 0)
         if found is None:
             return []

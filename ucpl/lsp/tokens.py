@@ -1,4 +1,7 @@
-"""The words of a text, whatever state it is in: nothing is refused, so that a line that is being typed has them, too."""
+"""The tokens of any text.
+
+Nothing is an error, so a line that is being typed has tokens, too.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _TOKEN = re.compile(
 
 @frozen
 class Token:
-    """A word, a quoted text or a sign: characters start .. stop of the text."""
+    """A word, a quoted text or a sign. Characters start ..
+
+    Stop of the text.
+    """
 
     kind: Kind
     text: str
@@ -35,7 +41,7 @@ class Token:
 
     @property
     def value(self) -> str:
-        """What it names: a quoted text without its quotes."""
+        """The named value: a quoted text without its quotes."""
         if self.kind != "string":
             return self.text
         try:
@@ -45,7 +51,7 @@ class Token:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a quoted text ends."""
+        """Return True if a quoted text ends."""
         return len(self.text) > 1 and self.text.endswith('"')
 
     @property
@@ -59,7 +65,10 @@ def tokens(text: str) -> list[Token]:
 
 
 class LineStarts:
-    """Offsets of a text as (line, character), both from 0, in characters; and back."""
+    """Convert offsets of a text to (line, character), and back.
+
+    Both count from 0, in characters.
+    """
 
     def __init__(self, text: str) -> None:
         self.length = len(text)
@@ -71,7 +80,10 @@ class LineStarts:
         return line, offset - self.starts[line]
 
     def offset(self, line: int, character: int) -> int:
-        """The offset of a place; one behind a line's end is its end."""
+        """The offset of a place.
+
+        One behind a line's end is its end.
+        """
         if line >= len(self.starts):
             return self.length
         line = max(0, line)

@@ -1,4 +1,7 @@
-"""What the words of the language are for, in a line each: shown beside them in completion, and when one points at them."""
+"""The purpose of each word of the language, in one line.
+
+Completions and hovers show it.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from ucpl.verification.tiles import TensorBoxes, tiles_of
 __all__ = ["Against", "hold_genuine"]
 
 FILES_SHOWN = 4  # of those that no line names
-_NONE_ALIKE = "no stored tensor of this layout is there: if the checkpoint has another layout, `ucpl compare A B` compares the two"
+_NONE_ALIKE = "no stored tensor of this layout is there: if it has another one, `ucpl compare A B` compares the two"
 _LIVE = (
     "If the framework trains these rows, write `pad(x, n, live)`; if they may hold anything, `pad(x, n, undefined)`. Else the"
     " genuine file is damaged."
