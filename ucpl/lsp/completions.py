@@ -1,4 +1,4 @@
-"""Proposals for a place: words that the grammar accepts there, and known names."""
+"""Proposals for a place: words of the grammar, and known names."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def _files_beside(texts: Texts, path: str) -> Iterator[Proposal]:
         beside = sorted(n for n in os.listdir(folder) if n.endswith(".ucpl") and n != os.path.basename(path))
     except OSError:
         beside = []
-    yield from ((name, "file", "beside this file") for name in beside)
+    yield from ((name, "file", "in this folder") for name in beside)
     yield from ((name, "file", "shipped") for name, _ in spec_files())
 
 

@@ -93,7 +93,10 @@ def context_at(texts: Texts, path: str, offset: int) -> CursorContext | None:
 
 
 def _touched(outline: Outline, offset: int) -> Token | None:
-    """The word, number or text that holds a place, or ends at it. A sign is none: one types behind it."""
+    """The word, number or text at a place.
+
+    It may end there. A sign is none: one types behind it.
+    """
     found = outline.tokens
     i = bisect_left(found, offset, key=lambda t: t.stop)
     near = [t for t in found[i : i + 2] if t.start <= offset <= t.stop and t.kind not in ("newline", "sign")]

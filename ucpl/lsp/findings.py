@@ -101,7 +101,7 @@ def _import_of(outline: Outline, diagnostic: Diagnostic) -> tuple[tuple[int, int
 
 
 def _remark(outline: Outline, text: str) -> Finding:
-    """A remark at its line, else at its layout's name, else at the start."""
+    """A remark at its line, its layout's name, or the start."""
     said = _LINE.search(text)
     if said is not None and 0 < int(said[1]) <= len(outline.lines.starts):
         line = int(said[1]) - 1

@@ -1,4 +1,4 @@
-"""The hover of a name, as Markdown: line, size, origin, a rank's part."""
+"""The hover of a name, as Markdown: line, size, origin, share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def hover(texts: Texts, context: CursorContext, sizes: Callable[[str], TextSizes
 
 def _config_lines(config: Config | None, name: str) -> list[str]:
     if config is None:
-        return [f"`{name}`", "there is no config.json beside this file; the settings can name one"]
+        return [f"`{name}`", "there is no config.json next to this file; the settings can name one"]
     value: object = config.values
     for step in name.split(".")[1:]:
         value = value.get(step) if isinstance(value, dict) else None
@@ -101,7 +101,7 @@ def _number_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: Text
         return
     if value is None:
         yield f"{what} `{known.name}` has no value" + (
-            "" if sizes.config else ": there is no config.json beside the file"
+            "" if sizes.config else ": there is no config.json next to the file"
         )
         return
     call = sizes.calls.get(here.block.name, "")
@@ -132,7 +132,7 @@ def _tensor_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: Text
         kind = "" if tensor.kind == "parameter" else f", {tensor.kind}"
         yield f"{dims or 'no dims'} = **{prod(tensor.counts):,}** elements{', ' + tensor.dtype if tensor.dtype else ''}{kind}"
     elif sizes.config is None:
-        yield "its sizes are not known: there is no config.json beside the file"
+        yield "its sizes are not known: there is no config.json next to the file"
     names = [here.block.name] if here.block.kind == "layout" else sizes.layouts_of(model.block.name)
     rows = [held for name in names[:LAYOUTS_MAX] if (held := sizes.held(name, known.name)) is not None]
     if rows:

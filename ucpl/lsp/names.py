@@ -45,7 +45,7 @@ class KnownName:
 
 
 def find_block(texts: Texts, path: str, name: str, kinds: Sequence[str] = BLOCKS) -> BlockInFile | None:
-    """The model or layout of a name in a file: own, imported, shipped."""
+    """A file's model or layout by name: own, imported, shipped."""
     for place in _files(texts, path):
         block = place.outline.block(kinds, name)
         if block is not None:
