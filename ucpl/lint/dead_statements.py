@@ -131,7 +131,7 @@ def _names_twice(item: nodes.Record, line: int) -> Iterator[str]:
         case _:
             return
     for name in (name for one in lists for name in _twice(one)):
-        yield f"`{name}` is twice in one list (line {line}), and is meant once. Take one out"
+        yield f"`{name}` is given twice in one list (line {line}), and is meant once. Take one out"
 
 
 def _twice(names: Iterable[str]) -> list[str]:
@@ -143,7 +143,7 @@ def _places(clauses: Iterable[nodes.Clause], line: int) -> Iterator[str]:
     places = [(c.args[0], print_expr(c.args[1])) for c in clauses if c.word == "at"]
     for (axis, where), count in Counter(places).items():
         if count > 1:
-            yield f"`at {axis}[{where}]` is there twice (line {line}). Take one out; another home of the tensor is another line"
+            yield f"`at {axis}[{where}]` is given twice (line {line}). Take one out; another home of the tensor is another line"
 
 
 def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _axes(axes: Iterable[nodes.Record], line: int) -> Iterator[str]:
             case nodes.Stack(terms=terms):
                 whole = [t.label for t in terms if t.label and not any(_is_part(n) for n in walk(*t.axes))]
                 for label in _twice(whole):
-                    yield f"`{label}:` is twice in one sum (line {line}), and is one tensor. Write the other's label"
+                    yield f"`{label}:` is given twice in one sum (line {line}), and is one tensor. Write the other's label"
             case nodes.Cut(axis=nodes.Rest(), splits=splits):
                 cut = "".join(f"@{split.mesh_axis}" for split in splits)
                 yield (
@@ -227,7 +227,7 @@ def _range(name: str, among: nodes.Among | None, line: int) -> Iterator[str]:
             yield f"`{said}` (line {line}) is all of `{name}`. Write `{name}`, or a bound, `{name}[1..]`"
             return
     for one in _twice(str(part.value) for part in among.items if isinstance(part, nodes.Number)):
-        yield f"`{one}` is twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
+        yield f"`{one}` is given twice in the brackets of `{name}` (line {line}), and is meant once. Write the other number"
 
 
 def _spaced(items: Iterable[nodes.Record]) -> Iterator[str]:
@@ -305,7 +305,7 @@ def void_plans(plan: nodes.Plan) -> Iterator[str]:
     said = {"drop": list(plan.drop), "freeze": list(plan.freeze), "train": [name for name, _ in plan.train]}
     for word, names in said.items():
         for name in _twice(names):
-            yield f"plan {plan.name}: `{word} {name}` is written twice (line {plan.span.line}). Take one out"
+            yield f"plan {plan.name}: `{word} {name}` is given twice (line {plan.span.line}). Take one out"
     for word, other in (("drop", "freeze"), ("drop", "train"), ("freeze", "train")):
         for name in dict.fromkeys(n for n in said[word] if n in said[other]):
             yield (

@@ -93,7 +93,7 @@ class EnvelopeComparison:
 
 def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
     """Compare everything that is not a tensor of the model."""
-    pair = _Pair(a.envelope, b.envelope, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
+    pair = _Pair(a.state, b.state, ValueTensors.of(a), ValueTensors.of(b), EnvelopeComparison())
     pair.groups()
     pair.counters()
     pair.schedules()
@@ -155,7 +155,7 @@ class _Pair:
             a, b = (", ".join(map(str, x)) for x in (pairs, order))
             self.found.differences.append(Difference("group", "order of groups", a=a, b=b))
 
-    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: Envelope, other: Envelope) -> None:
+    def lone_group(self, name: str, group: ParameterGroup, side: Side, own: TrainState, other: TrainState) -> None:
         """A group that the other side lacks.
 
         It is no difference if it has all parameters and no settings.
@@ -294,7 +294,7 @@ def counted_names(names: list[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
-def _silence_of_hyper(key: str, group: ParameterGroup, own: Envelope, silent: Envelope) -> str:
+def _silence_of_hyper(key: str, group: ParameterGroup, own: TrainState, silent: TrainState) -> str:
     """The reason why the other side's group may lack a hyper-parameter.
 
     Empty if it is lost.

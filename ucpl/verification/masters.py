@@ -24,6 +24,7 @@ from ucpl.planning import Plan, order
 from ucpl.verification.elements import counted, element_of, finding, only, pairs_of
 
 if TYPE_CHECKING:  # planning does not import the runtime
+    from ucpl.files.checkpoint import Checkpoint
     from ucpl.runtime.compare import Comparison, Unequal
 
 __all__ = ["dtype_of", "elements_of", "masters_of", "weights_against_masters"]

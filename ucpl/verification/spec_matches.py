@@ -121,7 +121,7 @@ def orders(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
 
 def stated_flats(placement: Placement, checkpoint: Checkpoint) -> Iterator[tuple[Flat, Flat]]:
     """Flat buffers of a layout, each with the checkpoint's own statement."""
-    stated = {_mark(f, f.coordinates): f for f in checkpoint.stated}
+    stated = {_mark(f, f.coordinates): f for f in checkpoint.state.parallel.flats}
     for flat in placement.flats:
         yield from ((flat, theirs) for (b, _), theirs in stated.items() if b == flat.bucket and _agree(theirs, flat))
 
