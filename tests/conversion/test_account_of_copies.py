@@ -22,6 +22,9 @@ SHARD_1 = SHARD_0.replace("rank_0", "rank_1", 1)
 MODEL = "global_step3/mp_rank_00_model_states.pt"
 MODEL_1 = "global_step3/zero_pp_rank_1_mp_rank_00_model_states.pt"
 LEGACY, LEGACY_1 = "megatron/legacy_adam", "iter_0000010/mp_rank_00_001/model_optim_rng.pt"
+UNIVERSAL, SHARED = "universal/z3_dp4/global_step3_universal", "zero/optimizer_state.pt"
+UNIVERSAL_1 = "zero_pp_rank_1_mp_rank_00_model_states.pt"
+TP, INFO = "deepspeed/tp2_dp2_z1_uneven", "universal_checkpoint_info"
 BUCKETS = "iter_0000010/mp_rank_00_000/distrib_optim.pt"
 
 
@@ -90,6 +93,16 @@ PLANTS: dict[str, tuple[str, str, Callable[[Any], object], str]] = {
     "its groups": (
         LEGACY, LEGACY_1, lambda v: add(groups(v["optimizer"][0]["optimizer"])[0]), "param_groups/0",
     ),
+    "client_state of a rank of a universal folder": (UNIVERSAL, UNIVERSAL_1, add, "of rank 1"),
+    "a universal folder's optimizer": (
+        UNIVERSAL, SHARED, lambda v: add(v["optimizer_state_dict"]), "optimizer_state_dict/",
+    ),
+    "its numbers": (
+        UNIVERSAL, SHARED, lambda v: add(v["optimizer_state_dict"]["state"]), "optimizer_state_dict/state/",
+    ),
+    "its second groups": (
+        UNIVERSAL, SHARED, lambda v: v.update(param_groups=[{**g, MARK: 1} for g in groups(v)]), "param_groups/0",
+    ),
     "legacy buckets": ("megatron/legacy_buckets", BUCKETS, add, "distrib_optim.pt"),
 }  # fmt: skip
 
@@ -113,7 +126,80 @@ def test_what_one_file_has_alone_is_named(tmp_path: Path, what: str) -> None:
     run, name, change, where = PLANTS[what]
     assert not any(MARK in one for one in names_of(FIXTURES / run, "plain()"))
     found = [one for one in names_of(planted(tmp_path, run, name, change), "plain()") if MARK in one]
+    if what == "its second groups":  # each of them
+        assert len(found) == 2
+        found = found[:1]
     assert len(found) == 1 and where in found[0]
+
+
+def first_map(info: Any) -> Any:
+    return next(iter(info["affine_map"]["params"].values()))
+
+
+CUTS: dict[str, Callable[[Any], object]] = {
+    "": add,
+    "affine_map/": lambda info: add(info["affine_map"]),
+    "affine_map/params/": lambda info: add(info["affine_map"]["params"]),
+    "/ranks/1/": lambda info: add(first_map(info)["ranks"][1]),
+    "/pieces/0/": lambda info: add(first_map(info)["ranks"][0]["pieces"][0]),
+    "parameter_with_sub_params/1/": lambda info: add(info["parameter_with_sub_params"][1]),
+    "sub_param_shard_widths/": lambda info: add(info["sub_param_shard_widths"]),
+    "autotp_unsupported_parameter_patterns/": lambda info: add(info["autotp_unsupported_parameter_patterns"]),
+}
+
+
+@pytest.mark.parametrize("where", CUTS)
+def test_a_key_of_the_cuts_is_moved_or_named(tmp_path: Path, where: str) -> None:
+    """A target describes its own cuts: what it does not take along is named, in the model states of both ranks."""
+
+    def change(value: Any) -> None:
+        CUTS[where](value[INFO])
+
+    source = planted(tmp_path, TP, MODEL, change)
+    change_too = torch.load(source / MODEL.replace("rank_00", "rank_01"), weights_only=False)
+    change(change_too)
+    torch.save(change_too, source / MODEL.replace("rank_00", "rank_01"))
+    assert not any(MARK in one for one in names_of(source, "plain()"))
+    for n, target in enumerate(("zero1(dp=1)", "zero1(dp=1, tp=2)", "universal()", "safetensors()")):
+        ucpl.convert(source, tmp_path / f"{n}", target)
+        found = [one for one in names_of(source, target) if MARK in one]
+        held = [file for file in (tmp_path / f"{n}").rglob("*model_states.pt") if MARK.encode() in file.read_bytes()]
+        assert len(found) == (0 if held else 1), target
+        assert all(f"{where}{MARK} of {INFO}" in one for one in found)
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_cuts_that_a_shard_repeats_are_compared(tmp_path: Path, is_alike: bool) -> None:
+    """A model may give its parameters universal_checkpoint_info: a shard has a copy."""
+    info = torch.load(FIXTURES / TP / MODEL, weights_only=False)[INFO]
+    shard_file = sorted(file.name for file in (FIXTURES / TP / "global_step3").glob("*optim_states.pt"))[0]
+    copy = {**info, "universal_checkpoint_version": info["universal_checkpoint_version"] if is_alike else 7}
+    source = planted(tmp_path, TP, f"global_step3/{shard_file}", lambda v: shard(v).update({INFO: copy}))
+    found = [one for one in names_of(source, "zero1(dp=1)") if INFO in one]
+    assert [one.rpartition("/")[2] for one in found] == ([] if is_alike else ["universal_checkpoint_version"])
+
+
+@pytest.mark.parametrize(
+    ("target", "mine"), [("universal(stage=3, files=4)", 1), ("zero3(dp=4)", 1), ("zero3(dp=2)", 0)]
+)
+def test_a_rank_of_a_universal_folder_keeps_its_client_state(tmp_path: Path, target: str, mine: int) -> None:
+    """DeepSpeed's engine at stage 3 loads the file of its own rank, from a universal folder as well."""
+    source = planted(tmp_path, UNIVERSAL, UNIVERSAL_1, add)
+    ucpl.convert(source, tmp_path / "target", target)
+    files = sorted((tmp_path / "target").rglob("*model_states.pt"))
+    assert [MARK in torch.load(file, weights_only=False) for file in files] == [
+        n == mine == 1 for n in range(len(files))
+    ]
+    found = ucpl.compare(source, tmp_path / "target")
+    assert found, found.differences
+    assert any(MARK in str(one) for one in found.unsaid) is (mine == 0)
+
+
+def test_client_state_of_further_ranks_is_compared(tmp_path: Path) -> None:
+    source = planted(tmp_path, UNIVERSAL, UNIVERSAL_1, add)
+    for a, b in ((source, FIXTURES / UNIVERSAL), (FIXTURES / UNIVERSAL, source)):
+        (found,) = ucpl.compare(a, b).differences
+        assert f"client_state of rank 1.{MARK}" in str(found)
 
 
 @pytest.mark.parametrize(

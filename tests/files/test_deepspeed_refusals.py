@@ -610,5 +610,5 @@ def test_callers_states_stand_by_pp_tp_and_dp() -> None:
     places = [(pp, tp, dp) for pp in range(2) for tp in range(3) for dp in range(4)]
     states = CarriedByRank(tuple({"place": place} for place in places), pp=2, tp=3)
     assert states.files == 4
-    assert all(states.of[states.number(place, (2, 3, 4), is_each=True)] == {"place": place} for place in places)
-    assert states.taken(2, 3, 2, is_each=True) == {4 * n for n in range(6)}  # other dp ranks take that of the first
+    assert all(states.of[states.number(place, (2, 3, 4))] == {"place": place} for place in places)
+    assert states.taken(2, 3, 2) == {4 * n for n in range(6)}  # other dp ranks take that of the first

@@ -14,15 +14,17 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
-from ucpl.files.carrying import marks_of
+from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.skipping import ALL, SKIP
+from ucpl.formats.deepspeed.affine import INFO
+from ucpl.formats.deepspeed.info_keys import is_in, unknown_info
 from ucpl.formats.deepspeed.names import is_apart, is_of_expert
 from ucpl.formats.folders import sorted_into
 from ucpl.formats.huggingface.config import written
 from ucpl.formats.leaving import DESCRIBING, EMPTY, EXTRA, LAYERS, SCALE, SCALED, TEXTS, keeps_all, left_values
 from ucpl.formats.overlooked import not_read_of
-from ucpl.registry import format_named
+from ucpl.registry import degree_of, format_named
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -39,12 +41,14 @@ _TENSORS = (
 _BY_KEY = {
     EXTRA: "the module",
     SCALE: "the loss scaling",
+    INFO: "universal_checkpoint_info",
     "megatron_extra_state": "the module",
     "megatron_optimizer": "the optimizer",
     "sharded_objects": "the ranks' objects",
 }
 _PLANNED = "--weights-alone converts the weights; --to 'safetensors()' exports them"
 _APPLIED = "ucpl plan --from SRC --weights-alone makes a plan for the weights; --to 'safetensors()' exports them"
+_CUTS = "no known release of DeepSpeed writes it, and the target describes its own cuts"
 _REMADE = ", and makes it of "
 
 
@@ -106,7 +110,7 @@ def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:
     """Items other than tensors, counted in the source alone."""
     known, container = source.state, source.container
     count = sum(map(len, known.scalars.values())) + len(known.groups) + len(known.carried)
-    count += sum(len(mine) for mine in _unlike(source).values())
+    count += sum(len(mine) for mine in unlike_callers(source).values())
     count += sum(1 for _ in _blobs(source))
     files = {*source.files, *_texts(source)}
     if container is not None:
@@ -143,10 +147,15 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
         is_apart(t.file) and not is_of_expert(t.file) for t in plan.targets
     )
     has_scaler = format_named(plan.target.framework).has_scaler(plan.target.settings)
+    described = format_named(plan.target.framework).cuts_described(source, plan.target)
+    cuts = {"/".join(map(str, path)): path for path in _unknown_cuts(source)}
     for blob, key in _blobs(source):
         name = blob if key is None else f"{key} of {_BY_KEY.get(blob, 'the module')}"
         if blob in DESCRIBING and key is None:
             yield "derived", "value", name, ""
+        elif blob == INFO and key in cuts:
+            is_kept = is_in(cuts[key], described)
+            yield "moved" if is_kept else "dropped", "value", name, "" if is_kept else _CUTS
         elif key in gone:
             yield "dropped", "value", name, "dropped by name"
         elif blob in left:
@@ -163,14 +172,23 @@ def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
 
 def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
     """Names of values; those of a module's state dict with their keys; each key is a value of its own."""
+    yield from ((INFO, "/".join(map(str, path))) for path in _unknown_cuts(source))
     for name, held in source.state.blobs.items():
-        if name in _BY_KEY and isinstance(held, dict) and held:
+        if name == INFO:
+            yield name, None
+        elif name in _BY_KEY and isinstance(held, dict) and held:
             yield from ((name, str(key)) for key in held)
         elif name == LAYERS and isinstance(held, dict):
             yield name, None
             yield from ((name, f"{stem}/{key}") for stem, facts in held.items() for key in facts["extra"])
         elif name not in (TEXTS, EMPTY):
             yield name, None
+
+
+def _unknown_cuts(source: Checkpoint) -> Iterator[tuple[object, ...]]:
+    """Keys of universal_checkpoint_info that no known release of DeepSpeed writes."""
+    held = source.state.blobs.get(INFO)
+    return unknown_info(held, {*(t.name for t in source.state.tensors), *source.state.aliases})
 
 
 def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
@@ -185,7 +203,7 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
         else:
             yield "moved", "client_state", str(key), ""
     taken = _ranks_taken(plan, source)
-    for rank, keys in _unlike(source).items():
+    for rank, keys in unlike_callers(source).items():
         for key in keys:
             name = f"{key} of rank {rank}"
             if _is_dropped(plan, key):
@@ -197,31 +215,13 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
                 yield "dropped", "client_state", name, why
 
 
-def _unlike(source: Checkpoint) -> dict[int, tuple[object, ...]]:
-    """Of each rank but the first, keys of client_state whose values are others than the first rank's."""
-    of = source.state.parallel.carried_by_rank.of
-    if len(of) < 2:
-        return {}
-    marks = marks_of(source)
-    first = {key: marks(value) for key, value in of[0].items()}
-    found = {
-        rank: tuple(key for key, value in mine.items() if key not in first or marks(value) != first[key])
-        for rank, mine in enumerate(of[1:], 1)
-    }
-    return {rank: keys for rank, keys in found.items() if keys}
-
-
 def _ranks_taken(plan: Plan, source: Checkpoint) -> frozenset[int]:
     """Ranks of the source whose client_state goes into a target's files."""
-    is_each = format_named(plan.target.framework).has_files_of_ranks(plan.target.settings)
-    if is_each is None:
+    settings = plan.target.settings
+    files = format_named(plan.target.framework).files_of_callers(settings)
+    if not files:
         return frozenset((0,))
-    degrees = {axis: _whole(plan.target.settings.get(axis)) for axis in ("pp", "tp", "dp")}
-    return source.state.parallel.carried_by_rank.taken(degrees["pp"], degrees["tp"], degrees["dp"], is_each=is_each)
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 1
+    return source.state.parallel.carried_by_rank.taken(degree_of(settings, "pp"), degree_of(settings, "tp"), files)
 
 
 def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:

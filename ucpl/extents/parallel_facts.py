@@ -33,22 +33,19 @@ class CarriedByRank:
         """Number of files of one model-parallel rank."""
         return len(self.of) // (self.pp * self.tp)
 
-    def number(self, at: tuple[int, int, int], degrees: tuple[int, int, int], *, is_each: bool) -> int:
+    def number(self, at: tuple[int, int, int], degrees: tuple[int, int, int]) -> int:
         """The source rank whose values a target rank takes.
 
-        A rank takes its own if both sides have as many ranks with a file each, else those of the first rank. at, degrees: over
-        pp, tp, dp. is_each: the target has a file for each dp rank.
+        A rank takes its own for each degree that both sides have, else those of the first. at, degrees: over pp, tp and the
+        files of one model-parallel rank.
         """
-        pp, tp = (
-            place if mine == there else 0 for place, mine, there in zip(at, (self.pp, self.tp), degrees, strict=False)
-        )
-        dp = at[2] if is_each and 1 < self.files == degrees[2] else 0
-        return (pp * self.tp + tp) * self.files + dp
+        mine = (self.pp, self.tp, self.files)
+        pp, tp, file = (place if here == there else 0 for place, here, there in zip(at, mine, degrees, strict=True))
+        return (pp * self.tp + tp) * self.files + file
 
-    def taken(self, pp: int, tp: int, dp: int, *, is_each: bool) -> frozenset[int]:
+    def taken(self, pp: int, tp: int, files: int) -> frozenset[int]:
         """Source ranks whose values a target of these degrees takes."""
-        places = product(range(pp), range(tp), range(dp if is_each else 1))
-        return frozenset(self.number(at, (pp, tp, dp), is_each=is_each) for at in places)
+        return frozenset(self.number(at, (pp, tp, files)) for at in product(range(pp), range(tp), range(files)))
 
 
 @frozen(eq=False)

@@ -132,6 +132,20 @@ def marks_among(known: Iterable[Extent]) -> Callable[[object], object]:
     return mark
 
 
+def unlike_callers(checkpoint: Checkpoint) -> dict[int, tuple[object, ...]]:
+    """Keys of client_state whose values differ from those of the first rank, by rank."""
+    of = checkpoint.state.parallel.carried_by_rank.of
+    if len(of) < 2:
+        return {}
+    marks = marks_of(checkpoint)
+    first = {key: marks(value) for key, value in of[0].items()}
+    found = {
+        rank: tuple(key for key, value in mine.items() if key not in first or marks(value) != first[key])
+        for rank, mine in enumerate(of[1:], 1)
+    }
+    return {rank: keys for rank, keys in found.items() if keys}
+
+
 class Storages:
     """Names storages of one target file as its value tree is built: "0", "1", ...
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from ucpl.extents.account import NotRead
 from ucpl.files.torch_files import TorchFile
 
-__all__ = ["SHARED", "unknown_in", "unknown_keys"]
+__all__ = ["SHARED", "unknown_in", "unknown_keys", "unknown_of_torch"]
 
 _TOP = frozenset(("optimizer_state_dict", "ds_config", "ds_version", "optimizer"))
 _SHARD = frozenset(
@@ -27,6 +27,7 @@ _SHARD = frozenset(
         "param_slice_mappings",
         "partition_count",
         "single_partition_of_fp32_groups",
+        "universal_checkpoint_info",
         "zero_stage",
     )
 )
@@ -52,15 +53,17 @@ def unknown_in(part: TorchFile) -> Iterator[NotRead]:
         yield from unknown_keys(part.file, top, _TOP, by="DeepSpeed")
         yield from unknown_keys(part.file, held, _SHARD, "optimizer_state_dict/", "DeepSpeed")
         for name in ("base_optimizer_state", "optimizer_state_dict"):
-            yield from _of_torch(part.file, held.get(name), f"optimizer_state_dict/{name}/")
+            yield from unknown_of_torch(part.file, held.get(name), f"optimizer_state_dict/{name}/")
     elif "module" in top and isinstance(apart, dict):
-        yield from _of_torch(part.file, apart.get("optimizer_state_dict"), "optimizer/optimizer_state_dict/")
+        yield from unknown_of_torch(part.file, apart.get("optimizer_state_dict"), "optimizer/optimizer_state_dict/")
 
 
-def _of_torch(file: str, value: object, lead: str) -> Iterator[NotRead]:
-    """Those of a state dict of torch's optimizer, whose states have numbers."""
+def unknown_of_torch(file: str, value: object, lead: str, count: int | None = None) -> Iterator[NotRead]:
+    """Those of a state dict of torch's optimizer, whose states have numbers below `count`."""
     yield from unknown_keys(file, value, _BASE, lead, "DeepSpeed")
     states = value.get("state") if isinstance(value, dict) else None
     for key in states if isinstance(states, dict) else ():
         if not isinstance(key, int):
             yield from unknown_keys(file, {key: None}, (), f"{lead}state/", "DeepSpeed")
+        elif count is not None and not 0 <= key < count:
+            yield NotRead(f"{file}: {lead}state/{key}", "it is the state of no group of the model", kind="value")

@@ -4,6 +4,6 @@ Formats are in `ucpl.formats`, one folder each, and in other packages. No other 
 """
 
 from ucpl.registry.entries import GROUP, format_named, format_of_layout, formats
-from ucpl.registry.format import Format
+from ucpl.registry.format import Format, degree_of
 
-__all__ = ["GROUP", "Format", "format_named", "format_of_layout", "formats"]
+__all__ = ["GROUP", "Format", "degree_of", "format_named", "format_of_layout", "formats"]

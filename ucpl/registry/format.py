@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ucpl.language import nodes
     from ucpl.layout import Layout
 
-__all__ = ["Format"]
+__all__ = ["Format", "degree_of"]
+
+
+def degree_of(settings: Mapping[str, object], name: str) -> int:
+    """A degree among settings; 1 if they have none."""
+    value = settings.get(name)
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 class Format:
@@ -161,12 +167,16 @@ class Format:
         """
         return ""
 
-    def has_files_of_ranks(self, settings: Mapping[str, object]) -> bool | None:
-        """True if each data-parallel rank has client_state of its own.
+    def cuts_described(self, source: Checkpoint, structure: Structure) -> object:
+        """The universal_checkpoint_info of a target: that of the source if a format keeps all values."""
+        return source.state.blobs.get("universal_checkpoint_info") if self.kept_values is None else None
 
-        None: the values of the first rank are those of all.
+    def files_of_callers(self, settings: Mapping[str, object]) -> int:
+        """Number of files with client_state for one model-parallel rank.
+
+        0: the values of the first rank are those of all ranks.
         """
-        return None
+        return 0
 
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         """True if its files continue a run's loss scaling."""

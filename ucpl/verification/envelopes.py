@@ -16,6 +16,8 @@ from typing import Literal
 from attrs import field
 
 from ucpl.extents import Call, ParameterGroup, TrainState
+from ucpl.extents.parallel_facts import CarriedByRank
+from ucpl.files.carrying import unlike_callers
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
 from ucpl.formats.megatron.legacy_arguments import besides_degrees
@@ -40,6 +42,7 @@ _OF_THE_FORM = "an elastic checkpoint keeps a step for any optimizer"
 _LEFT_OUT = "frozen parameters were left out when the checkpoint was saved"
 _NOT_SAID = "the choice between Adam and AdamW: releases of torch before 2.7 do not record it in a group"
 _DEFAULT = "the default of an optimizer"
+_OTHER_RANKS = "the other has files of another number of ranks"
 
 
 @frozen
@@ -100,6 +103,7 @@ def beside(a: Checkpoint, b: Checkpoint) -> EnvelopeComparison:
     pair.second_names()
     pair.loss_scale()
     pair.client_state()
+    pair.further_ranks(a, b)
     return pair.found
 
 
@@ -274,6 +278,27 @@ class _Pair:
                 continue
             held = ({key: one[key]} if key in one else {} for one in (ours, theirs))
             self.hold("carried", "client_state", *held)
+
+    def further_ranks(self, a: Checkpoint, b: Checkpoint) -> None:
+        """client_state of ranks whose values differ from those of the first rank."""
+        of_a, of_b = unlike_callers(a), unlike_callers(b)
+        ours, theirs = a.state.parallel.carried_by_rank, b.state.parallel.carried_by_rank
+        if (ours.pp, ours.tp, ours.files) == (theirs.pp, theirs.tp, theirs.files):
+            for rank in sorted({*of_a, *of_b}):
+                left, right = ours.of[rank], theirs.of[rank]
+                for key in dict.fromkeys((*of_a.get(rank, ()), *of_b.get(rank, ()))):
+                    held = ({key: one[key]} if key in one else {} for one in (left, right))
+                    self.hold("carried", f"client_state of rank {rank}", *held)
+            return
+        sides: tuple[tuple[Side, CarriedByRank, dict[int, tuple[object, ...]]], ...] = (
+            ("A", ours, of_a),
+            ("B", theirs, of_b),
+        )
+        for side, states, unlike in sides:
+            for rank, keys in unlike.items():
+                for key in keys:
+                    name = f"client_state of rank {rank}.{key}"
+                    self.alone("carried", name, states.of[rank][key], side, _OTHER_RANKS)
 
 
 def _paired(ours: tuple[ParameterGroup, ...], theirs: tuple[ParameterGroup, ...]) -> dict[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ucpl.registry import Format
+from ucpl.registry import Format, degree_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,8 +90,13 @@ class DeepSpeedFormat(Format):
         is_left = name == "clip_grad" and settings.get("stage") == 3
         return "shards of stage 3 have none: ds_config has it" if is_left else ""
 
-    def has_files_of_ranks(self, settings: Mapping[str, object]) -> bool | None:
-        return settings.get("stage") == 3
+    def cuts_described(self, source: Checkpoint, structure: Structure) -> object:
+        from ucpl.formats.deepspeed.model_states import info_for
+
+        return info_for(source, structure, degree_of(structure.settings, "tp"))
+
+    def files_of_callers(self, settings: Mapping[str, object]) -> int:
+        return degree_of(settings, "dp") if settings.get("stage") == 3 else 1
 
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         return settings.get("stage") != 0
@@ -129,6 +134,14 @@ class UniversalFormat(Format):
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
         return "loaders of universal folders look for none"
+
+    def cuts_described(self, source: Checkpoint, structure: Structure) -> object:
+        from ucpl.formats.deepspeed.model_states import info_for
+
+        return info_for(source, structure, 1)
+
+    def files_of_callers(self, settings: Mapping[str, object]) -> int:
+        return degree_of(settings, "files") if settings.get("stage") == 3 else 1
 
     def has_scaler(self, settings: Mapping[str, object]) -> bool:
         return True

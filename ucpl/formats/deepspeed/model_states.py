@@ -6,7 +6,8 @@ from collections import OrderedDict
 from math import prod
 
 from ucpl.errors import Label, fail
-from ucpl.extents import NamedTensor, Size, TensorRef
+from ucpl.extents import NamedTensor, Size, Structure, TensorRef
+from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.pickles import set_attributes
 from ucpl.files.values import Empty
 from ucpl.formats.deepspeed import auto_ep
@@ -59,7 +60,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     value["ds_version"] = FORMAT_VERSION
     if writer.source.state.parallel.experts is not None:
         value |= {"num_experts": _num_experts(writer), auto_ep.LAYERS: _auto_ep_layers(writer)}
-    universal = _universal(writer)
+    universal = info_for(writer.source, writer.structure, writer.degree)
     if isinstance(universal, dict) and auto_ep.LAYERS in universal:
         universal = {**universal, auto_ep.LAYERS: value.get(auto_ep.LAYERS)}
     if universal is not None:
@@ -75,24 +76,24 @@ def _client_state(writer: Writer, rank: int) -> dict[object, object]:
     callers = writer.source.state.parallel.carried_by_rank
     if not callers.of:
         return writer.source.state.carried
-    at, degrees = (writer.here["pp"], writer.tp, rank), (writer.stages, writer.degree, writer.dp)
-    return callers.of[callers.number(at, degrees, is_each=writer.stage == 3)]
+    at, degrees = (writer.here["pp"], writer.tp, rank), (writer.stages, writer.degree, writer.files)
+    return callers.of[callers.number(at, degrees)]
 
 
-def _universal(writer: Writer) -> object:
+def info_for(source: Checkpoint, structure: Structure, degree: int) -> object:
     """universal_checkpoint_info: the class's own, or AutoTP's cuts with tensor parallelism."""
-    kept = writer.blob(INFO)
+    kept, rule = source.state.blobs.get(INFO), source.state.settings.get("tp_rule")
     autotp = kept if isinstance(kept, dict) and "tp_replicated_parameter_patterns" in kept else {}
-    if writer.degree == 1 and writer.source.state.settings.get("tp_rule") is None:
+    if degree == 1 and rule is None:
         is_of_ranks = isinstance(kept, dict) and bool({"affine_map", "sub_param_shard_widths"} & kept.keys())
-        return None if is_of_ranks or (autotp and writer.source.state.parallel.shardings) else kept
-    if writer.source.state.settings.get("tp_rule") is not None and (kept is not None or writer.degree == 1):
+        return None if is_of_ranks or (autotp and source.state.parallel.shardings) else kept
+    if rule is not None and (kept is not None or degree == 1):
         return kept  # the model's own lists of patterns, which hold at any degree
-    known = writer.structure.shardings
-    parameters = [t.name for t in writer.structure.tensors if t.kind != "buffer"]
+    known = structure.shardings
+    parameters = [t.name for t in structure.tensors if t.kind != "buffer"]
     if any(name not in known for name in parameters):
         return None  # cut in a way that has no name there
-    return info_of({name: known[name] for name in parameters}, writer.degree, autotp)
+    return info_of({name: known[name] for name in parameters}, degree, autotp)
 
 
 def _local(writer: Writer, tensor: NamedTensor) -> tuple[int, ...]:

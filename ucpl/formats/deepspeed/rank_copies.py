@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
+from attrs import evolve
+
 from ucpl.extents import Call, TensorRef
 from ucpl.extents.account import NotRead
 from ucpl.files.repeated import Mark, hypers_of, unlike
@@ -43,6 +45,8 @@ def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mar
         (one, "ds_config/", _fields(one.value, ("ds_config",)).get("ds_config")) for one in (*models[:1], *shards)
     ]
     yield from unlike((one for one in configs if one[2] is not None), mark)
+    infos = [(one, f"optimizer_state_dict/{_INFO}/", _info(_shard_of(one)).get(_INFO, {})) for one in shards]
+    yield from unlike([*((one, "", _info(one.value).get(_INFO, {})) for one in models[:1]), *infos], mark)
     for name in _BASES:
         for same_rank in _by_model_rank([one for one in shards if name in _shard_of(one)]):
             lead = f"optimizer_state_dict/{name}/param_groups/"
@@ -56,6 +60,17 @@ def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mar
                                 f"{_DIMENSIONS}/", "DeepSpeed")  # fmt: skip
     for one in shards:
         yield from _slices(one, names)
+    for one in files:
+        yield from _groups_twice(one, mark)
+
+
+def _groups_twice(part: TorchFile, mark: Mark) -> Iterator[NotRead]:
+    """Hyper-parameters of a universal folder's file of all parameters, which may have them in two places."""
+    inner = _shard_of(part)
+    if _has(part, "param_groups") and "param_groups" in inner:
+        read = f"{_BASES[1]}/param_groups"
+        for one in unlike(((part, "", hypers_of(inner)), (part, "param_groups/", hypers_of(part.value))), mark):
+            yield evolve(one, why=f"the values of {read} are read")
 
 
 def _has(part: TorchFile, key: str) -> bool:

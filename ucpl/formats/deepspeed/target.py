@@ -26,6 +26,7 @@ from ucpl.formats.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.formats.deepspeed.left_out import LeftOut
 from ucpl.formats.deepspeed.names import is_apart, is_of_expert, layer_number
 from ucpl.records import mutable
+from ucpl.registry import format_named
 
 FORMAT_VERSION = "0.19.8"  # the release whose form is written
 
@@ -174,6 +175,12 @@ class Writer:
     def pipeline(self) -> Pipeline | None:
         """The source's layers, where the target has files of layers."""
         return self.source.state.parallel.pipeline if self.has_layers else None
+
+    @property
+    def files(self) -> int:
+        """Files of model states of one model-parallel rank."""
+        number = format_named(self.structure.framework).files_of_callers(self.structure.settings)
+        return max(number, 1)
 
     def is_on_stage(self, file: TargetFile, name: str) -> bool:
         """Test whether the current file's rank holds a tensor of the module."""

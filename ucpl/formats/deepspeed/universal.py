@@ -19,13 +19,14 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import NamedTensor, ParameterGroup, StoredTensor, Structure, TensorRef
 from ucpl.extents.account import NotRead
+from ucpl.extents.parallel_facts import CarriedByRank
 from ucpl.files.ahead import ahead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.demands import Demands
 from ucpl.files.skipping import skips, skips_optimizer
 from ucpl.files.texts import names_like, read_name
 from ucpl.files.torch_files import TorchFile, read_torch_file
-from ucpl.files.unknown import SHARED, unknown_keys
+from ucpl.files.unknown import SHARED, unknown_keys, unknown_of_torch
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.affine import INFO
@@ -197,8 +198,16 @@ class _Universal:
             self.place,
             "universal",
             files,
-            Facts(self.named(whole), module.aliases, callers_of(self.metas[:1]), shardings),
+            Facts(self.named(whole), module.aliases, self.callers(), shardings),
         )
+
+    def callers(self) -> CarriedByRank:
+        """client_state of each rank: a rank loads its own file of model states."""
+        degrees = Value.of(self.metas[0]).find("checkpoint_parallel_dimensions")
+        stated = degrees.find("pp_degree") if degrees is not None else None
+        pp = stated.whole(1) if stated is not None else 1
+        pp = pp if self.ranks % pp == 0 else 1
+        return callers_of(self.metas, pp, self.ranks // pp)
 
     def named(self, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
         """The model's tensors in the module's order."""
@@ -397,6 +406,8 @@ class _Universal:
         if self.shared is not None:  # a copy of one rank's shard, whose tensors atoms hold
             held_twice = (e for e in self.shared.extents() if e.key[:1] in _SHARD or e.key[:2] == _STATES)
             gathered.consumed.update((extent.file, extent.key) for extent in held_twice)
+            held, lead = base.held if base is not None else None, "optimizer_state_dict/"
+            gathered.not_read += unknown_of_torch(self.shared.file, held, lead, len(stated))
         for s, group in enumerate(stated):
             if self.shared is not None and states is not None and (held := states.find(s)) is not None:
                 self.shared_numbers(self.shared, held, group)
