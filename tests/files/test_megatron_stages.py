@@ -10,6 +10,7 @@ import torch
 
 import ucpl
 from ucpl.errors import UcplError
+from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import at_degrees
 from ucpl.formats.megatron.legacy_names import Dialect
 from ucpl.formats.megatron.orders import orders_of, registered
@@ -123,8 +124,9 @@ def test_what_predicts_tokens_ahead_is_on_the_last_stage_with_an_embedding_there
     ]
     last = [name.replace("layers.2.", "layers.0.") for name in names if name.startswith("decoder.layers.2.")]
     assert held[1] == [EMBEDDING, *last, *names[names.index(NORM) :]]
-    opened = open_checkpoint(tmp_path / "made")
-    assert {(home.stage, home.key[1]) for home in opened.legacy.homes[EMBEDDING]} == {(0, EMBEDDING), (1, EMBEDDING)}  # type: ignore[union-attr]
+    legacy = legacy_of(open_checkpoint(tmp_path / "made"))
+    assert legacy is not None
+    assert {(home.stage, home.key[1]) for home in legacy.homes[EMBEDDING]} == {(0, EMBEDDING), (1, EMBEDDING)}
 
 
 @pytest.mark.parametrize("call", ["pp=2", "vpp=2, stages=[1, 1, 0, 1]", "stages=[1, 2]"])

@@ -149,11 +149,11 @@ def asked(opened: Checkpoint) -> object:
         (
             tuple(opened.extents.items()),
             opened.scalar_extents,
-            opened.registered,
+            opened.own,
             opened.files,
             opened.state.parallel.vocabulary,
         ),
-        (opened.state.parallel.pipeline, opened.state.parallel.experts, opened.legacy, opened.is_apart),
+        (opened.state.parallel.pipeline, opened.state.parallel.experts),
         (envelope.settings, envelope.scalars, [(group.name, group.members) for group in envelope.groups]),
         ([*envelope.blobs], [*envelope.carried], [*opened.carried_extents]),
     )

@@ -72,7 +72,7 @@ def renamed(
         checkpoint,
         state=known,
         scalar_extents=extents,
-        legacy=None,
+        own=checkpoint.own.renamed() if checkpoint.own is not None else None,
     )
 
 

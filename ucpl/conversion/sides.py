@@ -130,7 +130,7 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
 def _not_taken(one: Called, source: Side) -> frozenset[str]:
     """What a target does not take over of its source."""
-    if source.checkpoint is None or source.checkpoint.legacy is None:
+    if source.checkpoint is None or not format_named(source.checkpoint.framework).has_own_mesh:
         return _OWN_NAMES
     is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.framework
     return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_A_MESH

@@ -6,7 +6,7 @@ Not here: what a tensor means (layout), and the bytes of containers (torch_files
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from attrs import field
 
@@ -17,8 +17,15 @@ from ucpl.files.demands import Demands
 from ucpl.files.watching import Identity
 from ucpl.records import frozen
 
-if TYPE_CHECKING:  # most checkpoints are none of Megatron's
-    from ucpl.extents.megatron import Legacy
+
+class Own:
+    """Facts about the files of one format. Only code of the format looks into its subclass."""
+
+    __slots__ = ()
+
+    def renamed(self) -> Own | None:
+        """The facts that hold after tensors got other names."""
+        return self
 
 
 @frozen
@@ -64,12 +71,7 @@ class Checkpoint:
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
     # What keeps its files there, of one that lies elsewhere.
     standing: object = field(default=None, eq=False, repr=False)
-    # Of tensors whose names are without wraps of modules: the names that the model's dict and the optimizer's have.
-    model_names: dict[str, str] = field(factory=dict)
-    optimizer_names: dict[str, str] = field(factory=dict)
-    legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
-    registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
-    is_apart: bool = False  # whether stacks of layers were taken apart, for a target that has none
+    own: Own | None = None  # facts of the format; only its own code looks into them
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
     opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
 

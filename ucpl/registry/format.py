@@ -87,6 +87,8 @@ class Format:
     """The dtypes of weights and masters alone state in which dtype the run trains."""
     is_of_any_ranks: ClassVar[bool] = False
     """Any number of ranks loads it; it states none."""
+    has_own_mesh: ClassVar[bool] = False
+    """A target of another format does not take over its degrees and stages."""
     is_of_iterations: ClassVar[bool] = False
     """Its files count the iteration that the folder's name has, too."""
     has_shifted_masters: ClassVar[bool] = False

@@ -113,8 +113,7 @@ class Opened:
             remarks=tuple(one.message for one in self.chunks.amiss),
             scalar_extents=self.scalar_extents,
             told=self.wrapped.told(),
-            model_names=self.wrapped.model,
-            optimizer_names=self.wrapped.optimizer,
+            own=self.wrapped,
         )
 
     # ---- tensors ---------------------------------------------------------------------------------------------------

@@ -13,16 +13,17 @@ from pathlib import Path
 from attrs import evolve, field
 
 from ucpl.errors import UcplError
+from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.files.wrappers import LOOSE, WRAPPERS, bare
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.formats.dcp.roles import Roles, roles_of
 from ucpl.records import frozen
 
-__all__ = ["Wrapped", "found_in"]
+__all__ = ["Wrapped", "found_in", "wrapped_of"]
 
 
 @frozen
-class Wrapped:
+class Wrapped(Own):
     """Parameter names that differ between the model's and the optimizer's dict."""
 
     model: dict[str, str] = field(factory=dict)
@@ -40,6 +41,11 @@ class Wrapped:
         name, said = next(iter((self.model or self.optimizer).items()))
         whose = ("model", "optimizer") if self.model else ("optimizer", "model")
         return (f"`{name}` is `{said}` in the {whose[0]}'s names and not in the {whose[1]}'s: names are without wraps",)
+
+
+def wrapped_of(checkpoint: Checkpoint) -> Wrapped:
+    """The names of a checkpoint's dicts; none for files of another form."""
+    return checkpoint.own if isinstance(checkpoint.own, Wrapped) else Wrapped()
 
 
 def found_in(metadata: Metadata, root: Path) -> tuple[Metadata, Roles, Wrapped]:

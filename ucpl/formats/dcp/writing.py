@@ -39,6 +39,7 @@ from ucpl.files.values import Empty
 from ucpl.formats.dcp.folders import MODEL, OPTIMIZER
 from ucpl.formats.dcp.hypers import completed
 from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Step
+from ucpl.formats.dcp.wrapped import wrapped_of
 from ucpl.formats.leaving import EMPTY, META
 from ucpl.formats.plain.store import empty_tensors
 from ucpl.records import define
@@ -194,17 +195,17 @@ class Writer:
 
     def wraps(self, name: str) -> tuple[str, str, str]:
         """The written name, and its parameter without and with wrapper steps."""
-        top = self.states.removesuffix("state.")
+        top, wrapped = self.states.removesuffix("state."), wrapped_of(self.source)
         for begin, names in (
-            (self.states, self.source.optimizer_names),
-            (f"{top}param_groups.", self.source.optimizer_names),
+            (self.states, wrapped.optimizer),
+            (f"{top}param_groups.", wrapped.optimizer),
         ):
             owner, _, key = name.removeprefix(begin).rpartition(".")
             if names and name.startswith(begin) and owner in names:
                 return f"{begin}{names[owner]}.{key}", owner, names[owner]
         owner = name.removeprefix(self.prefix)
-        if name.startswith(self.prefix) and owner in self.source.model_names:
-            return self.prefix + self.source.model_names[owner], owner, self.source.model_names[owner]
+        if name.startswith(self.prefix) and owner in wrapped.model:
+            return self.prefix + wrapped.model[owner], owner, wrapped.model[owner]
         return name, "", ""
 
     def file(self, rank: int, name: str) -> tuple[str, File]:
@@ -329,7 +330,7 @@ class Writer:
                 for key, value in said.items():
                     self.value(self.within("param_groups", owner, key), value)
             if not self.is_flat:
-                called = self.source.optimizer_names
+                called = wrapped_of(self.source).optimizer
                 self.value(self.within("param_groups", number, "params"), [called.get(name, name) for name in every])
 
     def value(self, steps: tuple[Step, ...], value: object) -> None:

@@ -128,6 +128,7 @@ class MegatronLegacyFormat(Megatron):
     settings = ("tp", "pp", "ep", "vpp", "bf16", "fp16", "optimizer")
     forms = ("torch",)
     kept_values = frozenset(("global_steps", "megatron_rng", "megatron_optimizer"))
+    has_own_mesh = True
 
     def store(self) -> Framework:
         from ucpl.formats.megatron.legacy import MegatronLegacy as Store
@@ -135,7 +136,9 @@ class MegatronLegacyFormat(Megatron):
         return Store()
 
     def describes(self, checkpoint: Checkpoint) -> bool:
-        return checkpoint.legacy is not None
+        from ucpl.formats.megatron.homes import legacy_of
+
+        return legacy_of(checkpoint) is not None
 
     def stored(self, base: Base, checkpoint: Checkpoint) -> Extended:
         from ucpl.formats.megatron.legacy_layouts import stored

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.extents import Sharding
-from ucpl.extents.megatron import Legacy
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.dealt import Buffer, Dealt, refuse
+from ucpl.formats.megatron.homes import Legacy
 from ucpl.formats.megatron.legacy_arguments import arguments_in, has_grouped_mlp
 from ucpl.formats.megatron.legacy_buffers import Parameter, divided
 from ucpl.inference.parallel import TARGET, Base, Extended, Note, origins, pattern

@@ -16,8 +16,8 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Sharding
-from ucpl.extents.megatron import Home, Legacy, Run
 from ucpl.formats.megatron import legacy_names as names
+from ucpl.formats.megatron.homes import Home, Legacy, Run, legacy_of
 from ucpl.formats.megatron.legacy_buffers import ALIGNED
 from ucpl.formats.megatron.legacy_layouts import lines
 from ucpl.formats.megatron.orders import by_modules
@@ -102,7 +102,7 @@ class Dealt:
         layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
         shapes = {path: t.counts for path, t in layout.tensors.items()}
         # Legacy files have the order in which modules register parameters.
-        if source is None or source.legacy is None:
+        if legacy_of(source) is None:
             shapes = {name: shapes[name] for name in by_modules(tuple(shapes))}
         numbers = {} if source is None else numbers_of(source)
         states = states_of(base)
@@ -187,7 +187,7 @@ class Dealt:
                     "a number of layers for each virtual stage: those of all stages, then the second ones",
                 )
             return
-        legacy = source.legacy if source is not None else None
+        legacy = legacy_of(source)
         if legacy is not None and (legacy.pp, legacy.vpp) == (self.degrees["pp"], self.degrees["vpp"]):
             self.sizes, self.sizes_from = sizes_in(legacy), "as the source's"
             if sum(self.sizes) == count and len(set(self.sizes)) > 1:

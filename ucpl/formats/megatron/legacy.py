@@ -9,6 +9,7 @@ from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.watching import watched
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import TRACKER, found, step_of
+from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import KNOWN_GLOBALS, heads_advice
 
 __all__ = ["MegatronLegacy", "legacy_advice"]
@@ -18,7 +19,7 @@ _NO_RNG = "random states are of the ranks that saved them, and are left out: sta
 
 def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """What Megatron-LM asks for beside the folder, where a target has none of it."""
-    alike = source.legacy is not None and all(
+    alike = legacy_of(source) is not None and all(
         structure.settings.get(axis) == source.state.settings[axis].value for axis in ("tp", "pp", "ep")
     )
     no_random = () if alike and "megatron_rng" in source.state.blobs else (_NO_RNG,)

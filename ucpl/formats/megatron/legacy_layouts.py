@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.extents import Sharding
-from ucpl.extents.megatron import Legacy
+from ucpl.formats.megatron.homes import Legacy, legacy_of
 from ucpl.inference.parallel import STORED, Base, Extended, Note, extended, origins, pattern
 from ucpl.language import nodes, parse
 from ucpl.language.printer import print_axis
@@ -28,7 +28,7 @@ _MOMENTS = (
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     """The layout of an opened folder."""
-    legacy = checkpoint.legacy
+    legacy = legacy_of(checkpoint)
     assert legacy is not None
     states = {s for tensor in checkpoint.state.tensors for s in tensor.states}
     items = lines(legacy, checkpoint.state.parallel.shardings, states)

@@ -10,9 +10,9 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, Sharding, TensorRef
-from ucpl.extents.megatron import Home
 from ucpl.files.values import Value
 from ucpl.formats.megatron import legacy_names as names
+from ucpl.formats.megatron.homes import Home
 from ucpl.formats.megatron.legacy_grouped import Grouped, experts_in, is_grouped
 from ucpl.formats.megatron.legacy_ranks import Place, Ranks
 from ucpl.records import define, frozen

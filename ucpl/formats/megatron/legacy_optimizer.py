@@ -11,7 +11,6 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Counted, Extent, Key, ParameterGroup, TensorRef, TorchDType
-from ucpl.extents.megatron import Legacy, Run, Stage
 from ucpl.files.carrying import lifted
 from ucpl.files.pickles import tensors_of
 from ucpl.files.scalars import is_counted
@@ -20,6 +19,7 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.groups import decays_norms, has_no_decay, has_own_rate, is_decoupled
+from ucpl.formats.megatron.homes import Legacy, Run, Stage
 from ucpl.formats.megatron.legacy_buffers import ALIGNED, Bucket, Parameter, buckets_of
 from ucpl.formats.megatron.legacy_grouped import views
 from ucpl.formats.megatron.legacy_modules import Local, Modules

@@ -64,7 +64,7 @@ def opened(step: Step) -> Checkpoint:
         files=(*(part.file for part in ranks.parts.values()), *(part.file for part in ranks.optims.values())),
         remarks=_remarks(modules),
         scalar_extents=optimizer.scalar_extents,
-        legacy=facts(ranks, modules, optimizer),
+        own=facts(ranks, modules, optimizer),
     )
     mark = marks_among(extent for part in ranks.parts.values() for extent in part.extents())
     others = unread_in(ranks, frozenset(_own(ranks)), mark, is_trained=bool(optimizer.groups))

@@ -20,6 +20,7 @@ from ucpl.files.scalars import number_of
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.folder import TRACKER
 from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms
+from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import (
     GROUPED_GEMM,
     KNOWN_GLOBALS,
@@ -165,7 +166,7 @@ class _Writer:
     def is_meshed_alike(self) -> bool:
         """Whether ranks are those of the source."""
         settings = self.source.state.settings
-        return self.source.legacy is not None and all(
+        return legacy_of(self.source) is not None and all(
             settings[axis].value == self.degree(axis) for axis in ("tp", "pp", "ep")
         )
 
@@ -188,7 +189,7 @@ class _Writer:
     def models(self, file: _File) -> dict[object, object]:
         """State dicts in the order of registration, as `distrib_optim.pt` has it: a tied output layer is the last."""
         named = tuple(tensor.name for tensor in self.structure.tensors)
-        if self.source.legacy is None:  # else the source's files have it
+        if legacy_of(self.source) is None:  # else the source's files have it
             named = by_modules(named)
         order = {name: n for n, name in enumerate(named)}
 

@@ -30,6 +30,7 @@ from ucpl.formats.megatron.buckets import buckets_in, runs_of
 from ucpl.formats.megatron.common_state import BACKEND_KEYS, unread_objects, unread_of
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.groups import STEP, Dealt, Said, dealt, decays_norms, is_expert
+from ucpl.formats.megatron.homes import Core
 from ucpl.formats.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
 from ucpl.formats.megatron.roles import (
     BUFFERS,
@@ -83,7 +84,7 @@ def opened(step: Step) -> Checkpoint:
     entries = entries_of(metadata, step.root)
     roles = Roles("", STATES, entries.weights, entries.states)
     dist = _Dist(step.root, metadata, roles, Chunks(step.root), common=common, entries=entries)
-    made = evolve(dist.checkpoint(), registered=dist.registered)
+    made = evolve(dist.checkpoint(), own=Core(dist.registered))
     others = unread_of(common, is_trained=bool(made.state.groups), empty=dist.dealt.empty)
     backend = unknown_keys(BACKEND, _backend(step.root), BACKEND_KEYS, by="Megatron-Core")
     made = evolve(made, not_read=(*not_read_in(entries), *others, *dist.unread(), *backend))

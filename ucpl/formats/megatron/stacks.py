@@ -16,6 +16,7 @@ from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.dcp.metadata import METADATA
 from ucpl.formats.megatron.groups import is_expert
+from ucpl.formats.megatron.homes import core_of
 from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.orders import is_own_norm, registered
 from ucpl.records import define, frozen
@@ -204,7 +205,9 @@ def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _has_own_blocks(checkpoint: Checkpoint) -> bool:
     """Whether a norm is a module of its own, which is registered before all others of its layer."""
-    norm, out = (next((n for n, name in enumerate(checkpoint.registered) if name.endswith(end)), -1) for end in _ORDER)
+    norm, out = (
+        next((n for n, name in enumerate(core_of(checkpoint).registered) if name.endswith(end)), -1) for end in _ORDER
+    )
     return norm < out if min(norm, out) >= 0 else arguments_in(checkpoint).get(_BLOCKS) == "local"
 
 
@@ -217,7 +220,8 @@ def in_modules(checkpoint: Checkpoint) -> Checkpoint:
     by_name = {tensor.name: tensor for tensor in made.state.tensors}
     is_fused = not any(map(is_own_norm, by_name))
     tensors = tuple(by_name[name] for name in registered(tuple(by_name), fused=is_fused))
-    return evolve(made, state=evolve(made.state, tensors=tensors), is_apart=bool(templates))
+    own = evolve(core_of(made), is_unstacked=True) if templates else made.own
+    return evolve(made, state=evolve(made.state, tensors=tensors), own=own)
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:

@@ -29,6 +29,7 @@ from ucpl.formats.megatron.buckets_writing import Placed, placed
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.folder import TRACKER
 from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms, demand_found_again
+from ucpl.formats.megatron.homes import core_of
 from ucpl.formats.megatron.legacy_arguments import (
     DEGREES,
     arguments_in,
@@ -265,7 +266,8 @@ class CoreWriter(Writer):
         value[CONTENT] = {**self.content(), **self.keys()}
         blobs = {key: one for key, one in said.blobs.items() if key not in (OBJECTS, EMPTY)}
         kept: dict[str, object] = {"framework": said.framework, "version": said.version, "blobs": encode(blobs)}
-        templates = {} if self.source.is_apart else dict(self.stacks.templates)  # a source's stacks are stacks again
+        # Stacks of the source are stacks again.
+        templates = {} if core_of(self.source).is_unstacked else dict(self.stacks.templates)
         if templates:
             kept["stacks"] = templates
         if given:

@@ -1,12 +1,13 @@
-"""How Megatron's legacy folders hold a model: facts that their files state, before any layout says them in the language."""
+"""Facts about Megatron's files: homes of tensors in legacy folders, orders and stacks of Megatron-Core."""
 
 from __future__ import annotations
 
 from attrs import field
 
+from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.records import frozen
 
-__all__ = ["Home", "Legacy", "Run", "Stage"]
+__all__ = ["Core", "Home", "Legacy", "Run", "Stage", "core_of", "legacy_of"]
 
 
 @frozen
@@ -41,7 +42,7 @@ class Stage:
 
 
 @frozen(eq=False)
-class Legacy:
+class Legacy(Own):
     """`optimizer`: "distributed" (a file of its own, flat), "float16" (masters beside states), "fp32", or "" for none."""
 
     tp: int
@@ -53,3 +54,25 @@ class Legacy:
     runs: tuple[Run, ...] = ()
     stages: tuple[Stage, ...] = ()
     chained: bool = False  # dense parameters and experts have optimizers of their own
+
+    def renamed(self) -> None:
+        """None: the homes are by the names in the files."""
+
+
+@frozen
+class Core(Own):
+    """Facts about a folder of Megatron-Core."""
+
+    registered: tuple[str, ...] = ()  # parameters in the order of the optimizer's buckets
+    is_unstacked: bool = False  # stacks of layers were divided, for a target that has none
+
+
+def legacy_of(checkpoint: Checkpoint | None) -> Legacy | None:
+    """The homes of tensors in legacy files; None for files of another form."""
+    own = checkpoint.own if checkpoint is not None else None
+    return own if isinstance(own, Legacy) else None
+
+
+def core_of(checkpoint: Checkpoint) -> Core:
+    """The facts of a folder of Megatron-Core; empty for files of another form."""
+    return checkpoint.own if isinstance(checkpoint.own, Core) else Core()
