@@ -99,7 +99,7 @@ def test_the_items_add_up(name: str, target: str) -> None:
     counted = sum(e.count for e in account.entries if e.kind.startswith("tensor"))
     assert states <= counted
     assert (
-        counted <= states + len(source.state.tensors) or source.framework == "megatron_core"
+        counted <= states + len(source.state.tensors) or source.format == "megatron_core"
     )  # stacks may be taken apart
     assert sum(e.count for e in account.entries if e.kind == "client_state") >= len(source.state.carried)
     top = source.top

@@ -137,7 +137,7 @@ def test_a_folder_of_torch_files_is_known_however_its_text_is_laid_out(towers: P
     ucpl.convert(towers / "source", towers / "there", to=f"{towers}/t.ucpl:any()", layout=f"{towers}/t.ucpl:one()")
     (text,) = towers.glob("there/ucpl/layout.ucpl")
     text.write_text(text.read_text().replace("framework torch()", line).replace("{\n  framework", "{ framework"))
-    assert opening.open_checkpoint(towers / "there").framework == "torch"
+    assert opening.open_checkpoint(towers / "there").format == "torch"
 
 
 def test_second_names_are_asked_for_braces_and_length_too(tmp_path: Path) -> None:

@@ -331,11 +331,11 @@ def test_somebodys_own_file_beside_chunks_is_no_megatrons(tmp_path: Path) -> Non
     """metadata.json is a common name: Megatron-Core's says its backend."""
     ucpl.convert(FIXTURES / "dist_moe", tmp_path / "dcp", to="dcp(fsdp=2)")
     (tmp_path / "dcp" / "metadata.json").write_text('{"run": "mine"}')
-    assert open_checkpoint(tmp_path / "dcp").framework == "dcp"
+    assert open_checkpoint(tmp_path / "dcp").format == "dcp"
     root = Path(shutil.copytree(FIXTURES / "dist_moe", tmp_path / "moe"))
     for text in ("{", '{"sharded_backenb": "torch_dist"}'):  # damaged: its states are no weights of a DCP folder
         (root / "metadata.json").write_text(text)
-        assert open_checkpoint(root).framework == "megatron_core"
+        assert open_checkpoint(root).format == "megatron_core"
 
 
 def test_runs_of_an_optimizer_are_boxes_whoever_is_asked_for_them(tmp_path: Path) -> None:

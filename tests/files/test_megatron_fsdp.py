@@ -161,7 +161,7 @@ def test_a_run_with_a_tracker_is_opened_at_its_newest_iteration(tmp_path: Path) 
     shutil.copytree(FIXTURES / OWN, tmp_path / "run" / "iter_0000010")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("10")
     found = open_checkpoint(tmp_path / "run")
-    assert (found.framework, found.tag) == ("megatron_fsdp", "iter_0000010")
+    assert (found.format, found.tag) == ("megatron_fsdp", "iter_0000010")
     assert open_checkpoint(FIXTURES / OWN).state.settings["owner"].value == "module.module.module."
 
 
@@ -198,7 +198,7 @@ def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> 
     """DDP names its module, and a decoder has layers: Megatron-Core's linear layers tell it."""
     weight = {f"module.decoder.layers.0.{name}": torch.ones(3, 2) for name in ("fc1", "self_attn.q")}
     save({"model": weight}, checkpoint_id=str(tmp_path / "made"), no_dist=True)
-    assert open_checkpoint(tmp_path / "made").framework == "dcp"
+    assert open_checkpoint(tmp_path / "made").format == "dcp"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_target_of_any_module_of_megatrons_is_opened(name: str, tmp_path: Path
     torch.save({"params": {name: {"weight": torch.ones(4, 4)}}}, tmp_path / "s.pt")
     ucpl.convert(tmp_path / "s.pt", tmp_path / "made", to="megatron_fsdp(dp=2)")
     found = open_checkpoint(tmp_path / "made")
-    assert (found.framework, [t.name for t in found.state.tensors]) == ("megatron_fsdp", [name])
+    assert (found.format, [t.name for t in found.state.tensors]) == ("megatron_fsdp", [name])
     assert ucpl.verify(tmp_path / "made")
 
 
@@ -230,7 +230,7 @@ def test_layers_of_several_stages_under_the_same_names_are_refused(tmp_path: Pat
     saved_by = {"model": {name: torch.ones(3, 2) for name in names}, "args": arguments}
     save(saved_by, checkpoint_id=str(tmp_path / "made"), no_dist=True)
     if stages == 1:
-        assert open_checkpoint(tmp_path / "made").framework == "megatron_fsdp"
+        assert open_checkpoint(tmp_path / "made").format == "megatron_fsdp"
         return
     with pytest.raises(UcplError, match="4 layers on 2 stages, and the folder has 2") as refused:
         open_checkpoint(tmp_path / "made")

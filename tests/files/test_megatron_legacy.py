@@ -28,7 +28,7 @@ def test_each_number_is_the_formulas(tmp_path: Path, name: str) -> None:
 
 def test_a_folder_of_weights_alone(tmp_path: Path) -> None:
     opened = open_checkpoint(FIXTURES)
-    assert opened.tag == "iter_0000010" and opened.framework == "megatron_legacy"
+    assert opened.tag == "iter_0000010" and opened.format == "megatron_legacy"
     assert {n: s.value for n, s in opened.state.settings.items() if n in ("tp", "pp", "ep")} == {
         "tp": 2,
         "pp": 2,

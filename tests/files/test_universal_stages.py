@@ -92,7 +92,7 @@ def test_parameters_in_another_order_are_no_pipeline_s(folder: Path) -> None:
 
 
 def test_frozen_parameters_of_a_stage_1_source_are_not_called_left_out(folder: Path) -> None:
-    assert not open_checkpoint(folder).unstored
+    assert not open_checkpoint(folder).missing_tensors
 
 
 # ---- stage 3, tensor parallel ------------------------------------------------------------------------------------------

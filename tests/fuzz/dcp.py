@@ -139,7 +139,7 @@ def asked(opened: Checkpoint) -> object:
     envelope = opened.state
     return (
         (
-            opened.framework,
+            opened.format,
             opened.state.tensors,
             opened.state.aliases,
             opened.state.parallel.flats,

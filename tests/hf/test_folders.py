@@ -34,7 +34,7 @@ def test_what_transformers_wrote_is_read_and_written_to_equal_tensors(name, tmp_
     source = tmp_path / "source"
     shutil.copytree(WRITTEN / name, source)
     opened = api.open_checkpoint(source)
-    assert opened.framework == "huggingface" and not opened.remarks
+    assert opened.format == "huggingface" and not opened.remarks
     assert {t.name for t in opened.state.tensors} == set(tensors_of(source))
     ucpl.convert(source, tmp_path / "made", 'safetensors(shard="9KB")')
     assert_equal(tensors_of(source), tensors_of(tmp_path / "made"))

@@ -37,9 +37,9 @@ def test_the_file_that_is_read_is_the_one_that_transformers_takes(case, tmp_path
         return
     assert read(source, tmp_path / "p.pt") == want
     opened = api.open_checkpoint(source)
-    assert any("not read" in text for text in (*opened.told, *map(str, opened.not_read)))
-    assert {*opened.told} <= {*ucpl.verify(source).notes}
-    assert {*opened.told} <= {*prepare(Asked(None, "plain()", source), Given()).remarks}
+    assert any("not read" in text for text in (*opened.notes, *map(str, opened.not_read)))
+    assert {*opened.notes} <= {*ucpl.verify(source).notes}
+    assert {*opened.notes} <= {*prepare(Asked(None, "plain()", source), Given()).remarks}
 
 
 @pytest.mark.parametrize("case", TWICE)
@@ -89,7 +89,7 @@ def test_a_second_name_is_what_save_model_left_out_and_no_other_metadata(tmp_pat
     save_model(Tied(), str(tmp_path / "s" / "model.safetensors"), {"trained_from": "embed.weight", "format": "pt"})
     opened = api.open_checkpoint(tmp_path / "s")
     assert opened.state.aliases == {"lm_head.weight": "embed.weight"}
-    assert any("trained_from" in text for text in opened.told)
+    assert any("trained_from" in text for text in opened.notes)
     save_file({"w": torch.ones(2)}, tmp_path / "s" / "model.safetensors", {"trained_from": "w"})
     opened = api.open_checkpoint(tmp_path / "s")
     assert opened.state.aliases == {} and [t.name for t in opened.state.tensors] == ["w"]

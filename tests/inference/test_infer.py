@@ -69,8 +69,8 @@ def test_settings_are_taken_over_with_their_origin_and_truth_is_a_number() -> No
 
 def test_the_layout_is_the_framework_s() -> None:
     assert [layout_name(known(stage=n)) for n in range(4)] == ["zero0", "zero1", "zero2", "zero3"]
-    assert layout_name(evolve(known(), framework="huggingface")) == "safetensors"
-    assert layout_name(evolve(known(), framework="universal")) == "universal"
+    assert layout_name(evolve(known(), format="huggingface")) == "safetensors"
+    assert layout_name(evolve(known(), format="universal")) == "universal"
 
 
 def test_flats_are_those_of_the_rank_and_the_bucket_in_the_order_of_buckets() -> None:

@@ -120,7 +120,7 @@ def test_a_reader_sees_nothing_before_the_manifest(
         def wrapped(self: OfFsspec, *args: object) -> object:
             out = call(self, *args)
             try:
-                seen.append(ucpl.api.open_checkpoint(URL).framework)
+                seen.append(ucpl.api.open_checkpoint(URL).format)
             except UcplError as error:
                 seen.append(error.diagnostics[0].code)
             return out

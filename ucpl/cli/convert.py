@@ -143,7 +143,7 @@ def _ready_lines(ready: Ready) -> list[str]:
     plan, source = ready.plan, ready.source
     out = plan_lines(plan)
     if ready.prepared is not None and ready.checked is not None:
-        out += [f"not stored    {text}" for text in source.unstored]
+        out += [f"not stored    {text}" for text in source.missing_tensors]
         out += [f"remark        {text}" for text in ready.prepared.odd]
         out += [f"to load it    {text}" for text in format_named(plan.target.framework).advice(source, plan.target)]
         return out + container_lines(source, plan) + [f"companions    {one}" for one in ready.checked.held]

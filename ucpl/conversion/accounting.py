@@ -305,8 +305,8 @@ def demand_an_optimizer(
     """
     if format_named(framework).has_model_files:
         return
-    if source.lacking:
-        first, *others = source.lacking
+    if source.missing_files:
+        first, *others = source.missing_files
         more = f" (and {len(others)} more, to {others[-1]})" if others else ""
         fail(
             "E467",

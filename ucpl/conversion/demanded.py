@@ -48,9 +48,9 @@ def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
     from ucpl.formats.opening import framework
 
     stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
-    config = config_of(checkpoint) if format_named(checkpoint.framework).has_model_files else None
+    config = config_of(checkpoint) if format_named(checkpoint.format).has_model_files else None
     seen = Seen(str(checkpoint.top), stored, config, checkpoint.state.groups)
-    wrong = unmet(framework(checkpoint.framework).demands, seen)
+    wrong = unmet(framework(checkpoint.format).demands, seen)
     if not of_class or config is None or wrong:
         return Found(wrong)
     return _of_class(config, seen)
@@ -66,7 +66,7 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     target = plan.target
     config, notes = _config_written(plan, source)
     groups = source.state.groups
-    seen = Seen(side.layout.call, _stored(plan), config, groups, source.framework, side.called.is_of_any)
+    seen = Seen(side.layout.call, _stored(plan), config, groups, source.format, side.called.is_of_any)
     wrong = unmet(framework(target.framework).demands, seen)
     if config is None:
         notes += _beside(plan, source) + _renamed(plan, source, side)
@@ -92,7 +92,7 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
 
 def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
     """A note on names of a Hugging Face folder that a job's module does not have, if the target keeps them."""
-    here, there = format_named(source.framework), format_named(plan.target.framework)
+    here, there = format_named(source.format), format_named(plan.target.framework)
     if not here.has_model_files or there.has_model_files or not side.called.is_of_any:
         return ()
     from ucpl.files.model_texts import config_of
@@ -130,7 +130,7 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
 
 def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> bool:
     """Whether a folder keeps names and shapes of the folder that it comes from: its class need not be asked."""
-    if not format_named(source.framework).has_model_files or notes:
+    if not format_named(source.format).has_model_files or notes:
         return False
     return {t.name: t.shape for t in source.state.tensors} == dict(seen.stored)
 

@@ -94,7 +94,7 @@ def facts(c: Checkpoint) -> Facts:
     settings = envelope.settings
     return {
         "checkpoint": str(c.top),
-        "framework": c.framework,
+        "framework": c.format,
         "version": envelope.version or c.version,
         "tag": c.tag,
         "files": len(c.files),
@@ -115,7 +115,7 @@ def facts(c: Checkpoint) -> Facts:
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
         "unknown_globals": sorted(set(unsafe_globals(held)) - known_globals()),
         "container": _container(c),
-        "not_stored": list(c.unstored),
+        "not_stored": list(c.missing_tensors),
         "not_read": {one.name: one.why for one in not_read_of(c)},
         "remarks": [*c.remarks, *(c.container.remarks if c.container is not None else ())],
         "tensors": [

@@ -137,7 +137,7 @@ def _of_diffusers(names: Sequence[str], lead: str, source: Side, given: Given) -
 def _is_read_from(file: str, source: Side) -> bool:
     """Whether the source is a Hugging Face folder, and this is its file of weights."""
     checkpoint = source.checkpoint
-    return checkpoint is not None and format_named(checkpoint.framework).has_model_files and file in checkpoint.files
+    return checkpoint is not None and format_named(checkpoint.format).has_model_files and file in checkpoint.files
 
 
 def _has_config(source: Side, given: Given) -> bool:

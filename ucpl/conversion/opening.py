@@ -104,7 +104,7 @@ def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
     said = Scope().evaluate(argument.value)
     if not isinstance(said, str):
         return checkpoint  # the layout refuses it, or has a key that the files lack
-    return evolve(renamed(checkpoint, said, f'{SETTING} = "{said}"'), told=())
+    return evolve(renamed(checkpoint, said, f'{SETTING} = "{said}"'), notes=())
 
 
 def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:
@@ -162,11 +162,11 @@ def _opened_for(plan: Plan, path: str | Path) -> Checkpoint:
         opened = _files_of(plan, here)
     else:
         opened = read_named(here, plan.source.framework, dict.fromkeys(t.file for t in plan.sources)) or read(here)
-    if plan.source.framework == format_named(opened.framework).file_format:  # under the names that its files have
+    if plan.source.framework == format_named(opened.format).file_format:  # under the names that its files have
         opened = framework(plan.source.framework).open(opened.root)
     is_whole = all((t.file, t.key) in opened.extents for t in plan.sources)  # else the run says what it lacks
     of_modules = format_named(plan.target.framework).needs_modules(plan.target.settings)
-    if not is_whole and format_named(opened.framework).has_layers_stacked and of_modules:
+    if not is_whole and format_named(opened.format).has_layers_stacked and of_modules:
         from ucpl.formats.megatron.stacks import in_modules
 
         opened = in_modules(opened)

@@ -68,7 +68,7 @@ class Prepared:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What looks odd in either spec, and is no fault."""
-        lacking = () if self.checkpoint is None else (f"not stored: {text}" for text in self.checkpoint.unstored)
+        lacking = () if self.checkpoint is None else (f"not stored: {text}" for text in self.checkpoint.missing_tensors)
         return tuple(dict.fromkeys((*lacking, *self.odd)))
 
     @property
@@ -77,7 +77,7 @@ class Prepared:
         from ucpl.lint.duplicates import stored_twice
 
         out = [text for side in (self.source, self.target) for text in stored_twice(side.placement)]
-        out += self.checkpoint.told if self.checkpoint is not None else ()
+        out += self.checkpoint.notes if self.checkpoint is not None else ()
         if self.checkpoint is not None and self.checkpoint.container is not None:
             out += self.checkpoint.container.odd
         out += _names_of_the_spec(self.source, self.target)
@@ -98,7 +98,7 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
         return []
     known = {t.name for t in checkpoint.state.tensors}
     other = next((path for path in layout.tensors if path not in known), None)
-    is_of_class = format_named(checkpoint.framework).has_model_files
+    is_of_class = format_named(checkpoint.format).has_model_files
     if not (is_of_class and format_named(layout.framework).has_names_of_modules) or other is None:
         return []
     called, call = source.called, target.called.call.name

@@ -40,7 +40,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
     """
     given = evolve(given, config=_config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     described = without_order(described) if described is not None else None
-    one = described or own_layout(checkpoint.top, checkpoint.framework)
+    one = described or own_layout(checkpoint.top, checkpoint.format)
     if one is None:
         found = infer(checkpoint)
         own = evolve(given, model=found.model, inherited=found.inherited)
@@ -130,9 +130,9 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
 
 def _not_taken(one: Called, source: Side) -> frozenset[str]:
     """What a target does not take over of its source."""
-    if source.checkpoint is None or not format_named(source.checkpoint.framework).has_own_mesh:
+    if source.checkpoint is None or not format_named(source.checkpoint.format).has_own_mesh:
         return _OWN_NAMES
-    is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.framework
+    is_alike = one.library.chain(one.call.name)[-1].node.name == source.checkpoint.format
     return _OWN_NAMES | {"optimizer"} if is_alike else _OWN_NAMES | _OF_A_MESH
 
 
@@ -222,7 +222,7 @@ def sides(
 
 def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called, given: Given) -> Checkpoint:
     """A source under the names in its files, where a target shows what is stored."""
-    there = format_named(checkpoint.framework).file_format
+    there = format_named(checkpoint.format).file_format
     if source is not None or not there or not _format_of(target).shows_stored:
         return checkpoint
     from ucpl.formats.opening import framework
@@ -238,7 +238,7 @@ def _format_of(one: Called) -> Format:
 
 def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
     """The source with a tensor for each layer and expert, where it has one of all and the target has files of modules."""
-    if source is not None or not format_named(checkpoint.framework).has_layers_stacked:
+    if source is not None or not format_named(checkpoint.format).has_layers_stacked:
         return checkpoint
     if not _format_of(target).asks_modules(target.layout, target.call):
         return checkpoint

@@ -73,7 +73,7 @@ def with_ties(made: Side, source: Side, given: Given) -> tuple[Given, tuple[Note
 
 
 def _may_tie(checkpoint: Checkpoint, config: Config) -> bool:
-    return format_named(checkpoint.framework).has_model_files and config.get("tie_word_embeddings") is not False
+    return format_named(checkpoint.format).has_model_files and config.get("tie_word_embeddings") is not False
 
 
 def framework_of(one: Called) -> str:

@@ -270,7 +270,7 @@ def _stated_by(source: Side) -> dict[str, bool] | None:
 
 def _of_dtypes(source: Side) -> str | None:
     """The one type of 16 bits that weights with masters have. None: there are none, or both."""
-    if source.checkpoint is None or not format_named(source.checkpoint.framework).has_training_dtype:
+    if source.checkpoint is None or not format_named(source.checkpoint.format).has_training_dtype:
         return None
     stored = stored_dtypes(source)
     found = {stored.get(path) for path in with_masters(source.placement)} & set(_FLAGS.values())

@@ -54,7 +54,7 @@ class Checkpoint:
     top: Path  # what the user named: the save folder, a step's folder, or a file
     root: Path  # the folder that `Extent.file` is relative to: one step's folder
     tag: str | None  # "global_step3"
-    framework: str
+    format: str  # name of its format
     version: str
     extents: dict[tuple[str, Key], Extent]
     carried_extents: dict[tuple[str, Key], Extent]
@@ -64,9 +64,9 @@ class Checkpoint:
     # tensors are called "BEGIN:NAME".
     archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
     remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
-    told: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
-    unstored: tuple[str, ...] = ()  # what the model has and the checkpoint does not, for `inspect` and plans
-    lacking: tuple[str, ...] = ()  # files of the optimizer that its other files tell of, all of which are gone
+    notes: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
+    missing_tensors: tuple[str, ...] = ()  # tensors of the model without data, for `inspect` and plans
+    missing_files: tuple[str, ...] = ()  # the optimizer's files that other files name, if all of them are missing
     not_read: tuple[NotRead, ...] = ()  # what its files have, and the reader passes by: never lost without a word
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
     # What keeps its files there, of one that lies elsewhere.

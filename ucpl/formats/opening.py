@@ -60,11 +60,11 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
     for one in formats().values():
         if framework(one.name).recognises(path):
             opened = one.open(path, order)
-            if format_named(opened.framework).has_model_files:
+            if format_named(opened.format).has_model_files:
                 return opened
             if lines := _of_another_iteration(opened):
-                opened = evolve(opened, told=(*opened.told, *lines), remarks=(*opened.remarks, *lines))
-            chunks = format_named(opened.framework).chunk_folders(opened.root)
+                opened = evolve(opened, notes=(*opened.notes, *lines), remarks=(*opened.remarks, *lines))
+            chunks = format_named(opened.format).chunk_folders(opened.root)
             keys = opened.state.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
     refuse_stranger(path)
@@ -85,7 +85,7 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
     said = opened.state.carried.get("iteration")
     name = re.fullmatch(r"iter_0*(\d+)", opened.tag or opened.root.name)
     if (
-        not format_named(opened.framework).is_of_iterations
+        not format_named(opened.format).is_of_iterations
         or name is None
         or type(said) is not int
         or int(name[1]) == said
@@ -107,7 +107,7 @@ def _run_of(opened: Checkpoint) -> Run:
     return Run(
         int(counted) if isinstance(counted, int | float) else None,
         skipped if isinstance(skipped, int) else 0,
-        0 if format_named(opened.framework).is_of_any_ranks else ranks,
+        0 if format_named(opened.format).is_of_any_ranks else ranks,
         envelope.carried,
     )
 

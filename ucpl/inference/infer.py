@@ -79,7 +79,7 @@ def infer(checkpoint: Checkpoint) -> Inferred:
     call = nodes.Call(layout_name(checkpoint))
     model = model_of(checkpoint, {})
     notes: tuple[Note, ...] = ()
-    of = format_named(checkpoint.framework)
+    of = format_named(checkpoint.format)
     if (is_described := of.describes(checkpoint)) or is_model_parallel(checkpoint):  # most checkpoints need neither
         from ucpl.inference import parallel, ranks
 
@@ -111,7 +111,7 @@ def is_model_parallel(checkpoint: Checkpoint) -> bool:
 def layout_name(checkpoint: Checkpoint) -> str:
     """The shipped layout that describes a checkpoint."""
     settings = {name: setting.value for name, setting in checkpoint.state.settings.items()}
-    return format_named(checkpoint.framework).layout_name(settings)
+    return format_named(checkpoint.format).layout_name(settings)
 
 
 def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:

@@ -77,7 +77,7 @@ def verdict(
     """
     files = verify_files(checkpoint, memory=memory, workers=workers)
     findings = [*checkpoint.state.issues, *files.findings]
-    notes: list[str] = [*checkpoint.told]
+    notes: list[str] = [*checkpoint.notes]
     copied = rounded = 0
     copies: Comparison | None = None
     held: Comparison | None = None

@@ -29,7 +29,7 @@ def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], 
 
     Empty if it is not shifted.
     """
-    if not format_named(checkpoint.framework).has_shifted_masters:
+    if not format_named(checkpoint.format).has_shifted_masters:
         return (), ""
     weight = _extent(checkpoint, unequal.file, unequal.key)
     master = _extent(checkpoint, unequal.source_file, unequal.source_key)

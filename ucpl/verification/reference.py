@@ -321,7 +321,7 @@ class _Holding:
         """Report files of the genuine checkpoint that no line names."""
         named = {*self.genuine.files, *(e.file for e in self.genuine.extents.values())}
         kinds = {Path(e.file).suffix for e in self.here.values()}
-        if not format_named(self.genuine.framework).is_of_a_spec or not self.genuine.top.is_dir():
+        if not format_named(self.genuine.format).is_of_a_spec or not self.genuine.top.is_dir():
             return
         root = self.genuine.root
         found = (p for kind in sorted(kinds) for p in sorted(root.rglob(f"*{kind}")))

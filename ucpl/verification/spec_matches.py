@@ -154,7 +154,7 @@ RANKS_MAX = 1 << 16  # names that are made; more are not checked
 
 def _left_over(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """E398: a file name with a coordinate that no rank has."""
-    if checkpoint.framework != SPEC_ALONE or not checkpoint.root.is_dir():
+    if checkpoint.format != SPEC_ALONE or not checkpoint.root.is_dir():
         return []
     layout = placement.layout
     degrees = {axis: n for mesh in layout.meshes for axis, n in zip(mesh.axes, mesh.degrees, strict=True)}

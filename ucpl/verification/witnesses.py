@@ -226,7 +226,7 @@ def transformers_class(
     def says(verdict: Says, detail: str) -> Witness:
         return Witness("transformers", "logits of the class, loaded as it is and through the spec", verdict, detail)
 
-    folder = reference or (checkpoint.top if format_named(checkpoint.framework).has_model_files else None)
+    folder = reference or (checkpoint.top if format_named(checkpoint.format).has_model_files else None)
     if folder is None:
         return says("absent", "there is no Hugging Face folder of the same weights")
     size = sum(extent.storage_bytes for extent in checkpoint.extents.values())

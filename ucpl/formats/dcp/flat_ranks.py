@@ -369,7 +369,7 @@ def opened_flats(root: Path) -> Checkpoint:
         top=root,
         root=root,
         tag=None,
-        framework="dcp",
+        format="dcp",
         version="",
         extents={(FILE, key): evolve(extent, key=key) for key, extent in ranks.extents.items()},
         carried_extents=ranks.carried,
@@ -383,7 +383,7 @@ def opened_flats(root: Path) -> Checkpoint:
             carried={key: ranks.carry(value) for key, value in rest.items()},
         ),
         files=tuple(names),
-        told=("flat parameters do not have the second names of tied tensors",),
+        notes=("flat parameters do not have the second names of tied tensors",),
         not_read=(*ranks.not_read(), *ranks.unlike()),
         scalar_extents=ranks.scalar_extents,
     )

@@ -70,7 +70,7 @@ def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 def _of_empty(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Parameters without elements whose group DeepSpeed's files do not say."""
-    if source.framework not in ("deepspeed", "universal") or len(structure.groups) == 1:
+    if source.format not in ("deepspeed", "universal") or len(structure.groups) == 1:
         return ()
     found = [name for name, one in empty_tensors(source.state, source.root).items() if not one.buffer]
     if not found:

@@ -67,7 +67,7 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
         if not held.amiss and held.is_told and state in _NAMES and is_all:
             told = f"fp32 = state `{state}`: a name that masters have, and {proof}"
             made = renamed(checkpoint, state, told)
-            return evolve(made, told=(*made.told, told))
+            return evolve(made, notes=(*made.notes, told))
         if held.amiss and state in _NAMES:
             said.append(
                 f"state `{state}` is f32 beside weights of 16 bits, and no master that is known: {held.amiss}. Masters are made"
@@ -82,7 +82,9 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
                 f' "{state}" in the call of --from'
             )
     return (
-        evolve(checkpoint, told=(*checkpoint.told, *said), remarks=(*checkpoint.remarks, *said)) if said else checkpoint
+        evolve(checkpoint, notes=(*checkpoint.notes, *said), remarks=(*checkpoint.remarks, *said))
+        if said
+        else checkpoint
     )
 
 

@@ -438,7 +438,7 @@ def opened_ranks(root: Path) -> Checkpoint:
         top=root,
         root=root,
         tag=None,
-        framework="dcp",
+        format="dcp",
         version="",
         extents=ranks.extents,
         carried_extents=ranks.carried,
@@ -453,7 +453,7 @@ def opened_ranks(root: Path) -> Checkpoint:
         ),
         files=(*names, *(optims if groups else ())),
         not_read=(*ranks.not_read, *others),
-        told=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),
+        notes=(*_missing(extra, len(names)), *_of_another_step(root, extra, ranks.scalars)),
         scalar_extents=ranks.scalar_extents,
     )
 

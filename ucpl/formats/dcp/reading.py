@@ -92,7 +92,7 @@ class Opened:
             top=self.root,
             root=self.root,
             tag=None,
-            framework=self.framework,
+            format=self.framework,
             version=version,
             extents=self.extents,
             carried_extents=self.carried,
@@ -112,7 +112,7 @@ class Opened:
             archives=self.metadata.archives,
             remarks=tuple(one.message for one in self.chunks.amiss),
             scalar_extents=self.scalar_extents,
-            told=self.wrapped.told(),
+            notes=self.wrapped.told(),
             own=self.wrapped,
         )
 

@@ -87,7 +87,7 @@ def opened_shards(root: Path) -> Checkpoint:
         top=root,
         root=root,
         tag=None,
-        framework="dcp",
+        format="dcp",
         version="",
         extents=extents,
         carried_extents={},

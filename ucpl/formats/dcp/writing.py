@@ -288,7 +288,7 @@ class Writer:
         their step.
         """
         found = empty_tensors(self.source.state, self.source.root)
-        if self.source.framework not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
+        if self.source.format not in ("deepspeed", "universal") or len(self.structure.groups) != 1:
             return found
         trained = [t for t in self.structure.tensors if t.states]
         counted = {"fp32", *self.source.state.scalars}

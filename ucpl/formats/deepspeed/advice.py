@@ -67,7 +67,7 @@ BOOLS = "torch's optimizers make {names} of the parameters' type when they load 
 
 def advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     """Advice on left out or tied parameters, missing states, and unsupported optimizers."""
-    lenient = (LENIENT,) if source.unstored else (TIED,) if _is_tied(source, structure) else ()
+    lenient = (LENIENT,) if source.missing_tensors else (TIED,) if _is_tied(source, structure) else ()
     return (*lenient, *_mixed(structure), *_warm(source, structure), *_of_optimizer(source, structure))
 
 

@@ -199,7 +199,7 @@ class Gathered:
             top=place.top,
             root=place.root,
             tag=place.tag,
-            framework=framework,
+            format=framework,
             version=said,
             extents=self.payload,
             carried_extents={
@@ -231,8 +231,8 @@ class Gathered:
             files=tuple(part.file for part in files),
             remarks=tuple(self.remarks),
             not_read=(*self.not_read, *(one for part in files for one in (*unknown_in(part), *unknown_of(part)))),
-            unstored=tuple(self.unstored),
-            lacking=self.lacking,
+            missing_tensors=tuple(self.unstored),
+            missing_files=self.lacking,
             scalar_extents=self.scalar_extents,
         )
         names = {*(tensor.name for tensor in facts.tensors), *facts.aliases}

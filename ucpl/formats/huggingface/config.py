@@ -103,7 +103,7 @@ def _with_dtype(value: dict[str, Json], source: Checkpoint | None, targets: Sequ
     now = _most((t.dtype, t.numel) for t in targets)
     if key is None or now is None or value[key] in (_DTYPES[now], None):
         return
-    if source is not None and source.framework == "huggingface":
+    if source is not None and source.format == "huggingface":
         if _most((t.dtype, prod(t.shape)) for t in source.state.tensors) == now:
             return
     yield f"config.json: {key} = {value[key]} becomes {_DTYPES[now]}"

@@ -281,7 +281,7 @@ class _Folder:
             top=top,
             root=self.root,
             tag=None,
-            framework="huggingface",
+            format="huggingface",
             version=version_of(texts),
             extents={(self.planned, (name,)): extent for name, extent in full.items()},
             carried_extents={},
@@ -297,7 +297,7 @@ class _Folder:
             ),
             files=(*self.names, *((self.index,) if self.index else ()), *texts),
             remarks=(*self.told, *self.remarks),
-            told=tuple(self.told),
+            notes=tuple(self.told),
             not_read=tuple(self.not_read),
         )
 
@@ -389,6 +389,6 @@ def joined(parts: Sequence[Checkpoint]) -> Checkpoint:
         ),
         files=tuple(dict.fromkeys(name for part in parts for name in part.files)),
         remarks=tuple(dict.fromkeys(text for part in parts for text in part.remarks)),
-        told=tuple(dict.fromkeys(text for part in parts for text in part.told)),
+        notes=tuple(dict.fromkeys(text for part in parts for text in part.notes)),
         not_read=tuple(dict.fromkeys(one for part in parts for one in part.not_read if one.name not in read)),
     )

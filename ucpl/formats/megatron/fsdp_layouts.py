@@ -63,7 +63,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
         said["owner"] = _UNWRAPPED
     if numbers.get("moe_grouped_gemm") and numbers.get("transformer_impl") != "local":
         said["grouped"] = 1
-    if source is not None and source.framework == "megatron_fsdp":
+    if source is not None and source.format == "megatron_fsdp":
         said = {"masters": said["masters"]}  # it says these itself
     layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
     shapes = {path: tensor.counts for path, tensor in layout.tensors.items()}

@@ -89,7 +89,7 @@ def opened(step: Step) -> Checkpoint:
         held,
         top=step.top,
         tag=step.tag,
-        framework=NAME,
+        format=NAME,
         extents=extents,
         state=evolve(
             held.state,

@@ -46,7 +46,7 @@ def opened(step: Step) -> Checkpoint:
         top=step.top,
         root=step.root,
         tag=step.tag or step.root.resolve().name,
-        framework=NAME,
+        format=NAME,
         version=version,
         extents=extents,
         carried_extents=carried,

@@ -179,7 +179,7 @@ class CoreWriter(Writer):
                 Label("<call>", where=f"step = {said[:40]!r}"),
                 remedy='step = "iter_0000100", "release", or "." for a folder without a tracker',
             )
-        if said or self.source.framework.startswith("megatron"):
+        if said or self.source.format.startswith("megatron"):
             return said or self.source.tag
         return f"iter_{self.iteration:07d}"
 
@@ -254,7 +254,7 @@ class CoreWriter(Writer):
         given = [key for key in (ITERATION, VERSION, *((ARGUMENTS,) if self.placed.sizes else ())) if key not in value]
         if self.placed.sizes:  # Megatron-LM loads buckets at the degrees that these say, and at no other
             value[ARGUMENTS] = namespace(self.arguments())
-        elif self.source.framework != "megatron_core" and not self.has_random:
+        elif self.source.format != "megatron_core" and not self.has_random:
             said_of_run = state_of(value.get(ARGUMENTS))
             if said_of_run is not None:  # or Megatron-LM would ask for what ranks of the same degrees have saved
                 value[ARGUMENTS] = namespace({**said_of_run, _WITHOUT_RANDOM: True})
@@ -293,7 +293,7 @@ class CoreWriter(Writer):
         alike = self.is_meshed_alike
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
         out = {**sizes_of(self.structure.tensors), **blocks_of([t.name for t in self.structure.tensors]), **out}
-        if not (alike and self.source.framework == "megatron_core") and not self.has_random:
+        if not (alike and self.source.format == "megatron_core") and not self.has_random:
             out[_WITHOUT_RANDOM] = True
         return out
 

@@ -158,7 +158,7 @@ class _Opened:
             top=top,
             root=part.root,
             tag=None,
-            framework="plain",
+            format="plain",
             version=str(VERSION),
             extents=self.payload,
             carried_extents={
