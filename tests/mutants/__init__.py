@@ -1,1 +1,1 @@
-"""Mutants: faults that are planted in a copy of the product, each with the test that must go red."""
+"""Mutants: faults planted in a copy of the product, with tests."""

@@ -1,4 +1,6 @@
-"""Plant faults in a copy of the tree, one at a time, and demand that a test goes red.
+"""Plant faults in a copy of the tree.
+
+A test must fail for each.
 
     python -m tests.mutants [--room NAME ...] [--share 10] [--seed N] [--jobs 2]
 
@@ -7,10 +9,10 @@
     [[mutant]]
     file = "ucpl/runtime/targets.py"
     before = "exact text, once in the file"
-    after = "what stands there instead"
+    after = "the text in its place"
     test = "tests/runtime/test_crashes.py::test_short_reads_and_writes_change_nothing"
     nth = 2                       # optional: which of several places, from 1
-    why = "what would go wrong"   # optional
+    why = "the effect of the fault"   # optional
 
 `test` may be several tests, separated by blanks; one of them must fail. `--share` takes that many, chosen by the seed, which is
 printed. The tests are run once without a fault first: a test that is red already proves nothing. Ends 1 where a mutant
@@ -88,7 +90,10 @@ def read_mutants(folder: Path = HERE, rooms: Sequence[str] = ()) -> list[Mutant]
 
 
 def planted(text: str, mutant: Mutant) -> str:
-    """The file with the fault. Raises: ValueError where the entry does not fit it."""
+    """The file with the fault.
+
+    Raises: ValueError if the entry does not fit it.
+    """
     count = text.count(mutant.before)
     if mutant.before == mutant.after or not mutant.before:
         raise ValueError("it changes nothing")
@@ -105,7 +110,7 @@ def planted(text: str, mutant: Mutant) -> str:
 
 
 class Copy:
-    """A copy of the tree in which one fault stands at a time."""
+    """A copy of the tree that holds one fault at a time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -117,7 +122,10 @@ class Copy:
                 shutil.copy2(source, root / part)
 
     def passes(self, tests: Iterable[str]) -> bool:
-        """Whether all of these are green. A run that ends late counts as red."""
+        """Return True if all of these are green.
+
+        A run that ends late counts as red.
+        """
         command = [
             sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests,
         ]  # fmt: skip

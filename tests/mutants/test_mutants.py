@@ -1,4 +1,4 @@
-"""The list of mutants fits the tree: what does not run is found here, what survives is found by `make mutants`."""
+"""The list of mutants fits the tree; `make mutants` finds the survivors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def test_every_mutant_fits_its_file_and_names_a_test_that_is_there(room: str) ->
 
 
 def test_every_parameter_that_a_mutant_names_is_there() -> None:
-    """A name with brackets is one case, and goes when a table of cases changes. What needs a framework is not collected."""
+    """Find unknown tests.
+
+    A name with brackets is one case, and goes when a table of cases changes. Tests that need a framework are not collected.
+    """
     named = {test: mutant for mutant in read_mutants() for test in mutant.tests if "[" in test}
     asked = {test: mutant for test, mutant in named.items() if not test.startswith("tests/interop/")}
     assert len(asked) > 50
