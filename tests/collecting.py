@@ -1,4 +1,7 @@
-"""What pytest collects of some files: the names of tests with their parameters, which no text of a file tells."""
+"""What pytest collects of some files.
+
+The names of tests with their parameters, which no text of a file tells.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _here: dict[str, list[str]] = {}  # of each file that this process collected as 
 
 
 def keep(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """What this process has collected, before anything is deselected. A run that was asked for single tests tells nothing."""
+    """What this process has collected, before anything is deselected.
+
+    A run that was asked for single tests tells nothing.
+    """
     _here.clear()
     if any("::" in asked for asked in config.args) or getattr(config.option, "lf", False):
         return
@@ -23,7 +29,9 @@ def keep(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def collected(files: Iterable[str | Path]) -> list[str]:
-    """The names of all tests of these files; nothing of a file that cannot be collected here.
+    """The names of all tests of these files.
+
+    Nothing of a file that cannot be collected here.
 
     What this process did not collect itself another does, all at once.
     """

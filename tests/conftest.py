@@ -1,4 +1,7 @@
-"""What holds for every test: hypothesis's profile, one thread a process, and no trace of the user's terminal."""
+"""What holds for every test.
+
+Hypothesis's profile, one thread a process, and no trace of the user's terminal.
+"""
 
 import gc
 import os
@@ -80,7 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: whoever collects garbage before it counts something looks at what came since, and no more.
+    """What was imported stays.
+
+    Whoever collects garbage before it counts something looks at what came since, and no more.
 
     It is not looked through for garbage first: that takes a second of each process, for little.
     """
@@ -92,7 +97,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_disk() -> Iterator[None]:
-    """What a test writes need not survive a power cut: no test waits for the disk, each of them for all that others wrote.
+    """What a test writes need not survive a power cut.
+
+    No test waits for the disk, each of them for all that others wrote.
 
     That syncs happen, and when, is for the recorder of tests/runtime, which stands above these calls and replays crashes;
     processes that tests start sync truly. A descriptor that is none is refused as ever.
@@ -118,5 +125,8 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What `ucpl calibrate` kept of this machine changes what verbs say: a test has an empty folder of a user's own."""
+    """What `ucpl calibrate` kept of this machine changes what verbs say.
+
+    A test has an empty folder of a user's own.
+    """
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.getbasetemp() / f"data-{next(_users)}"))

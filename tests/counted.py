@@ -1,4 +1,7 @@
-"""Names that count how often they are compared: what looks through all of them for each takes the square."""
+"""Names that count how often they are compared.
+
+What looks through all of them for each takes the square.
+"""
 
 from __future__ import annotations
 

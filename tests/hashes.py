@@ -1,4 +1,6 @@
-"""Write the lists of `requirements/`: every release that `make` installs, with the digests that the package index gives.
+"""Write the lists of `requirements/`.
+
+Every release that `make` installs, with the digests that the package index gives.
 
     python -m tests.hashes OUT REPORT... < NAMES
 

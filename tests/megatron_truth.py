@@ -61,7 +61,10 @@ def truth(name: str) -> State:
 
 
 def stored(state: State, run: dict[str, Any], unstacked: bool) -> State:
-    """The same under the keys of torch_dist: layers and experts stacked, or each by itself with the halves of fc1 apart."""
+    """The same under the keys of torch_dist.
+
+    Layers and experts stacked, or each by itself with the halves of fc1 apart.
+    """
     parts: dict[str, dict[tuple[int, ...], dict[str, Any]]] = defaultdict(dict)
     for name, states in state.items():
         key, at = stored_key(name, stacks_layers=not (unstacked or run["dense_first"]), stacks_experts=not unstacked)

@@ -1,4 +1,7 @@
-"""Laws of the whole tree: what every file, page and wheel of the project holds to."""
+"""Laws of the whole tree.
+
+What every file, page and wheel of the project holds to.
+"""
 
 import ast
 import contextlib
@@ -61,7 +64,7 @@ def test_the_order_of_imports_is_a_contract() -> None:
     assert {"files", "files-know-no-plans", "plans-touch-no-files", "torch", "lark", "networkx"} <= set(contracts)
 
 
-def test_torch_is_imported_where_it_is_said_to_be(parsed: dict[str, ast.Module]) -> None:
+def test_torch_is_imported_where_it_is_declared(parsed: dict[str, ast.Module]) -> None:
     """The contract leaves out no room without it, and docs/ARCHITECTURE.md names the same ones."""
     known = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
     left_out = {line.removesuffix(" -> torch").removesuffix(".**") for line in known["torch"]["ignore_imports"]}
@@ -101,7 +104,10 @@ OF_ARRAYS = {  # modules without tensors of a job
 
 
 def taken_of_memory(tree: ast.Module) -> set[str]:
-    """Names by which a module takes memory of tensors. numpy's functions of the same names are none, nor is `import numpy`."""
+    """Names by which a module takes memory of tensors.
+
+    Numpy's functions of the same names are none, nor is `import numpy`.
+    """
     found = set()
     for node in ast.walk(tree):
         match node:
@@ -156,7 +162,10 @@ OF_ANYBODY = ("ucpl.errors", "ucpl.extents", "ucpl.layout", "ucpl.records")  # r
 
 
 def taken_beside(text: str, proof: set[str]) -> list[str]:
-    """What a module of the proof imports that it may not. proof: its modules, which may take from each other."""
+    """What a module of the proof imports that it may not. proof.
+
+    Its modules, which may take from each other.
+    """
     found = []
     for node in ast.walk(ast.parse(text)):
         match node:
@@ -233,12 +242,18 @@ MODULE_LINES_MIN = 60  # of a module with one importer
 
 @pytest.fixture(scope="module")
 def parsed() -> dict[str, ast.Module]:
-    """Every module of the package, as a tree: read once for all who ask."""
+    """Every module of the package, as a tree.
+
+    Read once for all who ask.
+    """
     return {relative(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def named_any(tree: ast.AST) -> int:
-    """How often a module says `Any`: by name, as `typing.Any`, in an import, or in an annotation that is a text."""
+    """How often a module says `Any`.
+
+    By name, as `typing.Any`, in an import, or in an annotation that is a text.
+    """
     count = 0
     for node in ast.walk(tree):
         match node:
@@ -258,13 +273,13 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([name for name in named if name not in ("self", "cls")])
 
 
-def test_types_are_said(parsed: dict[str, ast.Module]) -> None:
+def test_types_are_reported(parsed: dict[str, ast.Module]) -> None:
     """`object` and a question for the class say what `Any` leaves open."""
     found = {path: count for path, tree in parsed.items() if (count := named_any(tree))}
     assert sum(found.values()) <= ANY_MAX, found
 
 
-def test_any_is_counted_wherever_it_is_said() -> None:
+def test_any_is_counted_wherever_it_is_written() -> None:
     text = (
         "import typing\nfrom typing import Any\nx: Any\ny: typing.Any\nz: 'list[Any]'\nw = 'Any word of a sentence.'\n"
     )
@@ -274,7 +289,10 @@ def test_any_is_counted_wherever_it_is_said() -> None:
 
 
 def test_nobody_reads_what_a_message_says(parsed: dict[str, ast.Module]) -> None:
-    """What a diagnostic speaks of is in `about`, as values: a text may be written anew."""
+    """What a diagnostic speaks of is in `about`, as values.
+
+    A text may be written anew.
+    """
 
     def is_text(node: ast.AST) -> bool:
         return isinstance(node, ast.Attribute) and node.attr in ("message", "remedy")
@@ -322,7 +340,10 @@ def test_functions_and_classes_are_short(parsed: dict[str, ast.Module]) -> None:
 
 
 def importers_of(parsed: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """Files of the package that import each module, by its dotted name; imports inside functions count."""
+    """Files of the package that import each module, by its dotted name.
+
+    Imports inside functions count.
+    """
     names = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in parsed}
     found: dict[str, set[str]] = {name: set() for name in names}
     for path, tree in parsed.items():
@@ -412,7 +433,10 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_has_its_place_in_the_site() -> None:
-    """A new page of docs/ stands in the `nav` of mkdocs.yml; decisions are found by themselves."""
+    """A new page of docs/ stands in the `nav` of mkdocs.yml.
+
+    Decisions are found by themselves.
+    """
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [
         p.name for p in (ROOT / "docs").glob("*.md") if not re.search(rf": {re.escape(p.name)}$", text, re.MULTILINE)
@@ -441,7 +465,10 @@ def test_every_code_has_a_known_exit_status_and_all_its_texts() -> None:
 
 
 def raised(trees: dict[str, ast.Module]) -> dict[str, str]:
-    """Codes that something is called with, and where. A code in a comparison, a table or a text is not raised by it."""
+    """Codes that something is called with, and where.
+
+    A code in a comparison, a table or a text is not raised by it.
+    """
     out: dict[str, str] = {}
     for path, tree in trees.items():
         for node in ast.walk(tree):
@@ -514,7 +541,10 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_every_pin_has_digests_but_torch() -> None:
-    """What `make` installs is held against them: no file that the index replaced since is taken."""
+    """What `make` installs is held against them.
+
+    No file that the index replaced since is taken.
+    """
     found: dict[str, str] = {}
     for path in sorted((ROOT / "requirements").glob("*.txt")):
         text = path.read_text(encoding="utf-8").replace(" \\\n", "")

@@ -29,7 +29,7 @@ def test_a_record_shows_its_fields_as_attrs_does() -> None:
         counter.places[0].row = 4  # type: ignore[misc]
 
 
-def test_what_a_class_says_of_itself_stands() -> None:
+def test_the_own_text_of_a_class_stays() -> None:
     @frozen
     class Named:
         name: str

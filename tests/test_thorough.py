@@ -1,4 +1,7 @@
-"""What `make test` leaves to `make thorough`: each line of the list names tests that are there, and CI runs all."""
+"""What `make test` leaves to `make thorough`.
+
+Each line of the list names tests that are there, and CI runs all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tests that `make test` leaves to `make thorough`: thorough.toml says which, and why. CI runs both.
+"""Tests that `make test` leaves to `make thorough`: thorough.toml says which, and why.
+
+CI runs both.
 
 `--thorough leave` is what `make test` asks for, `--thorough only` what `make thorough` does. Without it, as where a folder, a
 file or a test is named, nothing is left out.
@@ -18,7 +20,10 @@ LIST = Path(__file__).with_name("thorough.toml")
 
 @frozen
 class Entry:
-    """Tests whose names a pattern has. `keep`: of those of one function, every so many stays in `make test`; 0: none."""
+    """Tests whose names a pattern has. `keep`.
+
+    Of those of one function, every so many stays in `make test`; 0: none.
+    """
 
     of: str
     why: str

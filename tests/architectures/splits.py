@@ -38,7 +38,10 @@ def copy(t: Tensor, _tp: int, _rank: int) -> Tensor:
 
 
 def dim(n: int) -> Cut:
-    """Equal pieces of one dim; where it does not divide, the first ones are longer by one."""
+    """Equal pieces of one dim.
+
+    Where it does not divide, the first ones are longer by one.
+    """
     return lambda t, tp, rank: torch.tensor_split(t, tp, n)[rank]
 
 
@@ -145,7 +148,10 @@ def by_rules(architecture: str, whole: Tensors, degrees: Degrees, experts: int, 
 
 
 def gemma3(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
-    """Megatron's blocks: queries, keys, values by group; gate and up as halves of the rank's part."""
+    """Megatron's blocks: queries, keys, values by group.
+
+    Gate and up as halves of the rank's part.
+    """
     groups, width, own = 6, 8, 4 // degrees.pp
     out = {}
     for local in range(own):
@@ -183,7 +189,10 @@ NORMS = {
 
 
 def llama4(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
-    """The experts of a layer one by one, outputs first; the rest by rules."""
+    """The experts of a layer one by one, outputs first.
+
+    The rest by rules.
+    """
     stacked = {n: t for n, t in whole.items() if ".experts." in n}
     out = by_rules("llama4", {n: t for n, t in whole.items() if n not in stacked}, degrees, 0, rank)
     for name, tensor in stacked.items():
@@ -200,7 +209,10 @@ def llama4(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
 
 
 def gpt_oss(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
-    """The experts of a layer in one tensor: those of the rank, then rows of gate and up, or groups of 32 of what comes in."""
+    """The experts of a layer in one tensor.
+
+    Those of the rank, then rows of gate and up, or groups of 32 of what comes in.
+    """
     out = by_rules("gpt_oss", whole, degrees, 0, rank)
     for name in [n for n in out if ".experts." in n]:
         mine = out[name].chunk(degrees.ep)[rank.ep]

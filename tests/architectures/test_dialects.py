@@ -1,4 +1,7 @@
-"""Llama, Mixtral and GPT-2 through their dialects: hand-written expectations in plain torch, odd sizes, value changes."""
+"""Llama, Mixtral and GPT-2 through their dialects.
+
+Hand-written expectations in plain torch, odd sizes, value changes.
+"""
 
 import hashlib
 import json
@@ -32,7 +35,10 @@ def llama(folder, config, dtype=torch.float32):
 
 
 def there_and_back(folder, first: str, second: str, *, back: str = "hf()"):
-    """hf() -> a dialect -> hf(), all by the shipped specs; sizes come from config.json, which goes along."""
+    """hf() -> a dialect -> hf(), all by the shipped specs.
+
+    Sizes come from config.json, which goes along.
+    """
     ucpl.convert(folder / "hf", folder / "there", second, layout=first)
     ucpl.convert(folder / "there", folder / "back", f"{first.partition(':')[0]}:{back}", layout=second)
     return tensors_of(folder / "back")
@@ -55,7 +61,10 @@ def test_llama_through_megatron_and_back(kind, tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_megatron_tensor_of_llama_is_what_megatron_s_own_formula_gives(tied, tmp_path):
-    """Not by the spec: q, k, v interleaved by group, gate and up halves per rank, vocabulary padded, stages cut."""
+    """Not by the spec.
+
+    Q, k, v interleaved by group, gate and up halves per rank, vocabulary padded, stages cut.
+    """
     config = llama_config(
         num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=tied
     )  # as Megatron itself needs it
@@ -339,13 +348,19 @@ MEGATRON: dict[str, Json] = {
 
 
 def formula(key: str, *shape: int) -> torch.Tensor:
-    """What the generator of the fixture put into a tensor: by the name and shape that Megatron itself gives the whole of it."""
+    """What the generator of the fixture put into a tensor.
+
+    By the name and shape that Megatron itself gives the whole of it.
+    """
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
-    """megatron-core 0.16.1, legacy format, tp 2, pp 2: each tensor by Megatron's own formula, stacked over layers."""
+    """megatron-core 0.16.1, legacy format, tp 2, pp 2.
+
+    Each tensor by Megatron's own formula, stacked over layers.
+    """
     there = 'llama.ucpl:megatron_local(tp=2, pp=2, divisible=1, step="iter_0000010")'
     ucpl.convert(MEGATRON_CORE, tmp_path / "hf", "llama.ucpl:hf()", layout=there, config=MEGATRON)
     found = tensors_of(tmp_path / "hf")
@@ -372,8 +387,11 @@ def test_megatron_s_own_folder_in_hugging_face_s_form(tmp_path):
         assert_equal({n: t for n, t in theirs.items() if t is not None}, ours)
 
 
-def test_torch_dist_has_whole_stacked_tensors_and_what_modules_keep_beside(tmp_path):
-    """By torch's own reader of the format; `_extra_state` of each linear module is asked for by Megatron when it loads."""
+def test_torch_dist_has_complete_stacked_tensors_and_what_modules_keep_next_to(tmp_path):
+    """By torch's own reader of the format.
+
+    `_extra_state` of each linear module is asked for by Megatron when it loads.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 

@@ -75,7 +75,10 @@ def test_there_on_and_back(name: str, tmp_path: Path) -> None:
 
 
 def test_bytes_of_two_elements_become_bf16(tmp_path: Path) -> None:
-    """gpt-oss's experts as numbers, inputs first, made by torch from the file: of ranks of four stages the same."""
+    """gpt-oss's experts as numbers, inputs first, made by torch from the file.
+
+    Of ranks of four stages the same.
+    """
     spec, source = EXAMPLES / "gpt_oss.ucpl", EXAMPLES / "checkpoints" / "gpt_oss"
     ranks = call("gpt_oss", Degrees(4, 2, 3))
     ucpl.convert(source, tmp_path / "ranks", ranks, layout=hf("gpt_oss"))
@@ -98,7 +101,10 @@ def test_bytes_of_two_elements_become_bf16(tmp_path: Path) -> None:
 
 
 def test_blocks_with_scales_become_bf16(tmp_path: Path) -> None:
-    """DeepSeek's matrices times their scales, made by torch from the file: ranks of two stages of tp = 3 give the same."""
+    """DeepSeek's matrices times their scales, made by torch from the file.
+
+    Ranks of two stages of tp = 3 give the same.
+    """
     spec, source = EXAMPLES / "deepseek_v3.ucpl", EXAMPLES / "checkpoints" / "deepseek_v3"
     ranks = call("deepseek_v3", Degrees(2, 2, 3))
     ucpl.convert(source, tmp_path / "ranks", ranks, layout=hf("deepseek_v3"))

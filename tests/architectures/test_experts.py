@@ -1,4 +1,7 @@
-"""Experts and latent attention in Megatron's legacy files, rank by rank: each tensor by a formula in torch, not by the spec."""
+"""Experts and latent attention in Megatron's legacy files, rank by rank.
+
+Each tensor by a formula in torch, not by the spec.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ def whole(config: Config) -> Tensors:
 
 
 def both(of: Tensors, at: str, tp: int) -> tuple[Tensor, Tensor]:
-    """fc1 and fc2 of a tp rank: its rows of the gate, then its rows of the other; its columns."""
+    """fc1 and fc2 of a tp rank.
+
+    Its rows of the gate, then its rows of the other; its columns.
+    """
     gate, up = (of[f"{at}.{name}_proj.weight"].chunk(TP)[tp] for name in ("gate", "up"))
     return torch.cat([gate, up]), of[f"{at}.down_proj.weight"].chunk(TP, 1)[tp]
 

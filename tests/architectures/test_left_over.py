@@ -1,4 +1,7 @@
-"""E398 goes by what the braces of a template depend on: numbers of ranks, and none that is the same on every rank."""
+"""E398 goes by what the braces of a template depend on.
+
+Numbers of ranks, and none that is the same on every rank.
+"""
 
 from __future__ import annotations
 

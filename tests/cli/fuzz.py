@@ -1,4 +1,7 @@
-"""Command lines that nobody would type: words of every kind in every place. What comes back is an answer or our own error."""
+"""Command lines that nobody would type.
+
+Words of every kind in every place. What comes back is an answer or our own error.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +187,10 @@ class Writer:
         return [verb.strip(), *out]
 
     def word(self, kind: str) -> str:
-        """A word for such a place: one that may do, or (a share of `odd`) one that hardly can."""
+        """A word for such a place.
+
+        One that may do, or (a share of `odd`) one that hardly can.
+        """
         if kind.startswith("="):
             return kind[1:]
         if self.chance.random() >= self.odd and kind in MAY_DO:
@@ -314,7 +320,10 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
 
 
 def tried(line: list[str]) -> tuple[Done, str]:
-    """What the command did, and what is wrong with that; an empty text where nothing is."""
+    """What the command did, and what is wrong with that.
+
+    An empty text where nothing is.
+    """
     done = ucpl(*line)
     wrong = ""
     if "internal error" in done.err or done.status not in (0, 1, 2, 3, 4, 5):

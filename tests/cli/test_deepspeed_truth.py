@@ -114,7 +114,10 @@ def test_plain_is_the_truth_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_plain_of_one_file_is_that_file(tmp_path: Path) -> None:
-    """ZeRO-0 keeps everything in one file: weights by name, optimizer state by number, masters by group."""
+    """ZeRO-0 keeps everything in one file.
+
+    Weights by name, optimizer state by number, masters by group.
+    """
     (file,) = (FIXTURES / "z0_dp2_bf16").glob("*/mp_rank_00_model_states.pt")
     stored = torch.load(file, weights_only=False)
     plain = plain_of(FIXTURES / "z0_dp2_bf16", tmp_path / "plain.pt")
@@ -198,7 +201,7 @@ def test_each_changed_value_is_named(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "what", ["lr", "weight_decay", "step", "lr_scheduler", "global_steps", "client_state", "rng", "buffer"]
 )
-def test_a_changed_value_beside_tensors_is_named(what: str, tmp_path: Path) -> None:
+def test_a_changed_value_next_to_tensors_is_named(what: str, tmp_path: Path) -> None:
     source = FIXTURES / "z1_dp4"
     plain = plain_to_change(source)
     carried = plain["envelope"]["carried"]

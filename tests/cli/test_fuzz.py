@@ -114,7 +114,10 @@ def test_a_config_of_any_content(config: int, here: Path) -> None:
 
 
 def test_a_source_may_be_called_anything(here: Path) -> None:
-    """Names that are no UTF-8 are the file system's: what is read may have one."""
+    """Names that are no UTF-8 are the file system's.
+
+    What is read may have one.
+    """
     odd = os.fsdecode(b"odd\xff")
     shutil.move(here / "source", here / odd)
     assert ucpl("convert", odd, "new", "--to", "zero1(dp=2)").status == 0

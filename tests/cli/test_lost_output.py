@@ -1,4 +1,7 @@
-"""Standard output and standard error that take nothing: a log on a full disk, a daemon that has closed them."""
+"""Standard output and standard error that take nothing.
+
+A log on a full disk, a daemon that has closed them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every path that a verb takes, as none can be: too long, with a NUL, no UTF-8, below a folder that may not be looked into."""
+"""Every path that a verb takes, as none can be.
+
+Too long, with a NUL, no UTF-8, below a folder that may not be looked into.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,10 @@ def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A folder that may not be looked into; nobody is denied anything who is root, and is told so here all the same."""
+    """A folder that may not be looked into.
+
+    Nobody is denied anything who is root, and is told so here all the same.
+    """
     folder.chmod(0)
     if os.geteuid() != 0:
         yield
@@ -200,7 +206,10 @@ def test_no_path_is_an_internal_error(line: str, here: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("home", ["denied", LONG])
 def test_a_home_that_may_not_be_looked_into(home: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's user has a home that is somebody else's: nothing was measured there, and nothing is kept."""
+    """A container's user has a home that is somebody else's.
+
+    Nothing was measured there, and nothing is kept.
+    """
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setenv("HOME", str(here / home))
     monkeypatch.setattr("ucpl.conversion.calibrating.measure", lambda *_, **__: pytest.fail("what cannot be kept"))
@@ -235,7 +244,7 @@ def test_no_path_of_a_caller_in_python_is_an_internal_error(here: Path) -> None:
         "import hf @/x.json",
     ],
 )
-def test_what_may_not_be_read_is_not_said_to_be_missing(line: str, here: Path) -> None:
+def test_what_may_not_be_read_is_not_reported_to_be_missing(line: str, here: Path) -> None:
     for path in ("denied", "denied/below"):
         done = ucpl(*line.replace("@", path).split())
         assert done.status == 3 and done.err.startswith("error[E400]"), done

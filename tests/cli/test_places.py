@@ -1,4 +1,7 @@
-"""Where a target goes: missing folders are made, and a dry run fails where the run would."""
+"""Where a target goes.
+
+Missing folders are made, and a dry run fails where the run would.
+"""
 
 from __future__ import annotations
 

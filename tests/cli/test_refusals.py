@@ -1,4 +1,7 @@
-"""Refusals that a user meets on the command line: the code, and the words that tell file, tensor and what to do."""
+"""Refusals that a user meets on the command line.
+
+The code, and the words that tell file, tensor and what to do.
+"""
 
 from __future__ import annotations
 

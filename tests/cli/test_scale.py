@@ -1,4 +1,6 @@
-"""A small share of `make scale`, counted: what each verb does grows as the checkpoint does, and no faster.
+"""A small share of `make scale`, counted.
+
+What each verb does grows as the checkpoint does, and no faster.
 
 Lines of the product that are run, files that are open, bytes that are held: never seconds.
 """
@@ -62,12 +64,18 @@ def run(arguments: list[str]) -> None:
 
 
 def lines_run(work: Callable[[], None]) -> Counter[tuple[str, int]]:
-    """How often each line of the product is run: a comprehension's each time round."""
+    """How often each line of the product is run.
+
+    A comprehension's each time round.
+    """
     files: dict[str, dict[int, int]] = {}
     tracers: dict[str, Callable | None] = {}
 
     def tracer(file: str) -> Callable | None:
-        """It is called for each line: what is known of its file is known to it."""
+        """It is called for each line.
+
+        What is known of its file is known to it.
+        """
         if not file.startswith(HOUSE):
             return None
         lines = files[file] = defaultdict(int)
@@ -117,7 +125,7 @@ def steep_of(few: Counter[Line], more: Counter[Line], many: Counter[Line]) -> di
     }
 
 
-def test_verify_of_weights_beside_their_masters_grows_as_they_do(tmp_path):
+def test_verify_of_weights_next_to_their_masters_grows_as_they_do(tmp_path):
     """Each is held against the other, tensor by tensor."""
     found = []
     for count in (4, *SIZES):  # the first time is for imports
@@ -129,7 +137,10 @@ def test_verify_of_weights_beside_their_masters_grows_as_they_do(tmp_path):
 
 @contextlib.contextmanager
 def few_descriptors(free: int) -> Iterator[None]:
-    """As `ulimit -n` that is nearly reached: so many more files may be open."""
+    """As `ulimit -n` that is nearly reached.
+
+    So many more files may be open.
+    """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = set(map(int, os.listdir("/proc/self/fd")))
     unused = (number for number in range(before[0]) if number not in taken)

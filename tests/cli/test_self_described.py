@@ -1,4 +1,7 @@
-"""A folder of a layout of one's own carries that layout, closed: reading it back needs no spec."""
+"""A folder of a layout of one's own carries that layout, closed.
+
+Reading it back needs no spec.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""check, plan, roundtrip and the arguments that several verbs share: what each word does, and what is said without it."""
+"""check, plan, roundtrip and the arguments that several verbs share.
+
+What each word does, and what is said without it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 
-def test_check_says_what_a_config_would_tell(spec: Path) -> None:
+def test_check_reports_the_values_that_a_config_would_give(spec: Path) -> None:
     done = good("check", "own.ucpl")
     tried, drawn, remark, said = done.out.splitlines()
     assert tried.startswith("own.ucpl: cut holds at tp = 2; pp = 2; tp = 2, pp = 2, if ")
@@ -194,7 +197,7 @@ def test_a_plan_is_a_statement_or_two_layouts(line: list[str], spec: Path) -> No
         (["a", "b", "--to", "plain()", "--from", "run"], "--from run --to 'plain()'"),
     ],
 )
-def test_words_beside_the_sides_are_said_with_what_was_meant(line: list[str], meant: str) -> None:
+def test_words_next_to_the_sides_are_reported_with_what_was_meant(line: list[str], meant: str) -> None:
     done = ucpl("plan", *line)
     assert done.status == 2 and "` conflicts with --" in done.err and f"write ucpl plan {meant}\n" in done.err
 
@@ -312,7 +315,7 @@ def test_roundtrip_of_one_degree_of_each_axis_says_which_to_give(spec: Path) -> 
 # ---- what plan and convert say, as check does ------------------------------------------------------------------------
 
 
-def test_a_config_that_no_text_reads_is_told(spec: Path) -> None:
+def test_a_config_that_no_text_reads_is_reported(spec: Path) -> None:
     unread = "nothing here reads the config"
     line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
     assert unread not in good(*line).out
@@ -334,7 +337,7 @@ def test_a_drop_of_a_state_that_the_target_stores_is_refused(spec: Path) -> None
         assert "error[E327]: drop weight: cut stores weight" in ucpl(*verb, "--config", "config.json").err
 
 
-def test_a_rank_s_share_tells_what_it_reads(spec: Path) -> None:
+def test_a_rank_s_share_reports_what_it_reads(spec: Path) -> None:
     line = ("plan", "--from", "own.ucpl:whole()", "--to", "own.ucpl:cut(tp = 2)", "--config", "config.json")
     alone, beside = good(*line, "--rank", "1"), good(*line, "--rank", "1", "--prove")
     told = [text for text in alone.out.splitlines() if text.startswith("rank 1 ")]

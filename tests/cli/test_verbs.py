@@ -1,4 +1,7 @@
-"""The promise of the command line: verbs, --help, --json, exit statuses, what is imported, what a terminal sees."""
+"""The promise of the command line.
+
+Verbs, --help, --json, exit statuses, what is imported, what a terminal sees.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ def test_json_is_one_object_on_standard_output(tmp_path: Path, plan: Path) -> No
 
 
 @pytest.mark.parametrize("verb", ["convert", "apply"])
-def test_what_was_not_read_back_is_said(verb: str, tmp_path: Path, plan: Path) -> None:
+def test_what_was_not_read_back_is_reported(verb: str, tmp_path: Path, plan: Path) -> None:
     """The bytes are the same, and what holds them against the disk later is told."""
     argv = ["convert", SOURCE, "{}", "--to", "zero3(dp=3)"] if verb == "convert" else ["apply", plan, SOURCE, "{}"]
     told = {}
@@ -209,7 +212,10 @@ STARTED = "import sys; from ucpl.cli import main; sys.exit(main())"
 
 
 def calls_of(code: str, *argv: str) -> int:
-    """Functions that a process calls from its start to its end: what it does, whatever else the machine does."""
+    """Functions that a process calls from its start to its end.
+
+    What it does, whatever else the machine does.
+    """
     counted = (
         "import _lsprof, atexit, sys\nprofiler = _lsprof.Profiler()\n"
         "atexit.register(lambda: (profiler.disable(), print(sum(e.callcount for e in profiler.getstats()), file=sys.stderr)))\n"
@@ -350,7 +356,10 @@ def heard() -> Iterator[None]:
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("action", ["terminate", "hangup"])
 def test_the_end_of_a_job_is_as_ctrl_c(action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler's SIGTERM, a closed terminal's SIGHUP: what was finished is kept, and going on gives the same bytes."""
+    """A scheduler's SIGTERM, a closed terminal's SIGHUP.
+
+    What was finished is kept, and going on gives the same bytes.
+    """
     command = ("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--workers", "1")
     monkeypatch.setenv("UCPL_FAIL_AT", f"tile-written:3:{action}")
     done = alone(*command)
@@ -489,7 +498,10 @@ def test_why_of_what_is_no_index_says_so(index: str, plan: Path) -> None:
 
 
 def test_why_of_a_plan_whose_layout_is_of_another_model(tmp_path: Path, plan: Path) -> None:
-    """A plan that was bent and has a digest of its own: what it says is held against what else it says."""
+    """A plan that was bent and has a digest of its own.
+
+    What it says is held against what else it says.
+    """
     bent = package.load_plan(plan)
     package.save_plan(evolve(bent, tensors=("nosuch", *bent.tensors[1:])), tmp_path / "bent.plan")
     done = ucpl("why", tmp_path / "bent.plan", "nosuch[0]")
@@ -497,7 +509,10 @@ def test_why_of_a_plan_whose_layout_is_of_another_model(tmp_path: Path, plan: Pa
 
 
 def test_why_of_a_flat_buffer_agrees_with_its_bytes(tmp_path: Path) -> None:
-    """The same, of DeepSpeed's optimizer files: the element's bytes are read from the storage that the key has."""
+    """The same, of DeepSpeed's optimizer files.
+
+    The element's bytes are read from the storage that the key has.
+    """
     from ucpl.api import open_checkpoint
     from ucpl.extents import key_text
 
@@ -648,7 +663,7 @@ def test_show_prints_each_stage(stage: str) -> None:
     assert wanted[stage] in text
 
 
-def test_show_tells_what_is_alike_once_and_each_by_itself_where_asked(tmp_path: Path) -> None:
+def test_show_reports_what_is_alike_once_and_each_alone_where_asked(tmp_path: Path) -> None:
     text = 'ucpl 1\nmodel m {\n dim l = 3\n w : l\n}\nlayout x() of m {\n file weights = torch "a"\n w[l] = () as "{l}.w"\n}\n'
     (tmp_path / "m.ucpl").write_text(text)
     assert "a: {0..3}.w [], rank 0  x 3\n" in good("show", f"{tmp_path / 'm.ucpl'}:x()").out

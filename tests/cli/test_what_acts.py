@@ -1,4 +1,7 @@
-"""What is given and does not act is told, or refused; what acts is not called idle."""
+"""What is given and does not act is told, or refused.
+
+What acts is not called idle.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,13 @@ def test_the_value_of_a_line_may_need_rounding_which_is_no_idle_word(here: Path)
     assert torch.equal(made["norm"], torch.tensor([0.1, 1.0]) - 1)
 
 
-def test_a_blob_of_other_axes_is_not_told_to_be_what_it_is(here: Path) -> None:
+def test_a_blob_of_other_axes_is_not_reported_to_be_what_it_is(here: Path) -> None:
     done = ucpl(*converting())
     assert done.status == 1 and "`remap` needs the same axes" in done.err
     assert "write in the target `first` (the value at coordinate 0, for all) or `drop`" in done.err
 
 
-def test_a_tensor_that_the_target_stores_is_not_said_to_be_left_out(here: Path) -> None:
+def test_a_tensor_that_the_target_stores_is_not_reported_to_be_left_out(here: Path) -> None:
     (here / "spec.ucpl").write_text(SPEC.replace("remap", "first").replace("  value x - 1", ""))
     done = ucpl(*converting("--drop", "norm"))
     assert done.status == 2 and "error[E327]: --drop norm: ranks, which is of m, stores it" in done.err
@@ -78,7 +81,7 @@ def test_a_tensor_that_the_target_stores_is_not_said_to_be_left_out(here: Path) 
     assert "left out by --drop norm: 1 tensor, 2 elements" in good(*converting("--drop", "norm")).out
 
 
-def test_a_model_that_no_layout_asks_for_is_told(here: Path) -> None:
+def test_a_model_that_no_layout_asks_for_is_reported(here: Path) -> None:
     (here / "spec.ucpl").write_text(SPEC.replace("remap", "first").replace("  value x - 1", ""))
     unread = "both layouts are of models of their own, and --model is of none"
     assert unread in good(*converting("--model", "spec.ucpl:m", "--dry-run")).out
@@ -112,7 +115,7 @@ def test_of_a_file_that_is_missing_those_that_are_there_are_named(here: Path) ->
     assert "there are b.pt: check the degrees in --from, the names that `file` lines make" in done.err
 
 
-def test_what_lies_at_a_key_and_is_no_tensor_is_not_called_absent(here: Path) -> None:
+def test_what_is_at_a_key_and_is_no_tensor_is_not_called_absent(here: Path) -> None:
     torch.save({"w": [1, 2], "norm": torch.zeros(2), "rng": 3}, here / "whole" / "a.pt")
     done = ucpl(*converting())
     assert done.status == 1 and "a.pt: w: no tensor in this file" in done.err

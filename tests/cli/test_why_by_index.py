@@ -71,6 +71,6 @@ def test_a_name_of_the_text_alone_is_all_of_them(plan: Path) -> None:
         ("dwn", "E182", "did you mean `down`?"),
     ],
 )
-def test_what_is_no_element_is_told_with_what_to_write(element: str, code: str, write: str, plan: Path) -> None:
+def test_what_is_no_element_is_reported_with_what_to_write(element: str, code: str, write: str, plan: Path) -> None:
     done = ucpl("why", plan, element)
     assert done.status == 2 and code in done.err and write in done.err

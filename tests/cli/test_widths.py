@@ -1,4 +1,7 @@
-"""Lines fit the terminal at any width: broken between words, and no word, name or path is cut."""
+"""Lines fit the terminal at any width.
+
+Broken between words, and no word, name or path is cut.
+"""
 
 from __future__ import annotations
 

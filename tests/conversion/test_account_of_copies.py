@@ -1,4 +1,7 @@
-"""Values that one rank's file has and another's has not: the account names each, whatever the format."""
+"""Values that one rank's file has and another's has not.
+
+The account names each, whatever the format.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The account of every fixture for every form: its items add up, counted here by other means, and what is moved is there."""
+"""The account of every fixture for every form.
+
+Its items add up, counted here by other means, and what is moved is there.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def expected(verb: str, name: str, target: str) -> str | None:
 
 
 def refused(call: Callable[[], object], code: str | None) -> bool:
-    """Whether a call is refused; it must be, by this code, where one is known."""
+    """Whether a call is refused.
+
+    It must be, by this code, where one is known.
+    """
     try:
         call()
     except ucpl.UcplError as error:
@@ -89,7 +95,10 @@ def names_of(account: Account, kind: str, *fates: str) -> set[str]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_items_add_up(name: str, target: str) -> None:
-    """Files are counted on the disk, tensors in the model: with a weight, and a state for each that a tensor has."""
+    """Files are counted on the disk, tensors in the model.
+
+    With a weight, and a state for each that a tensor has.
+    """
     account = planned(name, target)
     if account is None:
         return

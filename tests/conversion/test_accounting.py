@@ -1,4 +1,7 @@
-"""One account of a source: each item is moved, derived, dropped by name or not read, an optimizer too."""
+"""One account of a source.
+
+Each item is moved, derived, dropped by name or not read, an optimizer too.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def weights(tmp_path: Path) -> Path:
 
 
 def test_every_item_of_a_run_has_a_fate(tmp_path: Path) -> None:
-    """26 parameters and a buffer with their states; `step` of 26, 12 values of the run, 2 of client_state, 2 groups, files."""
+    """26 parameters and a buffer with their states.
+
+    `step` of 26, 12 values of the run, 2 of client_state, 2 groups, files.
+    """
     found = accounted("convert", RUN, tmp_path / "model", "--to", "safetensors()")
     assert {key: e["count"] for key, e in found.items() if e["kind"].startswith("tensor")} == {
         ("moved", "tensor weight"): 27,
@@ -60,7 +66,10 @@ def test_every_item_of_a_run_has_a_fate(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["optimizer.pt", "optimizer.bin", "optimizer_0.bin", "optimizer_1.pt", "optim.pth"])
 @pytest.mark.parametrize("target", ["zero1(dp=2)", "dcp(fsdp=2)", "plain()", "universal()"])
 def test_a_run_taken_for_weights_is_refused(weights: Path, tmp_path: Path, name: str, target: str) -> None:
-    """As transformers' Trainer and Accelerate save without DeepSpeed: their optimizer lies next to the weights."""
+    """As transformers' Trainer and Accelerate save without DeepSpeed.
+
+    Their optimizer lies next to the weights.
+    """
     torch.save(STATE, weights / name)
     done = command("convert", weights, tmp_path / "target", "--to", target)
     assert done.status == 3 and "E467" in done.err and name in done.err and "--weights-alone" in done.err
@@ -109,7 +118,10 @@ def test_an_optimizer_next_to_a_file_of_weights_is_named(weights: Path, tmp_path
 
 
 def test_a_plan_keeps_its_account(tmp_path: Path) -> None:
-    """Tensors are counted as it was planned; the rest as the source is when the plan is run."""
+    """Tensors are counted as it was planned.
+
+    The rest as the source is when the plan is run.
+    """
     shutil.copytree(RUN, tmp_path / "run")
     assert command("plan", "--from", tmp_path / "run", "--to", "safetensors()", "-o", tmp_path / "x.plan").status == 0
     kept = ucpl.load_plan(tmp_path / "x.plan").account
@@ -175,7 +187,7 @@ def of_step_6(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["trainer_state.json", "scheduler.pt"])
 @pytest.mark.parametrize("verb", ["plan", "convert"])
-def test_a_companion_of_another_step_is_said(tmp_path: Path, verb: str, name: str) -> None:
+def test_a_companion_of_another_step_is_reported(tmp_path: Path, verb: str, name: str) -> None:
     folder = trainer(tmp_path)
     argv = {
         "plan": ("plan", "--from", folder, "--to", "zero1(dp=2)"),
@@ -205,7 +217,7 @@ def test_accelerate_steps_a_schedule_once_a_rank(tmp_path: Path) -> None:
     ("accelerate/state", 1, "random_states_1.pkl"),
     ("accelerate/fsdp", 1, "random_states_1.pkl"),
 ])  # fmt: skip
-def test_a_missing_file_of_a_rank_is_said(tmp_path: Path, run: str, rank: int, name: str) -> None:
+def test_a_missing_file_of_a_rank_is_reported(tmp_path: Path, run: str, rank: int, name: str) -> None:
     folder = Path(shutil.copytree(FIXTURES / run, tmp_path / "run"))
     (folder / name).unlink()
     target = "zero1(dp=2)" if run != "accelerate/fsdp" else "dcp(fsdp=3)"
@@ -213,14 +225,17 @@ def test_a_missing_file_of_a_rank_is_said(tmp_path: Path, run: str, rank: int, n
     assert f"{name} is missing: random numbers of rank {1 - rank} alone" in done.out, done.err + done.out
 
 
-def test_files_of_another_iteration_are_said(tmp_path: Path) -> None:
+def test_files_of_another_iteration_are_reported(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "megatron" / "legacy_adam" / "iter_0000010", tmp_path / "iter_0000007")
     done = command("plan", "--from", tmp_path / "iter_0000007", "--to", "plain()")
     assert "iter_0000007 has files of iteration" in done.out, done.err
 
 
 def test_client_state_of_other_ranks_is_named(tmp_path: Path) -> None:
-    """ZeRO-3 saves client_state once a rank: at another degree all ranks of the target take the first one's."""
+    """ZeRO-3 saves client_state once a rank.
+
+    At another degree all ranks of the target take the first one's.
+    """
     shutil.copytree(FIXTURES / "deepspeed" / "z3_dp2_subgroup", tmp_path / "run")
     file = tmp_path / "run" / "global_step3" / "zero_pp_rank_1_mp_rank_00_model_states.pt"
     held = torch.load(file, weights_only=False)
@@ -290,7 +305,10 @@ TARGETS = (
 
 @pytest.mark.parametrize("what", PLANTS)
 def test_a_planted_key_is_kept_named_or_refused(tmp_path: Path, what: str) -> None:
-    """Of a group, its name stands for its keys. Three targets for each place."""
+    """Of a group, its name stands for its keys.
+
+    Three targets for each place.
+    """
     name, change = PLANTS[what]
     source = planted(tmp_path, change, name)
     first = len(what) % len(TARGETS)
@@ -338,7 +356,10 @@ def test_a_second_name_of_no_tensor_is_named(tmp_path: Path, run: str, name: str
 
 @pytest.mark.parametrize("target", ["zero1(dp=3)", "zero3(dp=2)", "safetensors()", "plain()", "universal()"])
 def test_a_value_in_the_module_of_a_universal_folder_is_kept_or_named(tmp_path: Path, target: str) -> None:
-    """As `_extra_state` of modules of Transformer Engine: DeepSpeed's converter copies the model states."""
+    """As `_extra_state` of modules of Transformer Engine.
+
+    DeepSpeed's converter copies the model states.
+    """
     ucpl.convert(FIXTURES / "deepspeed" / "z1_dp4", tmp_path / "first", "universal()")
     name = "global_step3_universal/mp_rank_00_model_states.pt"
     source = planted(tmp_path, lambda v: v["module"].update({MARK: "x"}), name, tmp_path / "first")

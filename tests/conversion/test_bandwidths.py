@@ -87,7 +87,10 @@ def test_a_file_of_other_figures_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written here, whatever is refused: a product that forgot to look would fill the machine's own disk."""
+    """Nothing is written here, whatever is refused.
+
+    A product that forgot to look would fill the machine's own disk.
+    """
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -82,7 +82,10 @@ def test_what_is_frozen_keeps_its_weight_and_nothing_else(target: str, tmp_path:
 
 
 def test_numbers_that_have_frozen_ones_of_their_shape_are_read_again(tmp_path: Path) -> None:
-    """ZeRO-0 numbers its parameters. What is written here names them beside, where DeepSpeed looks at nothing."""
+    """ZeRO-0 numbers its parameters.
+
+    What is written here names them beside, where DeepSpeed looks at nothing.
+    """
     ucpl.convert(FROZEN, tmp_path / "new", "zero0(dp = 2)", freeze=["*.mlp.*"])
     found, truth = held(tmp_path / "new", tmp_path), truth_of(FROZEN)
     gone = {name for name in truth if ".mlp." in name}
@@ -132,7 +135,10 @@ def test_a_group_without_a_parameter_goes_with_its_place_in_the_schedule(tmp_pat
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_new_group_has_the_hyper_parameters_of_another(target: str, tmp_path: Path) -> None:
-    """It stands behind the others, with a place in the schedule. A plan of a file says it, too."""
+    """It stands behind the others, with a place in the schedule.
+
+    A plan of a file says it, too.
+    """
     plan = ucpl.plan(str(FROZEN), target, train=["wpe.weight=mine:1"])
     assert "group mine is new, behind the others, with the hyper-parameters of 1" in plan.changed
     assert plan.changed[-1].startswith("new groups have places in lr_scheduler (base_lrs")
@@ -256,7 +262,10 @@ layout tuned3(dp) of tuned extends zero3(dp = dp) {{
 
 
 def test_a_model_of_ones_own_says_the_same(tmp_path: Path) -> None:
-    """The model may say what is trained: what a name then leaves out is still to be named."""
+    """The model may say what is trained.
+
+    What a name then leaves out is still to be named.
+    """
     text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
     order = ["wte.weight", "wpe.weight", *members(plain_of(FROZEN))[0][2:]]
     spec = tmp_path / "spec.ucpl"
@@ -280,7 +289,10 @@ GROWN = """
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_new_is_a_line_of_the_model(target: str, tmp_path: Path) -> None:
-    """The inferred model with lines more is all there is to write: layouts, settings and states are as they were."""
+    """The inferred model with lines more is all there is to write.
+
+    Layouts, settings and states are as they were.
+    """
     model, fill = grown(tmp_path), ["adapter.down=0.5", "adapter.bias=0"]
     made = ucpl.convert(FROZEN, tmp_path / "new", target, model=model, fill=fill, train=["adapter.*", "wpe.weight"])
     assert made.plan.changed == (

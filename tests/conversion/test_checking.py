@@ -1,4 +1,7 @@
-"""`check` at degrees above one: mistakes that nothing shows where nothing is cut."""
+"""`check` at degrees above one.
+
+Mistakes that nothing shows where nothing is cut.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_each_axis_is_tried_alone_and_all_together(spec: Path) -> None:
     assert checked(spec, "r = 6", "r = 9").tried == ("x holds at tp = 3; pp = 2; tp = 3, pp = 2",)
 
 
-def test_a_degree_that_none_suits_is_said_with_what_does_not_divide(spec: Path) -> None:
+def test_a_degree_that_none_suits_is_reported_with_what_does_not_divide(spec: Path) -> None:
     found = checked(spec, "r = 6", "r = 11")
     assert found.tried == ("x holds at pp = 2",) and not found.findings
     (remark,) = found.remarks
@@ -89,7 +92,7 @@ WIDE = ("dim r = 6,", "dim r = wide,", "model tiny")
         (("none\n}", "none\n}\nplan go = x(tp = 1) -> xx(tp = 2)"), {}, "E110", ((20, ""),)),
     ],
 )  # fmt: skip
-def test_a_value_is_blamed_where_it_is_said(
+def test_a_value_is_blamed_where_it_is_written(
     edit: tuple[str, ...], sizes: dict[str, Value], code: str, places: tuple[tuple[int | None, str], ...], spec: Path
 ) -> None:
     text = SPEC
@@ -184,14 +187,14 @@ def test_a_mistake_that_shows_at_two_ranks_is_found(name: str, spec: Path) -> No
     assert (found.code, said in found.message) == (code, True), found
 
 
-def test_the_degrees_of_a_finding_are_said(spec: Path) -> None:
+def test_the_degrees_of_a_finding_are_reported(spec: Path) -> None:
     (found,) = checked(spec, *MISTAKES["a file without its stage"][0]).findings
     assert found.notes[-1] == "at tp = 1, pp = 2"
     remedy = checked(spec, "r@tp c  as", "r@tp c dtype bfloat16 as").findings[0].remedy
     assert remedy is not None and remedy.endswith('write: w     = r@tp c dtype bf16 as "w"')
 
 
-def test_what_no_entry_stores_is_said_unless_none_is_written(spec: Path) -> None:
+def test_what_no_entry_stores_is_reported_unless_none_is_written(spec: Path) -> None:
     (remark,) = checked(spec, '  b     = r       as "b"\n', "").remarks
     assert remark == "x stores nothing of `b`: no entry speaks of it. Where that is meant, write `b = none`"
     assert checked(spec, 'b     = r       as "b"', "b = none").remarks == ()
@@ -310,7 +313,7 @@ def test_a_mesh_of_what_is_used_is_a_part_of_the_one_that_is_here(spec: Path) ->
     assert found.tried == ("ranks holds at tp = 2, pp = 2",)
 
 
-def test_a_layout_without_files_is_a_part_of_those_that_use_it_and_lies_in_theirs(spec: Path) -> None:
+def test_a_layout_without_files_is_a_part_of_those_that_use_it_and_is_in_theirs(spec: Path) -> None:
     part = STACKS.replace('  mesh tp\n  file weights = torch "{tp}.pt"\n', "  mesh tp\n")
     spec.write_text(part)
     found = check("x.ucpl", Given())
@@ -377,7 +380,10 @@ plan grow = here(fsdp = 1) -> here(fsdp = 2)
 
 
 def test_groups_and_what_a_caller_saved_are_not_advised_away(spec: Path) -> None:
-    """DCP's files have groups, and may have keys that no model says: neither is for `check` to take out."""
+    """DCP's files have groups, and may have keys that no model says.
+
+    Neither is for `check` to take out.
+    """
     spec.write_text(OF_DCP)
     found = check(str(spec), Given())
     assert not found.findings, found.findings
@@ -440,7 +446,10 @@ layout x(tp) of m {
     "shape", ['k = (g + g) d as "k"', 'k = (g@tp (k: d + k: d)) as "k"', 'k = ((g d) + (g d)) as "k"']
 )
 def test_what_no_plan_takes_is_no_good_layout(shape: str, spec: Path) -> None:
-    """`plan` refuses the layout as either side; a part stands once in a stored tensor."""
+    """`plan` refuses the layout as either side.
+
+    A part stands once in a stored tensor.
+    """
     spec.write_text(PARTS.replace("SHAPE", shape))
     codes = [d.code for d in check("x.ucpl", Given()).findings]
     assert "E304" in codes and codes[-1] == "E304"
@@ -475,7 +484,10 @@ layout two(tp) of m {{
 
 
 def test_a_fault_of_the_text_is_found_without_a_config(tmp_path: Path) -> None:
-    """Sizes are drawn: copies inside one tensor have no plan at any size."""
+    """Sizes are drawn.
+
+    Copies inside one tensor have no plan at any size.
+    """
     path = tmp_path / "x.ucpl"
     path.write_text(OF_A_CONFIG.format(parts="k: d + k: d"))
     found = check(str(path), Given())
@@ -515,7 +527,10 @@ def test_what_a_config_lists_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_an_index_of_an_open_dim_asks_for_its_size(tmp_path: Path) -> None:
-    """As the same text without the line `index g` does: the name may be misspelt, so no size is drawn."""
+    """As the same text without the line `index g` does.
+
+    The name may be misspelt, so no size is drawn.
+    """
     path = tmp_path / "x.ucpl"
     text = OF_A_CONFIG.format(parts="k: d").replace("  dim g = config.heads, d = config.size\n", "")
     for line in ("  index g = g@tp\n", "  index g = (g@tp lap)\n", ""):

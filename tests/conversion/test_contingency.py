@@ -1,4 +1,7 @@
-"""What to run after a loss: what fits, in which order, and plans that are the ones that `ucpl plan` makes."""
+"""What to run after a loss.
+
+What fits, in which order, and plans that are the ones that `ucpl plan` makes.
+"""
 
 from __future__ import annotations
 

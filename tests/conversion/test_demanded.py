@@ -1,4 +1,7 @@
-"""Demands of loaders on targets: names that Megatron looks for, config.json against the tensors, files of a model's folder."""
+"""Demands of loaders on targets.
+
+Names that Megatron looks for, config.json against the tensors, files of a model's folder.
+"""
 
 import json
 import shutil
@@ -172,7 +175,7 @@ def test_a_common_class_is_checked_without_transformers(kind, more, code, tensor
 # ---- files -------------------------------------------------------------------------------------------------------------------
 
 
-def test_code_and_tokenizer_go_along_and_those_beside_a_given_config_too(tensors, tmp_path):
+def test_code_and_tokenizer_go_along_and_those_next_to_a_given_config_too(tensors, tmp_path):
     config = {**CONFIG, "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
     source = save(tmp_path / "s", tensors, config)
     raw = b"\x0a\xff\x00sentencepiece"
@@ -189,7 +192,7 @@ def test_code_and_tokenizer_go_along_and_those_beside_a_given_config_too(tensors
             assert (tmp_path / folder / name).read_bytes() == (source / name).read_bytes(), (folder, name)
 
 
-def test_code_that_no_config_names_is_left_out_and_said(tensors, tmp_path):
+def test_code_that_no_config_names_is_left_out_and_reported(tensors, tmp_path):
     source = save(tmp_path / "s", tensors, CONFIG)
     (source / "train.py").write_text("")
     ucpl.convert(source, tmp_path / "made", "safetensors()")
@@ -270,7 +273,10 @@ def test_an_adapter_is_named_as_peft_names_it_and_asks_for_its_config(tmp_path):
 
 
 def test_an_adapter_that_peft_saved_keeps_its_names_and_its_file(tmp_path):
-    """`lora_A.weight` is no adapter called weight; PEFT reads no index, however large a file is."""
+    """`lora_A.weight` is no adapter called weight.
+
+    PEFT reads no index, however large a file is.
+    """
     names = [f"{LORA}.lora_A.weight", f"{LORA}.lora_B.weight", f"{LORA}.lora_magnitude_vector"]
     names += ["base_model.model.embed.lora_embedding_A", "base_model.model.lm_head.weight"]
     source = tmp_path / "s"

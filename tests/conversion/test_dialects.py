@@ -1,4 +1,7 @@
-"""One model under two sets of names: optimizer state goes from Hugging Face's to Megatron's and back, at other degrees."""
+"""One model under two sets of names.
+
+Optimizer state goes from Hugging Face's to Megatron's and back, at other degrees.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def moved(source: Path, target: Path, here: str, to: str, config: dict[str, Any]
 
 
 def qkv(params: Params, layer: int, state: str) -> torch.Tensor:
-    """As Megatron has it: of each group its queries, its key, its value."""
+    """As Megatron has it.
+
+    Of each group its queries, its key, its value.
+    """
     q, k, v = (params[f"model.layers.{layer}.self_attn.{one}_proj.weight"][state] for one in "qkv")
     rows = [[q[12 * g : 12 * g + 12], k[6 * g : 6 * g + 6], v[6 * g : 6 * g + 6]] for g in range(2)]
     return torch.cat([part for group in rows for part in group])
@@ -188,7 +194,7 @@ def test_megatrons_buffers_follow_its_modules(there: str, zero: tuple[Path, Para
     assert block[:3] == first or block[-3:] == first[::-1], block
 
 
-def test_modules_beside_megatrons_own_leave_its_buffers_in_their_order(
+def test_modules_next_to_megatrons_own_leave_its_buffers_in_their_order(
     zero: tuple[Path, Params], tmp_path: Path
 ) -> None:
     """A name that Megatron-Core has not is behind those that it registers, which are still as it registers them."""
@@ -256,7 +262,10 @@ def test_sizes_that_no_config_says_are_of_the_model(zero: tuple[Path, Params], t
 
 @pytest.mark.parametrize("there", ["megatron_core(tp = 2)", "dcp(fsdp = 2)"])
 def test_a_run_of_16_bits_is_one_for_deepspeed(there: str, tmp_path: Path) -> None:
-    """Files of an optimizer are called `bf16_zero_...`: an engine that finds none of its own goes on without it."""
+    """Files of an optimizer are called `bf16_zero_...`.
+
+    An engine that finds none of its own goes on without it.
+    """
     names = {"decoder.final_layernorm.weight": (4,), "output_layer.weight": (6, 4)}
     params = numbered(names)
     params["decoder.final_layernorm.weight"]["weight"] = params["decoder.final_layernorm.weight"]["fp32"]

@@ -1,4 +1,7 @@
-"""Files of two steps have equal keys and shapes: `convert` and `apply` hold a sample of weights against masters."""
+"""Files of two steps have equal keys and shapes.
+
+`convert` and `apply` hold a sample of weights against masters.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def test_a_file_of_another_step_is_refused(case: str, to: str, tmp_path: Path) -
     assert not (tmp_path / "target").exists()
 
 
-def test_weights_that_were_changed_on_purpose_go_over_where_that_is_said(tmp_path: Path) -> None:
+def test_weights_that_were_changed_on_purpose_are_converted_on_request(tmp_path: Path) -> None:
     edited(copied("z1_dp4", tmp_path / "source") / "mp_rank_00_model_states.pt", of_another_step)
     with pytest.raises(UcplError, match="E615"):
         convert(tmp_path / "source", tmp_path / "target", "plain()")
@@ -78,7 +81,10 @@ def test_weights_that_were_changed_on_purpose_go_over_where_that_is_said(tmp_pat
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("to", ["zero3(dp=3)", "plain()"])
 def test_a_plan_is_not_applied_to_files_of_two_steps(case: str, to: str, tmp_path: Path) -> None:
-    """Made while all was well, by headers alone: what the source holds is looked at when the plan is applied."""
+    """Made while all was well, by headers alone.
+
+    What the source holds is looked at when the plan is applied.
+    """
     name, file = CASES[case]
     if not name.startswith("z"):
         to = "plain()"

@@ -1,4 +1,7 @@
-"""`fill` from the command line to the bytes: moments for weights alone, rows and tensors that are new, what is refused."""
+"""`fill` from the command line to the bytes.
+
+Moments for weights alone, rows and tensors that are new, what is refused.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ def test_a_fill_that_is_no_line_is_refused(text: str, weights: Path, tmp_path: P
 
 
 def test_numbers_of_parameters_are_begun_where_there_are_none(tmp_path: Path) -> None:
-    """`step` of what is new; in a flat buffer the step of what was trained holds."""
+    """`step` of what is new.
+
+    In a flat buffer the step of what was trained holds.
+    """
     source = ucpl.infer(FIXTURE)
     text, _, _ = source.text().partition("layout ")
     text = text.replace('group "0" = ', 'group "0" = fresh, ').replace(" {", " {\n  fresh : 2  dtype f32", 1)
@@ -149,14 +155,14 @@ layout all() of m {
 
 
 @pytest.mark.parametrize("text", ["exp_avg=0", "state exp_avg=0", "step=0"])
-def test_a_fill_of_a_state_that_the_source_has_is_said(text: str) -> None:
+def test_a_fill_of_a_state_that_the_source_has_is_reported(text: str) -> None:
     plan = ucpl.plan(str(FIXTURE), "zero1(dp = 2)", fill=[text])
     name = text.removeprefix("state ").removesuffix("=0")
     assert plan.filled == (f"nothing by `fill state {name} = 0`: the source has all of it",)
 
 
 @pytest.mark.parametrize("text", ["exp_avg=0", "step=0"])
-def test_a_fill_of_a_state_that_the_target_does_not_store_is_said(text: str, weights: Path) -> None:
+def test_a_fill_of_a_state_that_the_target_does_not_store_is_reported(text: str, weights: Path) -> None:
     """A file of tensors has no numbers of the optimizer either."""
     name = text.removesuffix("=0")
     for source in (str(FIXTURE), str(weights)):

@@ -1,4 +1,7 @@
-"""What is alike is one row: of all layers, experts and ranks, with how many there are, and what differs is told apart."""
+"""What is alike is one row.
+
+Of all layers, experts and ranks, with how many there are, and what differs is told apart.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def rows(placement: Placement, rank: int | None = None) -> list[tuple[str, int]]
     return found
 
 
-def test_layers_and_experts_that_are_alike_are_one_row_and_others_are_told_apart() -> None:
+def test_layers_and_experts_that_are_alike_are_one_row_and_others_are_distinguished() -> None:
     assert rows(located(MODEL, "x()")) == [
         ("layers.{2..5}.experts.{0..4}.up", 12), ("layers.{1, 3}.down", 2), ("layers.{0..5}.ln", 5), ("head", 1),
     ]  # fmt: skip
@@ -96,7 +99,7 @@ def test_every_stored_tensor_is_in_one_row(text: str, call: str) -> None:
         assert sum(count for _, count in rows(placement, rank)) == sum(home.rank == rank for home in homes)
 
 
-def test_what_is_alone_is_told_as_it_is_by_itself() -> None:
+def test_single_rows_keep_their_text() -> None:
     placement = located(STATES, "x(dp = 3)")
     alone = [line for line in folded(placement, 0) if line.startswith("exp_avg")]
     assert alone == [line for line in told(placement, 0, each=True) if line.startswith("exp_avg")]
@@ -112,5 +115,5 @@ def test_rows_do_not_grow_with_what_is_alike() -> None:
     [([3], "3"), ([0, 1, 2], "0..3"), ([4, 0, 2], "0..6 by 2"), ([1, 4], "1, 4"), (range(0, 99, 98), "0, 98"),
      ([0, 1, 2, 4, 8, 16, 32], "0, 1, 2, 4, 8, 16, ...")],
 )  # fmt: skip
-def test_numbers_are_told_as_ranges_are(values: list[int], text: str) -> None:
+def test_numbers_are_reported_as_ranges_are(values: list[int], text: str) -> None:
     assert numbers(values) == text

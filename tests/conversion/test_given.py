@@ -26,7 +26,7 @@ def test_a_config_is_an_object_or_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "code"), [(None, "E170"), ("[1]", "E176"), ("{", "E176")])
-def test_a_config_that_is_none_is_said_with_its_file(tmp_path: Path, text: str | None, code: str) -> None:
+def test_a_config_that_is_none_is_reported_with_its_file(tmp_path: Path, text: str | None, code: str) -> None:
     spec, config = tmp_path / "m.ucpl", tmp_path / "config.json"
     spec.write_text(TEXT)
     if text is not None:

@@ -1,4 +1,7 @@
-"""What was written is looked at before it appears: whatever is not as its layout says replaces nothing."""
+"""What was written is looked at before it appears.
+
+Whatever is not as its layout says replaces nothing.
+"""
 
 from __future__ import annotations
 

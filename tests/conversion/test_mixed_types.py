@@ -1,4 +1,7 @@
-"""A bf16 model with an fp32 router under AdamW: moments have the dtype of each parameter, and training goes on."""
+"""A bf16 model with an fp32 router under AdamW.
+
+Moments have the dtype of each parameter, and training goes on.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
 
 
 @pytest.mark.parametrize("way", [("dcp(fsdp = 3)",), ("plain()", "dcp(fsdp = 2)")], ids=len)
-def test_training_goes_on(saved: tuple[Path, list[float]], way: tuple[str, ...], tmp_path: Path) -> None:
+def test_training_continues(saved: tuple[Path, list[float]], way: tuple[str, ...], tmp_path: Path) -> None:
     folder, losses = saved
     for number, to in enumerate(way):
         ucpl.convert(folder, tmp_path / str(number), to=to)
@@ -98,7 +101,7 @@ def test_weights_alone(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
     assert all(found[n].dtype == t.dtype and torch.equal(found[n], t) for n, t in held.items())
 
 
-def test_an_engine_of_one_type_is_told_of(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
+def test_an_engine_of_one_type_is_reported(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
     """DeepSpeed's engine refuses parameters that are not f32 where neither bf16 nor fp16 is on."""
     done = command("convert", saved[0], tmp_path / "zero", "--to", "zero1(dp=2)")
     assert done.status == 0, done.err

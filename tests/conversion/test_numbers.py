@@ -40,7 +40,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def test_the_number_of_a_tensor_with_another_name_is_told_as_left_out(tmp_path: Path) -> None:
+def test_the_number_of_a_tensor_with_another_name_is_reported_as_left_out(tmp_path: Path) -> None:
     (tmp_path / "own.ucpl").write_text(SPEC, encoding="utf-8")
     made = ucpl.convert(saved(tmp_path / "a"), tmp_path / "b", to="plain()", layout=f"{tmp_path}/own.ucpl:renamed()")
     kept = torch.load(tmp_path / "b" / "plain.pt", weights_only=True)["params"]["b"]
@@ -48,7 +48,7 @@ def test_the_number_of_a_tensor_with_another_name_is_told_as_left_out(tmp_path: 
     assert "step of a: no tensor of the target has this name, which the files give it" in made.plan.dropped
 
 
-def test_the_number_of_a_tensor_goes_along_or_is_told_as_left_out(tmp_path: Path) -> None:
+def test_the_number_of_a_tensor_goes_along_or_is_reported_as_left_out(tmp_path: Path) -> None:
     made = ucpl.convert(saved(tmp_path / "a"), tmp_path / "b", to="plain()")
     assert not [text for text in made.plan.dropped if text.startswith("step")]
     kept = torch.load(tmp_path / "b" / "plain.pt", weights_only=True)["params"]["a"]

@@ -1,4 +1,7 @@
-"""A verb and its function are one conversion: what one does, the other does, and in the same order."""
+"""A verb and its function are one conversion.
+
+What one does, the other does, and in the same order.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,10 @@ def test_a_plan_of_python_is_proved_again_where_that_is_asked(monkeypatch: pytes
 
 
 def test_keywords_are_the_options_of_a_run() -> None:
-    """A keyword that no option has would be swallowed; an option without one could not be asked for."""
+    """A keyword that no option has would be swallowed.
+
+    An option without one could not be asked for.
+    """
     from attrs import fields
 
     from ucpl.conversion.keywords import How, options_from

@@ -1,4 +1,7 @@
-"""What no text can say is converted all the same: a target carries a text of its own only where that can be read again."""
+"""What no text can say is converted all the same.
+
+A target carries a text of its own only where that can be read again.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def test_a_text_that_is_too_large_is_not_carried(tmp_path: Path, form: str, monk
 
 
 @pytest.mark.parametrize("name", ["w{l}", "a}b", "{}"])
-def test_braces_in_a_name_are_said_to_be_none_of_a_text(tmp_path: Path, name: str) -> None:
+def test_braces_in_a_name_are_reported_to_be_none_of_a_text(tmp_path: Path, name: str) -> None:
     with pytest.raises(ucpl.UcplError, match="braces stand for numbers") as caught:
         ucpl.infer(saved(tmp_path, name)).text()
     assert caught.value.diagnostics[0].code == "E017"
@@ -113,7 +116,10 @@ def towers(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("to", ["zero1(dp=2)", "zero3(dp=2)", "plain()", "universal()", "dcp(fsdp=2)", "t.ucpl:any()"])
 def test_the_text_of_a_model_that_uses_another_twice_is_one(towers: Path, to: str) -> None:
-    """Of layouts of any model, too, which write the model out; without groups of its own, and with none."""
+    """Of layouts of any model, too, which write the model out.
+
+    Without groups of its own, and with none.
+    """
     spec, form = f"{towers}/t.ucpl", to.replace("t.ucpl", f"{towers}/t.ucpl")
     ucpl.convert(towers / "source", towers / "there", to=form, layout=f"{spec}:one()")
     (text,) = towers.glob("there/ucpl/layout.ucpl")
@@ -126,7 +132,7 @@ def test_the_text_of_a_model_that_uses_another_twice_is_one(towers: Path, to: st
 
 
 @pytest.mark.parametrize("name", ["w{l}", "", "x" * 1025, "*"], ids=["braces", "empty", "long", "star"])
-def test_what_its_text_alone_would_tell_is_refused_where_none_can(towers: Path, name: str) -> None:
+def test_what_its_text_alone_would_report_is_refused_where_none_can(towers: Path, name: str) -> None:
     with pytest.raises(ucpl.UcplError, match="nothing would say what any") as caught:
         ucpl.convert(saved(towers, name), towers / "there", to=f"{towers}/t.ucpl:any()")
     assert caught.value.diagnostics[0].code == "E017" and not (towers / "there").exists()

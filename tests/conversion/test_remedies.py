@@ -1,4 +1,7 @@
-"""Refusals whose remedy is a line to write: what they show is what helps."""
+"""Refusals whose remedy is a line to write.
+
+What they show is what helps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def test_the_layout_that_is_shown_takes_one_rank_s_buffer(tmp_path: Path) -> Non
     assert torch.equal(found["calls"], whole["calls"])  # the first rank's
 
 
-def test_a_frozen_expert_at_stage_2_is_told_where_it_can_go(tmp_path: Path) -> None:
+def test_a_frozen_expert_at_stage_2_is_refused_with_a_remedy(tmp_path: Path) -> None:
     expert = "*.deepspeed_experts.*.h.weight"
     source = FIXTURES / "moe_ep2_dp2_z1"
     with pytest.raises(

@@ -1,4 +1,7 @@
-"""The share of one rank as a caller asks for it: of a checkpoint, of specs, with changes by name; beside the whole plan."""
+"""The share of one rank as a caller asks for it.
+
+Of a checkpoint, of specs, with changes by name; beside the whole plan.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,10 @@ def whole(name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("fsdp", [1, 2, 3, 5])
 def test_chunks_begin_where_the_rows_that_there_are_lie(made: Path, fsdp: int) -> None:
-    """Layers are dealt, those that a tensor lacks, too: torch reads what each rank has of it as one tensor without gaps."""
+    """Layers are dealt, those that a tensor lacks, too.
+
+    Torch reads what each rank has of it as one tensor without gaps.
+    """
     ucpl.convert(made / "one.pt", made / "dcp", to=f"dcp(fsdp={fsdp})", layout=f"{made}/one.ucpl:one()")
     dcp_to_torch_save(made / "dcp", made / "torch.pt")
     held = torch.load(made / "torch.pt", weights_only=False)
@@ -70,7 +73,10 @@ def test_chunks_begin_where_the_rows_that_there_are_lie(made: Path, fsdp: int) -
 
 @pytest.mark.parametrize("form", ["plain()", "safetensors()", "zero0(dp=1)", "dcp(fsdp=2)"])
 def test_a_tensor_of_no_index_is_none(made: Path, form: str) -> None:
-    """As layers of multi-token prediction that a config does not ask for: nothing says their dtype."""
+    """As layers of multi-token prediction that a config does not ask for.
+
+    Nothing says their dtype.
+    """
     ucpl.convert(made / "one.pt", made / "there", to=form, layout=f"{made}/one.ucpl:one()")
     assert ucpl.verify(made / "there")
     ucpl.convert(made / "there", made / "plain.pt", to="plain()")

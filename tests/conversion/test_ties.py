@@ -1,4 +1,7 @@
-"""Second names that a class ties: a Hugging Face folder stores one of them, or both, and DeepSpeed asks for all."""
+"""Second names that a class ties.
+
+A Hugging Face folder stores one of them, or both, and DeepSpeed asks for all.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_the_module_has_both_names_of_one_tensor(folder: Path, call: str, names:
     assert "load_module_strict" not in " ".join(advice(open_checkpoint(source), api.plan(str(source), call).target))
 
 
-def test_a_tie_is_told_with_what_says_it(folder: Path) -> None:
+def test_a_tie_is_reported_with_what_says_it(folder: Path) -> None:
     source = saved(folder, TENSORS)
     out = good("convert", source, folder / "t", "--to", "zero1(dp=2)", "--dry-run").out
     assert f"  alias = {HEAD} of {EMBED}: tied in Tiny\n" in out
@@ -116,7 +119,10 @@ layout cut(tp) of m {
 def test_the_second_name_of_a_layout_that_states_no_dtype(
     tmp_path: Path, of_alias: str, is_shared: bool, tp: int
 ) -> None:
-    """It is of the owner's, which the source's tells: one storage where both are cut alike, or the numbers once more."""
+    """It is of the owner's, which the source's tells.
+
+    One storage where both are cut alike, or the numbers once more.
+    """
     (tmp_path / "m.ucpl").write_text(NAMED_TWICE.replace("CUT", of_alias))
     held = torch.arange(24.0, dtype=torch.bfloat16).reshape(6, 4)
     torch.save({"wte": held}, tmp_path / "one.pt")

@@ -1,4 +1,6 @@
-"""A target that trains in another dtype: weights rounded from masters, masters and moments bit for bit, all of it told.
+"""A target that trains in another dtype.
+
+Weights rounded from masters, masters and moments bit for bit, all of it told.
 
 What is expected is computed by torch alone, of the state that the source holds.
 """
@@ -119,7 +121,10 @@ def test_weights_are_masters_rounded_once(name: str, to: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_the_file_that_deepspeed_reads(stage: int, tmp_path: Path) -> None:
-    """Not through our own reader: the module's tensors, and how the engine is told what it is."""
+    """Not through our own reader.
+
+    The module's tensors, and how the engine is told what it is.
+    """
     truth = torch.load(FIXTURES / "z1_dp4" / "truth.pt", weights_only=True)["params"]
     ucpl.convert(FIXTURES / "z1_dp4", tmp_path / "x", to=f"zero{stage}(dp=2, bf16=1)")
     stored = model_states(tmp_path / "x")
@@ -156,7 +161,10 @@ def test_there_and_back_gives_masters_and_moments_bit_for_bit(name: str, other: 
 
 
 def with_master(file: Path, element: int, value: float) -> None:
-    """One master of the first group another, in the archive itself: nothing of its pickle is loaded."""
+    """One master of the first group another, in the archive itself.
+
+    Nothing of its pickle is loaded.
+    """
     held = open_checkpoint(file.parents[1])
     extent = next(
         e
@@ -175,7 +183,10 @@ def with_master(file: Path, element: int, value: float) -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_master_that_fp16_does_not_hold_is_refused_by_its_tensor_and_element(stage: int, tmp_path: Path) -> None:
-    """A flat buffer's element is said as the tensor's own, too. In bf16 the same goes over."""
+    """A flat buffer's element is said as the tensor's own, too.
+
+    In bf16 the same goes over.
+    """
     shutil.copytree(FIXTURES / "z1_dp4", tmp_path / "in")
     (file,) = (tmp_path / "in").glob("*/zero_pp_rank_0_mp_rank_00_optim_states.pt")
     with_master(file, 7, -70000.0)
@@ -190,7 +201,7 @@ def test_a_master_that_fp16_does_not_hold_is_refused_by_its_tensor_and_element(s
     assert found.labels[0].where.endswith("[7]") and "zero_pp_rank_0" in found.labels[0].file
 
 
-def test_what_zero3_rounds_itself_is_said_and_not_looked_at() -> None:
+def test_what_zero3_rounds_itself_is_reported_and_not_looked_at() -> None:
     for call, is_said in (
         ("zero3(dp=2, fp16=1)", True),
         ("zero3(dp=2, bf16=1)", False),
@@ -201,7 +212,10 @@ def test_what_zero3_rounds_itself_is_said_and_not_looked_at() -> None:
 
 
 def test_what_has_no_master_is_rounded_itself_and_named(tmp_path: Path) -> None:
-    """A frozen parameter; its buffer stays as it is, as DeepSpeed leaves it."""
+    """A frozen parameter.
+
+    Its buffer stays as it is, as DeepSpeed leaves it.
+    """
     made = ucpl.plan(str(FIXTURES / "z2_dp3_frozen"), "zero2(dp=2, bf16=1)")
     assert "training in bf16: the source trains in f32" in made.derived
     alone = [text for text in made.derived if "no master" in text]
@@ -209,14 +223,17 @@ def test_what_has_no_master_is_rounded_itself_and_named(tmp_path: Path) -> None:
     assert any(text.startswith("weight of 25 tensors is derived from fp32") for text in made.derived)
 
 
-def test_of_the_source_s_own_dtype_nothing_is_told() -> None:
+def test_of_the_source_s_own_dtype_nothing_is_reported() -> None:
     for name, to in (("z1_dp4", "zero1(dp=2, bf16=0, fp16=0)"), ("z1_dp2_bf16", "zero1(dp=3, bf16=1)")):
         made = ucpl.plan(str(FIXTURES / name), to)
         assert not any("training" in text or "derived" in text for text in made.derived)
 
 
 def test_an_option_of_bf16_is_not_taken_over() -> None:
-    """BF16_Optimizer is bf16 training's; grad_accum_dtype, of which it came, makes it anew on the way back."""
+    """BF16_Optimizer is bf16 training's.
+
+    Grad_accum_dtype, of which it came, makes it anew on the way back.
+    """
     name = str(FIXTURES / "z1_dp2_bf16opt")
     made = ucpl.plan(name, "zero1(dp=3, bf16=0)")
     assert "bf16_optimizer = 0" in made.target_call
@@ -236,7 +253,10 @@ def test_grad_accum_dtype_makes_bf16_optimizer_on_the_way_back(tmp_path: Path) -
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_losses_are_scaled_in_fp16_and_nowhere_else(stage: int, tmp_path: Path) -> None:
-    """As DeepSpeed begins: dynamic, 2 ** 16, hysteresis 2. A fixed scale of another dtype would never move."""
+    """As DeepSpeed begins: dynamic, 2 ** 16, hysteresis 2.
+
+    A fixed scale of another dtype would never move.
+    """
     made = ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to=f"zero{stage}(dp=2, fp16=1)").plan
     assert "loss_scaler is new, for fp16 training: dynamic, from 65536 (DeepSpeed's defaults)" in made.derived
     name, state, blobs = scaler_of(tmp_path / "x")
@@ -302,7 +322,10 @@ def test_a_plain_file_keeps_how_its_source_trained(tmp_path: Path) -> None:
     ],
 )
 def test_weights_alone(dtype: torch.dtype, to: str, now: torch.dtype, tmp_path: Path) -> None:
-    """A folder of weights has no settings: each weight that is not of the dtype asked for is cast, and the plan says which."""
+    """A folder of weights has no settings.
+
+    Each weight that is not of the dtype asked for is cast, and the plan says which.
+    """
     weights = {"a": torch.randn(40, dtype=torch.float64).to(dtype), "b": torch.arange(15.0).reshape(3, 5).to(dtype) / 7}
     save_file(weights, folder(tmp_path) / "model.safetensors")
     made = ucpl.convert(tmp_path / "w", tmp_path / "x", to=to).plan
@@ -328,13 +351,16 @@ def test_of_weights_alone_one_of_another_dtype_is_named(tmp_path: Path) -> None:
 
 
 def test_safetensors_of_another_dtype_s_run(tmp_path: Path) -> None:
-    """A format that knows no training changes none: the weights are the source's."""
+    """A format that knows no training changes none.
+
+    The weights are the source's.
+    """
     ucpl.convert(FIXTURES / "z1_dp2_bf16", tmp_path / "x", to="safetensors()")
     (file,) = (tmp_path / "x").glob("*.safetensors")
     assert {t.dtype for n, t in load_file(file).items() if n != "calls"} == {torch.bfloat16}
 
 
-def test_what_is_said_of_states_that_the_target_makes_of_others() -> None:
+def test_what_is_reported_of_states_that_the_target_makes_of_others() -> None:
     """Masters that somebody makes of bf16 weights later are not those that the run had, and nothing says that they were."""
     plans = {to: ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), to).dropped for to in ("safetensors()", "zero3(dp=2)")}
     masters = [text for text in plans["safetensors()"] if text.startswith("fp32 of ")]
@@ -409,7 +435,10 @@ def test_frozen_ones_that_are_trained_from_here_on_begin_with_all_that_was_store
 
 
 def test_a_text_of_bf16_optimizer_fixes_what_its_lines_were_chosen_by(tmp_path: Path) -> None:
-    """Its buffers are padded: a source of ZeRO-2, which says `bf16_optimizer = 0`, does not make it another's."""
+    """Its buffers are padded.
+
+    A source of ZeRO-2, which says `bf16_optimizer = 0`, does not make it another's.
+    """
     text = tmp_path / "home.ucpl"
     text.write_text(ucpl.infer(FIXTURES / "z1_dp2_bf16opt").text())
     ucpl.convert(FIXTURES / "z1_dp2_bf16opt", tmp_path / "a", to="zero2(dp=1)")

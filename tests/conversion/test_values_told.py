@@ -1,4 +1,7 @@
-"""What the rooms of the compiler give prints: a head that says which layout it is, and a line for each thing in it."""
+"""What the rooms of the compiler give prints.
+
+A head that says which layout it is, and a line for each thing in it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Weights are always obtainable: whatever the optimizer is, and whatever became of its files, where somebody says so.
+"""Weights are always obtainable.
+
+Whatever the optimizer is, and whatever became of its files, where somebody says so.
 
 A run whose optimizer shards are gone is converted as weights only where somebody says that this is meant.
 """
@@ -49,7 +51,7 @@ def test_it_is_refused_by_the_files_that_are_gone(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", GONE)
-def test_the_weights_go_over_where_that_is_said(name: str, tmp_path: Path) -> None:
+def test_the_weights_are_converted_on_request(name: str, tmp_path: Path) -> None:
     source = without_shards(name, tmp_path / "source")
     done = command("convert", source, tmp_path / "target", "--to", "plain()", "--weights-alone")
     assert done.status == 0, done.err
@@ -111,7 +113,10 @@ def plain_of(source: Path, to: Path, *, weights_alone: bool = False) -> dict[str
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_optimizer_that_is_there_is_left_out(name: str, tmp_path: Path) -> None:
-    """As it was ignored where shards lie: the target has the weights, and nothing of the optimizer but its masters."""
+    """As it was ignored where shards lie.
+
+    The target has the weights, and nothing of the optimizer but its masters.
+    """
     source = run_of(name, tmp_path / "source")
     held, found = plain_of(source, tmp_path / "whole"), plain_of(source, tmp_path / "alone", weights_alone=True)
     assert any(len(states) > 1 for states in held.values())
@@ -227,7 +232,10 @@ def test_an_optimizer_of_experts_without_zero_is_named(tmp_path: Path) -> None:
 
 
 class Codes(torch.Tensor):
-    """A tensor as torchao's optimizers keep their moments: a class of its own, with codes in it."""
+    """A tensor as torchao's optimizers keep their moments.
+
+    A class of its own, with codes in it.
+    """
 
     codes: torch.Tensor
 

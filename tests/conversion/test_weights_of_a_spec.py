@@ -47,7 +47,10 @@ def test_masters_are_the_weights(to, tmp_path):
 
 @pytest.mark.parametrize("to", ["zero1(dp=2, bf16=1)", "zero3(dp=2, bf16=1)", "universal(bf16=1)"])
 def test_weights_are_rounded_where_the_target_trains_in_bf16(to, tmp_path):
-    """The files say what the weights are, and the spec nothing: fp32 masters whole, weights rounded once."""
+    """The files say what the weights are, and the spec nothing.
+
+    Fp32 masters whole, weights rounded once.
+    """
     tensors = folder(tmp_path / "hf", torch.float32)
     ucpl.convert(tmp_path / "hf", tmp_path / "out", to, layout=HF)
     found = plain(tmp_path / "out", tmp_path / "plain")
@@ -65,7 +68,10 @@ def test_a_target_of_weights_of_16_bits_has_wide_masters(tmp_path):
 
 
 def test_whose_names_a_target_has_is_remarked(tmp_path):
-    """A job of transformers' class looks for the folder's names; plain() is for people."""
+    """A job of transformers' class looks for the folder's names.
+
+    Plain() is for people.
+    """
     folder(tmp_path / "hf", torch.float32)
     said = [
         command("plan", "--checkpoint", tmp_path / "hf", "--from", HF, "--to", to).out

@@ -1,4 +1,7 @@
-"""Odd folders of torch.distributed.checkpoint: what torch loads is converted bit for bit, or refused with a code."""
+"""Odd folders of torch.distributed.checkpoint.
+
+What torch loads is converted bit for bit, or refused with a code.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ W = torch.arange(48.0).reshape(6, 8)
 
 
 def outcome(folder: Path, wanted: dict[str, torch.Tensor], out: Path, lead: str = "") -> str:
-    """ "equal", or the code of the refusal. torch loads each of these folders.
+    """ "equal", or the code of the refusal.
+
+    Torch loads each of these folders.
 
     wanted: shapes and dtypes that torch is asked for, by name. lead: the part of these names that ours lack.
     """
@@ -55,7 +60,10 @@ def outcome(folder: Path, wanted: dict[str, torch.Tensor], out: Path, lead: str 
 def folder_of(
     folder: Path, tensors: dict[str, torch.Tensor], boxes: dict[str, Sequence[Box]], *, files: int = 1, spoil: str = ""
 ) -> Path:
-    """A folder whose chunks are these boxes, dealt to files in turn. spoil: a name whose later chunks are other numbers."""
+    """A folder whose chunks are these boxes, dealt to files in turn.
+
+    Spoil: a name whose later chunks are other numbers.
+    """
     datas = [io.BytesIO() for _ in range(files)]
     described: dict[str, Any] = {}
     places: dict[MetadataIndex, Any] = {}

@@ -1,4 +1,7 @@
-"""Odd safetensors files: what the library loads is read bit for bit, or refused with a code; what it refuses is refused."""
+"""Odd safetensors files.
+
+What the library loads is read bit for bit, or refused with a code; what it refuses is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ EQUAL = ("equal", True)
 
 
 def outcome(path: Path) -> Outcome:
-    """The readings of a file by the library and here. Raises: AssertionError if values differ, or only ours reads."""
+    """The readings of a file by the library and here. Raises.
+
+    AssertionError if values differ, or only ours reads.
+    """
     theirs: dict[str, torch.Tensor] | None
     try:
         theirs = library.load_file(path)

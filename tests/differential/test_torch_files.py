@@ -1,4 +1,7 @@
-"""Odd but valid files of torch.save, and some that are not: what torch loads is read bit for bit, or refused with a code."""
+"""Odd but valid files of torch.save, and some that are not.
+
+What torch loads is read bit for bit, or refused with a code.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ EQUAL = ("equal", "")
 
 
 def outcome(path: Path, inert: type[Exception] | None = None) -> Outcome:
-    """The readings of a file by torch and here. inert: the exception with which the comparison of the two must end."""
+    """The readings of a file by torch and here. inert.
+
+    The exception with which the comparison of the two must end.
+    """
     theirs, refusal = None, ""
     try:
         theirs = torch.load(path, map_location="cpu", weights_only=False)
@@ -264,7 +270,10 @@ def without(entries: Members, *ends: str) -> Members:
 
 
 def again(entries: Members, end: str, name: str, data: bytes | None = None) -> Members:
-    """A second member, in front of or behind the first: another name, or the same one."""
+    """A second member, in front of or behind the first.
+
+    Another name, or the same one.
+    """
     found = next(raw for own, raw in entries if own.endswith(end))
     return [*entries, (name, data if data is not None else bytes(len(found)))]
 

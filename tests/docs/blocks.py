@@ -1,4 +1,6 @@
-"""Fenced blocks of the pages: where they stand, what their first line asks for, and how each is put to the test.
+"""Fenced blocks of the pages.
+
+Where they stand, what their first line asks for, and how each is put to the test.
 
 The info string of a block says what it is (GitHub colours by its first word alone):
 
@@ -74,7 +76,10 @@ def whole(text: str, place: str) -> str:
 
 
 def items_of(block: Block) -> list[Any]:
-    """The records of a block, in order: its statements, or those inside the place that it is a part of."""
+    """The records of a block, in order.
+
+    Its statements, or those inside the place that it is a part of.
+    """
     place = block.info[1] if len(block.info) > 1 else "file"
     if place not in PLACES:
         return list(parse(block.text, str(block)).statements)
@@ -90,7 +95,10 @@ def items_of(block: Block) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A record in short: fields that are not their default, in order; names of dims and numbers as they are."""
+    """A record in short: fields that are not their default, in order.
+
+    Names of dims and numbers as they are.
+    """
     match value:
         case nodes.Dim(name=name, range=None) | nodes.Dimension(name=str(name), size=None, range=None):
             return name
@@ -140,7 +148,10 @@ def located(text: str, call: str | None = None) -> Placement:
 
 
 def cells(placement: Placement) -> str:
-    """One line a stored tensor: its file, its key, and what each cell holds; `.` is padding, `/` ends a row."""
+    """One line a stored tensor.
+
+    Its file, its key, and what each cell holds; `.` is padding, `/` ends a row.
+    """
     rows = []
     for part in placement.parts:
         for number, home in enumerate(part.homes):

@@ -73,7 +73,10 @@ def tests_of(entry: dict[str, Any]) -> Tests:
 
 
 def names(pattern: str, test: str) -> bool:
-    """True if a name in the list is this test; `*` is any text, no [...] any parameters."""
+    """True if a name in the list is this test.
+
+    `*` is any text, no [...] any parameters.
+    """
     return _matched(pattern).fullmatch(test) is not None
 
 

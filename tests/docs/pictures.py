@@ -1,4 +1,7 @@
-"""Writes the pictures of docs/PICTURES.md anew, by the commands that stand there: python -m tests.docs.pictures"""
+"""Writes the pictures of docs/PICTURES.md anew, by the commands that stand there.
+
+Python -m tests.docs.pictures
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ PLANS = re.compile(r"^\$ ucpl (plan .* -o \S+\.plan)$", re.MULTILINE)
 
 
 def written(top: Path) -> dict[str, bytes]:
-    """Each file that the commands of the page write, by its name: they are run in a copy of what they name."""
+    """Each file that the commands of the page write, by its name.
+
+    They are run in a copy of what they name.
+    """
     text = PAGE.read_text(encoding="utf-8")
     for name in ("docs/pictures", "benchmarks", "examples"):
         shutil.copytree(ROOT / name, top / name, ignore=shutil.ignore_patterns(*(f"*{m}" for m in MADE), "__pycache__"))

@@ -32,7 +32,10 @@ c.dispatchEvent(new Event('mouseover',{bubbles:true}));
 
 @frozen
 class Screen:
-    """page: a page of the folder, or what `ucpl show PAGE --html` gives. done: what a user has done before."""
+    """page: a page of the folder, or what `ucpl show PAGE --html` gives. done.
+
+    What a user has done before.
+    """
 
     page: str
     width: int

@@ -1,4 +1,7 @@
-"""docs/PERFORMANCE.md shows the measured figures: the tests compare its blocks with the figures that were kept."""
+"""docs/PERFORMANCE.md shows the measured figures.
+
+The tests compare its blocks with the figures that were kept.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def test_a_block_is_made_of_its_table_and_no_other() -> None:
 
 
 def test_where_the_time_of_a_process_went() -> None:
-    """Start is what the same command takes on a tiny checkpoint; what else comes before the first byte is planning."""
+    """Start is what the same command takes on a tiny checkpoint.
+
+    What else comes before the first byte is planning.
+    """
     seconds = {
         "plan": 0.1,
         "create": 0.1,

@@ -1,4 +1,7 @@
-"""docs/LANGUAGE.md and docs/LAYOUTS.md say what is so: examples become the records that are meant, and store what is shown."""
+"""docs/LANGUAGE.md and docs/LAYOUTS.md say what is so.
+
+Examples become the records that are meant, and store what is shown.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def test_every_example_becomes_the_records_that_are_meant() -> None:
-    """The records were read by a person. After a change: look at each that differs before writing it down."""
+    """The records were read by a person. After a change.
+
+    Look at each that differs before writing it down.
+    """
     kept = GOLDEN.read_text(encoding="utf-8").split("\n\n")
     found = [f"{' '.join(b.info)} | {b.text.strip().splitlines()[0]}\n{records(b)}" for b in RIGHT]
     assert found == [k.rstrip("\n") for k in kept]
@@ -143,13 +149,16 @@ def test_every_statement_of_the_grammar_is_explained() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(["zero0", "zero1", "zero2", "zero3", "plain"]))
-def test_every_line_that_is_explained_stands_in_the_shipped_specs(name: str) -> None:
+def test_every_line_that_is_explained_is_in_the_shipped_specs(name: str) -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     assert re.search(rf"^## .*`{name}\(", text, re.MULTILINE)
 
 
 def test_what_the_page_quotes_of_shipped_layouts_is_what_ships() -> None:
-    """Lines of docs/LAYOUTS.md are those of specs/, but for spaces and comments; one `let` is shortened."""
+    """Lines of docs/LAYOUTS.md are those of specs/, but for spaces and comments.
+
+    One `let` is shortened.
+    """
     text = SHIPPED.read_text(encoding="utf-8")
     quoted = [m[1] for m in re.finditer(r"```ucpl layout\n(.*?)```", text, re.DOTALL)]
     assert len(quoted) > 5

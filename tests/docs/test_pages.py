@@ -1,4 +1,7 @@
-"""The pages hold: their commands run, their tables name what is there, and they speak of the product alone."""
+"""The pages hold.
+
+Their commands run, their tables name what is there, and they speak of the product alone.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ _TIME = re.compile(r"(?<=\S) in [0-9.e+-]+ s(?:, [0-9.e+-]+ MiB/s)?$", re.MULTIL
 
 
 def agrees(shown: str, output: str) -> bool:
-    """Whether an output is what a page shows. A line `...` stands for any lines, a time for any; nothing: anything."""
+    """Whether an output is what a page shows.
+
+    A line `...` stands for any lines, a time for any; nothing: anything.
+    """
     if not shown:
         return True
     shown, output = (_TIME.sub("", text) for text in (shown, output))
@@ -79,7 +85,10 @@ def here(tmp_path: Path) -> Path:
 
 
 def run(command: str, here: Path) -> Done:
-    """What a shell in that folder does with the command. A verb and no more is run here: a start takes longer."""
+    """What a shell in that folder does with the command.
+
+    A verb and no more is run here: a start takes longer.
+    """
     argv = shlex.split(command)
     if argv[0] == "ucpl" and not set(command) & set("|&;<>$`"):
         with contextlib.chdir(here):

@@ -1,4 +1,7 @@
-"""The pages as a site: built with every link checked, from nothing but this checkout, fetching nothing when it is read."""
+"""The pages as a site.
+
+Built with every link checked, from nothing but this checkout, fetching nothing when it is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The extension for VS Code: its files fit together, and its colours are those of the language."""
+"""The extension for VS Code.
+
+Its files fit together, and its colours are those of the language.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def test_a_spec_has_the_colours_that_the_parser_would_give_it(path: Any) -> None
     assert wrong == []
 
 
-def test_strings_comments_and_templates_are_told_apart() -> None:
+def test_strings_comments_and_templates_are_distinguished() -> None:
     text = 'x = h as "a.{l:02}\\n" # in a "comment"'
     found = {text[s.start : s.stop]: s.scope for s in tokenised(GRAMMAR, text)}
     assert found["{"].startswith("punctuation.section.template.begin")

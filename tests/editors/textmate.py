@@ -1,4 +1,7 @@
-"""A TextMate grammar applied as an editor does: line by line, at each place the pattern that matches first, and a stack."""
+"""A TextMate grammar applied as an editor does.
+
+Line by line, at each place the pattern that matches first, and a stack.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ Rule = Mapping[str, Any]
 
 @frozen
 class Scoped:
-    """Characters start .. stop of a text, and the innermost scope that names them."""
+    """Characters start ..
+
+    Stop of a text, and the innermost scope that names them.
+    """
 
     start: int
     stop: int
@@ -21,7 +27,10 @@ class Scoped:
 
 
 def tokenised(grammar: Rule, text: str) -> list[Scoped]:
-    """Everything that has a scope, in order. Where one lies inside another, both are there, the outer one first."""
+    """Everything that has a scope, in order.
+
+    Where one lies inside another, both are there, the outer one first.
+    """
     found: list[Scoped] = []
     stack: list[Rule] = []
     start = 0
@@ -58,7 +67,10 @@ def _line(grammar: Rule, line: str, start: int, stack: list[Rule], found: list[S
 
 
 def _first(grammar: Rule, stack: Sequence[Rule], line: str, place: int) -> tuple[re.Match[str] | None, Rule, bool]:
-    """The match that begins first; of several at one place, that of the first rule. The end of what is open comes first."""
+    """The match that begins first.
+
+    Of several at one place, that of the first rule. The end of what is open comes first.
+    """
     inner = stack[-1]["patterns"] if stack else grammar["patterns"]
     candidates = [(re.compile(stack[-1]["end"]).search(line, place), stack[-1], True)] if stack else []
     for rule in inner:

@@ -1,4 +1,7 @@
-"""The paper's patterns, each an example of its own: what it says, what lies where, there and back through other degrees."""
+"""The paper's patterns, each an example of its own.
+
+What it says, what lies where, there and back through other degrees.
+"""
 
 from pathlib import Path
 
@@ -28,7 +31,10 @@ def read(folder: Path, name: str) -> dict:
 
 
 def parts(tmp_path, name, layout, value) -> Path:
-    """The whole tensors as the layout's ranks hold them; and they come back, from there and by way of other degrees."""
+    """The whole tensors as the layout's ranks hold them.
+
+    And they come back, from there and by way of other degrees.
+    """
     write(tmp_path / "whole", value)
     ucpl.convert(tmp_path / "whole", tmp_path / "parts", spec(name, layout), layout=spec(name, "whole()"))
     ucpl.convert(tmp_path / "parts", tmp_path / "back", spec(name, "whole()"), layout=spec(name, layout))
@@ -186,7 +192,7 @@ def test_one_dim(name, dim, tmp_path):
     other_degrees(tmp_path, name, "parts(tp = 3)", "parts(tp = 4)", value)
 
 
-def test_an_uneven_cut_is_refused_or_said(tmp_path):
+def test_an_uneven_cut_is_refused_or_reported(tmp_path):
     value = {"w": counted(12, 5), "b": -counted(12)}
     with pytest.raises(UcplError) as caught:
         parts(tmp_path / "a", "by_column", "parts(tp = 5)", value)

@@ -1,4 +1,7 @@
-"""`python -m tests.faults --job convert --action eio`: fails at every call of every job; exit 1 where one breaks the law."""
+"""`python -m tests.faults --job convert --action eio`: fails at every call of every job.
+
+Exit 1 where one breaks the law.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is run on a failing machine: every verb that writes, and those that read checkpoints, on something small and real."""
+"""What is run on a failing machine.
+
+Every verb that writes, and those that read checkpoints, on something small and real.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ TRAINER = FIXTURES.parent / "trainer" / "checkpoint-3"
 
 @frozen
 class Job:
-    """A verb on something. `{top}` in its arguments is the folder that holds the source and `place`.
+    """A verb on something.
+
+    `{top}` in its arguments is the folder that holds the source and `place`.
 
     writes: the name of what it writes in `place`; empty, it only reads. resumes: whether `--resume` goes on.
     """

@@ -1,4 +1,6 @@
-"""What must hold wherever the machine fails: an error in our own words, the source as it was, the target old or new and whole,
+"""What must hold wherever the machine fails.
+
+An error in our own words, the source as it was, the target old or new and whole,
 and a way on that ends in the bytes of a run that nothing happened to.
 """
 
@@ -24,7 +26,10 @@ OURS = (0, 1, 2, 3, 4, 5, 130)
 
 
 def digest_of(path: Path) -> object:
-    """Everything below a path, names, bytes and modes, and times of files; None where there is nothing."""
+    """Everything below a path, names, bytes and modes, and times of files.
+
+    None where there is nothing.
+    """
     if not os.path.lexists(path):
         return None
     if path.is_dir():
@@ -97,7 +102,10 @@ class Bench:
         return Outcome(fault, call, done.status, done.err, tuple(broken))
 
     def _forked(self, fault: Fault) -> tuple[Done, str]:
-        """How it ended, and the call that failed: threads that sync files side by side make theirs in any order."""
+        """How it ended, and the call that failed.
+
+        Threads that sync files side by side make theirs in any order.
+        """
         told = self.folder / "told"
         told.write_text("")
         pid = os.fork()

@@ -1,4 +1,6 @@
-"""A machine that fails at the k-th call of a kind: every function by which Python reaches files is counted, and one fails.
+"""A machine that fails at the k-th call of a kind.
+
+Every function by which Python reaches files is counted, and one fails.
 
 Calls are counted where they are of paths below given folders, or of descriptors that lead there. Whoever makes them is seen:
 the runtime's seam to the disk, readers of headers, verbs that write texts, and the standard library on their behalf.
@@ -53,7 +55,9 @@ ACTIONS = ("eio", "enospc", "kill", "half")
 
 @frozen
 class Fault:
-    """The `hit`-th call of a kind, from 1: fails with an error, or is where the process dies.
+    """The `hit`-th call of a kind, from 1.
+
+    Fails with an error, or is where the process dies.
 
     half: a write that does a part of what it was asked, and then the process dies; of other calls: dies right behind it.
     """

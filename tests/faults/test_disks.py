@@ -31,7 +31,10 @@ def sampled(values: range, count: int = 2) -> list[int]:
 
 
 def apart(work: Callable[[], None]) -> None:
-    """In a fork. What it raises, a failed assertion with its place, fails here."""
+    """In a fork.
+
+    What it raises, a failed assertion with its place, fails here.
+    """
     out, into = os.pipe()
     pid = os.fork()
     if not pid:
@@ -94,7 +97,10 @@ class Case:
         self.wanted, self.before = digest(tmp_path / "wanted"), digest(source)
 
     def refused(self, *more: object, codes: tuple[str, ...] = ("E501", "E503")) -> None:
-        """It cannot be written, and is not there: nor is a text, or what stood in its place stands."""
+        """It cannot be written, and is not there.
+
+        Nor is a text, or what stood in its place stands.
+        """
         done = ucpl(*self.command, *more)
         if done.status == 0:  # it had room
             assert digest(self.place / "out") == self.wanted

@@ -1,4 +1,7 @@
-"""A sample of what `make faults` does: each verb, a few of its calls of the machine failing or being its last."""
+"""A sample of what `make faults` does.
+
+Each verb, a few of its calls of the machine failing or being its last.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SAMPLE = 3
     "an error with a code and the file; source unchanged; target old or new and complete; the same command then completes",
 )
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_a_fault_at_any_call_is_said_and_harms_nothing(job: Job, tmp_path: Path) -> None:
+def test_a_fault_at_any_call_is_reported_and_harms_nothing(job: Job, tmp_path: Path) -> None:
     bench = Bench(job, tmp_path)
     faults = list(bench.faults(ACTIONS))
     drawn = random.Random(job.name).sample(faults, SAMPLE)
@@ -28,7 +31,10 @@ def test_a_fault_at_any_call_is_said_and_harms_nothing(job: Job, tmp_path: Path)
 
 
 def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) -> None:
-    """Weights beside the shards, and the config that tells their dtype: without them, other files would be written."""
+    """Weights beside the shards, and the config that tells their dtype.
+
+    Without them, other files would be written.
+    """
     bench = Bench(next(job for job in JOBS if job.name == "anew"), tmp_path)
     reads = [(call.split()[0], Path(call.split()[1]).name) for call in bench.counted["read"]]
     decided = reads.index(("read", "config.json"))  # what comes later moves data
@@ -45,7 +51,9 @@ def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) ->
 
 
 def test_every_kind_of_call_is_seen(tmp_path: Path) -> None:
-    """Of a run that replaces a target: a kind that nobody counts would never fail. A place that cannot be looked at is told:
+    """Of a run that replaces a target.
+
+    A kind that nobody counts would never fail. A place that cannot be looked at is told:
     before any work, and once it is there.
     """
     bench = Bench(next(job for job in JOBS if job.name == "force"), tmp_path)

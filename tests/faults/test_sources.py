@@ -1,4 +1,7 @@
-"""A source that its trainer goes on with while it is read: gone, shorter, or written anew between its headers and its data."""
+"""A source that its trainer goes on with while it is read.
+
+Gone, shorter, or written anew between its headers and its data.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def shorter(path: Path) -> None:
 
 
 def anew(path: Path) -> None:
-    """As trainers save: another file of the same size, put into the place of the first."""
+    """As trainers save.
+
+    Another file of the same size, put into the place of the first.
+    """
     fresh = path.with_name("fresh")
     shutil.copy2(path, fresh)
     with fresh.open("r+b") as file:
@@ -59,7 +65,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, 
     "status 3 with the file, no target",
 )
 @pytest.mark.parametrize("change", [gone, shorter, anew, in_place])
-def test_a_source_that_is_another_than_its_headers_told_is_refused(
+def test_a_source_that_is_another_than_its_headers_reported_is_refused(
     source: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     """Nothing but the header of the old file says what lies where in the new one, and safetensors files state no CRC."""

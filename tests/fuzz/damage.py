@@ -1,4 +1,7 @@
-"""Damage to values and bytes: a type exchanged, a number made huge, a list shortened, a key dropped, a header bent."""
+"""Damage to values and bytes.
+
+A type exchanged, a number made huge, a list shortened, a key dropped, a header bent.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ VALUES: tuple[Callable[[], Any], ...] = (
 
 
 def value_of(rng: Random, tensors: list[TensorRef]) -> Any:
-    """A value to put somewhere: now and then a tensor of the same file."""
+    """A value to put somewhere.
+
+    Now and then a tensor of the same file.
+    """
     if tensors and rng.random() < 0.15:
         return rng.choice(tensors)
     return rng.choice(VALUES)()
@@ -235,7 +241,10 @@ def _drop(container: Any, key: Any) -> None:
 
 
 class Short(reprlib.Repr):
-    """Of large values a few parts: a tree of thousands took longer to print than to read."""
+    """Of large values a few parts.
+
+    A tree of thousands took longer to print than to read.
+    """
 
     maxlevel = 3
 

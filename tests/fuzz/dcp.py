@@ -1,4 +1,7 @@
-"""The reader of PyTorch's distributed format: `.metadata` with its values exchanged, and archives of chunks with bytes bent."""
+"""The reader of PyTorch's distributed format.
+
+`.metadata` with its values exchanged, and archives of chunks with bytes bent.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ class Dcp:
 
     @classmethod
     def of_megatron(cls, folder: Path) -> Dcp:
-        """Names of Megatron-Core's in the same format: experts, buckets that name no parameter, runs of flattened parts.
+        """Names of Megatron-Core's in the same format.
+
+        Experts, buckets that name no parameter, runs of flattened parts.
 
         Whole ones, and each kind with few parameters, which are read eight times as often.
         """
@@ -72,7 +77,9 @@ class Dcp:
 
     @classmethod
     def of_megatron_fsdp(cls, folder: Path) -> Dcp:
-        """Halves of linear_fc1, masters as weights, hyper-parameters by name; and a folder that was converted, with stages.
+        """Halves of linear_fc1, masters as weights, hyper-parameters by name.
+
+        And a folder that was converted, with stages.
 
         Whole, and with few parameters, eight times as often.
         """
@@ -135,7 +142,10 @@ class Dcp:
 
 
 def asked(opened: Checkpoint) -> object:
-    """All that inferring looks at: where it is as it was, inferring says what it said, and takes longer than reading does."""
+    """All that inferring looks at.
+
+    Where it is as it was, inferring says what it said, and takes longer than reading does.
+    """
     envelope = opened.state
     return (
         (

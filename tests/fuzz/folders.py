@@ -1,4 +1,7 @@
-"""Readers of whole folders: DeepSpeed's of every kind, universal ones, plain files; and what they hand on to a writer."""
+"""Readers of whole folders: DeepSpeed's of every kind, universal ones, plain files.
+
+And what they hand on to a writer.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ class Part:
 
 
 def file_of(value: object, part: Part) -> bytes:
-    """The file of a damaged value. Raises: UcplError where no pickle can say it."""
+    """The file of a damaged value. Raises.
+
+    UcplError where no pickle can say it.
+    """
     return torch_file_of(value, part.part, part.raw)
 
 
@@ -75,7 +81,10 @@ class Folder:
         return cls(path, parts)
 
     def plan(self, rng: Random) -> Plan | None:
-        """A plan of the folder as it is; each is made when it is first asked for."""
+        """A plan of the folder as it is.
+
+        Each is made when it is first asked for.
+        """
         for to in rng.sample(TARGETS, len(TARGETS)):
             if to not in self.plans:
                 try:
@@ -168,7 +177,10 @@ class Folders:
 
 @define(eq=False)
 class NamedFiles(Folders):
-    """Files that a spec names, read as it names them: what lies at some places is no part of the model."""
+    """Files that a spec names, read as it names them.
+
+    What lies at some places is no part of the model.
+    """
 
     def opened(self, path: Path) -> Checkpoint:
         places = ((path.name, ("module", "a")), (path.name, ("optimizer",)))
@@ -187,7 +199,10 @@ def named(folder: Path) -> NamedFiles:
 
 
 def deepspeed(folder: Path) -> Folders:
-    """A copy of each stored checkpoint, whatever its kind; and small ones, which are read eight times as often."""
+    """A copy of each stored checkpoint, whatever its kind.
+
+    And small ones, which are read eight times as often.
+    """
     few = [Folder.of(path) for path in every_kind(folder)]
     return Folders([*stored(folder), *few * 8])
 
@@ -198,7 +213,9 @@ def stored(folder: Path) -> list[Folder]:
 
 
 def megatron(folder: Path) -> Folders:
-    """Megatron's own: what torch_dist has beside its chunks, and files of ranks; small ones are read eight times as often.
+    """Megatron's own: what torch_dist has beside its chunks, and files of ranks.
+
+    Small ones are read eight times as often.
 
     `legacy_adam` is among the small ones: without the distributed optimizer it has two files, and is written by Megatron alone.
     """
@@ -213,7 +230,10 @@ def megatron(folder: Path) -> Folders:
 
 
 def universal(folder: Path) -> Folders:
-    """Those that DeepSpeed's converter made, of a hundred files; and small ones, which are read eight times as often."""
+    """Those that DeepSpeed's converter made, of a hundred files.
+
+    And small ones, which are read eight times as often.
+    """
     made = []
     for source in sorted((FIXTURES / "universal").iterdir()):
         for step in sorted(source.glob("*_universal")):
@@ -223,7 +243,10 @@ def universal(folder: Path) -> Folders:
 
 
 def plain(folder: Path) -> Folders:
-    """Plain files that were made of dense checkpoints: a whole one, and small ones, which are read ten times as often."""
+    """Plain files that were made of dense checkpoints.
+
+    A whole one, and small ones, which are read ten times as often.
+    """
     whole = folder / "plain.pt"
     if not whole.exists():
         ucpl.convert(str(FIXTURES / "deepspeed" / "z2_dp3_frozen"), str(whole), "plain()", workers=1)
@@ -232,7 +255,10 @@ def plain(folder: Path) -> Folders:
 
 
 def writers(folder: Path) -> Folders:
-    """Every source, handed on to writers of every kind; small ones are read eight times as often."""
+    """Every source, handed on to writers of every kind.
+
+    Small ones are read eight times as often.
+    """
     every = [*stored(folder), *universal(folder).folders[:2], *plain(folder).folders[:1]]
     some = [*every_kind(folder), small("z1_dp4", "universal(stage=1)", folder), small("z1_dp2_bf16", "plain()", folder)]
     return Folders([*every, *[Folder.of(path) for path in some] * 8], writes=True)

@@ -1,4 +1,6 @@
-"""What no input may bring about, held while one is read: time, memory, writing elsewhere, running what a file names.
+"""What no input may bring about, held while one is read.
+
+Time, memory, writing elsewhere, running what a file names.
 
 An audit hook of the interpreter sees each file that is opened to be written and each program that is started, whoever asks.
 """
@@ -44,7 +46,10 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class TooSlow(BaseException):
-    """An input that takes longer than any should. No `except Exception` of a reader stops it."""
+    """An input that takes longer than any should.
+
+    No `except Exception` of a reader stops it.
+    """
 
 
 class Harm(BaseException):
@@ -53,7 +58,10 @@ class Harm(BaseException):
 
 @define(eq=False)
 class Guard:
-    """The bounds of one input. A breach is raised where it happens, and once more at the end where that was caught."""
+    """The bounds of one input.
+
+    A breach is raised where it happens, and once more at the end where that was caught.
+    """
 
     folder: str  # where writing is allowed
     seconds_max: float = SECONDS_MAX
@@ -122,7 +130,10 @@ _HOOKED = False
 
 
 def guard_of(folder: Path) -> Guard:
-    """A guard for inputs below a folder. The hook stays with the process and asks for nothing between inputs."""
+    """A guard for inputs below a folder.
+
+    The hook stays with the process and asks for nothing between inputs.
+    """
     global _HOOKED
     if not _HOOKED:
         sys.addaudithook(_hook)

@@ -1,4 +1,7 @@
-"""`ucpl import hf` of files whose tensors have odd names; what it writes must be the language's."""
+"""`ucpl import hf` of files whose tensors have odd names.
+
+What it writes must be the language's.
+"""
 
 from __future__ import annotations
 

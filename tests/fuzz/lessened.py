@@ -1,4 +1,6 @@
-"""Stored checkpoints with the least that still has each kind of structure: what is read of them grows with their parameters.
+"""Stored checkpoints with the least that still has each kind of structure.
+
+What is read of them grows with their parameters.
 
 Of a dense model a norm, a scalar, a buffer and the tied head remain; of a pipeline a tensor or two a layer; all experts.
 Ranks, files, states, groups and what a caller has put there stay. Of the stored ones, `z1_dp4` adds nothing but ranks, and

@@ -73,7 +73,10 @@ LISTED = 2  # items that a plan of a rank keeps: no reader asks for them
 
 
 def cut(name: str, folder: Path) -> Path:
-    """A stored folder of DCP's with some of its parameters; the folder that `.metadata` is in."""
+    """A stored folder of DCP's with some of its parameters.
+
+    The folder that `.metadata` is in.
+    """
     made = folder / f"{name}-few"
     if not made.exists():
         made.mkdir()

@@ -117,7 +117,10 @@ class Plans:
 
 
 def json_of(value: Any) -> bytes:
-    """A value as JSON, with the infinities that Python writes; what no JSON can say, as something near."""
+    """A value as JSON, with the infinities that Python writes.
+
+    What no JSON can say, as something near.
+    """
     try:
         return json.dumps(value, default=list_or_text, skipkeys=True).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError):

@@ -22,7 +22,9 @@ class Ready(Protocol):
     """A reader with its valid inputs at hand."""
 
     def attempt(self, rng: Random) -> str:
-        """Damage one input and read it. Returns what was damaged; raises what the reader raises.
+        """Damage one input and read it. Returns what was damaged.
+
+        Raises what the reader raises.
 
         The damage is also the last item of `self.damage`, for messages where reading raises.
         """
@@ -78,7 +80,10 @@ def run(
     told: Callable[[str], None] = lambda _: None,
     guard: Guard | None = None,
 ) -> Outcome:
-    """Try inputs by number. One number and seed give one input, whatever ran before it. Progress is told now and then."""
+    """Try inputs by number.
+
+    One number and seed give one input, whatever ran before it. Progress is told now and then.
+    """
     ready = reader.prepare(folder)
     guard = guard or guard_of(folder)
     codes: Counter[str] = Counter()

@@ -1,4 +1,7 @@
-"""Files that no input changes are read once: of a folder of seventy files, one is damaged at a time."""
+"""Files that no input changes are read once.
+
+Of a folder of seventy files, one is damaged at a time.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ class Remembered:
         instead: dict[Path, TorchFile] | None = None,
         pickled: tuple[object, ...] = (),
     ) -> Iterator[None]:
-        """While these files are others, on the disk or in memory. pickled: the value of `.metadata`, if it is another."""
+        """While these files are others, on the disk or in memory. pickled.
+
+        The value of `.metadata`, if it is another.
+        """
         self.changed, self.instead = set(changed), instead or {}
         self.is_pickled, self.pickled = bool(pickled), pickled[0] if pickled else None
         for module in READERS:

@@ -1,4 +1,7 @@
-"""What a user says beside files: calls of shipped layouts with odd values, and a config.json given with `--config`."""
+"""What a user says beside files.
+
+Calls of shipped layouts with odd values, and a config.json given with `--config`.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,10 @@ def shipped() -> tuple[Shipped, ...]:
 
 @define(eq=False)
 class Calls:
-    """Calls of shipped layouts as targets of stored checkpoints: resolved, located, planned, and their metadata written."""
+    """Calls of shipped layouts as targets of stored checkpoints.
+
+    Resolved, located, planned, and their metadata written.
+    """
 
     sources: list[Side]
     damage: str = ""

@@ -61,7 +61,10 @@ def cut(folder: Path) -> tuple[Path, Path]:
 
 
 def verb(*argv: object) -> tuple[int, str]:
-    """(status, what was said) of a verb in this process. Raises what the verb raises: our errors, and any other."""
+    """(status, what was said) of a verb in this process.
+
+    Raises what the verb raises: our errors, and any other.
+    """
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         status = main([str(argv[0]), "--debug", *map(str, argv[1:])])

@@ -1,4 +1,6 @@
-"""What a target tells a later run: a finished one its manifest, an interrupted one its journal and its half-written files.
+"""What a target tells a later run.
+
+A finished one its manifest, an interrupted one its journal and its half-written files.
 
 What a resumed run says is done must be what an uninterrupted one writes.
 """

@@ -1,4 +1,7 @@
-"""A small share of the fuzzer in the default suite: each reader, always the same inputs."""
+"""A small share of the fuzzer in the default suite.
+
+Each reader, always the same inputs.
+"""
 
 import os
 import resource
@@ -29,7 +32,10 @@ DENSE = ("z0_dp2_bf16", "z2_dp3_frozen", "z3_dp2_subgroup")
 
 @pytest.fixture(autouse=True)
 def few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of small checkpoints those of dense stages: to make one takes as long as fifty inputs, and a long run has them all."""
+    """Of small checkpoints those of dense stages.
+
+    To make one takes as long as fifty inputs, and a long run has them all.
+    """
     monkeypatch.setattr(lessened, "KINDS", {name: lessened.KINDS[name] for name in DENSE})
     monkeypatch.setattr(lessened_megatron, "BUCKETS", {"split_buckets": lessened_megatron.BUCKETS["split_buckets"]})
     monkeypatch.setattr(lessened_megatron, "LEGACY", {"moe": lessened_megatron.LEGACY["moe"]})
@@ -91,7 +97,10 @@ def test_short_texts_are_right() -> None:
 
 @pytest.mark.parametrize("kind", ["prepare", "of_megatron", "of_megatron_fsdp"])
 def test_what_is_damaged_in_metadata_in_memory_is_what_is_read(kind: str, tmp_path: Path) -> None:
-    """Once more after it was remembered as it is; and what is mended is read again."""
+    """Once more after it was remembered as it is.
+
+    And what is mended is read again.
+    """
     ready: Dcp = getattr(Dcp, kind)(tmp_path)
     for folder in dict.fromkeys(ready.folders):
         with ready.remembered.but(pickled=(None,)), pytest.raises(UcplError):
@@ -126,7 +135,10 @@ def test_what_goes_wrong_in_memory_counts_where_it_goes_wrong_by_the_file(
 
 
 def test_what_no_reader_does_is_seen(tmp_path: Path) -> None:
-    """Writing elsewhere, starting a program, working without end, waiting, taking memory: each is a failure."""
+    """Writing elsewhere, starting a program, working without end, waiting, taking memory.
+
+    Each is a failure.
+    """
     harm = ["Harm: open of", "Harm: os.system", "in working", "in waiting", "memory grew by"]
 
     class Harmful:
@@ -154,7 +166,10 @@ def test_what_no_reader_does_is_seen(tmp_path: Path) -> None:
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - pages * resource.getpagesize()
 
     def touched(size: int) -> None:
-        """Memory that is there, a byte of each page: all of them would take seconds of a process that was large."""
+        """Memory that is there, a byte of each page.
+
+        All of them would take seconds of a process that was large.
+        """
         taken = bytearray(size)
         taken[:: resource.getpagesize()] = b"x" * -(-size // resource.getpagesize())
 

@@ -16,7 +16,10 @@ COMPILED = rewriting._compiled
 
 
 def compiled(pattern: str, axes: tuple[str, ...], tensors: tuple[str, ...]) -> Pattern[str]:
-    """As the product does it, which remembers 512: most patterns ask for neither, and damaged texts have others each time."""
+    """As the product does it, which remembers 512.
+
+    Most patterns ask for neither, and damaged texts have others each time.
+    """
     return COMPILED(pattern, axes if "<A>" in pattern else (), tensors if "<T>" in pattern else ())
 
 
@@ -51,7 +54,10 @@ class Texts:
         return cls(Lessened.of(0))
 
     def attempt(self, rng: Random) -> str:
-        """Parsed, and what is read resolved and located: each refusal of a layout is one of ours."""
+        """Parsed, and what is read resolved and located.
+
+        Each refusal of a layout is one of ours.
+        """
         text = evolve(self.fuzzer, chance=rng).text()
         self.damage = repr(text[:2000])
         with patch.object(rewriting, "_compiled", compiled):

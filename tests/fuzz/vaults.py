@@ -40,7 +40,10 @@ LOCKS = ".lock"
 
 @frozen(eq=False)
 class Case:
-    """A vault that was left in the middle: two generations count, or one and a half."""
+    """A vault that was left in the middle.
+
+    Two generations count, or one and a half.
+    """
 
     home: Path
     files: Files
@@ -175,7 +178,10 @@ class Vaults:
 
 
 def demand_saved(home: Path, is_sealed: bool) -> None:
-    """All bytes of all files; where no text was made up, those of one generation that was saved."""
+    """All bytes of all files.
+
+    Where no text was made up, those of one generation that was saved.
+    """
     memory = generation_at(home)
     try:
         for name, parts in memory.commit.files().items():
@@ -190,7 +196,10 @@ def demand_saved(home: Path, is_sealed: bool) -> None:
 
 
 def shadowed(home: Path) -> Files:
-    """As a checkpoint that any verb opens; and the bytes of its files, the first MiB of each."""
+    """As a checkpoint that any verb opens.
+
+    And the bytes of its files, the first MiB of each.
+    """
     with tempfile.TemporaryDirectory(dir=home.parent) as top, meanwhile():
         with patch.object(folders, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
             view = lay(generation_at(home), f"vault:{home}")

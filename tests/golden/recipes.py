@@ -1,4 +1,6 @@
-"""How each case of errors/ is made: a folder with something wrong in it, and the command that must say so.
+"""How each case of errors/ is made.
+
+A folder with something wrong in it, and the command that must say so.
 
 A recipe gets an empty folder, makes what it needs there, and returns the command's arguments; paths in them are relative to
 the folder. `source` (or what `read_only` names) must be the same afterwards, and `target` must not be there.
@@ -190,7 +192,10 @@ def unknown_layout(folder: Path) -> list[str]:
 
 @case
 def numbers_that_may_be_several_parameters(folder: Path) -> list[str]:
-    """Trained in fp32 without ZeRO: two biases of one length, one of them frozen."""
+    """Trained in fp32 without ZeRO.
+
+    Two biases of one length, one of them frozen.
+    """
     numbered(folder)
     return CONVERT
 
@@ -273,7 +278,10 @@ def fill_of_a_master(folder: Path) -> list[str]:
 
 
 def gate_less_up(folder: Path) -> Logits:
-    """In place of a class: whole numbers that tell a gate from an up, and nothing that a processor could round."""
+    """In place of a class.
+
+    Whole numbers that tell a gate from an up, and nothing that a processor could round.
+    """
     held = tensors_of(folder)
     less = held["model.layers.0.mlp.gate_proj.weight"] - held["model.layers.0.mlp.up_proj.weight"]
     return less.double().numpy()

@@ -1,4 +1,6 @@
-"""Everything that must be refused, said exactly so: errors/NAME.txt holds the command, the exit status and standard error.
+"""Everything that must be refused, said exactly so.
+
+Errors/NAME.txt holds the command, the exit status and standard error.
 
 `UCPL_GOLDEN=write` writes the files anew; read the difference before it is committed.
 """

@@ -42,7 +42,10 @@ def both(
 
 
 def cells_of(placement: Placement, part: Part, number: int) -> list[Any]:
-    """The positions of one home: (tensor, index) or None. Two pieces on one position are a mistake."""
+    """The positions of one home: (tensor, index) or None.
+
+    Two pieces on one position are a mistake.
+    """
     home, pieces = part.homes[number], part.pieces
     out: list[Any] = [None] * int(np.prod(home.shape, dtype=np.int64))
     for row in np.flatnonzero(pieces.home == number).tolist():
@@ -113,7 +116,10 @@ def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[An
 
 
 def agree(meaning: Meaning, placement: Placement, stated: Any = None, rank: int | None = None) -> int:
-    """Assert that a placement says what the oracle says; how many homes there are."""
+    """Assert that a placement says what the oracle says.
+
+    How many homes there are.
+    """
     found = table(placement, rank)
     undefined = {(h.file, "/".join(map(str, h.key))): h.undefined for p in placement.parts for h in p.homes}
     wanted: dict[Place, tuple[Any, ...]] = {}

@@ -1,4 +1,7 @@
-"""What a text uses of the language: its records, the words of its clauses, and the kinds that a record comes in."""
+"""What a text uses of the language.
+
+Its records, the words of its clauses, and the kinds that a record comes in.
+"""
 
 from __future__ import annotations
 

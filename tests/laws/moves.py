@@ -77,7 +77,10 @@ def second_names(plan: Plan) -> dict[Place, Place]:
 
 
 def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
-    """The same of a graph, move by move: (batch, row) and what it moves. Positions may lie outside of a tensor."""
+    """The same of a graph, move by move.
+
+    (batch, row) and what it moves. Positions may lie outside of a tensor.
+    """
     sources = [(s.file, key_text(s.key)) for s in graph.sources]
     targets = [(t.file, key_text(t.key)) for t in graph.targets]
     for b, f in enumerate(told(graph)):
@@ -239,7 +242,10 @@ def _rows(graph: Graph, batch: int, rows: list[int]) -> None:
 
 
 def rows_alike(graph: Graph) -> list[tuple[Where, Where]]:
-    """Pairs of moves of one kind, state and shape: what can be exchanged while every count stays."""
+    """Pairs of moves of one kind, state and shape.
+
+    What can be exchanged while every count stays.
+    """
     out = []
     for b, runs in enumerate(told(graph)):
         shapes: dict[tuple[int, ...], int] = {}

@@ -1,4 +1,6 @@
-"""A law of parameters by name: whatever is dropped, frozen and trained on the way, what stays is what it was.
+"""A law of parameters by name.
+
+Whatever is dropped, frozen and trained on the way, what stays is what it was.
 
 Every element of every state is its own number. Degree and stage change with the parameters.
 """
@@ -22,7 +24,10 @@ KINDS = st.sampled_from(["stays", "is dropped", "is frozen", "is thawed", "stays
 
 @st.composite
 def changes(draw: Any) -> tuple[list[tuple[tuple[int, ...], str]], tuple[int, int], tuple[int, int]]:
-    """Parameters, each with its shape and what becomes of it; the stages and the degrees of both sides."""
+    """Parameters, each with its shape and what becomes of it.
+
+    The stages and the degrees of both sides.
+    """
     shapes = draw(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=2).map(tuple), min_size=2, max_size=7))
     fates = ["stays", *(draw(KINDS) for _ in shapes[1:])]
     first, second = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda two: two[0] != two[1]))
@@ -30,7 +35,10 @@ def changes(draw: Any) -> tuple[list[tuple[tuple[int, ...], str]], tuple[int, in
 
 
 def written(file: Path, parameters: list[tuple[tuple[int, ...], str]]) -> dict[str, dict[str, torch.Tensor]]:
-    """A plain file of them, in groups by their dims; those that are frozen have a weight alone."""
+    """A plain file of them, in groups by their dims.
+
+    Those that are frozen have a weight alone.
+    """
     found: dict[str, dict[str, Any]] = {}
     number = 1
     for i, (shape, fate) in enumerate(parameters):

@@ -138,7 +138,10 @@ LAW_ELSEWHERE = {
 
 @pytest.mark.parametrize(("block", "shown"), CELLS, ids=str)
 def test_the_oracle_reads_the_page_as_the_compiler_does(block: Block, shown: Block) -> None:
-    """What the page shows is what the compiler places: so the oracle says what the page says."""
+    """What the page shows is what the compiler places.
+
+    So the oracle says what the page says.
+    """
     assert check(block.text, block.info[2], name="page.ucpl")
 
 
@@ -148,7 +151,10 @@ def test_the_oracle_reads_each_construct_as_the_compiler_does(call: tuple[str, s
 
 
 def in_the_oracle() -> set[str]:
-    """What is used in texts that the oracle is held against: of files, by models and the layouts that are called."""
+    """What is used in texts that the oracle is held against.
+
+    Of files, by models and the layouts that are called.
+    """
     found = used(parse(ODD_MODEL, "odd.ucpl"))
     for text in (*(b.text for b, _ in CELLS), *(text for text, _ in CASES.values())):
         found |= used(parse(text, "case.ucpl"))
@@ -169,7 +175,10 @@ def _of(file: nodes.File, called: set[str]) -> set[str]:
 
 
 def missing(found: set[str], elsewhere: dict[str, str]) -> tuple[set[str], set[str], set[str]]:
-    """Constructs that nothing holds; lines that are needed no more, or name no construct; files that are not there."""
+    """Constructs that nothing holds.
+
+    Lines that are needed no more, or name no construct; files that are not there.
+    """
     root = Path(__file__).parents[2]
     idle = {name for name in elsewhere if name in found or name not in every()}
     return every() - found - elsewhere.keys(), idle, {file for file in elsewhere.values() if not (root / file).exists()}

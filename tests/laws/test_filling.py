@@ -1,4 +1,6 @@
-"""Laws of `fill`: what a source lacks is filled as the target's lines say, what it has is moved, and both are all there is.
+"""Laws of `fill`.
+
+What a source lacks is filled as the target's lines say, what it has is moved, and both are all there is.
 
 The source is a layout at other degrees, of which tensors, states and ends of tensors were taken away.
 """
@@ -30,7 +32,10 @@ from ucpl.verification.proof.coverage import prove
 
 @frozen
 class Less:
-    """What is taken away: (tensor, state) pairs, and of some tensors the ends of their dims."""
+    """What is taken away.
+
+    (tensor, state) pairs, and of some tensors the ends of their dims.
+    """
 
     gone: frozenset[tuple[str, str]]
     sizes: dict[str, tuple[int, ...]]
@@ -65,7 +70,10 @@ class Less:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Example, Example, Less]:
-    """Two layouts of one model; the second one fills what is taken from the first."""
+    """Two layouts of one model.
+
+    The second one fills what is taken from the first.
+    """
     source, target = draw(models().flatmap(layout_pairs))
     layout = target.layout()
     states = [s.name for s in layout.states if not s.scalar]

@@ -1,4 +1,7 @@
-"""Laws of live rows: as many as both sides have go over, to their own places; what they are is worked out by NumPy alone."""
+"""Laws of live rows.
+
+As many as both sides have go over, to their own places; what they are is worked out by NumPy alone.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ class Vocabulary:
         return Example(text, f"x(dp = {self.dp}, tp = {self.tp})")
 
     def stored(self, kept: int) -> dict[Any, Any]:
-        """What lies in each place, with so many live rows: the first of all numbers is 1, and where nothing lies is 0."""
+        """What lies in each place, with so many live rows.
+
+        The first of all numbers is 1, and where nothing lies is 0.
+        """
         out: dict[Any, Any] = {}
         for tp in range(self.tp):
             held = {s: self.on_rank(s, tp, kept) for s in ("weight", "m", "n")}
@@ -201,7 +207,10 @@ def test_live_rows_of_another_dim_are_not_kept() -> None:
 
 
 def test_a_row_that_one_layer_lacks_stays_behind() -> None:
-    """Two lines for layers of one tensor, padded unlike: a row goes over where all layers have it."""
+    """Two lines for layers of one tensor, padded unlike.
+
+    A row goes over where all layers have it.
+    """
     text = (
         "ucpl 1\nmodel m {\n  dim l = 2, v = 3\n  dtype f32\n  w : l v\n}\n"
         'layout x(n, k) of m {\n  file weights = torch "a"\n'

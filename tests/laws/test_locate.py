@@ -138,7 +138,7 @@ def test_any_layout_means_what_the_oracle_says(example: Example) -> None:
 
 @given(models().flatmap(layouts))
 @settings(max_examples=25)
-def test_the_part_of_one_rank_is_that_part_of_the_whole(example: Example) -> None:
+def test_the_part_of_one_rank_is_that_part_of_all(example: Example) -> None:
     meaning, layout = both(example.text, example.call, name=example.name)
     for rank in range(layout.ranks):
         agree(meaning, locate(layout, rank=rank), rank=rank)
@@ -228,7 +228,10 @@ def test_sizes_in_names_are_asked_for() -> None:
 
 @pytest.mark.parametrize("key", ["w{p}.{q}", "w{size(dp)}", "w{rank}"])
 def test_a_line_on_a_mesh_means_what_it_means_without(key: str) -> None:
-    """Its file may name the axes of any mesh; a size is no coordinate."""
+    """Its file may name the axes of any mesh.
+
+    A size is no coordinate.
+    """
     meshes = '  let p = 2, q = dp / 2\n  mesh other: p q\n  file weights = torch "f{dp}"\n'
     body = f'{meshes}  w = a@chunk(q) b on other as "{key}"'
     text, call = small(body, "x(dp = 4)")

@@ -1,4 +1,6 @@
-"""Laws of `build`, `order` and `prove`, against the oracle: each element goes to its own place, once, and no mistake passes.
+"""Laws of `build`, `order` and `prove`, against the oracle.
+
+Each element goes to its own place, once, and no mistake passes.
 
 What elements are and where they lie is the oracle's word, element by element; tests/laws/moves.py reads the moves.
 """
@@ -31,7 +33,10 @@ Pair = tuple[Example, Example]
 
 
 class Case:
-    """A pair of layouts: the graph between them, and what the oracle says of both sides once it is asked, since it is slow."""
+    """A pair of layouts.
+
+    The graph between them, and what the oracle says of both sides once it is asked, since it is slow.
+    """
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -53,7 +58,10 @@ class Case:
 
     @cached_property
     def parts(self) -> dict[mv.Cell, list[tuple[mv.Place, int]]]:
-        """Of each element of the source that is put together: where its parts are, each on one rank."""
+        """Of each element of the source that is put together.
+
+        Where its parts are, each on one rank.
+        """
         return mv.parts(self._meaning(0))
 
     def _meaning(self, side: int) -> Meaning:
@@ -69,7 +77,10 @@ class Case:
         return f"{state} of {path}[{', '.join(named)}]"
 
     def result(self, fills: list[mv.Fill]) -> dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]]:
-        """What comes to each position of the target: (kind, element of the source), by `fills`."""
+        """What comes to each position of the target.
+
+        (kind, element of the source), by `fills`.
+        """
         out: dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]] = {}
         for f in fills:
             place, position = f.source
@@ -91,7 +102,10 @@ def test_a_plan_is_right_element_by_element(pair: Pair) -> None:
 
 
 def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: dict[mv.Place, mv.Place]) -> None:
-    """Every element, and nothing else anywhere; what is put together, of every part once."""
+    """Every element, and nothing else anywhere.
+
+    What is put together, of every part once.
+    """
     found = case.result(fills)
     together: dict[tuple[mv.Place, int], list[tuple[mv.Place, int]]] = {}
     for f in fills:
@@ -132,7 +146,10 @@ def is_moved_or_checked(case: Case, fills: list[mv.Fill]) -> None:
 
 
 def is_written_shortly(plan: Plan) -> None:
-    """Sorted by target and position; neighbours on both sides are one move: what costs time is counted here."""
+    """Sorted by target and position; neighbours on both sides are one move.
+
+    What costs time is counted here.
+    """
     for m in plan.moves:
         places = list(zip(m.target.tolist(), m.target_offset.tolist(), strict=True))
         assert places == sorted(places)
@@ -151,7 +168,10 @@ def is_written_shortly(plan: Plan) -> None:
 
 
 def test_numbers_of_moves_are_those_of_a_person_with_a_pencil() -> None:
-    """Rows to rows is one run; rows to columns one strided box a rank; states of a line are joined alike."""
+    """Rows to rows is one run.
+
+    Rows to columns one strided box a rank; states of a line are joined alike.
+    """
     text = """ucpl 1
 model m {
   dim a = 4, b = 6
@@ -251,7 +271,10 @@ MISTAKES: dict[str, Plant] = {
 
 
 def effect(graph: Graph) -> list[Any]:
-    """All that a graph does, element by element; the rest is how it is written down."""
+    """All that a graph does, element by element.
+
+    The rest is how it is written down.
+    """
     return sorted((f.kind, f.state, f.source, f.target) for _, fills in mv.fills_of(graph) for f in fills)
 
 

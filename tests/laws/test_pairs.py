@@ -1,4 +1,7 @@
-"""Laws of elements that lie two to a byte: what is refused, and what becomes of each byte, is what the oracle says."""
+"""Laws of elements that lie two to a byte.
+
+What is refused, and what becomes of each byte, is what the oracle says.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def stored(draw: st.DrawFn, size: dict[str, int], name: str, numbers: bool) -> s
 
 @st.composite
 def cases(draw: st.DrawFn, numbers: bool = False) -> tuple[str, str, str]:
-    """A text, and calls of two layouts of it at different degrees; sizes are odd at times."""
+    """A text, and calls of two layouts of it at different degrees.
+
+    Sizes are odd at times.
+    """
     size = {
         "e": draw(st.integers(1, 3)),
         "r": draw(st.integers(1, 6)),
@@ -76,7 +82,10 @@ def placed(text: str, call: str) -> tuple[Meaning, Placement] | None:
 
 
 def told(meaning: Meaning) -> Bytes:
-    """What the oracle's stored tensors hold, item by item: a byte is the two cells that lie in it."""
+    """What the oracle's stored tensors hold, item by item.
+
+    A byte is the two cells that lie in it.
+    """
     out: Bytes = {}
     for home in homes(meaning):
         cells = [None if isinstance(c, Padding) else c for c in home.cells]

@@ -1,4 +1,7 @@
-"""Laws of plans: there and back is the identity, a detour changes nothing, passes keep the result."""
+"""Laws of plans.
+
+There and back is the identity, a detour changes nothing, passes keep the result.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,7 @@ def test_a_mean_is_over_the_copies_and_a_sum_adds_partial_sums() -> None:
         assert moved["0.pt", ("v",)].tolist() == [want] * 4
 
 
-def test_copies_beside_a_sum_count_once() -> None:
+def test_copies_next_to_a_sum_count_once() -> None:
     """Two data-parallel ranks hold the same partial sums: they are not added."""
     text = (
         "ucpl 1\nmodel m {\n dim a = 4\n dtype f32\n v : a\n}\n"

@@ -197,7 +197,7 @@ def test_a_nested_config_and_sizes_and_degrees_are_taken() -> None:
     assert set(without.sizes) == {"l", "h"} and without.sizes["l"] >= 3 and len(without.tried) == 3
 
 
-def test_degrees_that_none_suits_are_said_with_what_does_not_divide() -> None:
+def test_degrees_that_none_suits_are_reported_with_what_does_not_divide() -> None:
     (report,) = roundtrip(TWO.replace("a = 4", "a = 11"), "rows", examples=4)
     assert report.tried == () and report.sizes == {}
     assert "11 does not divide by tp = 2" in str(report)

@@ -1,4 +1,7 @@
-"""Laws of tensors in blocks: what is scaled, and by which scale, is what the oracle says, whatever the degrees and cuts."""
+"""Laws of tensors in blocks.
+
+What is scaled, and by which scale, is what the oracle says, whatever the degrees and cuts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ AXES = ("tp", "dp")
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
-    """A model of one tensor in blocks, with or without experts; odd sizes, so that last blocks are short."""
+    """A model of one tensor in blocks, with or without experts.
+
+    Odd sizes, so that last blocks are short.
+    """
     r, c, e, b, d = (draw(st.integers(1, n)) for n in (14, 9, 3, 5, 4))
     lead = draw(st.sampled_from(("", "e ")))
     lines = [
@@ -181,7 +187,10 @@ def test_a_scale_of_another_block_is_found_by_the_proof(case: tuple[str, str, st
 
 
 def test_a_scale_of_another_tensor_is_found_by_the_proof() -> None:
-    """Of two tensors of one shape, in the same block: only whose scale it is tells them apart."""
+    """Of two tensors of one shape, in the same block.
+
+    Only whose scale it is tells them apart.
+    """
     model = "  dim r = 4, b = 2\n  dtype f32\n" + "".join(
         f"  {t} : r\n  {t}.s : b is scale of {t} by 2\n" for t in "uv"
     )

@@ -1,4 +1,7 @@
-"""Laws of shares: what all ranks of a target need by themselves is the whole plan, element by element."""
+"""Laws of shares.
+
+What all ranks of a target need by themselves is the whole plan, element by element.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def f32(file: str, key: Key) -> str:
 
 
 def agree(sides: Iterable[Layout], dtype_of: DtypeOf | None = None) -> int:
-    """The shares of all ranks beside the plan of all of them. How many elements move."""
+    """The shares of all ranks beside the plan of all of them.
+
+    How many elements move.
+    """
     source, target = sides
     whole = order(build(locate(source), locate(target), dtype_of=dtype_of))
     want, filled = mv.fills(whole), mv.filled(whole)
@@ -122,7 +128,7 @@ def test_a_share_reads_of_the_source_what_meets_it_alone() -> None:
     assert [len(share(source, target, rank).source_shelves) for rank in range(3)] == [6, 6, 4]
 
 
-def test_a_hole_under_a_share_is_named_and_one_beside_it_is_not() -> None:
+def test_a_hole_under_a_share_is_named_and_one_next_to_it_is_not() -> None:
     source, target = (resolve(load(("x.ucpl", TEXT)), parse_call(call)) for call in ("less(dp = 2)", "x(dp = 4)"))
     assert len(share(source, target, 0).target_shelves) == 4
     with pytest.raises(

@@ -60,7 +60,10 @@ layout x(dp) of one {{
 
 
 def widest(types: set[str]) -> str:
-    """f32 holds all numbers of bf16 and of f16; neither of these holds those of the other."""
+    """f32 holds all numbers of bf16 and of f16.
+
+    Neither of these holds those of the other.
+    """
     return types.pop() if len(types) == 1 else "f32"
 
 
@@ -91,7 +94,10 @@ def test_types_of_states_are_what_the_oracle_says(text: str, dp: int) -> None:
 
 @st.composite
 def used_texts(draw: st.DrawFn) -> str:
-    """Models with state lines of their own, one inside the other: types that agree or differ, by name and by glob."""
+    """Models with state lines of their own, one inside the other.
+
+    Types that agree or differ, by name and by glob.
+    """
 
     def lines(names: tuple[str, ...], prefix: str = "") -> str:
         rows = [f'  "{name}" : 2 dtype bf16' for name in names]

@@ -44,13 +44,19 @@ def write(half: str, ledger: Mapping[str, Lines]) -> None:
 
 
 def share_of(cases: list[Case], share: str) -> list[Case]:
-    """Share K of N: each case is in one of them, whatever other cases there are."""
+    """Share K of N.
+
+    Each case is in one of them, whatever other cases there are.
+    """
     number, count = map(int, share.split("/"))
     return [c for c in cases if int(hashlib.sha256(c.name.encode()).hexdigest(), 16) % count == number - 1]
 
 
 def found_of(cases: list[Case], jobs: int) -> Iterator[Found]:
-    """What each case leaves, in the order of the cases; each process is started anew and runs many of them."""
+    """What each case leaves, in the order of the cases.
+
+    Each process is started anew and runs many of them.
+    """
     if jobs == 1:
         settle()
         yield from map(run, cases)

@@ -1,4 +1,6 @@
-"""The cases of the ledger. Each has a name of its own, a folder of its own, and needs no other case.
+"""The cases of the ledger.
+
+Each has a name of its own, a folder of its own, and needs no other case.
 
 A case is a function of this module and its arguments, so that a process that is started anew can run it.
 """
@@ -95,7 +97,10 @@ def run(case: Case) -> Found:
 
 
 def settle() -> None:
-    """One environment for all cases, in each process: nothing of the user's, no colour, one width, no wait for a disk."""
+    """One environment for all cases, in each process.
+
+    Nothing of the user's, no colour, one width, no wait for a disk.
+    """
     import gc
 
     import torch
@@ -188,7 +193,10 @@ def apply(place: Place, path: Path, to: str) -> None:
 
 
 def walked() -> Iterator[Case]:
-    """Conversions drawn by a seed, as tests/walk draws them; the calls are in the name of the case."""
+    """Conversions drawn by a seed, as tests/walk draws them.
+
+    The calls are in the name of the case.
+    """
     from tests.walk.starts import STARTS, bold
 
     for number in range(WALKS):
@@ -216,7 +224,10 @@ def walk(place: Place, path: Path, spec: str | None, calls: tuple[str, ...]) -> 
 
 
 def crossed() -> Iterator[Case]:
-    """Forms to other forms, with optimizer state: a dense model of Megatron-Core, and one with experts."""
+    """Forms to other forms, with optimizer state.
+
+    A dense model of Megatron-Core, and one with experts.
+    """
     from tests.matrix.test_matrix import CUT, STAGED
     from tests.matrix.test_matrix import FORMS as forms
 
@@ -293,7 +304,10 @@ def specs() -> dict[str, Path]:
 
 
 def config_of(path: Path) -> dict[str, object] | None:
-    """The config of a spec's model: of the checkpoint beside it, or a small one."""
+    """The config of a spec's model.
+
+    Of the checkpoint beside it, or a small one.
+    """
     for name in ("config.json", "adapter_config.json"):
         beside = EXAMPLES / "checkpoints" / path.stem / name
         if beside.exists():
@@ -358,7 +372,10 @@ def published() -> Iterator[tuple[str, str, dict[str, object]]]:
 
 
 def show(place: Place, path: Path, call: str, of_any: bool, config: dict[str, object] | None) -> None:
-    """A layout after each stage of the compiler. A model that leaves its dtype to a checkpoint is given one."""
+    """A layout after each stage of the compiler.
+
+    A model that leaves its dtype to a checkpoint is given one.
+    """
     text = path.read_text(encoding="utf-8")
     if not re.search(r"^  dtype \w+$", text, re.MULTILINE):
         text = re.sub(r"^(model \w+[^{\n]*\{\n)", r"\1  dtype bf16\n", text, flags=re.MULTILINE)
@@ -378,7 +395,10 @@ def show(place: Place, path: Path, call: str, of_any: bool, config: dict[str, ob
 
 
 def tried() -> Iterator[Case]:
-    """Round trips of layouts through other degrees. Those of benchmarks are of jobs with thousands of ranks."""
+    """Round trips of layouts through other degrees.
+
+    Those of benchmarks are of jobs with thousands of ranks.
+    """
     for name, path in ((name, path) for name, path in specs().items() if not name.startswith("benchmarks/")):
         for layout in dict.fromkeys(call.partition("(")[0] for call, of_any in calls_of(path)):
             is_any = {c.partition("(")[0]: a for c, a in calls_of(path)}[layout]
@@ -451,7 +471,10 @@ def command_line(place: Place, line: str) -> None:
 
 
 def planted(place: Place, file: str, edit: tuple[str, ...]) -> None:
-    """A mistake in a right spec: checked, converted by, and held against ranks that torch made."""
+    """A mistake in a right spec.
+
+    Checked, converted by, and held against ranks that torch made.
+    """
     from tests.architectures.test_examples import OTHERS, degrees_of, experts
     from tests.planted import test_architectures, test_planted
     from tests.planted.genuine import save_genuine, save_whole

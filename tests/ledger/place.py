@@ -1,4 +1,7 @@
-"""The folder of one case: runs commands there and keeps their results, without paths and times of this machine."""
+"""The folder of one case.
+
+Runs commands there and keeps their results, without paths and times of this machine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ _TIMES = (
 
 @define
 class Place:
-    """bytes: a line for each command: exit status, codes, digests of what it wrote. texts: digests of what it printed."""
+    """bytes: a line for each command.
+
+    Exit status, codes, digests of what it wrote. texts: digests of what it printed.
+    """
 
     here: Path
     bytes: list[str] = field(factory=list)
@@ -45,7 +51,10 @@ class Place:
     # ---- what a case does ----------------------------------------------------------------------------------------------
 
     def copy(self, source: Path, name: str = "source") -> str:
-        """A checkpoint of the tree, under a short name: the commands say that name, and no path of this machine."""
+        """A checkpoint of the tree, under a short name.
+
+        The commands say that name, and no path of this machine.
+        """
         if source.is_dir():
             shutil.copytree(source, self.here / name, symlinks=True)
         else:
@@ -53,7 +62,10 @@ class Place:
         return name
 
     def ucpl(self, *argv: object) -> int:
-        """Run a command in this process, in this folder; note how it ends."""
+        """Run a command in this process, in this folder.
+
+        Note how it ends.
+        """
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = main([str(a) for a in argv])
@@ -66,7 +78,10 @@ class Place:
         return status
 
     def target(self, name: str) -> None:
-        """Note a target: its files belong to the bytes, its manifest and its layout to the texts."""
+        """Note a target.
+
+        Its files belong to the bytes, its manifest and its layout to the texts.
+        """
         path = self.here / name
         self.bytes[-1] += f" target={tree_digest(path)}"
         for text in TEXTS:
@@ -84,7 +99,10 @@ class Place:
         return named
 
     def file(self, name: str) -> None:
-        """Note a file that a verb wrote for people: a picture, a page, a .ucpl text."""
+        """Note a file that a verb wrote for people.
+
+        A picture, a page, a .ucpl text.
+        """
         self.note_text(name, self.plain((self.here / name).read_text(encoding="utf-8")))
 
     # ---- how it is kept ------------------------------------------------------------------------------------------------
@@ -97,7 +115,10 @@ class Place:
         self.kept.extend((name, text) for text in texts if text)
 
     def plain(self, text: str) -> str:
-        """A text without this machine: fixed words for the folder of the case, the tree, times and room."""
+        """A text without this machine.
+
+        Fixed words for the folder of the case, the tree, times and room.
+        """
         for path, word in ((self.here.resolve(), "$HERE"), (self.here, "$HERE"), (ROOT, "$ROOT")):
             text = text.replace(str(path), word)
         for pattern, word in _TIMES:
@@ -144,5 +165,8 @@ def pruned(value: Any) -> Any:
 
 
 def pruned_text(text: str) -> str:
-    """A text of JSON in one form: keys sorted, without the volatile ones."""
+    """A text of JSON in one form.
+
+    Keys sorted, without the volatile ones.
+    """
     return json.dumps(pruned(json.loads(text)), sort_keys=True, ensure_ascii=False, indent=1)

@@ -1,4 +1,7 @@
-"""The ledger itself: its names, its shares, and that it sees a byte, a code and a text that change."""
+"""The ledger itself.
+
+Its names, its shares, and that it sees a byte, a code and a text that change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Lines that say what is extended says, word for word: of two homes both, since one of them takes the other back."""
+"""Lines that say what is extended says, word for word.
+
+Of two homes both, since one of them takes the other back.
+"""
 
 from __future__ import annotations
 

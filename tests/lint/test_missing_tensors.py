@@ -1,4 +1,7 @@
-"""A line with a key of which no rank has an element: `check` says it, as it says holes."""
+"""A line with a key of which no rank has an element.
+
+`check` says it, as it says holes.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ layout x(dp = 2) of m {{
         ('w = a b as "w"', ""),
     ],
 )
-def test_a_line_that_stores_nothing_is_said(line: str, missing: str, tmp_path: Path) -> None:
+def test_a_line_that_stores_nothing_is_reported(line: str, missing: str, tmp_path: Path) -> None:
     (tmp_path / "x.ucpl").write_text(TEXT.format(line=line))
     found = check(str(tmp_path / "x.ucpl"), Given()).findings
     assert [f.code for f in found] == (["E313"] if missing else [])
     assert all(missing in f.message and "w[a=0, b=0]" in f.message for f in found)
 
 
-def test_parts_that_have_indices_in_common_are_said(tmp_path: Path) -> None:
+def test_parts_that_have_indices_in_common_are_reported(tmp_path: Path) -> None:
     for line, said in {
         'w = (a[..3] + a[2..]) b as "w"': "`a[2..3]` stands in two parts",
         'w = (a[..2] b + a[1..] b) as "w"': "`a[1..2]` stands in two parts",

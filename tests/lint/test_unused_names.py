@@ -24,7 +24,10 @@ def remarks(text: str, others: dict[str, str] | None = None) -> tuple[str, ...]:
 
 
 def layout(*lines: str) -> str:
-    """A layout x of m with these lines, ended by `;`: those that store what no line of them stores come last."""
+    """A layout x of m with these lines, ended by `;`.
+
+    Those that store what no line of them stores come last.
+    """
     said = "; ".join(lines).split("; ")
     rest = {"w = ": 'w = l h as "w"', "b = ": 'b = h as "b"', "state ": "state * = none"}
     said += [

@@ -1,4 +1,6 @@
-"""Texts as they are while somebody types: every answer is asked for at the place of the last key. None may raise.
+"""Texts as they are while somebody types.
+
+Every answer is asked for at the place of the last key. None may raise.
 
 python -m tests.lsp.fuzz [texts]        all prefixes of the shipped specs and as many texts with holes
 """
@@ -40,7 +42,10 @@ def holed(text: str, chance: random.Random) -> tuple[str, int]:
 
 
 def ask(text: str, offset: int, *, config: bool = False) -> int:
-    """Every question about a place of a text. Gives how many findings the text has."""
+    """Every question about a place of a text.
+
+    Gives how many findings the text has.
+    """
     service = Service()
     if config:
         service.put("/typed/config.json", CONFIG)

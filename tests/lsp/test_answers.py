@@ -1,4 +1,7 @@
-"""What an editor is told at a place. `|` in a text is the cursor; it is taken out."""
+"""What an editor is told at a place.
+
+`|` in a text is the cursor; it is taken out.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def test_names_of_other_files_are_found_saved_or_not() -> None:
     assert target(made, offset) == [("gpt_model.ucpl", "l", 6)]
 
 
-def test_shipped_layouts_are_found_where_they_lie() -> None:
+def test_shipped_layouts_are_found_where_they_are() -> None:
     text = "ucpl 1\nlayout mine(dp) of any extends zero1|(dp = dp) {\n  file weights = none\n}\n"
     made, offset = service(text)
     (found,) = made.targets(PATH, offset)
@@ -216,7 +219,7 @@ def test_sizes_are_known_while_another_line_is_wrong() -> None:
     assert "dim `h` = **64**" in shown("ln     : l h", text=broken)
 
 
-def test_what_is_said_of_words_is_said_of_words_of_the_language() -> None:
+def test_what_is_reported_of_words_is_reported_of_words_of_the_language() -> None:
     from editors.textmate import keywords
     from ucpl.layout.arithmetic import FUNCTIONS as known
 
@@ -309,7 +312,7 @@ def test_a_text_without_faults_has_none() -> None:
     assert [f for f in wrong(WHOLE, config=CONFIG) if f.code] == []
 
 
-def test_every_statement_that_is_wrong_by_itself_is_found() -> None:
+def test_every_statement_that_is_wrong_alone_is_found() -> None:
     text = (
         WHOLE.replace("attn.k : l h f", "attn.k = l h f")
         .replace("head = h@tp", "head = h@4")
@@ -328,7 +331,7 @@ def test_names_and_numbers_are_checked_once_the_text_is_right() -> None:
     assert found.code.startswith("E1") and "tq" in found.message and "help: " in found.message
 
 
-def test_the_second_place_is_said_too() -> None:
+def test_the_second_place_is_reported_too() -> None:
     (found,) = wrong(WHOLE.replace("  head   : h", "  head   : h\n  head   : l"))
     assert found.code == "E008"
     (other,) = found.related

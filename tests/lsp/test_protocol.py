@@ -21,7 +21,10 @@ WAIT = 60  # seconds until an answer counts as none
 
 
 class Editor:
-    """One file open in an editor. `say` types, `diagnostics` waits for what is said of the text."""
+    """One file open in an editor.
+
+    `say` types, `diagnostics` waits for what is said of the text.
+    """
 
     def __init__(self, client: LanguageClient, said: asyncio.Queue[types.PublishDiagnosticsParams], path: Path) -> None:
         self.client, self.said, self.uri, self.version = client, said, path.as_uri(), 1
@@ -32,7 +35,10 @@ class Editor:
         self.client.text_document_did_open(types.DidOpenTextDocumentParams(item))
 
     def replace(self, line: int, begin: int, end: int, text: str) -> None:
-        """Type over characters begin .. end of a line (UTF-16 units, as editors count)."""
+        """Type over characters begin ..
+
+        End of a line (UTF-16 units, as editors count).
+        """
         self.version += 1
         here = types.Range(types.Position(line, begin), types.Position(line, end))
         document = types.VersionedTextDocumentIdentifier(uri=self.uri, version=self.version)
@@ -126,7 +132,10 @@ def test_an_editor_is_answered(tmp_path: Path) -> None:
 
 
 def test_characters_are_counted_as_the_editor_counts_them(tmp_path: Path) -> None:
-    """Two UTF-16 units for one character: what is behind it on the line is not shifted."""
+    """Two UTF-16 units for one character.
+
+    What is behind it on the line is not shifted.
+    """
     text = 'ucpl 1\nmodel m {\n  "\U0001f600\U0001f600" : 4\n  "\U0001f600" : | 5\n}\n'
 
     async def tell(editor: Editor) -> None:
@@ -181,8 +190,11 @@ def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("where", ["findings", "prepare"])
-def test_a_fault_of_ours_is_said_and_ends_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the two works in the background: the text is checked again at the next key."""
+def test_a_fault_of_ours_is_reported_and_ends_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the two works in the background.
+
+    The text is checked again at the next key.
+    """
     from ucpl.lsp import server as room
 
     made, said = room.made(), []

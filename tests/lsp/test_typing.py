@@ -1,4 +1,7 @@
-"""No text is too half-typed: every question about it is answered, or has no answer. `python -m tests.lsp.fuzz` asks long."""
+"""No text is too half-typed.
+
+Every question about it is answered, or has no answer. `python -m tests.lsp.fuzz` asks long.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ def _ours() -> tuple[Path, ...]:
 
 @define
 class Opened:
-    """Paths as they were named, made absolute. Folders that are only looked at are not among them."""
+    """Paths as they were named, made absolute.
+
+    Folders that are only looked at are not among them.
+    """
 
     ours: ClassVar[tuple[Path, ...]] = _ours()
     read: set[Path] = field(factory=set)

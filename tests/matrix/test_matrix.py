@@ -1,4 +1,6 @@
-"""Two models from each form of checkpoint to others, at other degrees: what arrives is what docs/MATRIX.md says.
+"""Two models from each form of checkpoint to others, at other degrees.
+
+What arrives is what docs/MATRIX.md says.
 
 Megatron-Core wrote both, bf16 with masters, Adam's moments and steps: a dense one, which goes from each form to each, and one
 with experts, of which every form is a source twice, and a target twice. Each cell is one conversion, its files are watched and
@@ -30,7 +32,10 @@ CUT = f"{HERE}/cut.ucpl"
 
 
 class Form(NamedTuple):
-    """How the dense model's source is made, and its target; the same of the model with experts."""
+    """How the dense model's source is made, and its target.
+
+    The same of the model with experts.
+    """
 
     source: str
     target: str
@@ -80,7 +85,10 @@ Names = Callable[[str], str]
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Of the model with experts: each form is a source twice, and a target twice."""
+    """Of the model with experts.
+
+    Each form is a source twice, and a target twice.
+    """
     forms = [*FORMS]
     return [(one, forms[(i + step) % len(forms)]) for i, one in enumerate(forms) for step in STEPS]
 
@@ -89,14 +97,20 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def staged(name: str) -> str:
-    """As a PipelineModule would call it: the embedding is layer 0, behind the blocks are a norm and the head."""
+    """As a PipelineModule would call it.
+
+    The embedding is layer 0, behind the blocks are a norm and the head.
+    """
     name = name.replace("embedding.word", "0.word").replace("decoder.final_layernorm", "3.final_layernorm")
     name = re.sub(r"^decoder\.layers\.(\d+)\.", lambda found: f"{int(found[1]) + 1}.", name)
     return f"4.{name}" if name.startswith("output_layer") else name
 
 
 def parameters(folder: Path, made: Path, read: str = "") -> States:
-    """What a folder has, buffers too. read: a text of ours that says what no file does, how tensors are cut."""
+    """What a folder has, buffers too. read.
+
+    A text of ours that says what no file does, how tensors are cut.
+    """
     if any(folder.glob("*.safetensors")):
         return {
             name: {"weight": value} for file in folder.glob("*.safetensors") for name, value in load_file(file).items()
@@ -114,7 +128,10 @@ def parameters(folder: Path, made: Path, read: str = "") -> States:
 
 
 def _renamed(folder: Path, made: Path, layers: int = 2) -> Path:
-    """The same under a PipelineModule's names. layers: as many as it has, or one more, whose values are others then."""
+    """The same under a PipelineModule's names. layers.
+
+    As many as it has, or one more, whose values are others then.
+    """
     ucpl.convert(folder, made, to="plain()")
     held = torch.load(made / "plain.pt", weights_only=True)
 
@@ -172,7 +189,10 @@ def converted(source: Path, target: Path, call: str) -> Converted:
 
 
 def demand_no_other(seen: Opened, source: Path, target: Path) -> None:
-    """What was read of checkpoints is the source's; what was written is a file that the target has."""
+    """What was read of checkpoints is the source's.
+
+    What was written is a file that the target has.
+    """
     work = target.parent / f".{target.name}.ucpl-work"
     kept = {path.relative_to(target) for path in target.rglob("*") if path.is_file()}
     assert any(path.is_relative_to(source) for path in seen.read), "the trace sees the source"
@@ -189,7 +209,10 @@ def demand_no_other(seen: Opened, source: Path, target: Path) -> None:
 
 
 def arrived(found: States, wanted: States, source: str) -> bool:
-    """Whether all of a model is there, each value equal; else the weights are, with masters made of them at most."""
+    """Whether all of a model is there, each value equal.
+
+    Else the weights are, with masters made of them at most.
+    """
     assert found.keys() == wanted.keys()
     states = {state for held in found.values() for state in held}
     for name, held in found.items():
@@ -211,7 +234,10 @@ def left_out(made: Converted) -> set[tuple[str, str]]:
 
 
 def cell(made: Converted, found: States, wanted: States, source: str) -> str:
-    """What stands in the page: what arrived, and how many values of states were told as left out."""
+    """What stands in the page.
+
+    What arrived, and how many values of states were told as left out.
+    """
     is_all = arrived(found, wanted, source)
     told = left_out(made)
     if is_all or source == "Hugging Face":  # nothing was there to be left out

@@ -1,4 +1,7 @@
-"""Command lines that go wrong, as data (calls.txt): each says what to write instead."""
+"""Command lines that go wrong, as data (calls.txt).
+
+Each says what to write instead.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "says"), CASES)
-def test_a_command_line_that_goes_wrong_is_told(
+def test_a_command_line_that_goes_wrong_is_reported(
     line: str, says: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)

@@ -1,4 +1,6 @@
-"""Mistakes that authors make, as data: none passes in silence, and each message says what to write instead.
+"""Mistakes that authors make, as data.
+
+None passes in silence, and each message says what to write instead.
 
 `*.toml`: the table's name is where the text stands in the frame below (`files`: alone). `says`: what the message has;
 `write`: a line that it offers, with which the same place is good; `code`, where the code is what matters.
@@ -103,7 +105,7 @@ def told(finding: Diagnostic) -> str:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.place}.{m.name}")
-def test_a_mistake_is_said_with_what_to_write_instead(mistake: Mistake, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_with_what_to_write_instead(mistake: Mistake, tmp_path: Path) -> None:
     found = checked(mistake, mistake.whole, tmp_path)
     said = "\n".join([*map(told, found.findings), *(text for text in found.remarks if not is_unsaid(mistake, text))])
     assert said, "it passes in silence"

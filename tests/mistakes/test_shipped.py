@@ -1,4 +1,7 @@
-"""Mistakes in the specs that ship, as data: one line of a file is damaged as a person would, and `check` says what to write."""
+"""Mistakes in the specs that ship, as data.
+
+One line of a file is damaged as a person would, and `check` says what to write.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +56,17 @@ def checked(file: str, text: str, folder: Path) -> Checked:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checked]:
-    """What is said of each file as it is: nothing, or what a checkpoint of a few numbers is too small for."""
+    """What is said of each file as it is.
+
+    Nothing, or what a checkpoint of a few numbers is too small for.
+    """
     folder = tmp_path_factory.mktemp("good")
     files = dict.fromkeys(line.file for line in LINES)
     return {file: checked(file, (ROOT / file).read_text(encoding="utf-8"), folder) for file in files}
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
-def test_a_damaged_line_is_said_with_what_to_write_instead(
+def test_a_damaged_line_is_reported_with_what_to_write_instead(
     line: Damaged, good: dict[str, Checked], tmp_path: Path
 ) -> None:
     text = (ROOT / line.file).read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""What a text means, by the slowest possible rule: every element is visited in Python.
+"""What a text means, by the slowest possible rule.
+
+Every element is visited in Python.
 
 Nothing here is fast, and nothing here is shared with the compiler but the reading of text (ucpl.language). The compiler is
 compared with it; only tests import it.

@@ -1,4 +1,7 @@
-"""Values that are no tensors: where each rank finds them, and which one each place of a target gets."""
+"""Values that are no tensors.
+
+Where each rank finds them, and which one each place of a target gets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An axis is a list of cells. A cell says, for one stored position, which index each named dim has there."""
+"""An axis is a list of cells.
+
+A cell says, for one stored position, which index each named dim has there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from ucpl.language import nodes
 
 @frozen
 class Padding:
-    """A position that belongs to no tensor. Where one of several axes is padding, it has the indices of the others.
+    """A position that belongs to no tensor.
+
+    Where one of several axes is padding, it has the indices of the others.
 
     Live: it has the index that it would have if the dim went on. `of`: the tensor, and the index in positions of it.
     """
@@ -36,7 +41,10 @@ class Cell:
 
 
 def join(cells: tuple[Any, ...]) -> Any:
-    """Cells of several axes read as one position: padding in any of them is padding, and live only if all of it is."""
+    """Cells of several axes read as one position.
+
+    Padding in any of them is padding, and live only if all of it is.
+    """
     pads = [c for c in cells if isinstance(c, Padding)]
     if pads:
         worst = max(pads, key=lambda p: ("live", "zero", "undefined").index(p.kind))

@@ -52,7 +52,10 @@ def number(line: Any, target: Meaning) -> Fraction:
 
 
 def rank(line: Any, target: Meaning) -> tuple[int, ...]:
-    """The greatest holds: by name with brackets, by name, the most literal glob, the narrowest class; groups, then names."""
+    """The greatest holds.
+
+    By name with brackets, by name, the most literal glob, the narrowest class; groups, then names.
+    """
     if isinstance(line, nodes.FillStates):
         return int(line.groups not in (None, ("*",))), int(line.names is not None)
     if line.glob:

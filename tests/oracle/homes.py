@@ -20,7 +20,10 @@ __all__ = ["Home", "Padding", "homes"]
 
 @frozen
 class Home:
-    """One stored tensor on one rank. A cell is (tensor, index in positions of that tensor), or a Padding; row-major."""
+    """One stored tensor on one rank.
+
+    A cell is (tensor, index in positions of that tensor), or a Padding; row-major.
+    """
 
     rank: int
     form: str
@@ -43,7 +46,10 @@ def is_product(item: Any) -> bool:
 
 
 def demand_pairs(local: Local) -> None:
-    """Two cells lie in a byte: those of one tensor that are 2i and 2i + 1 along one dim, which is one in all bytes."""
+    """Two cells lie in a byte.
+
+    Those of one tensor that are 2i and 2i + 1 along one dim, which is one in all bytes.
+    """
     if not local.shape or local.shape[-1] % 2:
         raise Refused("the last axis has a byte of one element")
     dims = set()
@@ -72,7 +78,10 @@ class Local:
 
 
 def homes(meaning: Meaning, stated: Any = None) -> list[Home]:
-    """Homes on all ranks. `stated`: (file rule, key, coordinates) -> flats, for groups `from FILE "key"`."""
+    """Homes on all ranks. `stated`.
+
+    (file rule, key, coordinates) -> flats, for groups `from FILE "key"`.
+    """
     demand_meshes(meaning)
     return [home for rank in range(meaning.ranks) for home in _Rank(meaning, rank, stated).homes()]
 
@@ -160,7 +169,10 @@ class _Rank:
         return [(name, i, c) for i, c in enumerate(cells_of(axis, numbers, self.rank, self.meaning.indices))]
 
     def values(self, axis: nodes.Axis, chosen: tuple[Any, ...]) -> Any:
-        """What an index in brackets ranges over: equal for two that are the same values of one dim."""
+        """What an index in brackets ranges over.
+
+        Equal for two that are the same values of one dim.
+        """
         numbers = self.numbers_of({k: v for _, _, cell in chosen for k, v in cell.index})
         match axis:
             case nodes.Dim(name=name, range=brackets):
@@ -186,7 +198,10 @@ class _Rank:
     # ---- entries -------------------------------------------------------------------------------------------------------
 
     def locals(self, entries: list[nodes.Entry]) -> list[Local]:
-        """In the order of a model's parameters: entries that share the first indices are one loop body."""
+        """In the order of a model's parameters.
+
+        Entries that share the first indices are one loop body.
+        """
 
         def walk(run: list[nodes.Entry], depth: int, chosen: tuple[Any, ...]) -> list[tuple[nodes.Entry, Any]]:
             out: list[tuple[nodes.Entry, Any]] = []
@@ -247,12 +262,18 @@ class _Rank:
         return Local(entry, choice, env, tuple(map(len, axes)), out)
 
     def numbers_of(self, fixed: dict[str, int]) -> Numbers:
-        """Numbers where indices have these values: dims by an index have one size there."""
+        """Numbers where indices have these values.
+
+        Dims by an index have one size there.
+        """
         sizes = {d: n[self.value(i, fixed)] for d, i, n in self.varying() if self.knows(i, fixed)}
         return Numbers({**self.numbers.given, **sizes}, self.numbers.written, self.numbers.config)
 
     def varying(self) -> list[tuple[str, str, list[int]]]:
-        """Dims that have another size for each value of an index: the dim, the index, the sizes."""
+        """Dims that have another size for each value of an index.
+
+        The dim, the index, the sizes.
+        """
         return [(dim, index, self.numbers.name(dim)) for dim, index in self.meaning.by.items()]
 
     def of_size(self, path: str, fixed: dict[str, int]) -> tuple[str, Tensor]:
@@ -340,13 +361,19 @@ class _Rank:
         return re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path
 
     def entry_of(self, local: Local, path: str) -> nodes.Entry:
-        """The entry that says how a tensor is cut: its own; of a flat's member, the first that is here."""
+        """The entry that says how a tensor is cut: its own.
+
+        Of a flat's member, the first that is here.
+        """
         if local.entry.path:
             return local.entry
         return next(e for e in self.meaning.entries if self.whole(path) in self.targets(e).values() and self.is_here(e))
 
     def said(self, speaker: Any) -> dict[str, str]:
-        """What is said of the copies along each axis; of an axis that no clause names, they are the same."""
+        """What is said of the copies along each axis.
+
+        Of an axis that no clause names, they are the same.
+        """
         return {axis: c.args[0] for c in speaker.clauses if c.word == "copies" for axis in c.args[1]}
 
     def policy(self, entry: nodes.Entry, item: Any) -> str:
@@ -368,14 +395,20 @@ class _Rank:
         return "lead" if loose else "same"
 
     def parted(self, entry: nodes.Entry, item: Any) -> set[str]:
-        """Axes along which no two ranks hold the same: those that cut every part of what is stored."""
+        """Axes along which no two ranks hold the same.
+
+        Those that cut every part of what is stored.
+        """
         bound = [self.meaning.indices[d] for i in entry.indices for d in digits_of(i) if d in self.meaning.indices]
         own = entry.shape if isinstance(entry.shape, tuple) else ()
         cut = {a for axis in (*own, *entry.indices, *bound) for a in _cuts(axis)} - _sometimes(own)
         return cut | ({a for axis in item.shape for a in _cuts(axis)} if isinstance(item.shape, tuple) else set())
 
     def value_of(self, entry: nodes.Entry, item: Any, state: str) -> tuple[Fraction, Fraction]:
-        """How a state of a tensor is stored: the entry speaks of the parameter itself, the line of all in it."""
+        """How a state of a tensor is stored.
+
+        The entry speaks of the parameter itself, the line of all in it.
+        """
         itself = {"weight", "fp32", "master", "param"} | self.meaning.derived | self.meaning.origins
         return self.affine(entry if state in itself and self.clause(entry, "value") else item)
 
@@ -389,7 +422,10 @@ class _Rank:
     # ---- states ----------------------------------------------------------------------------------------------------------
 
     def states_of(self, line: nodes.States, group: str | None) -> list[str]:
-        """The states that a line stores for a group: those it names, or those that no other line names."""
+        """The states that a line stores for a group.
+
+        Those it names, or those that no other line names.
+        """
 
         def kept(s: nodes.State) -> bool:
             return not s.scalar and (s.groups is None or group is None or group in s.groups)
@@ -482,7 +518,10 @@ class _Rank:
         return out
 
     def named(self, flat: list[Local], env: dict[str, Any]) -> tuple[dict[str, Any], list[list[Any]]]:
-        """Cells of the tensors; a flat of one tensor may be called by its name."""
+        """Cells of the tensors.
+
+        A flat of one tensor may be called by its name.
+        """
         if len(flat) == 1:
             said = self.clause(flat[0].entry, "as")
             own = {**self.rank, **flat[0].names, "state": "weight"}

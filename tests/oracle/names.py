@@ -1,4 +1,7 @@
-"""Names, numbers and statements of a text: what `extends`, `use`, classes of tensors and conditions come to."""
+"""Names, numbers and statements of a text.
+
+What `extends`, `use`, classes of tensors and conditions come to.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ class Numbers:
         return when is None or bool(self.value(when))
 
     def render(self, template: str, here: dict[str, Any]) -> str:
-        """Braces filled in: a name of `here` is that value; size(a) and a.size are sizes all the same."""
+        """Braces filled in: a name of `here` is that value.
+
+        Size(a) and a.size are sizes all the same.
+        """
         inner = Numbers({**self.given, **here}, self.written, self.config)
 
         def one(m: re.Match[str]) -> str:
@@ -197,7 +203,10 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
         )
 
     def of_states(clauses: tuple[nodes.Clause, ...]) -> tuple[nodes.Clause, ...]:
-        """In the inner layout's optim, else its weights; keys are wrapped, and that of an entry is already."""
+        """In the inner layout's optim, else its weights.
+
+        Keys are wrapped, and that of an entry is already.
+        """
         files = [f for f in ("optim", "weights") if any(isinstance(i, nodes.Files) and i.name == f for i in items)]
         if files and not any(c.word == "in" for c in clauses):
             clauses = (*clauses, nodes.Clause("in", (f"{prefix}.{files[0]}",)))
@@ -500,7 +509,10 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
 
 
 def within(known: dict[str, Any], item: nodes.Use, numbers: Numbers) -> list[Any]:
-    """A layout that is used, with numbers of its own; ranks are shared, so that an axis that is here is what it is here."""
+    """A layout that is used, with numbers of its own.
+
+    Ranks are shared, so that an axis that is here is what it is here.
+    """
     layout, _ = known[item.call.name]
     chain = bases(known, layout)
     shared = {a for one in chain for i in one.items if isinstance(i, nodes.Mesh) for a in i.axes if numbers.knows(a)}
@@ -633,7 +645,10 @@ def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None, by: dic
 
 
 def scale_of(meaning: Meaning, path: str, index: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """The scale of an element: dims of one name are the same; the others are blocks of what the scale lacks, in order."""
+    """The scale of an element: dims of one name are the same.
+
+    The others are blocks of what the scale lacks, in order.
+    """
     (name,) = (p for p, t in meaning.tensors.items() if t.scale_of == path)
     scale, dims = meaning.tensors[name], meaning.tensors[path].dims
     lacks = iter([d for d in dims if d not in scale.dims])
@@ -654,7 +669,10 @@ SPEAKS_OF = {
 
 
 def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
-    """Entries in force. Wildcards and globs stand for each tensor that no line names, where the first of them stands."""
+    """Entries in force.
+
+    Wildcards and globs stand for each tensor that no line names, where the first of them stands.
+    """
     written = [i for i in items if isinstance(i, nodes.Entry)]
     named = {i.path for i in written if i.path != "*" and not i.glob}
     inforce = [i for i in written if clauses_hold(meaning, i)]
@@ -675,7 +693,9 @@ def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
 
 
 def spoken_of(name: str, classes: tuple[str | None, ...], wild: list[nodes.Entry]) -> list[nodes.Entry]:
-    """What wildcards say of one name: the glob with most characters that are no star, of equals that of the narrowest
+    """What wildcards say of one name.
+
+    The glob with most characters that are no star, of equals that of the narrowest
     class; without one, the narrowest class."""
 
     def strength(w: nodes.Entry) -> tuple[int, int]:

@@ -1,4 +1,7 @@
-"""What stands in an SVG that `ucpl show` wrote, for tests: levels of tensors with their cells."""
+"""What stands in an SVG that `ucpl show` wrote, for tests.
+
+Levels of tensors with their cells.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @define
 class Drawn:
-    """One level of a tensor: area and elements by the lines that hovering a cell says."""
+    """One level of a tensor.
+
+    Area and elements by the lines that hovering a cell says.
+    """
 
     elements: int
     paper: float  # area of the whole
@@ -80,14 +86,20 @@ class Cell:
 
 @define
 class Shown:
-    """One level of a tensor in a page: cells by what hovering them says."""
+    """One level of a tensor in a page.
+
+    Cells by what hovering them says.
+    """
 
     elements: int
     cells: dict[str, list[Cell]] = field(factory=lambda: defaultdict(list))
 
 
 class Page(HTMLParser):
-    """What a page has: texts, elements with their attributes, and levels of tensors with their cells."""
+    """What a page has.
+
+    Texts, elements with their attributes, and levels of tensors with their cells.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,7 @@
-"""Pictures of layouts: every rank and every tensor is there, areas are as elements are, and a file needs nothing but itself."""
+"""Pictures of layouts.
+
+Every rank and every tensor is there, areas are as elements are, and a file needs nothing but itself.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,7 @@ SHIPPED = [
 
 
 @pytest.mark.parametrize(("call", "config"), SHIPPED)
-def test_shipped_architectures_are_drawn_whole(here: Path, call: str, config: str) -> None:
+def test_shipped_architectures_are_drawn_complete(here: Path, call: str, config: str) -> None:
     good("show", call, "--config", ROOT / config, "--svg", "out.svg")
     placement = shown(call, None, Given(config=config_at(ROOT / config)), None)[0].placement
     layout, told = placement.layout, Path("out.svg").read_text()
@@ -219,7 +222,7 @@ def test_four_thousand_ranks_are_pictures_of_bounded_size() -> None:
     assert {rank for c in cells for rank in c.ranks} == set(range(4096))
 
 
-def test_boxes_that_lie_side_by_side_become_one() -> None:
+def test_boxes_that_are_side_by_side_become_one() -> None:
     group = np.array([0, 0, 0, 0, 1])
     low = np.array([[0, 0], [0, 2], [1, 0], [1, 2], [0, 0]])
     _, a, b = joined(group, low, low + np.array([1, 2]))

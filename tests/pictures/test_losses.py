@@ -1,4 +1,7 @@
-"""Pictures of what can be run after which loss: what `--json` says, in proportion, and names as texts."""
+"""Pictures of what can be run after which loss.
+
+What `--json` says, in proportion, and names as texts.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def test_bars_are_in_proportion_and_say_so(spec: Path) -> None:
     assert {"c k", "c s2", "c s11", "c s17", "c s28"} <= shades  # colours and hatchings of all kinds differ
 
 
-def test_what_does_not_fit_is_told_with_the_reason(spec: Path) -> None:
+def test_what_does_not_fit_is_reported_with_the_reason(spec: Path) -> None:
     told, svg, page = drawn(*LINE)
     said = [" ".join(t.itertext()) for t in svg.iter(f"{SVG}text")]
     refused = [one for loss in told["losses"] for one in loss["refused"][:6]]
@@ -79,7 +82,7 @@ def test_a_loss_of_all_says_that_nothing_fits(spec: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [CALL, f"{'long' * 30}.ucpl:x(tp=2, pp=2, dp=4)"])
-def test_no_text_stands_on_another(spec: Path, call: str) -> None:
+def test_no_text_overlaps_another(spec: Path, call: str) -> None:
     Path(call.partition(":")[0]).write_text(TEXT)
     _, svg, _ = drawn(*LINE, call=call)
     lines: dict[float, list[tuple[float, float]]] = {}

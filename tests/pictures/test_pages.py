@@ -1,4 +1,7 @@
-"""Pictures as pages: the same facts as in SVG, no request to anybody, and no name that is more than a text."""
+"""Pictures as pages.
+
+The same facts as in SVG, no request to anybody, and no name that is more than a text.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ def test_one_picture_at_a_time(here: Path, argv: list[str]) -> None:
     assert not Path("a.svg").exists() and not Path("a.html").exists()
 
 
-def test_a_file_that_is_there_is_replaced_whole_or_not_at_all(here: Path) -> None:
+def test_a_file_that_is_there_is_replaced_complete_or_not_at_all(here: Path) -> None:
     Path("a.html").write_text("before")
     good("show", "zero1(dp=2)", "--model", "spec.ucpl:m", "--html", "a.html")
     assert Path("a.html").read_text().startswith("<!DOCTYPE html>")

@@ -1,4 +1,7 @@
-"""Pictures of plans: what goes from which rank to which is what the plan's runs say, told one by one."""
+"""Pictures of plans.
+
+What goes from which rank to which is what the plan's runs say, told one by one.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ def test_the_grids_of_a_file_have_every_rank_and_all_that_moves(tmp_path: Path) 
     assert widths["fp32"] == pytest.approx(2 * widths["weight"], rel=1e-3)
 
 
-def test_ways_are_told_apart_and_each_has_its_words(tmp_path: Path) -> None:
+def test_ways_are_distinguished_and_each_has_its_words(tmp_path: Path) -> None:
     (tmp_path / "m.ucpl").write_text(
         "ucpl 1\nmodel m {\n  dim r = 4\n  w : r dtype bf16\n  b : r dtype bf16\n  state fp32, exp_avg : f32\n}\n"
         "layout a(tp) of m {\n  mesh tp\n  file weights = torch \"a_{tp}.pt\"\n  w = r@tp as \"w\"\n  b = r mean @tp as \"b\"\n"

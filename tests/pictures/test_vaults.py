@@ -1,4 +1,7 @@
-"""Pictures of vaults: each rank's bytes twice, in proportion, and each block once, in the group that it is in."""
+"""Pictures of vaults.
+
+Each rank's bytes twice, in proportion, and each block once, in the group that it is in.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def test_names_are_texts_and_a_page_needs_nothing_else(tmp_path: Path) -> None:
     assert drawn(tmp_path, call, "--domains", 2) is not None
 
 
-def test_many_domains_are_told_not_drawn(tmp_path: Path) -> None:
+def test_many_domains_are_reported_not_drawn(tmp_path: Path) -> None:
     svg = drawn(tmp_path, f"{JOB}:job(dp=70)", "--domains", 70, "--protect", "raim5(35)")
     assert len([g for g in svg.iter(f"{SVG}g") if "data-domain" in g.attrib]) == 64
     assert "and 6 domains more" in "".join(svg.itertext())
@@ -81,7 +84,7 @@ def test_many_domains_are_told_not_drawn(tmp_path: Path) -> None:
         ("--domains", "2", "--svg", "o.svg", "--each"),
     ],
 )
-def test_what_is_no_picture_of_a_vault_is_said(
+def test_what_is_no_picture_of_a_vault_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)

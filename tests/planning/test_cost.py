@@ -1,4 +1,7 @@
-"""What a plan says that it costs: beside the elements that it moves one by one, and beside what a run counts."""
+"""What a plan says that it costs.
+
+Beside the elements that it moves one by one, and beside what a run counts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_bytes_by_rank_are_those_of_the_elements(pair: tuple[Example, Example]) 
     assert cost.files_read == len({fill.source[0][0] for fill in mv.fills(plan)})
 
 
-def test_a_run_reads_what_was_said(tmp_path: Path) -> None:
+def test_a_run_reads_what_was_reported(tmp_path: Path) -> None:
     plan = api.plan(str(FIXTURES / "z1_dp4"), "zero3(dp=3)")
     cost = cost_of(plan)
     report = api.apply(plan, FIXTURES / "z1_dp4", tmp_path / "made")

@@ -1,4 +1,7 @@
-"""What two plans do differently: nothing where they do the same, and each planted difference by its name."""
+"""What two plans do differently.
+
+Nothing where they do the same, and each planted difference by its name.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def test_a_row_less_is_another_plan(plan: Plan) -> None:
     assert (state, kind) == (first.state, first.kind) and ours[1] - theirs[1] == int(first.shape[0].prod())
 
 
-def test_other_degrees_and_states_are_told(plan: Plan, tmp_path: Path) -> None:
+def test_other_degrees_and_states_are_reported(plan: Plan, tmp_path: Path) -> None:
     other = api.plan(str(SOURCE), "zero3(dp=2)")
     save_plan(plan, tmp_path / "a.plan")
     save_plan(evolve(other, dropped=(*other.dropped, "x of y: dropped by name")), tmp_path / "b.plan")

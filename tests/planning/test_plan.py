@@ -40,7 +40,7 @@ def test_a_plan_that_is_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-def test_tallies_count_what_is_told_tensor_by_tensor() -> None:
+def test_tallies_count_what_is_reported_tensor_by_tensor() -> None:
     plan = made()
     told = {(m.state, m.kind): (len(m), m.elements) for m in plan.moves}
     found = {(t.state, t.kind): (t.runs, t.elements) for t in plan.tallies}
@@ -103,7 +103,10 @@ def nodes(raw: Any, kind: str) -> list[Any]:
 
 
 def called_alike(shelf: Any) -> None:
-    """Names without what tells choices apart: as many stored tensors as before, and one name for all."""
+    """Names without what tells choices apart.
+
+    As many stored tensors as before, and one name for all.
+    """
     assert shelf["choices"] > 1
     shelf["key"] = [
         [["".join(p if isinstance(p, str) else "x" for p in step)], counted] for step, counted in shelf["key"]
@@ -251,7 +254,10 @@ def test_a_plan_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", ["source_stride", "target_stride"])
 def test_a_step_that_no_file_has_is_refused(side: str, tmp_path: Path) -> None:
-    """Of a dim of one element, which leads nowhere: in bytes it would be no number of 64 bits, and no array has it."""
+    """Of a dim of one element, which leads nowhere.
+
+    In bytes it would be no number of 64 bits, and no array has it.
+    """
     plan = made()
     first, *others = plan.moves
     strides = np.where(first.shape == 1, 1 << 61, getattr(first, side))
@@ -263,7 +269,10 @@ def test_a_step_that_no_file_has_is_refused(side: str, tmp_path: Path) -> None:
 
 
 def test_what_is_forged_is_the_plan_itself(tmp_path: Path) -> None:
-    """The tests above change what is read: unchanged, the same file is a plan."""
+    """The tests above change what is read.
+
+    Unchanged, the same file is a plan.
+    """
     path = tmp_path / "same.plan"
     path.write_bytes(forged(made(), lambda raw: None))
     assert load_plan(path).sources == made().sources

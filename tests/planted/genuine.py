@@ -1,4 +1,7 @@
-"""The genuine checkpoint: weights made and split by torch alone, as the framework would. Nothing of ucpl is asked."""
+"""The genuine checkpoint.
+
+Weights made and split by torch alone, as the framework would. Nothing of ucpl is asked.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ def padded(table: Tensor) -> Tensor:
 
 
 def heads(weight: Tensor) -> tuple[Tensor, ...]:
-    """Heads of each rank: (heads of a rank, elements of a head, width)."""
+    """Heads of each rank.
+
+    (heads of a rank, elements of a head, width).
+    """
     return weight.view(HEADS, HEAD, WIDTH).chunk(TP)
 
 

@@ -1,4 +1,7 @@
-"""A format of another package: its wheel is built and installed, and the command converts to it and from it."""
+"""A format of another package.
+
+Its wheel is built and installed, and the command converts to it and from it.
+"""
 
 from __future__ import annotations
 

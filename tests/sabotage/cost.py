@@ -48,7 +48,10 @@ def cost() -> Iterator[Cost]:
 
 @contextmanager
 def soon(size: int) -> Iterator[Cost]:
-    """A block that is to end soon: some calls and some hundred bytes for each of `size` bytes that are read."""
+    """A block that is to end soon.
+
+    Some calls and some hundred bytes for each of `size` bytes that are read.
+    """
     with cost() as found:
         yield found
     assert found.calls <= 40 * size + 20_000, found

@@ -1,4 +1,7 @@
-"""`.metadata` of chunks that was made to harm: each class is refused by its name, and nothing is run or written."""
+"""`.metadata` of chunks that was made to harm.
+
+Each class is refused by its name, and nothing is run or written.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def nested(said: Metadata, witness: Path) -> None:
 
 
 def unfolding(said: Metadata, witness: Path) -> None:
-    """Lists of lists that are one and the same: 2 to the 60th, were they written out."""
+    """Lists of lists that are one and the same.
+
+    2 to the 60th, were they written out.
+    """
     bomb: list[object] = [1]
     for _ in range(60):
         bomb = [bomb, bomb]

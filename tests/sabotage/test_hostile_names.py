@@ -97,7 +97,10 @@ def test_a_config_with_escapes_says_so_without_them(tmp_path: Path) -> None:
 
 
 def test_a_target_that_looks_like_markup_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar is drawn on a terminal alone: `[/x]` closes what nothing opened."""
+    """A bar is drawn on a terminal alone.
+
+    `[/x]` closes what nothing opened.
+    """
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     with Console().progress(f"runs[/x]/[red]{ESCAPES}") as told:

@@ -1,4 +1,7 @@
-"""Pickles made to do harm. Nothing that they name is imported or called, and each ends soon: in a value or in our own error."""
+"""Pickles made to do harm.
+
+Nothing that they name is imported or called, and each ends soon: in a value or in our own error.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +228,10 @@ def test_broken_pickles_are_refused_and_say_where(data: bytes, code: str) -> Non
 
 @pytest.mark.fault("Hostile input", "pickles that expand exponentially", "refused, in bounded time and memory")
 def test_sharing_is_free_until_it_is_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2^40 leaves in 300 bytes: read at once, refused by the walk that would meet them all."""
+    """2^40 leaves in 300 bytes.
+
+    Read at once, refused by the walk that would meet them all.
+    """
     lists = b"]q\x00" + b"".join(b"]q%c(h%ch%ce" % (n + 1, n, n) for n in range(40))
     data = P + b"(" + lists + b"t."
     value: Any = loads(data)
@@ -329,8 +335,11 @@ def test_halves_of_characters_are_kept_and_can_be_printed() -> None:
     assert caught.value.diagnostics[0].labels[0].file == r"\ud800.pt"
 
 
-def test_an_archive_s_records_are_not_read_whole(tmp_path: Path) -> None:
-    """`version` and `byteorder` are a few bytes: more are refused by the directory, before any is read."""
+def test_an_archive_s_records_are_not_read_in_full(tmp_path: Path) -> None:
+    """`version` and `byteorder` are a few bytes.
+
+    More are refused by the directory, before any is read.
+    """
     import zipfile
 
     for record in ("version", "byteorder"):
@@ -344,7 +353,10 @@ def test_an_archive_s_records_are_not_read_whole(tmp_path: Path) -> None:
 
 
 def test_named_arguments_copied_again_and_again_end() -> None:
-    """NEWOBJ_EX copies its dict: a hundred thousand copies of a large one are more than the file paid for."""
+    """NEWOBJ_EX copies its dict.
+
+    A hundred thousand copies of a large one are more than the file paid for.
+    """
     names = b"".join(text(f"n{i}") + b"N" for i in range(20_000))
     body = b"}(" + names + b"uq\x00" + b"cm\nC\nq\x01" + b"h\x01)h\x00\x920" * 1000 + b"N."
     with pytest.raises(UcplError, match="E425"):

@@ -1,4 +1,6 @@
-"""Places that are not what they seem: links, hard links and folders of others where a run writes, names that lead out, JSON of
+"""Places that are not what they seem.
+
+Links, hard links and folders of others where a run writes, names that lead out, JSON of
 no use. Nothing outside the source is read, and nothing outside the target is written.
 """
 
@@ -97,7 +99,7 @@ def of_another(work: Path, theirs: Path) -> None:
     "not followed, status 4",
 )
 @pytest.mark.parametrize("trap", [linked_folder, linked_work, linked_tree, linked_file, second_name, pipe, of_another])
-def test_what_was_put_where_a_run_goes_on_is_not_followed(stopped, trap: Callable[[Path, Path], None]) -> None:
+def test_what_was_put_where_a_run_continues_is_not_followed(stopped, trap: Callable[[Path, Path], None]) -> None:
     run, work, theirs = stopped
     if trap is of_another and os.geteuid() != 0:
         pytest.skip("needs another user")
@@ -138,7 +140,10 @@ def test_a_stranger_does_not_say_what_was_the_target_before(stopped, old: str) -
 
 @as_root
 def test_a_target_is_not_given_to_the_stranger_who_made_a_folder_of_its_name(stopped) -> None:
-    """In a place for everybody. Elsewhere it keeps the owner and the mode of what it replaces."""
+    """In a place for everybody.
+
+    Elsewhere it keeps the owner and the mode of what it replaces.
+    """
     run, work, _ = stopped
     target = work.with_name("out")
     for mode, owner in ((0o1777, os.geteuid()), (0o755, STRANGER)):
@@ -216,7 +221,7 @@ def test_a_folder_put_there_while_a_run_begins_is_not_written_into(
 @pytest.mark.parametrize(
     "name", ["../x", "a/../../x", "/x", "ucpl/manifest.json", "UCPL/manifest.json", "./ucpl/x", "a\0b", ""]
 )
-def test_no_file_of_a_target_lies_outside_of_it(tmp_path: Path, name: str) -> None:
+def test_no_file_of_a_target_is_outside_of_it(tmp_path: Path, name: str) -> None:
     source = write_source(tmp_path / "src", [Stored("a", ("a",), "f32", bits_of("f32", (9,), 1))])
     plan = copies(source)
     plan = remade(plan, targets=tuple(evolve(t, file=name) for t in plan.targets))
@@ -312,7 +317,7 @@ JSONS = {
 )
 @pytest.mark.parametrize("name", JSONS)
 @pytest.mark.parametrize("where", ["config.json", "model.safetensors.index.json", "generation_config.json"])
-def test_json_of_no_use_beside_weights_ends_in_our_own_words(tmp_path: Path, name: str, where: str) -> None:
+def test_json_of_no_use_next_to_weights_ends_in_our_own_words(tmp_path: Path, name: str, where: str) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")

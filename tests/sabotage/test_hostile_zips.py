@@ -1,4 +1,7 @@
-"""Archives made to do harm, or torn: each is refused by a code of ours that names the file."""
+"""Archives made to do harm, or torn.
+
+Each is refused by a code of ours that names the file.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ ENTRIES: list[tuple[str, str, Callable[[bytearray], bytes]]] = [
 
 @pytest.mark.fault("Hostile input", "false zip directories, overlapping members", "refused")
 @pytest.mark.parametrize(("code", "attack"), [row[1:] for row in ENTRIES], ids=[row[0] for row in ENTRIES])
-def test_a_directory_that_lies_is_refused(tmp_path: Path, code: str, attack: Callable[[bytearray], bytes]) -> None:
+def test_a_false_directory_is_refused(tmp_path: Path, code: str, attack: Callable[[bytearray], bytes]) -> None:
     assert code_of(tmp_path, attack(saved())) == code
 
 
@@ -190,7 +193,10 @@ def test_other_archives_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_flipped_bytes_and_cuts_never_surprise(tmp_path: Path, seed: int) -> None:
-    """A damaged real file ends in UcplError or is read; most damage outside the payload is found."""
+    """A damaged real file ends in UcplError or is read.
+
+    Most damage outside the payload is found.
+    """
     chosen = random.Random(seed)
     source = (FIXTURES / "containers" / "z1_bf16_model_states.pt").read_bytes()
     directory = source.index(b"PK\x01\x02")
@@ -255,8 +261,11 @@ def test_bytes_behind_the_last_entry_of_the_directory(tmp_path: Path) -> None:
     assert "has bytes after its 1 entries" in message_of(tmp_path, data[:end] + b"junk" + data[end:])
 
 
-def test_short_reads_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system may give fewer bytes than were asked for: the rest is read behind them."""
+def test_short_reads_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may give fewer bytes than were asked for.
+
+    The rest is read behind them.
+    """
     (tmp_path / "good.pt").write_bytes(saved())
     whole = read_torch_file(tmp_path, "good.pt")
     real = os.pread

@@ -1,1 +1,4 @@
-"""Conversions at random that are killed, go on, and meet damage: nothing is lost, and nothing passes in silence."""
+"""Conversions at random that are killed, go on, and meet damage.
+
+Nothing is lost, and nothing passes in silence.
+"""

@@ -1,4 +1,6 @@
-"""One case of the soak: a checkpoint, a conversion of it at random, and what is done to it while it runs.
+"""One case of the soak.
+
+A checkpoint, a conversion of it at random, and what is done to it while it runs.
 
 The law: a run that ends with 0 wrote the bytes that an undisturbed run writes. Any other ends with a status of ours and a code,
 and what stood at the target's place stands there still. No run changes a byte of the source. And there is always a way on.
@@ -79,7 +81,10 @@ class Broken(AssertionError):
 
 @frozen
 class End:
-    """How one run ended: its exit status, -9 where it was killed, and what it said."""
+    """How one run ended.
+
+    Its exit status, -9 where it was killed, and what it said.
+    """
 
     status: int
     said: str
@@ -100,7 +105,10 @@ def content(path: Path) -> Content:
 
 
 def _told(path: Path) -> bytes:
-    """The bytes of a file; of a manifest without the digest of the source, which a bit that no plan reads changes, too."""
+    """The bytes of a file.
+
+    Of a manifest without the digest of the source, which a bit that no plan reads changes, too.
+    """
     raw = path.read_bytes()
     if (path.parent.name, path.name) != ("ucpl", "manifest.json"):
         return raw
@@ -218,7 +226,10 @@ class Case:
         return True
 
     def _disturbed(self) -> None:
-        """Runs that are killed, and damage between them; in the end one that is left in peace."""
+        """Runs that are killed, and damage between them.
+
+        In the end one that is left in peace.
+        """
         if self.rng.random() < 0.4:
             self._stand()
         for _ in range(self.rng.randint(1, 4)):
@@ -244,7 +255,10 @@ class Case:
         self.standing = content(self.out)
 
     def _moment(self) -> tuple[str, float | None]:
-        """When the next run is killed: at a place, after a time, or not at all."""
+        """When the next run is killed.
+
+        At a place, after a time, or not at all.
+        """
         how = self.rng.random()
         if how < 0.45:
             place = self.rng.choice(PLACES)
@@ -338,7 +352,10 @@ def flip(path: Path, bit: int) -> None:
 
 
 def _put_back(path: Path, kept: Path, raw: bytes, status: os.stat_result) -> None:
-    """The very file, with its bytes and its time: a run that goes on takes it for the one that it began with."""
+    """The very file, with its bytes and its time.
+
+    A run that goes on takes it for the one that it began with.
+    """
     if not path.exists():
         os.link(kept, path)
     path.write_bytes(raw)
@@ -356,7 +373,10 @@ def _apart(a: Content, b: Content) -> str:
 
 
 def one_case(seed: int, number: int, top: Path, most: int = 3) -> Iterator[Case]:
-    """The case of that number: given once before it is run, so that whoever asks sees what was done when it breaks."""
+    """The case of that number.
+
+    Given once before it is run, so that whoever asks sees what was done when it breaks.
+    """
     rng = Random(f"{seed} {number}")
     start = BEGINNINGS[number % len(BEGINNINGS)] if number < len(BEGINNINGS) else rng.choice(BEGINNINGS)
     case = Case(rng, top, start, most)

@@ -32,7 +32,10 @@ layout x(tp) of m {
 
 
 def folder(top: Path, **changes: float) -> tuple[Path, str]:
-    """Two ranks with halves of w, each with v under two names. `changes`: "v1": 9.0 puts 9 into rank 1's v[2]."""
+    """Two ranks with halves of w, each with v under two names.
+
+    `changes`: "v1": 9.0 puts 9 into rank 1's v[2].
+    """
     (top / "spec.ucpl").write_text(SPEC)
     out = top / "files"
     out.mkdir()
@@ -74,7 +77,7 @@ def test_every_stored_copy_that_differs_is_a_finding(tmp_path: Path) -> None:
     ]
 
 
-def test_a_copy_that_lies_otherwise_is_held_against_its_elements(tmp_path: Path) -> None:
+def test_a_copy_that_is_stored_otherwise_is_compared_with_its_elements(tmp_path: Path) -> None:
     """The copy is on its side, and stored before the tensor that is read."""
     path, layout = folder(tmp_path)
     head = SPEC.partition("  w = a@tp")[0]
@@ -131,14 +134,17 @@ def test_a_weight_that_is_not_its_master_rounded_is_named_with_both_values(tmp_p
 
 
 def test_a_weight_may_not_be_rounded_another_way(tmp_path: Path) -> None:
-    """1 + 2^-8 lies half way between two bf16: it goes to the even one, 1, and not up."""
+    """1 + 2^-8 lies half way between two bf16.
+
+    It goes to the even one, 1, and not up.
+    """
     half = torch.full((3, 2), 1 + 2.0**-8)
     for weight, good in ((half.bfloat16(), True), (torch.full((3, 2), 1 + 2.0**-7).bfloat16(), False)):
         torch.save({"params": {"a": {"weight": weight, "fp32": half}}}, tmp_path / "p.pt")
         assert bool(ucpl.verify(tmp_path / "p.pt")) is good
 
 
-def test_steps_are_said_by_group_and_where_they_differ(tmp_path: Path) -> None:
+def test_steps_are_reported_by_group_and_where_they_differ(tmp_path: Path) -> None:
     plain(tmp_path, b=4)
     notes = ucpl.verify(tmp_path / "p.pt").notes
     assert "step differs within group 0: 3, 4" in notes and "step is 3 for the one parameter of group 1" in notes
@@ -146,7 +152,7 @@ def test_steps_are_said_by_group_and_where_they_differ(tmp_path: Path) -> None:
     assert "step is 3 for all 2 parameters of group 0" in ucpl.verify(tmp_path / "p.pt").notes
 
 
-def test_what_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported_to_be_not_there(tmp_path: Path) -> None:
     torch.save({"params": {"a": {"weight": torch.ones(2)}}}, tmp_path / "p.pt")
     found = ucpl.verify(tmp_path / "p.pt")
     assert found and found.copied == found.rounded == 0
@@ -159,7 +165,10 @@ def test_the_order_that_a_checkpoint_states_is_a_witness() -> None:
 
 
 def test_bytes_that_nothing_protects_are_counted_once_and_by_kind() -> None:
-    """Without a manifest, a CRC speaks for members of an archive; headers and the directory are bare."""
+    """Without a manifest, a CRC speaks for members of an archive.
+
+    Headers and the directory are bare.
+    """
     found = ucpl.verify(EXAMPLE).files
     sizes = sum(f.stat().st_size for f in api.open_checkpoint(EXAMPLE).root.rglob("*") if f.is_file())
     assert not found.manifest

@@ -1,4 +1,7 @@
-"""`compare` says whatever differs, and nothing else: each difference is planted alone, and looked for from both sides."""
+"""`compare` says whatever differs, and nothing else.
+
+Each difference is planted alone, and looked for from both sides.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +204,7 @@ CHANGES: dict[str, tuple[Callable[[Value], None], tuple[str, str, str]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_difference_alone_is_said_from_both_sides(name: str, original: Path, tmp_path: Path) -> None:
+def test_a_difference_alone_is_reported_from_both_sides(name: str, original: Path, tmp_path: Path) -> None:
     change, (what, a, b) = CHANGES[name]
     value = copy.deepcopy(whole())
     change(value)
@@ -212,7 +215,7 @@ def test_a_difference_alone_is_said_from_both_sides(name: str, original: Path, t
     }
 
 
-def test_a_value_of_a_tensor_is_said_with_both_its_places(original: Path, tmp_path: Path) -> None:
+def test_a_value_of_a_tensor_is_reported_with_both_its_places(original: Path, tmp_path: Path) -> None:
     value = whole()
     value["params"]["b"]["exp_avg_sq"][3, 1] = 9
     (found,) = ucpl.compare(original, save(tmp_path / "b.pt", value)).differences
@@ -221,7 +224,7 @@ def test_a_value_of_a_tensor_is_said_with_both_its_places(original: Path, tmp_pa
     assert found.a_place == "original.pt: params/b/exp_avg_sq[3, 1]" and found.b_place.startswith("b.pt: ")
 
 
-def test_moments_of_another_dtype_are_said_and_not_taken_for_equal_values(original: Path, tmp_path: Path) -> None:
+def test_moments_of_another_dtype_are_reported_and_not_taken_for_equal_values(original: Path, tmp_path: Path) -> None:
     value = whole()
     for states in value["params"].values():
         states.update({name: t.double() for name, t in states.items() if name == "exp_avg"})
@@ -230,7 +233,7 @@ def test_moments_of_another_dtype_are_said_and_not_taken_for_equal_values(origin
     assert {d.kind for d in found.differences} == {"dtype"}
 
 
-def test_a_group_that_only_one_side_has_is_said(original: Path, tmp_path: Path) -> None:
+def test_a_group_that_only_one_side_has_is_reported(original: Path, tmp_path: Path) -> None:
     value = whole()
     value["groups"][0]["params"] = ["a"]
     value["groups"].append({**value["groups"][0], "params": ["b"]})
@@ -281,7 +284,9 @@ TARGETS = ["zero0(dp=2)", "zero1(dp=2)", "zero1(dp=2, elastic=1)", "zero3(dp=3)"
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_a_plain_file_without_counters_is_equal_to_its_conversion_and_silence_is_said(to: str, tmp_path: Path) -> None:
+def test_a_plain_file_without_counters_is_equal_to_its_conversion_and_silence_is_reported(
+    to: str, tmp_path: Path
+) -> None:
     source = save(tmp_path / "plain.pt", bare())
     ucpl.convert(source, tmp_path / "out", to)
     found = ucpl.compare(source, tmp_path / "out")
@@ -583,7 +588,10 @@ def test_a_second_name_that_counts_is_read_before_a_copy_under_any(tmp_path: Pat
 
 
 def master_run(place: Path, weight: torch.dtype) -> Path:
-    """A plain file of a run: weights in one dtype, masters and a moment in fp32."""
+    """A plain file of a run.
+
+    Weights in one dtype, masters and a moment in fp32.
+    """
     dice = torch.Generator().manual_seed(4)
     params = {}
     for name in "ab":
@@ -598,7 +606,10 @@ def master_run(place: Path, weight: torch.dtype) -> Path:
 def test_weights_alone_are_compared_in_the_narrower_dtype(
     weight: torch.dtype, exported: torch.dtype, tmp_path: Path
 ) -> None:
-    """A run with masters and its export: every other state is in one of the two alone."""
+    """A run with masters and its export.
+
+    Every other state is in one of the two alone.
+    """
     run = master_run(tmp_path / "run.pt", weight)
     value = torch.load(run, weights_only=True)
     (tmp_path / "hf").mkdir()
@@ -635,7 +646,10 @@ def test_nothing_is_not_equal_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> None:
-    """DeepSpeed has a key for it; DCP's job puts it beside the model, and our target of it into DeepSpeed's key."""
+    """DeepSpeed has a key for it.
+
+    DCP's job puts it beside the model, and our target of it into DeepSpeed's key.
+    """
     ours = TrainState("deepspeed", blobs={"lr_scheduler": {"last_epoch": 3}})
     theirs = TrainState("dcp", carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})
     for a, b in ((ours, theirs), (theirs, ours)):

@@ -1,4 +1,7 @@
-"""A checkpoint held against a genuine one under its own layout: what is compared, and what is guessed."""
+"""A checkpoint held against a genuine one under its own layout.
+
+What is compared, and what is guessed.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def test_what_counts_is_worked_out_for_stored_tensors_that_differ_alone(
     assert held(tmp_path, lambda ranks: ranks[1]["u.2"].zero_()).differing == 1 and len(asked) == 1
 
 
-def test_what_is_the_same_is_said_with_how_much_it_was(tmp_path: Path) -> None:
+def test_what_is_the_same_is_reported_with_how_much_it_was(tmp_path: Path) -> None:
     found = held(tmp_path, lambda ranks: None)
     assert found and (found.tensors, found.elements, found.differing) == (10, 2 * (16 + 12 + 4), 0)
 
@@ -129,7 +132,10 @@ def test_padding_that_is_zero_or_may_be_anything_is_no_finding(spec: str, value:
 
 
 def test_a_comparison_that_could_not_fail_is_no_witness(tmp_path: Path) -> None:
-    """Zeros under swapped names are zeros: the same bits, and nothing is shown."""
+    """Zeros under swapped names are zeros.
+
+    The same bits, and nothing is shown.
+    """
 
     def zeros(ranks: list[Tensors]) -> None:
         for tensors in ranks:
@@ -146,7 +152,7 @@ def test_a_comparison_that_could_not_fail_is_no_witness(tmp_path: Path) -> None:
     assert any(note.startswith("not witnessed: the identity of each tensor") for note in found.notes)
 
 
-def test_an_element_beside_padding_is_compared(tmp_path: Path) -> None:
+def test_an_element_next_to_padding_is_compared(tmp_path: Path) -> None:
     def change(ranks: list[Tensors]) -> None:
         ranks[1]["w"][0, 3] = -5.0
         ranks[1]["w"][1:] = 77.0
@@ -260,7 +266,10 @@ def most_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_tensor_of_any_strides_is_held_against_another_in_little_memory(
     tmp_path: Path, strided: tuple[bool, bool], most_read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """18 MB of elements, and a change of two: no read is larger than a tile, gaps are skipped, no buffer is a tensor."""
+    """18 MB of elements, and a change of two.
+
+    No read is larger than a tile, gaps are skipped, no buffer is a tensor.
+    """
     monkeypatch.setattr(Guesses, "of", lambda self, place: "")  # they have a bound of their own
     (tmp_path / "x.ucpl").write_text(STRIDED)
     numbers = torch.arange(3000 * 1500, dtype=torch.float32).view(3000, 1500)
@@ -303,7 +312,10 @@ layout x(tp = 2) of m {{
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_parts_of_equal_numbers_witness_no_order(equal: bool, tmp_path: Path) -> None:
-    """Gate and up that are copies, as after upcycling: a spec that swaps them compares equal, and says so."""
+    """Gate and up that are copies, as after upcycling.
+
+    A spec that swaps them compares equal, and says so.
+    """
     gate = torch.arange(12.0).view(4, 3)
     up = gate if equal else gate + 100
     ranks = [{"gu": torch.cat([gate.chunk(2)[tp], up.chunk(2)[tp]])} for tp in range(2)]

@@ -1,4 +1,6 @@
-"""`compare` of two training dtypes: what was rounded, how many elements, by how much, and that the rest is equal.
+"""`compare` of two training dtypes.
+
+What was rounded, how many elements, by how much, and that the rest is equal.
 
 Numbers that are expected are counted by torch, of what lies in the files.
 """
@@ -56,7 +58,10 @@ def test_what_was_rounded_is_counted_and_the_rest_is_equal(name: str, to: str, t
 
 
 def test_what_has_no_master_is_lost(tmp_path: Path) -> None:
-    """A frozen weight that was rounded: that is a difference. One whose values all fit is none."""
+    """A frozen weight that was rounded: that is a difference.
+
+    One whose values all fit is none.
+    """
     ucpl.convert(FIXTURES / "z2_dp3_frozen", tmp_path / "b", to="zero2(dp=2, bf16=1)")
     found = ucpl.compare(FIXTURES / "z2_dp3_frozen", tmp_path / "b")
     assert [str(d) for d in found.differences] == ["weight of wpe.weight: f32 in A, bf16 in B"]
@@ -68,7 +73,10 @@ def test_what_has_no_master_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_one_weight_that_is_not_its_master_rounded_is_named(side: str, tmp_path: Path) -> None:
-    """By hand and with torch, in the files of either side: the next number of that type."""
+    """By hand and with torch, in the files of either side.
+
+    The next number of that type.
+    """
     for there, to in (("a", "zero1(dp=2)"), ("b", "zero1(dp=2, bf16=1)")):
         ucpl.convert(FIXTURES / "z1_dp4", tmp_path / there, to=to)
     (file,) = (tmp_path / side).glob("*/mp_rank_00_model_states.pt")
@@ -103,7 +111,10 @@ def test_the_loss_scale_of_fp16_is_no_difference(tmp_path: Path) -> None:
 
 
 def test_of_one_dtype_nothing_is_rounded(tmp_path: Path) -> None:
-    """Weights alone say nothing of training: another type is a difference, as ever."""
+    """Weights alone say nothing of training.
+
+    Another type is a difference, as ever.
+    """
     for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
         (tmp_path / name).mkdir()
         save_file({"w": torch.ones(4, dtype=dtype)}, tmp_path / name / "model.safetensors")

@@ -1,1 +1,4 @@
-"""Random walks over topologies: a checkpoint is converted again and again, and stays the same training state bit for bit."""
+"""Random walks over topologies.
+
+A checkpoint is converted again and again, and stays the same training state bit for bit.
+"""

@@ -61,7 +61,10 @@ def wholes(rng: Random) -> str:
 
 
 def dense(bf16: bool) -> Draw:
-    """ZeRO at any stage and degree, with settings that move tensors; whole forms between."""
+    """ZeRO at any stage and degree, with settings that move tensors.
+
+    Whole forms between.
+    """
 
     def draw(rng: Random, here: Here) -> str:
         dp = some(rng, 1, 6)
@@ -81,7 +84,10 @@ def chunks(rng: Random, here: Here) -> str:
 
 
 def megatron(most_ep: int, most_pp: int) -> Draw:
-    """Files of ranks, Megatron-Core's chunks, and one whole file: names are those of modules in all of them."""
+    """Files of ranks, Megatron-Core's chunks, and one whole file.
+
+    Names are those of modules in all of them.
+    """
 
     def draw(rng: Random, here: Here) -> str:
         tp, pp, ep = rng.choice([1, 2]), rng.choice([1, most_pp]), rng.choice([1, most_ep])
@@ -101,7 +107,9 @@ def autotp(rng: Random, here: Here) -> str:
 
 
 def stages(rng: Random, cuts: str, layers: int = 5) -> str:
-    """A pipeline's stages: as many as a method deals, or listed, uneven. `cuts`: before which layers a stage may begin.
+    """A pipeline's stages: as many as a method deals, or listed, uneven.
+
+    `cuts`: before which layers a stage may begin.
 
     DeepSpeed takes no stage that lacks one of the optimizer's groups, so that not every cut can be.
     """
@@ -113,7 +121,10 @@ def stages(rng: Random, cuts: str, layers: int = 5) -> str:
 
 
 def grid(cuts: str, self_described: bool, most: int) -> Draw:
-    """Tensor x pipeline x data parallelism. `most`: tensor-parallel ranks. Without a pipeline it is a module like any other."""
+    """Tensor x pipeline x data parallelism. `most`: tensor-parallel ranks.
+
+    Without a pipeline it is a module like any other.
+    """
 
     def draw(rng: Random, here: Here) -> str:
         dp, tp = some(rng, 1, 3), some(rng, 1, most)
@@ -130,7 +141,9 @@ def grid(cuts: str, self_described: bool, most: int) -> Draw:
 
 
 def module(rng: Random, here: Here, *, padded: bool = False) -> str:
-    """Out of a pipeline: whole tensors in a module. A folder with files of layers has no place in the universal form; and
+    """Out of a pipeline: whole tensors in a module.
+
+    A folder with files of layers has no place in the universal form; and
     that has words alone, without the rows that a `padded` vocabulary has beside them: another state.
     """
     call = f"zero{some(rng, 2 if 'pp' in here.axes else 1, 3)}(dp={some(rng, 1, 3)}, tp=1)"

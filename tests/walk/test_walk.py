@@ -79,7 +79,10 @@ def renamed(path: Path) -> None:
 def test_one_bit_and_one_number_are_seen(
     fault: Callable[[Path], None], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first plain() is the truth; that of the first step is changed."""
+    """The first plain() is the truth.
+
+    That of the first step is changed.
+    """
     seen: list[Path] = []
     convert: Any = api.convert
 
@@ -112,7 +115,10 @@ def test_a_refusal_without_a_name_fails_and_many_of_those_with_one_do(tmp_path: 
 
 
 def test_steps_are_those_of_the_seed(tmp_path: Path) -> None:
-    """One command walks again where a run failed: no step depends on walks before it, or on how many steps there are."""
+    """One command walks again where a run failed.
+
+    No step depends on walks before it, or on how many steps there are.
+    """
     here = STARTS[0].here
     drawn = [[STARTS[0].draw(Random(f"{seed} 0"), here) for seed in range(5)] for _ in range(2)]
     assert drawn[0] == drawn[1] and len(set(drawn[0])) > 1

@@ -37,7 +37,10 @@ LIMITS = {
 
 @frozen
 class Step:
-    """What was asked, from what, and what came of it: a code, or "" where the state is the same."""
+    """What was asked, from what, and what came of it.
+
+    A code, or "" where the state is the same.
+    """
 
     walk: int
     start: str
@@ -60,7 +63,10 @@ def held(path: Path, spec: str | None, scratch: Path) -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any, at: str = "") -> Iterator[str]:
-    """Where two states are not the same, types and bits; the order of names in a dict is none."""
+    """Where two states are not the same, types and bits.
+
+    The order of names in a dict is none.
+    """
     if type(a) is not type(b):
         yield f"{at}: {type(a).__name__} and {type(b).__name__}"
     elif isinstance(a, dict):
@@ -104,7 +110,10 @@ def told(state: dict[str, Any], start: Start, here: Here) -> dict[str, Any]:
 
 
 def groups_of(groups: list[dict[str, Any]], without: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Members in no order, which no file of Megatron's has; groups that are told apart by nothing but `without` are one."""
+    """Members in no order, which no file of Megatron's has.
+
+    Groups that are told apart by nothing but `without` are one.
+    """
     of: dict[str, dict[str, Any]] = {}
     for group in groups:
         hyper = {key: value for key, value in group.items() if key not in ("params", *without)}
@@ -137,7 +146,10 @@ def home_of(start: Start, scratch: Path) -> str:
 
 
 def one_walk(seed: int, number: int, scratch: Path, steps: int = STEPS, start: Start | None = None) -> Iterator[Step]:
-    """The walk of that number: the same steps for the same seed, whatever other walks there are."""
+    """The walk of that number.
+
+    The same steps for the same seed, whatever other walks there are.
+    """
     rng = Random(f"{seed} {number}")
     start = start or STARTS[number % len(STARTS)] if number < len(STARTS) else rng.choice(STARTS)
     here, path = start.here, start.path

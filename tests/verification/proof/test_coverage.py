@@ -57,7 +57,10 @@ def changed(graph: Graph, number: int, **columns: Any) -> Graph:
 
 
 def copies(runs: list[Runs], graph: Graph, tensor: str) -> tuple[int, Any]:
-    """The copies that move a tensor: which of the runs, and which of their rows."""
+    """The copies that move a tensor.
+
+    Which of the runs, and which of their rows.
+    """
     number = graph.target.tensors.index(tensor)
     for i, r in enumerate(runs):
         rows = np.flatnonzero(r.tensor == number)
@@ -90,7 +93,10 @@ def demand_found_of_a_move(graph: Graph, chance: Any) -> None:
 
 
 def demand_found_of_what_is_alike(graph: Graph, chance: Any) -> None:
-    """The same in the tables as they are saved and run: over layers and states that are told once."""
+    """The same in the tables as they are saved and run.
+
+    Over layers and states that are told once.
+    """
     some = [f for f in graph.flows if f.kind == "copy" and len(f.moves)]
     if not some:
         return
@@ -103,7 +109,10 @@ def demand_found_of_what_is_alike(graph: Graph, chance: Any) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_a_proof_in_parts_says_what_one_in_one_part_says(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """Of many moves a part at a time is looked at: none is left out between two parts, and the last one counts."""
+    """Of many moves a part at a time is looked at.
+
+    None is left out between two parts, and the last one counts.
+    """
     graph = joined()
     runs = told(graph)
     monkeypatch.setattr("ucpl.verification.proof.coverage.AT_ONCE", at_once)
@@ -117,7 +126,7 @@ def test_a_proof_in_parts_says_what_one_in_one_part_says(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_state_that_is_told_with_another_and_lies_elsewhere(side: str) -> None:
+def test_a_state_that_is_declared_with_another_and_stored_elsewhere(side: str) -> None:
     """One lane of a table that stands for two states is moved by one stored tensor."""
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     nodes = {n: n for n in graph.net}
@@ -167,8 +176,11 @@ def test_two_strides_swapped() -> None:
     assert refused(changed(graph, i, source_stride=stride))[0] == "E340"
 
 
-def test_two_parts_that_lie_in_turn_and_change_places() -> None:
-    """w u w u ... moved as one run to where u w u w ... belongs: the same elements, each one step off."""
+def test_two_parts_that_are_in_turn_and_change_places() -> None:
+    """w u w u ...
+
+    Moved as one run to where u w u w ... belongs: the same elements, each one step off.
+    """
     text = (
         "ucpl 1\nmodel m {\n  dim a = 3, one = 1\n  dtype f32\n  w : a one\n  u : a one\n}\n"
         'layout x() of m {\n  file weights = torch "f"\n  p = a (w: one + u: one) as "p"\n}\n'
@@ -199,7 +211,10 @@ def test_a_hole() -> None:
 
 
 def test_a_hole_and_an_overlap_of_its_size() -> None:
-    """One move is left out and another done twice: every count is as it was."""
+    """One move is left out and another done twice.
+
+    Every count is as it was.
+    """
     graph = joined()
     runs = told(graph)
     i, rows = copies(runs, graph, "w")
@@ -301,7 +316,10 @@ def test_derived_weights_are_proved() -> None:
 
 
 def test_two_states_that_are_written_in_each_other_s_place() -> None:
-    """What is read is right, and named right; only where it goes is another state's."""
+    """What is read is right, and named right.
+
+    Only where it goes is another state's.
+    """
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     runs = told(graph)
     one, other = (next(i for i, r in enumerate(runs) if r.state == state) for state in ("exp_avg", "exp_avg_sq"))
@@ -312,7 +330,10 @@ def test_two_states_that_are_written_in_each_other_s_place() -> None:
 
 
 def test_a_state_that_is_stored_otherwise_is_not_proved_by_another() -> None:
-    """Two states share a node's table, and one of them lies elsewhere: what is proved of the first says nothing of it."""
+    """Two states share a node's table, and one of them lies elsewhere.
+
+    What is proved of the first says nothing of it.
+    """
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     part = next(p for p in graph.target.parts if p.state == "exp_avg_sq" and len(p.folded) > 1)
     offset = part.folded.offset.copy()
@@ -353,7 +374,10 @@ def unchecked(source: str) -> Graph:
 
 
 def test_what_leads_is_held_against_its_equals() -> None:
-    """Ranks of tp lead alike at the first dp: one is read, and the others are checked, or the proof names the element."""
+    """Ranks of tp lead alike at the first dp.
+
+    One is read, and the others are checked, or the proof names the element.
+    """
     assert refused(unchecked("led(dp = 2, tp = 3)")) == (
         "E343",
         "weight of w[a=0, b=0] is neither used nor checked as a copy",
@@ -361,7 +385,10 @@ def test_what_leads_is_held_against_its_equals() -> None:
 
 
 def test_what_leads_gives_way_to_a_home_that_counts() -> None:
-    """Of the tensor's other home there is one copy for each dp. What leads is not looked at, and nothing is said of it."""
+    """Of the tensor's other home there is one copy for each dp.
+
+    What leads is not looked at, and nothing is said of it.
+    """
     graph = joined("held(dp = 2, tp = 3)", "led(dp = 1, tp = 1)", LED)
     read = {str(graph.sources[n].key) for r in told(graph) for n in r.source.tolist()}
     assert read and all("whole" in key for key in read)

@@ -68,7 +68,10 @@ def test_boxes_that_fill_a_tensor_once(case: tuple[int, list[list[Box]]]) -> Non
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=3), st.data())
 def test_elements_between_two_positions(digits: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Dims nest as digits do: each steps over all that the inner ones span, and perhaps further."""
+    """Dims nest as digits do.
+
+    Each steps over all that the inner ones span, and perhaps further.
+    """
     size: list[int] = []
     stride: list[int] = []
     span = 1

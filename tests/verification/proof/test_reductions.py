@@ -97,7 +97,7 @@ def test_a_part_that_one_of_two_places_lacks_is_missed_though_it_is_used(target:
     assert found(made) == ("E346", "weight of v[a=3] is put together without its part in 0.1.pt: v")
 
 
-def test_a_part_that_is_put_in_twice_is_told() -> None:
+def test_a_part_that_is_put_in_twice_is_reported() -> None:
     made = twice()
     mv.instead(made, row_of(made, "0.1.pt", "1.pt"), row_of(made, "0.2.pt", "1.pt"))
     assert found(made) == ("E346", "weight of v[a=0] is put together without its part in 0.1.pt: v")
