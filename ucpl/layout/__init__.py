@@ -1,4 +1,7 @@
-"""Layouts: names bound, numbers filled in, `extends` applied, rules checked. `resolve` is the verb of this room."""
+"""Layouts: names bound, numbers filled in, `extends` applied, rules checked.
+
+`resolve` is the verb of this room.
+"""
 
 from ucpl.layout.domains import domains_of
 from ucpl.layout.expand import close, expand

@@ -1,7 +1,7 @@
-"""What an expression gives, for whole numbers and for columns of them alike.
+"""Evaluation of expressions, for integers and for columns of them alike.
 
-A column is an array of int64, one number a place. What is refused for a number (a division with a remainder, 64 bits)
-is refused for a column that holds one such number. Where names come from is the caller's: `Look`.
+A column is an array of int64, one number a place. A number that is refused (a division with a remainder, 64 bits) is
+refused in a column, too. The caller gives the values of names: `Look`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def evaluated(expr: nodes.Expr, look: Look) -> Operand:
 
 @frozen
 class NotWhole:
-    """What stands where a whole number is needed."""
+    """Value in the place of an integer."""
 
     value: object
 
@@ -100,7 +100,10 @@ class NotWhole:
 
 
 def integer(expr: nodes.Expr, look: Look) -> Number:
-    """The value of an expression that must be a whole number, or a column of them. Raises E104 or E105 otherwise."""
+    """Value of an expression that must be an integer, or a column.
+
+    A column is one of integers. Raises E104 or E105 otherwise.
+    """
     value = evaluated(expr, look)
     if value is None:
         what = f"`{expr.path}`" if isinstance(expr, nodes.Name) else "this"
@@ -183,7 +186,10 @@ def _divided(operator: str, left: Number, right: Number, span: nodes.Span) -> Nu
 
 
 def _fitting(operator: str, left: Number, right: Number, span: nodes.Span) -> Number:
-    """A sum, difference or product: in 64 bits where nothing can grow beyond them, else exact and then looked at."""
+    """A sum, difference or product.
+
+    It is computed in 64 bits if nothing can grow beyond them, else exactly and then checked.
+    """
     a, b = _largest(left), _largest(right)
     if (isinstance(left, int) and isinstance(right, int)) or (a * b if operator == "*" else a + b) <= NUMBER_LIMIT:
         return bounded(_plain(operator, left, right), span)
@@ -208,10 +214,13 @@ def _first_uneven(left: Number, right: Number, rest: Number) -> tuple[int, int, 
 
 
 def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list[Value]:
-    """The positions in a list of a value, or of all that is true. Raises E104, E105."""
+    """Positions of a value in a list, or of all true values.
+
+    Raises E104, E105.
+    """
     items = evaluated(listed, look)
     if items is None:
-        integer(listed, look)  # says which key of the config is absent
+        integer(listed, look)  # names the absent key of the config
     if not isinstance(items, list):
         remedy = ""
         if isinstance(listed, nodes.Binary) and listed.operator == "==":

@@ -1,6 +1,6 @@
-"""Patterns with every number filled in: what the tree of a pattern becomes once its layout is resolved.
+"""Patterns with every number filled in: the pattern of a resolved layout.
 
-Dims and mesh axes are still names; their sizes stand in `Layout.sizes`.
+Dims and mesh axes are still names; their sizes are in `Layout.sizes`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class Dim:
 
 @frozen
 class Split:
-    """One cut over a mesh axis. `sizes` for explicit pieces, `grain` for chunk and spread."""
+    """One cut over a mesh axis.
+
+    `sizes` for explicit pieces, `grain` for chunk and spread.
+    """
 
     mesh_axis: str
     kind: Literal["equal", "sizes", "chunk", "spread"] = "equal"
@@ -79,7 +82,10 @@ Axis = Dim | Cut | Stack | Pad | Trim | Flat | Each
 
 @define
 class UnevenCut(ValueError):
-    """A cut that leaves a remainder, or whose sizes do not add up; the caller knows the place."""
+    """A cut with a remainder, or with sizes that do not fit.
+
+    The caller knows the place.
+    """
 
     reason: str
     split: Split
@@ -91,9 +97,10 @@ class UnevenCut(ValueError):
 
 
 def piece_of(split: Split, length: int, ways: int, here: int) -> tuple[int, int]:
-    """The half-open range of positions of an axis of `length` that coordinate `here` of `ways` keeps.
+    """Range of positions of an axis that coordinate `here` of `ways` keeps.
 
-    Raises UnevenCut where the cut leaves a remainder or the sizes do not add up; the caller knows the place.
+    The axis has `length` positions; the range is half-open. Raises UnevenCut if the cut leaves a remainder or the sizes
+    do not add up; the caller knows the place.
     """
     match split.kind:
         case "sizes":
@@ -122,7 +129,10 @@ def piece_of(split: Split, length: int, ways: int, here: int) -> tuple[int, int]
 
 
 def children(axis: Axis) -> tuple[Axis, ...]:
-    """The axes right inside an axis, in order; those of all terms of a sum."""
+    """Axes directly inside an axis, in order.
+
+    Of a sum, those of all terms.
+    """
     match axis:
         case Cut(axis=inner) | Pad(axis=inner) | Trim(axis=inner) | Flat(axis=inner):
             return (inner,)
@@ -142,9 +152,9 @@ def walk(*roots: Axis) -> Iterator[Axis]:
 
 
 def rewritten(axis: Axis, change: Callable[[Axis], Axis | None]) -> Axis:
-    """The axis with what `change` gives in place of one of those inside; where it gives None, what that holds is walked.
+    """The axis with inner axes replaced by the results of `change`.
 
-    An axis that is replaced is not walked again.
+    If it gives None, the contents of an axis are walked. An axis that is replaced is not walked again.
     """
     made = change(axis)
     if made is not None:
@@ -181,7 +191,10 @@ def mesh_axes_of(*axes: Axis) -> tuple[str, ...]:
 
 
 def partly_cut(axes: tuple[Axis, ...]) -> frozenset[str]:
-    """Mesh axes that cut some terms of a sum and not others: each piece holds all of the others, as declared copies."""
+    """Mesh axes that cut some terms of a sum and not others.
+
+    Each piece holds all of the others, as declared copies.
+    """
     found: set[str] = set()
     for node in walk(*axes):
         if isinstance(node, Stack):
@@ -197,9 +210,10 @@ def labels_of(axes: tuple[Axis, ...]) -> tuple[str | None, ...]:
 
 
 def stands_for(path: str, label: str, names: Container[str]) -> str:
-    """The tensor that a label means in the entry of `path`: beside the entry's, below it, or farther and farther out.
+    """Tensor that a label means in the entry of `path`.
 
-    The last is that very name; what is used under a prefix so finds its own before one of those around it.
+    It is next to the entry's, below it, or farther and farther out. The last is that very name; a definition under a
+    prefix so finds its own tensors before those around it.
     """
     steps = path.split(".")[:-1]
     around = [".".join([*steps[:n], label]) for n in range(len(steps), -1, -1)]
@@ -224,7 +238,10 @@ def dims_of(*axes: Axis) -> tuple[str, ...]:
 
 
 def longest(axis: Axis, size_of: Callable[[str], int]) -> int:
-    """How many cells an axis has before anything is cut off: no rank holds more of it."""
+    """Number of cells of an axis before any cut.
+
+    No rank holds more of it.
+    """
     match axis:
         case Dim(name=name, low=low, high=high):
             return (size_of(name) if high is None else high) - low
@@ -241,7 +258,10 @@ def longest(axis: Axis, size_of: Callable[[str], int]) -> int:
 
 
 def digits_of(axis: Axis) -> tuple[str, ...]:
-    """Names of the digits of an index axis, major first: (lap stage slot). A sum has none."""
+    """Names of an index axis' digits, major first: (lap stage slot).
+
+    A sum has none.
+    """
     if isinstance(axis, Dim):
         return (axis.name,)
     if isinstance(axis, Flat) or (isinstance(axis, Stack) and len(axis.terms) != 1):
@@ -250,7 +270,10 @@ def digits_of(axis: Axis) -> tuple[str, ...]:
 
 
 def leaves_of(dim: str, indices: Mapping[str, Axis]) -> tuple[str, ...]:
-    """The digits that a dim consists of, in the end; the dim itself where it has none. `indices`: rules by dim."""
+    """Digits that a dim consists of, in the end.
+
+    A dim without digits is its own. `indices`: rules by dim.
+    """
     digits = digits_of(indices[dim]) if dim in indices else (dim,)
     if digits == (dim,):
         return (dim,)

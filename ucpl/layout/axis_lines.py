@@ -1,4 +1,7 @@
-"""Whole lines to write where a mesh axis is named that there is not: the layout's head, its mesh, or the line with another."""
+"""Complete lines to write for an unknown mesh axis.
+
+They are the layout's head, its mesh, or the line with another axis.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = ["UnknownAxis", "with_lines"]
 
 @frozen
 class UnknownAxis:
-    """What a diagnostic speaks of: an axis that no mesh has, or one of a mesh that has no size."""
+    """Axis of a diagnostic: of no mesh, or one without sizes."""
 
     name: str
     is_of_mesh: bool = False
@@ -27,7 +30,10 @@ class UnknownAxis:
 def with_lines(
     found: Diagnostic, axis: UnknownAxis, node: nodes.Layout, items: Sequence[nodes.LayoutItem]
 ) -> Diagnostic:
-    """The diagnostic, its remedy with the lines. `items`: statements of the layout and of what it stands on."""
+    """The diagnostic, its remedy with the lines.
+
+    `items`: statements of the layout and of its bases.
+    """
     meshes = [i for i in items if isinstance(i, nodes.Mesh)]
     axes = tuple(dict.fromkeys(name for mesh in meshes for name in mesh.axes))
     if axis.is_of_mesh:
@@ -46,14 +52,17 @@ def with_lines(
 
 
 def _head(node: nodes.Layout, name: str) -> str:
-    """The first line of a layout that has the axis as a parameter."""
+    """First line of a layout that has the axis as a parameter."""
     known = {p.name for p in node.parameters}
     parameters = node.parameters if name in known else (*node.parameters, nodes.Parameter(name))
     return f"{opening(evolve(node, parameters=parameters))} {{"
 
 
 def _with_axis(item: nodes.LayoutItem, name: str, other: str) -> str:
-    """The statement with another axis in the place of one; empty where it does not name that one."""
+    """The statement with one axis replaced by another.
+
+    Empty if it does not name the axis.
+    """
     made = rewritten(item, _to(name, other))
     return print_item(made) if made is not item and isinstance(made, nodes.Entry | nodes.States | nodes.Index) else ""
 

@@ -1,4 +1,7 @@
-"""A model as it is called: its parameters as numbers, and its statements over those of the models that it extends."""
+"""A called model: its parameters as numbers, and its statements.
+
+They are over those of the models that it extends.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ NO_FILE = nodes.File("", 1, ())
 
 
 def statements_of(library: Library, known: KnownStatement, uses: Uses) -> Items:
-    """All but the values of its own parameters: what is said first is the numbers of the files, and what bases are called with.
+    """All statements but the values of its own parameters.
 
-    uses: what writes `use` out, of each body before one is laid over another.
+    First are the numbers of the files, and the arguments of bases. uses: a function that expands `use`, of each body
+    before one is laid over another.
     """
     chain = library.models(known)
     heads: Items = []
@@ -46,7 +50,10 @@ def statements_of(library: Library, known: KnownStatement, uses: Uses) -> Items:
 
 
 def own_parameters(model: nodes.Model, call: nodes.Call, sizes: Mapping[str, Value]) -> Items:
-    """What a call gives to the parameters of a model, as `let`; else its default, else -D."""
+    """Parameters of a model as `let`.
+
+    Values are from the call, else the default, else -D.
+    """
     given = {name: a.value for name, a in placed(model.parameters, call).items()}
     out: Items = []
     for p in model.parameters:
@@ -60,7 +67,10 @@ def own_parameters(model: nodes.Model, call: nodes.Call, sizes: Mapping[str, Val
 
 
 def _base_parameters(derived: nodes.Model, base: nodes.Model) -> Items:
-    """The parameters of a base as the derived model gives them. One that is handed on under its own name needs no line."""
+    """Parameters of a base as the derived model gives them.
+
+    One that is handed on under its own name needs no line.
+    """
     assert derived.extends is not None
     given = {name: a.value for name, a in placed(base.parameters, derived.extends).items()}
     own = {p.name: p for p in derived.parameters}
@@ -95,7 +105,10 @@ def _let(parameter: nodes.Parameter, value: nodes.Expr) -> nodes.Let:
 def placed(
     parameters: tuple[nodes.Parameter, ...], call: nodes.Call, fixed: Sequence[str] = ()
 ) -> dict[str, nodes.Argument]:
-    """A call's arguments by the parameters' names. `fixed`: what the text says with `let`. Raises E116, E117, E118."""
+    """Arguments of a call by the parameters' names.
+
+    `fixed`: the values that the text gives with `let`. Raises E116, E117, E118.
+    """
     found: dict[str, nodes.Argument] = {}
     names = [p.name for p in parameters]
 

@@ -1,8 +1,8 @@
-"""Dims whose size depends on an index: `dim f = [64, 128, 64] by l`. What they stand for, written out.
+"""Dims whose size depends on an index (`dim f = [64, 128, 64] by l`), expanded.
 
-Of a tensor with such a dim, the layers of one size are a tensor of their own: `w : l f h` is `w[f=64] : l[0, 2] f h` and
-`w[f=128] : l[1] f h`, in which `f` has one size. From there on they are tensors like any others, and those that are alike
-fold. An entry is written out in the same way, so that every cut is of the size that its layers have.
+Of a tensor with such a dim, the layers of one size are a tensor of their own: `w : l f h` is `w[f=64] : l[0, 2] f h`
+and `w[f=128] : l[1] f h`, in which `f` has one size. From there on they are tensors like any others, and those that are
+alike fold. An entry is expanded in the same way, so that every cut is of the size that its layers have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def whole_name(path: str) -> str:
-    """The name that the text has for a tensor: `w`, of `w[f=64]`, and of its live rows, `w[v=5..8]`."""
+    """The text's name for a tensor: `w`, of `w[f=64]` and of `w[v=5..8]`.
+
+    The latter are its live rows.
+    """
     return _SUFFIX.sub("", path)
 
 
@@ -41,7 +44,7 @@ def whole_dim(name: str) -> str:
 
 
 def of_sizes(names: Iterable[str], tensors: Iterable[str]) -> set[str]:
-    """The names, and of each that is a whole one its tensors."""
+    """The names, and for each full name its tensors."""
     said = set(names)
     return said | {t for t in tensors if whole_name(t) in said}
 
@@ -76,7 +79,7 @@ def _varying(binding: nodes.Binding, scope: Scope) -> Varying:
     assert binding.by is not None
     value = scope.lookup(binding.name, binding.span)
     if value is None:
-        scope.size(binding.name, binding.span)  # says which key of the config is absent
+        scope.size(binding.name, binding.span)  # names the absent key of the config
     count = scope.size(binding.by, binding.span)
     if not isinstance(value, list) or not all(isinstance(n, int) and n >= 0 for n in value):
         fail("E198", f"`{binding.name}` by `{binding.by}` is a list of sizes, not {value!r}", at(binding.span))
@@ -139,7 +142,7 @@ class _Work:
         return out
 
     def named(self, path: str) -> list[str]:
-        """The tensors that a name stands for."""
+        """Tensors that a name means."""
         return [_named(path, sizes) for sizes, _ in self.parts[path]] if path in self.parts else [path]
 
     # ---- the layout --------------------------------------------------------------------------------------------------
@@ -159,7 +162,7 @@ class _Work:
         return [item]
 
     def rule(self, item: nodes.Index) -> list[nodes.Index]:
-        """How a dim by an index is dealt: each of its sizes in the same way."""
+        """Rule of a dim by an index: all its sizes are dealt alike."""
         if any(isinstance(n, nodes.Stack) for n in walk(item.axis)):
             fail(
                 "E199",
@@ -210,12 +213,18 @@ class _Work:
         return out
 
     def of_size(self, item: nodes.Entry, sizes: Sizes, named: Mapping[str, str]) -> nodes.Entry:
-        """The entry of the layers of these sizes. `named`: its labels that are tensors by size."""
+        """The entry of the layers of these sizes.
+
+        `named`: its labels that are tensors by size.
+        """
 
         of_dim = dict(sizes)
 
         def template(text: str) -> str:
-            """A dim by an index that is an index itself (blocks of a stage) is the one of this size in braces, too."""
+            """A template with the dim of this size in braces.
+
+            A dim by an index can be an index itself (blocks of a stage).
+            """
             return _BRACES.sub(lambda m: "{" + _WORD.sub(word, m[1]) + m[2] + "}", text)
 
         def word(match: re.Match[str]) -> str:
@@ -242,7 +251,7 @@ class _Work:
         return dim if size is None or dim.name is None else evolve(dim, name=self.dim(dim.name, size))
 
     def dim(self, name: str, size: int) -> str:
-        """A dim of one size: a name that stands in texts that are written out."""
+        """A dim of one size: its name in expanded texts."""
         made = f"{name}.of{size}"
         while self.scope.knows(made) and made not in self.sizes:
             made += "_"

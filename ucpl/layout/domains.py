@@ -1,7 +1,7 @@
-"""Which ranks fail at once: `domain node = "{pp}.{dp - dp % 4}"`, told as files are named.
+"""Failure domains: `domain node = "{pp}.{dp - dp % 4}"`, a template as of files.
 
-Ranks of which it says the same lie in one. A mesh axis that it leaves out lies within a domain. `node` is a machine, `process`
-what a vault keeps apart within one.
+Ranks with the same text are in one domain. A mesh axis that it leaves out is inside a domain. `node` is a machine,
+`process` a part of one that a vault keeps apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Column = NDArray[np.int64]
 
 
 def domain_rules(items: Iterable[nodes.LayoutItem], scope: Scope) -> dict[str, DomainRule]:
-    """`domain` statements by kind. Raises: UcplError E122, and what templates that cannot be read raise."""
+    """`domain` statements by kind.
+
+    Raises: UcplError E122, and errors of templates that cannot be read.
+    """
     found: dict[str, DomainRule] = {}
     for item in items:
         if not isinstance(item, nodes.Domain):
@@ -40,7 +43,10 @@ def domain_rules(items: Iterable[nodes.LayoutItem], scope: Scope) -> dict[str, D
 
 
 def domains_of(layout: Layout, kind: str) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each domain, in the order of their first ranks; of a kind that the layout does not tell, none."""
+    """Ranks of each domain, in the order of their first ranks.
+
+    There are none for a kind that the layout does not have.
+    """
     rule = layout.domains.get(kind)
     if rule is None:
         return ()

@@ -1,4 +1,7 @@
-"""How each tensor is stored: entries by name, and globs and `*` written out for every tensor that none names."""
+"""Entries of tensors: by name, and globs and `*` expanded.
+
+Globs and `*` are expanded for every tensor that no entry names.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ CLASSES = frozenset({"alias", *(c for classes in _CLASSES_OF.values() for c in c
 
 @frozen
 class Wild:
-    """What a glob, or an entry with `*`, says of one tensor, or of one second name of it."""
+    """Entry of a glob or `*` for one tensor or second name."""
 
     item: nodes.Entry
     path: str  # the tensor's own
@@ -48,27 +51,30 @@ class Wild:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a template may call the tensor."""
+        """Variables that a template may use for the tensor."""
         return {"name": self.path} | ({"alias": self.alias, "owner": self.path} if self.alias else {})
 
 
 @define
 class GlobLine:
-    """A glob and its class, with all entries that have these: its homes."""
+    """A glob and its class, with all their entries: its homes."""
 
     glob: tuple[str, ...]
     of: str | None
     items: list[nodes.Entry]
-    taken: list[str] = field(factory=list)  # names that it has spoken for, by whoever asked
+    taken: list[str] = field(factory=list)  # names that it is used for, in any query
 
     def rank(self, classes: tuple[str, ...]) -> tuple[int, int]:
-        """The greater, the sooner the line speaks of a tensor of these classes: by literal characters, then by class."""
+        """Rank of a line for a tensor of these classes.
+
+        The greatest wins. It compares literal characters, then the class.
+        """
         return literals(self.glob), -classes.index(self.of or "*")
 
 
 @define
 class WrittenEntries:
-    """The entries of a layout that are there, and what globs and `*` say of each tensor that no line names."""
+    """Entries of a layout that apply, and wildcards for other tensors."""
 
     items: list[nodes.Entry]  # in the text's order; globs and those with `*` stand at the first of them
     explicit: frozenset[str]
@@ -77,7 +83,10 @@ class WrittenEntries:
     globs: Globs
 
     def wild(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
-        """One a tensor, but those without indices, in the model's order: the most literal glob, else the most special class."""
+        """One a tensor without indices, in the model's order.
+
+        It is the most literal glob, else the most special class.
+        """
         for path, tensor in tensors.items():
             if path not in self.explicit and not tensor.is_void:
                 yield from (Wild(i, path) for i in self.said(path, _CLASSES_OF[tensor.kind]) if i.shape is not None)
@@ -86,7 +95,7 @@ class WrittenEntries:
                 yield from (Wild(i, owner, alias) for i in self.said(alias, ("alias",)) if i.shape is not None)
 
     def globbed(self, tensors: dict[str, LogicalTensor], aliases: dict[str, str]) -> Iterator[Wild]:
-        """What globs alone say, `none` with it."""
+        """Entries of globs alone, `none` with them."""
         owners = {**{path: path for path in tensors}, **aliases}
         for name, owner in owners.items():
             classes = _CLASSES_OF[tensors[name].kind] if name in tensors else ("alias",)
@@ -102,7 +111,10 @@ class WrittenEntries:
         return next((self.classes[c] for c in classes if c in self.classes), [])
 
     def line(self, name: str, classes: tuple[str, ...]) -> GlobLine | None:
-        """The glob that speaks of a name. Raises E127 where two do, and neither is more literal."""
+        """The glob for a name.
+
+        Raises E127 if there are two, and neither is more literal.
+        """
         near = [self.lines[i] for i in self.globs.of(name)]
         ranked = sorted((line for line in near if (line.of or "*") in classes), key=lambda line: line.rank(classes))
         if not ranked:
@@ -114,7 +126,7 @@ class WrittenEntries:
         return line
 
     def told(self) -> tuple[GlobMatch, ...]:
-        """What each glob took of the tensors that `wild` was asked for."""
+        """Tensors that each glob took, of those that `wild` was called for."""
         firsts = [(line, line.items[0]) for line in self.lines]
         return tuple(GlobMatch(_shown(i), tuple(line.taken), i.shape is None, i.span) for line, i in firsts)
 
@@ -136,7 +148,7 @@ def _refuse_tie(name: str, first: GlobLine, second: GlobLine) -> NoReturn:
 
 
 def is_wild(item: nodes.Entry) -> bool:
-    """Whether an entry speaks of tensors that it does not name."""
+    """True if an entry is for tensors that it does not name."""
     return item.path == "*" or bool(item.glob)
 
 
@@ -156,7 +168,7 @@ def written_entries(items: Iterable[nodes.Record], scope: Scope) -> WrittenEntri
 
 
 def _demand_place(item: nodes.Entry) -> None:
-    """A class belongs to `*` and globs, an index in brackets to a tensor's own line."""
+    """Check that classes belong to wildcards, and brackets to single tensors."""
     if is_wild(item) and item.indices:
         fail(
             "E128",
@@ -176,7 +188,7 @@ def _demand_place(item: nodes.Entry) -> None:
 def entries_of(
     items: Iterable[nodes.LayoutItem], ground: Ground, tensors: dict[str, LogicalTensor], aliases: dict[str, str]
 ) -> tuple[tuple[Entry, ...], tuple[GlobMatch, ...]]:
-    """How each tensor is stored, and what each glob took."""
+    """Entries of all tensors, and the tensors that each glob took."""
     written = written_entries(items, ground.scope)
     for item in written.items:
         demand_no_flat((*item.indices, *(item.shape or ())), item.span)
@@ -196,7 +208,10 @@ def entries_of(
 
 
 def _refuse_many(entries: list[Entry], ground: Ground) -> None:
-    """A limit that costs nothing: bracketed indices multiply, and what they name is not enumerated to be counted."""
+    """A limit that costs nothing: bracketed indices multiply.
+
+    The named tensors are not enumerated to be counted.
+    """
     total = elements = 0
 
     def size_of(name: str) -> int:
@@ -243,7 +258,7 @@ def _entry(item: nodes.Entry, ground: Ground, tensors: dict[str, LogicalTensor],
 
 
 def _spoken_of(item: nodes.Entry, path: str, tensors: dict[str, LogicalTensor]) -> list[LogicalTensor]:
-    """The tensors of an entry, as far as they are there; what its labels name, where it has labels."""
+    """Tensors of an entry that exist; with labels, the labelled ones."""
     found = [ax.stands_for(path, label, tensors) for label in _labels(item)]
     return [tensors[p] for p in found or [path] if p in tensors]
 
@@ -254,7 +269,10 @@ def _labels(item: nodes.Entry) -> list[str]:
 
 
 def _demand_dims(item: nodes.Entry, of: list[LogicalTensor], scope: Scope) -> None:
-    """No dim of the pattern is unknown. Raises E169: with the tensor, its dims, and the one that may be meant."""
+    """Check that all dims of the pattern are known.
+
+    Raises E169: with the tensor, its dims, and the one that may be meant.
+    """
     named = [n for n in walk(*item.indices, *(item.shape or ())) if isinstance(n, nodes.Dim)]
     for node in named:
         if of and not scope.knows(node.name):
@@ -320,7 +338,10 @@ def _filled(wild: Wild, ground: Ground, tensors: dict[str, LogicalTensor]) -> En
 
 
 def _named(axes: Iterable[nodes.Axis]) -> set[str]:
-    """The dims that axes name outside of sums, whose terms are ways through one dim: each has names of its own."""
+    """Dims that axes name outside of sums.
+
+    The terms of a sum are ways through one dim: each has names of its own.
+    """
     out: set[str] = set()
     for node in axes:
         match node:
@@ -348,14 +369,17 @@ def _sized(among: nodes.Among | None, dim: str) -> nodes.Among | None:
 
 @define
 class _Filling:
-    """Names for `_` and `...`: the dims of one tensor that neither pattern nor brackets name, in order."""
+    """Names for `_` and `...`.
+
+    They are the dims of one tensor that neither pattern nor brackets name, in order.
+    """
 
     left: list[str]
     item: nodes.Entry
     tensor: LogicalTensor
 
     def filled(self, node: nodes.Axis) -> tuple[nodes.Axis, ...]:
-        """One axis, or the several that `...` stands for."""
+        """One axis, or the several that `...` means."""
         match node:
             case nodes.Any_():
                 if not self.left:
@@ -378,14 +402,17 @@ class _Filling:
                 return (inside(node, self.one),)
 
     def one(self, node: nodes.Record) -> nodes.Record | None:
-        """What stands in another axis is one axis: the dims of `...` there are multiplied."""
+        """A single axis inside another: the dims of `...` are multiplied there."""
         if not isinstance(node, nodes.Axis):
             return node
         got = self.filled(node)
         return got[0] if len(got) == 1 else nodes.Stack((nodes.Term(None, got, span=node.span),), span=node.span)
 
     def terms(self, terms: tuple[nodes.Term, ...]) -> tuple[nodes.Term, ...]:
-        """The terms of a sum are ways through one dim: each starts at the same place, and all end at one."""
+        """Terms of a sum as ways through one dim.
+
+        Each starts at the same place, and all end at one.
+        """
         before, after = list(self.left), list(self.left)
         new: list[nodes.Term] = []
         for term in terms:

@@ -1,8 +1,8 @@
-"""A layout written out as one that needs no other file. What `infer` writes, and what lies beside a written checkpoint.
+"""A layout expanded to one that needs no other file.
 
-`expand`: of any model over one model, one line a tensor. Expressions stay as they are (`2 * dp`), so that the text still shows
-the rule; conditions are decided and gone, and what they alone named.
-`close`: of a named model, its numbers filled in.
+`infer` writes it, and a written checkpoint has it. `expand`: of any model over one model, one line a tensor.
+Expressions stay as they are (`2 * dp`), so that the text still shows the rule; conditions are decided and gone, with
+all names that only they use. `close`: of a named model, its numbers filled in.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def expand(
     inherited: Inherited | None = None,
     config: Config | None = None,
 ) -> nodes.Layout:
-    """The layout that `call` names, over `model`, as a layout of its own that needs no other file."""
+    """The called layout over `model`, so that it needs no other file."""
     opened = open_layout(library, call, CallInputs(config or {}, {}, inherited or {}), model)
     entries = _wild_entries(opened)
     tensors = tensors_of(opened.model_items, opened.scope)
     groups = groups_of(opened.model_items, tensors)
     is_grouped = any(isinstance(i, nodes.Group) for i in opened.items)
-    if not groups and is_grouped:  # else `*` is what it is: nothing names one
+    if not groups and is_grouped:  # else `*` stays: nothing names a group
         groups = trained_groups(groups, tensors)
     apart = {i.name for i in opened.items if isinstance(i, nodes.Group) and not i.of_model}  # with lines of their own
     fixed = _fixed(opened)
@@ -63,7 +63,10 @@ def expand(
 
 
 def _fixed(opened: OpenedLayout) -> dict[str, Value]:
-    """Arguments that conditions ask for, and no degree is: with the conditions decided, the text is right for these alone."""
+    """Arguments that conditions read, and that are no degree.
+
+    The conditions are decided, so the text is right for these values alone.
+    """
     conditions = [i.when for i in opened.items if isinstance(i, nodes.Files | nodes.Derive) and i.when is not None]
     conditions += [
         c.args[0]
@@ -83,7 +86,7 @@ def _fixed(opened: OpenedLayout) -> dict[str, Value]:
 
 
 def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Iterable[nodes.LayoutItem]:
-    """One statement with its condition decided, and `*` as the groups that it stands for."""
+    """One statement with its condition decided, and `*` as its groups."""
     match item:
         case nodes.Group(of_model=True):
             return [evolve(item, name=g, of_model=False, members=m) for g, m in groups]
@@ -98,7 +101,10 @@ def _written(item: nodes.LayoutItem, scope: Scope, groups: ModelGroups) -> Itera
 def wildcards_of(
     library: Library, call: nodes.Call, model: nodes.Model, *, inherited: Inherited | None = None
 ) -> dict[str, tuple[nodes.Entry, ...]]:
-    """What the wildcard entries of a layout of any model say of each tensor and alias, under its name; patterns as written."""
+    """Wildcard entries of a layout of any model, by tensor or alias.
+
+    Patterns are as written.
+    """
     opened = open_layout(library, call, CallInputs(inherited=inherited or {}), model)
     out: dict[str, tuple[nodes.Entry, ...]] = {}
     for entry in _wild_entries(opened, every=True):
@@ -107,7 +113,10 @@ def wildcards_of(
 
 
 def _wild_entries(opened: OpenedLayout, *, every: bool = False) -> list[nodes.Entry]:
-    """Globs and entries with `*`, one a tensor that no other names; `every`: those that others name, too."""
+    """Globs and entries with `*`, one a tensor that no other names.
+
+    `every`: those that others name, too.
+    """
     tensors = tensors_of(opened.model_items, opened.scope)
     written = written_entries(opened.items, opened.scope)
     if every:
@@ -140,7 +149,10 @@ def close(
     sizes: dict[str, Value] | None = None,
     inherited: Inherited | None = None,
 ) -> nodes.File:
-    """A layout of a named model and that model as one text that needs no other file: numbers filled in, conditions decided."""
+    """A layout of a named model and that model as one text.
+
+    It needs no other file: numbers are filled in, conditions decided.
+    """
     given = CallInputs(config or {}, sizes or {}, inherited or {})
     opened = open_layout(library, call, given)
     resolved(opened, given.sizes)
@@ -158,7 +170,10 @@ def close(
 
 
 def _without_globs(opened: OpenedLayout, items: list[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
-    """Globs of a layout of any model that a layout of this one extends, written out: one line a tensor, `none` with it."""
+    """Globs of a base layout of any model, expanded.
+
+    One line a tensor, `none` included.
+    """
     if not any(isinstance(i, nodes.Entry) and i.glob for i in items):
         return items
     tensors = tensors_of(opened.model_items, opened.scope)
@@ -173,9 +188,10 @@ def _without_globs(opened: OpenedLayout, items: list[nodes.LayoutItem]) -> list[
 
 
 def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
-    """Without what a layout that is used says again: one text says a mesh, the framework, a derived state once.
+    """Statements without repetitions from used layouts.
 
-    A second mesh without a name gets one, which nothing speaks of.
+    One text has a mesh, the framework, and a derived state once. A second mesh without a name gets one, which nothing
+    uses.
     """
     last = max((n for n, i in enumerate(items) if isinstance(i, nodes.Framework)), default=-1)
     meshes: set[tuple[str, tuple[str, ...]]] = set()
@@ -201,7 +217,10 @@ def _said_once(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
 
 
 def _closed(scope: Scope, items: Sequence[Item], given: set[str]) -> list[Item]:
-    """Statements with their conditions decided, their numbers in place of names of a config, and no asserts."""
+    """Statements with their conditions decided and their numbers filled in.
+
+    Numbers replace names of a config, and asserts are left out.
+    """
     out: list[Item] = []
     seen: set[str] = set()
     for item in items:
@@ -221,7 +240,7 @@ def _closed(scope: Scope, items: Sequence[Item], given: set[str]) -> list[Item]:
 
 
 def _number(node: nodes.Record, scope: Scope) -> nodes.Record | None:
-    """What a config gives, as a literal."""
+    """Value of a config, as a literal."""
     if isinstance(node, nodes.Name) and node.path.startswith("config."):
         value = scope.lookup(node.path, node.span)
         return None if value is None else literal(value)
@@ -238,12 +257,15 @@ def _decided(item: Item, scope: Scope) -> Item | None:
     if isinstance(item, nodes.Entry | nodes.States):
         return evolve(item, clauses=said_clauses(item)) if is_there(item, scope) else None
     if isinstance(item, nodes.Fill | nodes.FillStates):
-        return None  # of how a checkpoint is made, not of how it is stored
+        return None  # it describes how to make a checkpoint, not its storage
     return item
 
 
 def _founded(items: Iterable[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem]) -> list[nodes.LayoutItem]:
-    """Without what layouts of any model say of states and tensors that this model does not have: a closed text acts."""
+    """Statements without those for states and tensors that this model lacks.
+
+    Layouts of any model have them; in a closed text every line has an effect.
+    """
     states = {name for i in model_items if isinstance(i, nodes.State) for name in i.names if not i.scalar}
     tensors = {whole_name(i.path) for i in model_items if isinstance(i, nodes.Tensor | nodes.Alias)}
     out: list[nodes.LayoutItem] = []
@@ -266,7 +288,10 @@ def _parameters(opened: OpenedLayout) -> tuple[nodes.Parameter, ...]:
 
 
 def _inner_parameters(opened: OpenedLayout) -> list[nodes.Let]:
-    """What is given beside the layout's own parameters: those of the layouts that it extends, and sizes."""
+    """Values besides the layout's own parameters.
+
+    They are the parameters of the layouts that it extends, and sizes.
+    """
     inner = {
         n: v for n, v in opened.scope.given.items() if "#" not in n and n not in opened.arguments and v is not None
     }

@@ -1,4 +1,4 @@
-"""`fill` lines, closed: what a target has where the source has nothing, and of which elements a line speaks."""
+"""`fill` lines, closed: values for elements that the source lacks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLASSES = {"parameter": ("trainable", "parameter"), "frozen": ("frozen", "param
 
 @define
 class _Model:
-    """What lines are closed against."""
+    """Names against which lines are closed."""
 
     scope: Scope
     tensors: dict[str, LogicalTensor]
@@ -51,7 +51,10 @@ def fillings_of(
     model: tuple[dict[str, LogicalTensor], dict[str, str], tuple[LogicalState, ...], ModelGroups],
     derived: Iterable[str],
 ) -> tuple[Filling, ...]:
-    """`model`: tensors, second names, states, groups. `derived`: states that are made of each other. Raises E137, E326."""
+    """Fillings of a layout.
+
+    `model`: tensors, second names, states, groups. `derived`: states that are made of each other. Raises E137, E326.
+    """
     said = [i for i in items if isinstance(i, nodes.Fill | nodes.FillStates) and scope.holds(i.when)]
     known = _Model(scope, *model, frozenset({*PARAMETER, *derived}))
     return tuple(_tensors(i, known) if isinstance(i, nodes.Fill) else _states(i, known) for i in said)
@@ -60,7 +63,10 @@ def fillings_of(
 def with_filled_states(
     items: Iterable[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem], scope: Scope
 ) -> list[nodes.ModelItem]:
-    """The model of a layout of any model, with states that it lacks and the layout fills: f32, of all trained parameters."""
+    """Model of a layout of any model, with filled states.
+
+    They are states that the model lacks and the layout fills: f32, of all trained parameters.
+    """
     held = {name for i in model_items if isinstance(i, nodes.State) for name in i.names}
     lines = [i for i in items if isinstance(i, nodes.FillStates) and i.names and scope.holds(i.when)]
     new = [n for i in lines if not _is_weight(i.value) for n in i.names or () if n not in held and n not in PARAMETER]
@@ -92,7 +98,10 @@ def _tensors(item: nodes.Fill, known: _Model) -> Filling:
 
 
 def _spoken(item: nodes.Fill, known: _Model) -> tuple[frozenset[str], tuple[int, ...]]:
-    """The tensors that a line speaks of, and how special it is: by name, by a glob's characters, by class."""
+    """Tensors of a line, and its rank.
+
+    The order is: by name, by a glob's characters, by class.
+    """
     classed = 0 if item.of is None else 1 if item.of == "parameter" else 2
     if item.path != "*" and not item.glob:
         found = of_sizes([known.aliases.get(item.path, item.path)], known.tensors) & known.tensors.keys()
@@ -110,7 +119,10 @@ def _spoken(item: nodes.Fill, known: _Model) -> tuple[frozenset[str], tuple[int,
 
 
 def _boxes(item: nodes.Fill, tensor: LogicalTensor, scope: Scope) -> tuple[Box, ...]:
-    """The positions that brackets speak of, as boxes: a dim that stands in no bracket is meant as a whole."""
+    """Positions of the brackets, as boxes.
+
+    A dim without brackets is covered completely.
+    """
     left = list(range(len(tensor.dims)))
     runs: list[list[tuple[int, int]]] = [[(0, count)] for count in tensor.counts]
     for axis in item.indices:
@@ -161,7 +173,10 @@ def _states(item: nodes.FillStates, known: _Model) -> Filling:
 
 
 def _demand_state(item: nodes.FillStates, name: str, known: _Model, kept: set[str]) -> None:
-    """A state that the model has; of a master the weight, of another a number."""
+    """Check that the model has the state and the value fits.
+
+    A master can be the weight, other states a number.
+    """
     from_weight = _is_weight(item.value)
     if name in known.itself and name != "weight" and from_weight:
         return
@@ -218,7 +233,10 @@ def _value(item: nodes.Fill | nodes.FillStates, known: _Model) -> float:
 
 
 def _demand_no_other(item: nodes.Fill | nodes.FillStates, name: str, known: _Model) -> None:
-    """What stands for a number is the name of something else. Raises: UcplError E326."""
+    """Check that a word in the place of a number names nothing.
+
+    Raises: UcplError E326.
+    """
     line = print_expr(item.value)
     if name.lower() in _NOT_FINITE:
         _refuse(item, f"`{line}` is no finite number", 'a fill is finite: write 0, or a number in quotes, as in "0.5"')

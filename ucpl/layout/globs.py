@@ -1,8 +1,9 @@
-"""Globs over names of tensors: which names a glob matches, and which of many globs a name has.
+"""Globs over names of tensors.
 
-A glob is the texts between its stars; a star is any run of characters, of none, too, and dots are characters. Lists of
-patterns are long and models longer, so a name is not held against each glob: it is asked for the texts that a glob ends
-with, begins with or has inside, whichever of them the fewest other globs have.
+They answer two questions: which names does a glob match, and which of many globs does a name have? A glob is the texts
+between its stars; a star is any run of characters, of none, too, and dots are characters. Lists of patterns are long
+and models longer, so a name is not compared with each glob: it is tested for the texts that a glob ends with, begins
+with or has inside, the one of them that the fewest other globs have.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ __all__ = ["Globs", "is_called", "literals", "matches"]
 _INSIDE = (8, 4, 2, 1)  # characters of a text inside a name that are looked up: the most that the text has
 
 Glob = tuple[str, ...]  # the texts between the stars
-Anchor = tuple[str, str]  # where a text stands, and the text
+Anchor = tuple[str, str]  # place of a text, and the text
 Table = dict[int, dict[str, list[int]]]  # characters -> a text of so many -> positions of globs
 
 
 def literals(glob: Glob) -> int:
-    """How many characters of a glob are no star: the more, the more literal it is."""
+    """Number of characters of a glob that are no star.
+
+    More characters make it more literal.
+    """
     return sum(map(len, glob))
 
 
 def matches(glob: Glob, name: str) -> bool:
-    """Whether the whole name is the texts of the glob, in order, with anything between them."""
+    """True if the name is the texts of the glob, in order.
+
+    Anything can be between them.
+    """
     first, last = glob[0], glob[-1]
     if len(name) < len(first) + len(last) or not (name.startswith(first) and name.endswith(last)):
         return False
@@ -43,13 +50,16 @@ def matches(glob: Glob, name: str) -> bool:
 
 
 def is_called(text: str, name: str) -> bool:
-    """Whether a name that may have stars is, or matches, a tensor's."""
+    """True if a name, or a glob, is or matches a tensor's."""
     return matches(tuple(text.split("*")), name) if "*" in text else text == name
 
 
 @define
 class Globs:
-    """Many globs, each under one of its texts: that which the fewest of them have, of these the longest."""
+    """Many globs, each under one of its texts.
+
+    It is the text that the fewest of them have, of these the longest.
+    """
 
     globs: Sequence[Glob]
     ends: Table = field(factory=dict)
@@ -74,7 +84,7 @@ class Globs:
         return sorted(i for i in near if matches(self.globs[i], name))
 
     def _near(self, name: str) -> Iterator[int]:
-        """Globs one of whose texts stands where it must, or part of it anywhere."""
+        """Globs with a text, or a part of it, in the name."""
         for size, known in self.ends.items():
             yield from known.get(name[-size:], ())
         for size, known in self.starts.items():

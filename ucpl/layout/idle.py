@@ -1,4 +1,4 @@
-"""What could not do anything where it stands is refused: nothing is accepted that does not act."""
+"""Refusals of statements that have no effect in their place."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _OF_OTHERS = frozenset({"x", "scale", "_"})
 
 
 def demand_acting(items: Iterable[nodes.Record]) -> None:
-    """Raises: UcplError E190 for `buckets` where no flat buffer is, and for what a line that stores `none` says of storing.
+    """Check that statements act.
 
-    Also for what is said of copies that there are not. E155 for a second `...` in one pattern.
+    Raises: UcplError E190 for `buckets` without a flat buffer, and for storing clauses in a line that stores `none`,
+    also for clauses about copies that do not exist. E155 for a second `...` in one pattern.
     """
     for item in items:
         if not isinstance(item, nodes.Entry | nodes.States):
@@ -64,7 +65,10 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
 
 
 def _demand_copies(item: nodes.Entry | nodes.States) -> None:
-    """Of an axis that cuts all of a pattern no two ranks hold the same: there are no copies to speak of. Raises E190."""
+    """Check that a clause about copies has copies.
+
+    Along an axis that cuts all of a pattern, no two ranks hold the same. Raises E190.
+    """
     cut = _cutting(item.shape) if isinstance(item.shape, tuple) else frozenset[str]()
     fixed = {c.args[0] for c in item.clauses if c.word == "at"}
     for clause in item.clauses:
@@ -79,7 +83,10 @@ def _demand_copies(item: nodes.Entry | nodes.States) -> None:
 
 
 def _cutting(axes: Iterable[nodes.Record]) -> frozenset[str]:
-    """Mesh axes that cut all of a pattern: of a sum, those that cut every term."""
+    """Mesh axes that cut all of a pattern.
+
+    Of a sum, those that cut every term.
+    """
     out: frozenset[str] = frozenset()
     for axis in axes:
         match axis:
@@ -93,7 +100,10 @@ def _cutting(axes: Iterable[nodes.Record]) -> frozenset[str]:
 
 
 def _rests(axes: Iterable[nodes.Record]) -> int:
-    """How many `...` one way through a pattern has: the terms of a sum are ways through the same dims."""
+    """Number of `...` in one way through a pattern.
+
+    The terms of a sum are ways through the same dims.
+    """
     count = 0
     for axis in axes:
         match axis:
@@ -106,15 +116,17 @@ def _rests(axes: Iterable[nodes.Record]) -> int:
     return count
 
 
-# ---- what a layout of a named model says of nothing ------------------------------------------------------------------
+# ---- statements of a layout of a named model about nothing
+# --------------------------------------------------------------
 
 
 def demand_founded(
     fresh: Iterable[nodes.LayoutItem], items: Sequence[nodes.LayoutItem], model_items: Sequence[nodes.ModelItem]
 ) -> None:
-    """`fresh`: statements of a layout of a named model that replace none of a layout that it extends.
+    """Check statements of a layout of a named model.
 
-    Raises: UcplError E139 for `none` of what nothing speaks of, E191 for a state that the model does not have.
+    `fresh`: those that replace none of a base layout. Raises: UcplError E139 for `none` of an unknown name, E191 for a
+    state that the model does not have.
     """
     tensors = {whole_name(i.path) for i in model_items if isinstance(i, nodes.Tensor | nodes.Alias)}
     states = {name: i.scalar for i in model_items if isinstance(i, nodes.State) for name in i.names}
@@ -144,7 +156,7 @@ def demand_founded(
 
 
 def _is_named(name: str, items: Iterable[nodes.LayoutItem]) -> bool:
-    """Whether a line of a layout may be in a file."""
+    """True if a line of a layout may be in a file."""
     return name in _DEFAULT_FILES or any(
         (isinstance(item, nodes.Entry | nodes.States | nodes.Blob) and any(c.args[:1] == (name,) for c in item.clauses))
         or (isinstance(item, nodes.Group) and item.stated is not None and item.stated[0] == name)
@@ -178,13 +190,15 @@ def _demand_state(name: str, states: dict[str, bool], item: nodes.States | nodes
         )
 
 
-# ---- names in what is not worked out ---------------------------------------------------------------------------------
+# ---- names in expressions that are not evaluated
+# ------------------------------------------------------------------------
 
 
 def demand_known(items: Iterable[nodes.Record], scope: Scope, *, with_dims: bool = False) -> None:
-    """Every name is one, though nothing asks for its value: behind `default(...)`, `and`, or a condition that is not met.
+    """Check that every name is known, even if it is not evaluated.
 
-    with_dims: dims of patterns, too. Raises: UcplError E101, E148, E169.
+    Examples: behind `default(...)`, `and`, or a condition that is not met. with_dims: dims of patterns, too. Raises:
+    UcplError E101, E148, E169.
     """
     for item in items:
         if not isinstance(item, _WITH_NUMBERS):
@@ -228,9 +242,10 @@ def _is_known(path: str, scope: Scope) -> bool:
 
 
 def demand_places(unread: Iterable[nodes.Record], items: Iterable[nodes.LayoutItem], ground: Ground) -> None:
-    """`unread`: lines under a condition that does not hold, or of a class that no tensor is in.
+    """Check the places of unread lines.
 
-    Raises: UcplError E122, E148, E151, E218, and what templates that cannot be read raise.
+    `unread`: lines under a condition that does not hold, or of a class without tensors. Raises: UcplError E122, E148,
+    E151, E218, and errors of templates that cannot be read.
     """
     items = list(items)
     files = {i.name for i in items if isinstance(i, nodes.Files)}

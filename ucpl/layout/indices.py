@@ -1,4 +1,4 @@
-"""Some indices of a dim: what stands in brackets behind its name, in a model, an entry or a pattern."""
+"""Indices of a dim in brackets: of models, entries and patterns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _TRUTHS = frozenset({"==", "!=", "<=", ">=", "<", ">", "and", "or", "not"})
 
 
 def chosen(among: nodes.Among, name: str, size: int, scope: Scope) -> Indices:
-    """The indices of a dim of `size` that brackets say. Raises E134, E138."""
+    """Indices of a dim of `size` that brackets list.
+
+    Raises E134, E138.
+    """
     if len(among.items) == 1 and isinstance(among.items[0], nodes.Range) and not among.others:
         return _steps(among.items[0], name, size, scope)
     found: set[int] = set()
@@ -38,7 +41,10 @@ def _steps(item: nodes.Range, name: str, size: int, scope: Scope) -> range:
 
 
 def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]:
-    """The indices of one number or list; a negative one counts from the end, as bounds of ranges do."""
+    """Indices of one number or list.
+
+    A negative one counts from the end, as bounds of ranges do.
+    """
     if isinstance(item, nodes.Unary | nodes.Binary) and item.operator in _TRUTHS:
         said = f"the indices of `{name}` are numbers and lists, not what is true of them"
         match item:
@@ -48,7 +54,7 @@ def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]
         fail("E138", said, at(item.span))
     value = scope.evaluate(item)
     if value is None:
-        scope.integer(item)  # says which key of the config is absent
+        scope.integer(item)  # names the absent key of the config
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, int):
             listed = isinstance(item, nodes.Name) and isinstance(one, str)
@@ -73,7 +79,7 @@ def compact(indices: Sequence[int]) -> Indices:
 
 
 def places_of(indices: Indices, wanted: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where each of a column stands among these, and whether it is one of them."""
+    """Positions of a column among these indices, and a mask."""
     if not len(indices):
         return np.zeros_like(wanted), np.zeros(len(wanted), dtype=bool)
     known = np.arange(indices.start, indices.stop, indices.step) if isinstance(indices, range) else np.array(indices)
@@ -82,7 +88,7 @@ def places_of(indices: Indices, wanted: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 
 def before(indices: Indices, index: int) -> int:
-    """How many of these come before an index."""
+    """Number of these indices that come before an index."""
     return bisect_left(indices, index)
 
 

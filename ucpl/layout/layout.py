@@ -1,4 +1,7 @@
-"""A resolved layout: numbers, names and closed templates, and nothing else. No torch, no disk, no ranks yet."""
+"""A resolved layout: numbers, names and closed templates, and nothing else.
+
+No torch, no disk, no ranks yet.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # positions low <= p < high, a nu
 
 
 class Policy(IntEnum):
-    """How copies of an element are put together. Tables hold the numbers, texts the words.
+    """Policy for the copies of an element.
 
-    Under `any @dp`, copies at the first coordinate of dp lead: they are equal to each other, and read where the tensor has no
-    other home. Those at other coordinates are `any`.
+    Tables hold the numbers, texts the words. Under `any @dp`, copies at the first coordinate of dp lead: they are equal
+    to each other, and read if the tensor has no other home. Those at other coordinates are `any`.
     """
 
     SAME = 0
@@ -41,7 +44,10 @@ class Policy(IntEnum):
 
 @frozen
 class Scaling:
-    """What a scale is of: element (i, j, ...) is of the block that holds elements i * sizes[0], ... of `of`."""
+    """Owner of a scale.
+
+    Element (i, j, ...) is of the block that holds elements i * sizes[0], ... of `of`.
+    """
 
     of: str
     along: tuple[int, ...]  # of each dim of the scale: the dim of the tensor
@@ -53,7 +59,7 @@ class LogicalTensor:
     """One tensor of the model: a product of named dims.
 
     A tensor may have only some indices of a dim (`l[1.. by 2]`, `l[1, 4]`): position p along dim i is index
-    `indices[i][p]` of the whole dim, and `counts` says how many it has.
+    `indices[i][p]` of the full dim, and `counts` has the number of its indices.
     """
 
     path: str
@@ -62,8 +68,8 @@ class LogicalTensor:
     indices: tuple[Indices, ...]
     dtype: str | None
     kind: Literal["parameter", "buffer", "frozen"]
-    scaling: Scaling | None = None  # of a scale: what it is of
-    scale: str | None = None  # of a tensor in blocks: what has their scales
+    scaling: Scaling | None = None  # of a scale: its tensor
+    scale: str | None = None  # of a tensor in blocks: its scale
     span: Span = field(default=NOWHERE, eq=False, repr=False)
     state_dtypes: tuple[tuple[str, str], ...] = ()  # of those of its states that have a type of their own
     is_void: bool = False  # it has none of the indices of a dim (`l[4..]` of 4): there is no such tensor in this model
@@ -75,7 +81,7 @@ class LogicalTensor:
 
 @frozen
 class LogicalState:
-    """A state kept beside each trained parameter (of `groups`, or of all)."""
+    """A state next to each trained parameter (of `groups`, or of all)."""
 
     name: str
     dtype: str  # of tensors that say no other: see LogicalTensor.state_dtypes
@@ -85,7 +91,10 @@ class LogicalState:
 
 @frozen
 class Mesh:
-    """Ranks as a grid, major to minor; all meshes of a layout number the same ranks."""
+    """Ranks as a grid, major to minor.
+
+    All meshes of a layout number the same ranks.
+    """
 
     name: str
     axes: tuple[str, ...]
@@ -94,7 +103,7 @@ class Mesh:
 
 @frozen
 class DomainRule:
-    """Which ranks fail at once: those of which the template says the same."""
+    """Failure domains: ranks with the same text of the template."""
 
     kind: str  # node, process
     path: Template
@@ -103,7 +112,10 @@ class DomainRule:
 
 @frozen
 class FileRule:
-    """Where a named file lies: `form` torch, safetensors, dcp, ...; None stores nothing."""
+    """Place of a named file.
+
+    `form` is torch, safetensors, dcp, ...; None stores nothing.
+    """
 
     name: str
     form: str | None
@@ -114,7 +126,7 @@ class FileRule:
 
 @frozen
 class Storing:
-    """What the clauses of an entry or state line say, closed."""
+    """Clauses of an entry or state line, closed."""
 
     file: str  # name of a FileRule
     key: Template | None
@@ -131,13 +143,13 @@ class Storing:
 
     @property
     def speaks_of_copies(self) -> bool:
-        """Whether copies are anything but the same along every axis."""
+        """True if copies are not simply the same along every axis."""
         return self.policy is not Policy.SAME or bool(self.loose)
 
 
 @frozen
 class Entry:
-    """How one tensor (or several fused ones: `targets` by label) is stored."""
+    """Storage of one tensor (or several fused ones: `targets` by label)."""
 
     path: str
     indices: tuple[Axis, ...]
@@ -151,7 +163,7 @@ class Entry:
 
 @frozen
 class GlobMatch:
-    """A glob over names, and the tensors and second names that it speaks for."""
+    """A glob over names, and the tensors and second names it matches."""
 
     glob: str  # as it is written, with its class
     names: tuple[str, ...]
@@ -161,7 +173,10 @@ class GlobMatch:
 
 @frozen
 class States:
-    """A state line. `names` None: every state that no other line names for the group. `groups` None: every tensor."""
+    """A state line.
+
+    `names` None: every state that no other line names for the group. `groups` None: every tensor.
+    """
 
     names: tuple[str, ...] | None
     groups: tuple[str, ...] | None
@@ -173,7 +188,10 @@ class States:
 
 @frozen
 class Group:
-    """Tensors that share flat buffers. Exactly one of members, without, stated; `dealt` ways, or `reversed`."""
+    """Tensors that share flat buffers.
+
+    Exactly one of members, without, stated; `dealt` ways, or `reversed`.
+    """
 
     name: str
     indices: tuple[Axis, ...]
@@ -188,14 +206,14 @@ class Group:
 
 @frozen
 class Filling:
-    """One `fill` line: what the target has of some elements, where the source has nothing of them."""
+    """One `fill` line: values of some elements that the source lacks."""
 
     text: str  # as it is written
     rank: tuple[int, ...]  # of two lines that speak of one element the one of greater rank holds
     names: frozenset[str]  # tensors
     boxes: dict[str, tuple[Box, ...]]  # parts of them that are meant; of a tensor without any: all of it
     states: frozenset[str] | None  # None: the parameter itself, its weight and its master
-    value: float | None  # None: the tensor's weight, of which a master is made
+    value: float | None  # None: the tensor's weight, for a master
     span: Span = field(default=NOWHERE, eq=False, repr=False)
 
 
@@ -212,7 +230,10 @@ class BlobRule:
 
 @frozen
 class Derivation:
-    """`derive weight from fp32`: the state is not stored; it is the other, rounded to nearest even."""
+    """`derive weight from fp32`: the state is not stored.
+
+    It is the other, rounded to nearest even.
+    """
 
     state: str
     source: str
@@ -220,7 +241,10 @@ class Derivation:
 
 @frozen(eq=False, slots=False)
 class Layout:
-    """A closed layout. `sizes` holds dims and mesh axes; `origins` says where every value came from."""
+    """A closed layout.
+
+    `sizes` holds dims and mesh axes; `origins` has the origin of every value.
+    """
 
     name: str
     call: str
@@ -243,7 +267,7 @@ class Layout:
     origins: tuple[tuple[str, object, str], ...]
     model_name: str = ""
     model_arguments: tuple[tuple[str, Value], ...] = ()  # of the model's parameters
-    taken: tuple[GlobMatch, ...] = ()  # what each glob took, in the text's order
+    taken: tuple[GlobMatch, ...] = ()  # tensors of each glob, in the text's order
     not_kept: frozenset[str] = frozenset()  # states that it says it stores `none` of; "*" is all of them
     fillings: tuple[Filling, ...] = ()
     domains: dict[str, DomainRule] = field(factory=dict)  # by kind
@@ -260,7 +284,10 @@ class Layout:
         return f"{self.call} of {self.model_call or 'any'}, {self.ranks:,} ranks: {said}"
 
     def dtype_of(self, path: str, state: str) -> str:
-        """The type of a tensor's weight or of one of its states; empty where the model has none."""
+        """Type of a tensor's weight or of one of its states.
+
+        Empty if the model has none.
+        """
         tensor = self.tensors[path]
         if state == "weight":
             return tensor.dtype or ""

@@ -1,6 +1,6 @@
-"""Where names of models and layouts come from: texts, what they import, and the shipped specs.
+"""Library of models and layouts: texts, their imports, and the shipped specs.
 
-Not here: the disk. Who has files gives a `Reader`; without one, imports are found among the shipped specs alone.
+Not here: the disk. A caller with files gives a `Reader`; without one, imports are found among the shipped specs alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Reader = Callable[[str], str | None]  # the text of a file by its path; None: th
 
 @frozen
 class KnownStatement:
-    """A model, layout or plan, and the statements of the file that defines it (for its lets and asserts)."""
+    """A model, layout or plan, and the statements of its file.
+
+    Lets and asserts are found there.
+    """
 
     node: nodes.Model | nodes.Layout | nodes.Plan
     file: nodes.File
@@ -48,7 +51,10 @@ class Link(Generic[Block]):
 
 @define
 class Library:
-    """Names that a text may use. Every file is parsed once, a shipped one when a name of it is asked for."""
+    """Names that a text may use.
+
+    Every file is parsed once, a shipped one when one of its names is used.
+    """
 
     known: dict[str, KnownStatement] = field(factory=dict)
     files: dict[str, nodes.File] = field(factory=dict)
@@ -65,20 +71,29 @@ class Library:
         return self.find(name, (nodes.Plan,), "plan", span)
 
     def chain(self, name: str, span: nodes.Span = nodes.NOWHERE) -> tuple[Link[nodes.Layout], ...]:
-        """The layout and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
+        """The layout and its bases, the outermost first.
+
+        Raises E110, and E119 for one that extends itself.
+        """
         return _chain(nodes.Layout, self.layout(name, span), self.layout)
 
     def models(self, first: KnownStatement) -> tuple[Link[nodes.Model], ...]:
-        """The model and what it extends, the outermost first. Raises E110, and E119 for one that extends itself."""
+        """The model and its bases, the outermost first.
+
+        Raises E110, and E119 for one that extends itself.
+        """
         return _chain(nodes.Model, first, self.model)
 
     def with_model(self, model: nodes.Model) -> Library:
-        """A library in which the model of that name is this one. This library stays as it is."""
+        """A library in which the model of that name is this one.
+
+        This library stays as it is.
+        """
         known = self.model(model.name)
         return evolve(self, known={**self.known, model.name: evolve(known, node=model)}, files=dict(self.files))
 
     def find(self, name: str, kind: tuple[type, ...], word: str, span: nodes.Span) -> KnownStatement:
-        """What a name means, of one of these kinds. Raises E110, E383."""
+        """Definition of a name, of one of these kinds. Raises E110, E383."""
         found = self.known.get(name)
         if found is not None and isinstance(found.node, kind):
             return found
@@ -120,7 +135,10 @@ class Library:
                 self.known[item.name] = KnownStatement(item, file)
 
     def _lend(self, file: nodes.File) -> None:
-        """A shipped file and what it imports; names that are known already keep their meaning."""
+        """Add a shipped file and its imports.
+
+        Names that are known already keep their meaning.
+        """
         known = dict(self.known)
         for item in file.statements:
             if isinstance(item, nodes.Import) and f"specs/{item.file}" not in self.files:
@@ -151,8 +169,10 @@ def _hints() -> dict[str, str]:
 
 
 def _instead(name: str, word: str, names: tuple[list[str], list[str]], *, is_called: bool) -> str:
-    """What to write for a name that there is not, and that no name is close to. `names`: those of the texts at hand, and the
-    most alike of those that ship. `is_called`: a command line calls it, and no text.
+    """Remedy for an unknown name that is close to no other name.
+
+    `names`: those of the texts at hand, and the most alike of those that ship. `is_called`: a command line calls it,
+    and no text.
     """
     mine, alike = names
     tool = _hints().get(name.casefold())
@@ -188,9 +208,9 @@ def _refuse_kind(
 
 
 def load(*texts: tuple[str, str], shipped: bool = True, read: Reader | None = None, keep: bool = False) -> Library:
-    """A library of (name, text) files and what they import, over the shipped specs.
+    """A library of (name, text) files, their imports, and the shipped specs.
 
-    `name` is a path: what it imports is one of the texts, or asked of `read` by the path beside it, or a shipped spec.
+    `name` is a path: an import is one of the texts, or read by `read` from the path next to it, or a shipped spec.
     `keep`: these texts are files, which later processes will read again (`syntax.parse`).
     """
     library = Library(shipped=shipped, keep=keep)
@@ -210,7 +230,10 @@ _HEAD = re.compile(r"^(model|layout|plan)[ \t]+(\w+|\"[^\"]+\")", re.MULTILINE)
 
 @cache
 def _index() -> dict[str, tuple[str, ...]]:
-    """Which shipped files define a name, from the lines that begin a statement: nothing is parsed for it."""
+    """Shipped files by the names that they define.
+
+    The lines that begin a statement are enough: nothing is parsed for it.
+    """
     found: dict[str, list[str]] = {}
     for file, _ in spec_files():
         for name in dict.fromkeys(name for _, name in _HEAD.findall(spec_text(file))):

@@ -1,4 +1,7 @@
-"""Live rows: further rows of a dim, which training changes. What they can stand for, and where they cannot."""
+"""Live rows: further rows of a dim, which training changes.
+
+This module checks their places.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ __all__ = ["demand_live", "refuse_live"]
 
 
 def demand_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
-    """Live rows of an entry are rows of one dim of its tensor, which the pattern names as a whole. Raises E196."""
+    """Check that live rows are rows of one complete dim.
+
+    It is a dim of the entry's tensor, and the pattern names all of it. Raises E196.
+    """
     owned = {dim for path in entry.targets.values() for dim in tensors[path].dims}
     for pad in _live(*entry.shape):
         inner = pad.axis
@@ -38,7 +44,10 @@ def demand_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
 
 
 def refuse_live(axes: Iterable[nodes.Axis], span: nodes.Span, what: str) -> None:
-    """Where no tensor is padded, there is nothing that training changes. Raises E196."""
+    """Refuse live rows in a place without a padded tensor.
+
+    Training changes nothing there. Raises E196.
+    """
     for node in walk(*axes):
         if isinstance(node, nodes.Pad) and node.kind == "live":
             fail(
@@ -54,7 +63,10 @@ def _live(*axes: ax.Axis) -> list[ax.Pad]:
 
 
 def _together(axes: Iterable[ax.Axis]) -> list[str]:
-    """Dims with live rows that stand side by side, in axes or in a product: of a sum, those of the term with the most."""
+    """Adjacent dims with live rows, in axes or in a product.
+
+    Of a sum, those of the term with the most.
+    """
     found: list[str] = []
     for axis in axes:
         match axis:

@@ -1,4 +1,4 @@
-"""What a model's statements say, closed: tensors, aliases, states and parameter groups."""
+"""Statements of a model, closed: tensors, aliases, states and parameter groups."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ ModelGroups = tuple[tuple[str, tuple[str, ...]], ...]  # (group, its members)
 
 @frozen
 class UnknownTensor:
-    """What an E137 speaks of: the name that no tensor of the model has. Who knows why that is says more of it."""
+    """Name of an E137: no tensor of the model has it.
+
+    A caller that knows the reason adds it.
+    """
 
     name: str
 
@@ -71,7 +74,10 @@ def tensors_of(items: Sequence[nodes.ModelItem], scope: Scope) -> dict[str, Logi
 def _tensor(
     item: nodes.Tensor, default: str | None, scope: Scope, items: Sequence[nodes.ModelItem] = ()
 ) -> LogicalTensor:
-    """`items`: of the whole model, so that all sizes that are open are told at once."""
+    """One tensor.
+
+    `items`: of the complete model, so that all open sizes are reported at once.
+    """
     names: list[str] = []
     indices: list[Indices] = []  # those that the tensor has, of each dim
     for position, dim in enumerate(item.dims):
@@ -103,7 +109,10 @@ def _tensor(
 
 
 def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> tuple[str, int]:
-    """Name and size of one dim. One without a name has one that no text can write."""
+    """Name and size of one dim.
+
+    One without a name has one that no text can write.
+    """
     dim = item.dims[position]
     if dim.name is not None:
         if not scope.knows(dim.name):
@@ -129,7 +138,10 @@ def _dimension(item: nodes.Tensor, position: int, scope: Scope, items: Sequence[
 
 
 def demand_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record], scope: Scope) -> None:
-    """Each dim that `index` deals has a size, or is a digit of another. Raises: UcplError E101, as its tensor does."""
+    """Check that each dim of an `index` statement has a size.
+
+    A digit of another is fine, too. Raises: UcplError E101, as its tensor does.
+    """
     dealt = [rule for rule in rules if isinstance(rule, nodes.Index)]
     digits = {d.name for rule in dealt for d in walk(rule.axis) if isinstance(d, nodes.Dim) and d.name != rule.name}
     unknown = {rule.name for rule in dealt if not scope.knows(rule.name)} - digits
@@ -141,7 +153,10 @@ def demand_sizes(items: Sequence[nodes.ModelItem], rules: Iterable[nodes.Record]
 
 
 def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Sequence[nodes.ModelItem]) -> str:
-    """What to write where a dim is a list: by which dim, of as many indices, its sizes differ."""
+    """Remedy for a dim whose size is a list.
+
+    It names dims with as many indices.
+    """
     said = scope.bindings.get(name)
     is_key = isinstance(said, nodes.Name) and said.path.startswith("config.")
     if said is None or not (is_key or isinstance(said, nodes.List)):
@@ -163,7 +178,10 @@ def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Se
 
 
 def _is(name: str, count: int, scope: Scope) -> bool:
-    """Whether a dim has so many indices. What is wrong with others is said of them."""
+    """True if a dim has that many indices.
+
+    An error in another dim is reported there.
+    """
     try:
         return scope.knows(name) and scope.value(name) == count
     except UcplError:
@@ -202,7 +220,10 @@ def states_of(items: Iterable[nodes.ModelItem]) -> tuple[LogicalState, ...]:
 
 
 def states_once(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
-    """A state that several models say, where one uses the others, is one: of the groups of them all. Raises: UcplError E008."""
+    """One statement for a state that several models define.
+
+    One of the models uses the others; the state is of the groups of them all. Raises: UcplError E008.
+    """
     items = list(items)
     lines: dict[str, list[nodes.State]] = {}
     for item in items:
@@ -215,13 +236,16 @@ def states_once(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
             out.append(item)
             continue
         for name in item.names:
-            if said := lines.pop(name, None):  # where it stands first
+            if said := lines.pop(name, None):  # its first place
                 out.append(_united(name, said))
     return out
 
 
 def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
-    """One line of several: its own type is the outermost model's, and those of used models are of their tensors."""
+    """One line for several.
+
+    Its own type is the outermost model's, and those of used models are of their tensors.
+    """
     first = min(said, key=lambda s: len(s.within.split(".")) if s.within else 0)
     for other in said:
         if other.scalar != first.scalar or (first.scalar and other.dtype != first.dtype):
@@ -236,7 +260,10 @@ def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
 
 
 def _typed_within(one: nodes.State, first: nodes.State, said: Sequence[nodes.State]) -> tuple[nodes.TypedOf, ...]:
-    """The type of a used model's line, if the line around it has another: `dtype f32 of "eye.*"`."""
+    """The type of a used model's line, if the outer type differs.
+
+    It is written `dtype f32 of "eye.*"`.
+    """
     around = [s for s in said if not s.within or one.within.startswith(f"{s.within}.")]
     outer = max(around, key=lambda s: len(s.within), default=first)
     if one is first or one.dtype == outer.dtype:
@@ -277,7 +304,7 @@ def groups_of(items: Sequence[nodes.ModelItem], tensors: dict[str, LogicalTensor
 
 
 def _no_member(name: str, items: Iterable[nodes.ModelItem], tensors: Iterable[str]) -> str:
-    """Of a second name; and of a name that may be an entry's, of layouts."""
+    """Remedy for a second name, or an entry's name in layouts."""
     said = for_alias(name, {i.path: i.owner for i in items if isinstance(i, nodes.Alias)})
     if said or nearest(name, tensors) or "*" in name:
         return said
@@ -291,7 +318,10 @@ def for_alias(name: str, aliases: Mapping[str, str]) -> str:
 
 
 def _demand_plain(item: nodes.Group) -> None:
-    """A model says who is trained together; how a buffer of them lies is a layout's. Raises E190."""
+    """Check that a model's group has members alone.
+
+    The order of a buffer is a layout's. Raises E190.
+    """
     what = "an order" if item.order is not None else "an index" if item.indices else "a file" if item.stated else ""
     if what:
         remedy = "a model's group has members alone: say it in the layout, `group g = a, b  order reversed`"
@@ -304,7 +334,10 @@ def _demand_plain(item: nodes.Group) -> None:
 
 
 def _demand_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> None:
-    """The groups that states are kept of are groups of the model. Raises E157."""
+    """Check that the groups of states are groups of the model.
+
+    Raises E157.
+    """
     for item in items:
         for name in (item.groups or ()) if isinstance(item, nodes.State) else ():
             if name not in names:
@@ -313,7 +346,10 @@ def _demand_groups(items: Iterable[nodes.ModelItem], names: Sequence[str]) -> No
 
 
 def trained_groups(groups: ModelGroups, tensors: dict[str, LogicalTensor]) -> ModelGroups:
-    """The model's parameter groups; one of all trained parameters where it names none."""
+    """Parameter groups of the model.
+
+    If it names none, one of all trained parameters.
+    """
     return groups or (("parameters", tuple(p for p, t in tensors.items() if t.kind == "parameter")),)
 
 
@@ -331,7 +367,7 @@ def unknown_tensor(name: str, tensors: Iterable[str], span: nodes.Span, remedy: 
 
 
 def with_state_types(items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor]) -> dict[str, LogicalTensor]:
-    """The tensors, each with the types of its states that differ from those of other tensors.
+    """Tensors with the types of their states, if these differ from others'.
 
     Raises: UcplError E008, E127, E137, E191.
     """
@@ -377,7 +413,10 @@ def _named(item: nodes.State) -> dict[str, nodes.TypedOf]:
 def _demand_trained(
     item: nodes.State, by_name: dict[str, nodes.TypedOf], named: set[str], kinds: Mapping[str, str]
 ) -> None:
-    """Each name is one of the model's, under whatever condition, and of a parameter. Raises E137, E191."""
+    """Check that each name is a parameter, under any condition.
+
+    Raises E137, E191.
+    """
     for name, typed in by_name.items():
         if name not in named:
             fail(
@@ -393,7 +432,10 @@ def _demand_trained(
 
 
 def _most_literal(name: str, near: list[tuple[str, nodes.TypedOf]]) -> nodes.TypedOf | None:
-    """The glob that speaks of a name. Raises E127 where two do with other types, and neither is more literal."""
+    """The glob for a name.
+
+    Raises E127 if two have different types, and neither is more literal.
+    """
     if not near:
         return None
     most = max(literals(tuple(pattern.split("*"))) for pattern, _ in near)

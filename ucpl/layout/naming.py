@@ -1,7 +1,7 @@
-"""Names of stored tensors speak of the tensors that they are of: a dim in braces is an index in brackets.
+"""Names of stored tensors: dims in braces are indices in brackets.
 
-`{e}` has a value of its own for each stored tensor where `e` is in brackets. Where it is not, one name would stand for all of
-it, and the number in it would be the dim's size: that is asked for by `{size(e)}`, and `{e}` is refused.
+`{e}` has a value of its own for each stored tensor if `e` is in brackets. If it is not, one name would be for all of
+it, and the number in it would be the dim's size: `{size(e)}` gives that, and `{e}` is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _names(text: str) -> frozenset[str]:
     return template(text, nodes.NOWHERE).names
 
 
-Text = tuple[str, nodes.Span]  # a template as it is written, and the statement that it stands in
+Text = tuple[str, nodes.Span]  # a template as it is written, and its statement
 
 
 @frozen
 class Naming:
-    """What the templates of a layout name, against what places give them."""
+    """Names in the templates of a layout, and the values of places."""
 
     scope: Scope
     indices: dict[str, ax.Axis]
@@ -39,14 +39,19 @@ class Naming:
     files: dict[str, tuple[Text, ...]]  # of each file: its path and key
 
     def demand_entry(self, item: nodes.Entry, entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
-        """Every dim of the entry's tensors that its file and key name is in its brackets. Raises E122."""
+        """Check that dims in an entry's file and key are indices.
+
+        They must be in the entry's brackets. Raises E122.
+        """
         if entry.storing.key is not None:
             dims = {d for path in entry.targets.values() for d in tensors[path].dims}
             self._demand(item, entry.storing.file, (entry, entry.indices), dims)
 
     def demand_line(self, item: nodes.States, line: States, entries: Iterable[Entry], layout: Trained) -> None:
-        """The same of what a state line adds to the names of entries, and of flat buffers: their indices are those of
-        their group. Raises E122."""
+        """Check the names that a state line adds, and of flat buffers.
+
+        Their indices are those of their group. Raises E122.
+        """
         tensors, groups = layout
         if line.shape != "like":
             dims = {d for t in tensors.values() for d in t.dims}
@@ -75,7 +80,7 @@ class Naming:
                     self._refuse(name, dim, (text, span), owner[0])
 
     def _of(self, dim: str) -> Iterator[str]:
-        """What a place that has this index gives."""
+        """Value of a place that has this index."""
         yield from (dim, f"{dim}.local", *ax.leaves_of(dim, self.indices))
 
     def _refuse(self, name: str, dim: str, text: Text, owner: Entry | States) -> NoReturn:
@@ -98,7 +103,7 @@ class Naming:
 
 
 def _membership(line: States, groups: dict[str, Group]) -> Callable[[str], bool]:
-    """Whether a state line speaks of an entry, as far as its groups say by name."""
+    """True if a state line names a group of an entry."""
     of = [groups[name] for name in line.groups or () if name in groups]
     left_out = {m for g in of for w in g.without or () if w in groups for m in groups[w].members or ()}
     if not of or any(g.members is None for g in of):
@@ -108,12 +113,15 @@ def _membership(line: States, groups: dict[str, Group]) -> Callable[[str], bool]
 
 
 Trained = tuple[dict[str, LogicalTensor], dict[str, Group]]  # tensors and groups of a layout
-Owner = tuple[Entry | States, tuple[ax.Axis, ...]]  # what a name is of, and the indices of it
+Owner = tuple[Entry | States, tuple[ax.Axis, ...]]  # owner of a name, and its indices
 Item = nodes.Entry | nodes.States
 
 
 def naming_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str, ax.Axis]) -> Naming:
-    """`items`: of the layout; what its files are called is asked of all that is in them."""
+    """Naming of a layout.
+
+    `items`: of the layout; the name of a file is checked against all entries in it.
+    """
     items = list(items)
     files = {i.name: i for i in items if isinstance(i, nodes.Files) and scope.holds(i.when)}
     texts = {

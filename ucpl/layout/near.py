@@ -1,4 +1,7 @@
-"""What to write instead of a name that nothing defines: the nearest name, a word of another tool, or what is known."""
+"""Remedies for unknown names.
+
+They are the nearest name, a word of another tool, or the known names.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _OF_CUTS = ("size", "shard", "equal", "even", "cut", "rank")  # words that stand
 
 
 def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
-    """What is written for a word of another tool, else the nearest name, else what the caller knows."""
+    """Remedy for a name: another tool's word, the nearest name, or `otherwise`."""
     from ucpl.language.habits import foreign  # most commands end without an error
 
     close = nearest(name, names)
@@ -21,7 +24,10 @@ def for_name(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
-    """Of a mesh axis that there is not. `sign`: what stands in front of one there."""
+    """Remedy for an unknown mesh axis.
+
+    `sign`: the sign in front of an axis there.
+    """
     if not axes:
         return f"this layout has no mesh: the line `mesh {name}` says it, and a parameter of the layout how many ranks"
     from ucpl.language.habits import foreign  # most commands end without an error
@@ -39,7 +45,10 @@ def for_axis(name: str, axes: Sequence[str], sign: str = "@") -> str:
 
 
 def may_be_new(name: str, axes: Sequence[str]) -> bool:
-    """Whether a name that is no mesh axis may be meant as one: no word of another tool, and like none that there is."""
+    """True if an unknown name may be meant as a mesh axis.
+
+    It is no word of another tool, and not like any other name.
+    """
     from ucpl.language.habits import foreign  # most commands end without an error
 
     return not axes or (
@@ -48,7 +57,10 @@ def may_be_new(name: str, axes: Sequence[str]) -> bool:
 
 
 def for_dropped(name: str, states: Sequence[str], tensors: Sequence[str]) -> str:
-    """Of what is to be left out and is no tensor and no state."""
+    """Remedy for an unknown name after `drop`.
+
+    It is no tensor and no state.
+    """
     close = nearest(name, [*states, *tensors])
     if close:
         return f"did you mean `{close}`?"
@@ -57,19 +69,22 @@ def for_dropped(name: str, states: Sequence[str], tensors: Sequence[str]) -> str
 
 
 def for_parameter(name: str, parameters: Sequence[str]) -> str:
-    """Of what is to be frozen or trained, and is no parameter."""
+    """Remedy for a frozen or trained name that is no parameter."""
     close = nearest(name, parameters)
     return f"did you mean `{close}`?" if close else f"write a parameter of the model, as in {_first(parameters)}"
 
 
 def _first(names: Sequence[str]) -> str:
-    """The first of some names; those of a few more beside it."""
+    """The first of some names, with a few more."""
     shown = " or ".join(f"`{name}`" for name in names[:2])
     return f"{shown} (there are {len(names):,})" if len(names) > 2 else shown
 
 
 def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
-    """Of what stands behind `at` and is no mesh axis. `is_number`: it is the name of a dim, or of another number."""
+    """Remedy for a name behind `at` that is no mesh axis.
+
+    `is_number`: it is the name of a dim, or of another number.
+    """
     if axes and name in _OF_RANKS:
         return f"a rank has a coordinate on each axis: the first one is `{' '.join(f'at {axis}[0]' for axis in axes)}`"
     if axes and is_number and nearest(name, axes) is None:
@@ -81,12 +96,15 @@ def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The known name that is spelled most like this one, if any is close."""
+    """The known name that is spelled most like this one, or None."""
     return _nearest(name, tuple(names))
 
 
 def alike_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """A few known names that look like this one, the nearest first, where none is close enough to be meant."""
+    """A few known names like this one, the nearest first.
+
+    None is close enough to be meant.
+    """
     import difflib
 
     return difflib.get_close_matches(name, list(names), most, 0.65)
@@ -107,7 +125,10 @@ def _of_other_case(name: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _one_off(name: str, names: tuple[str, ...]) -> list[str]:
-    """The one short name of the same letters (`pd`, `dp`), or that begins alike and has one more, less or another."""
+    """The one short name with a small change.
+
+    It has the same letters (`pd`, `dp`), or begins alike and has one letter more, less or another.
+    """
     turned = [n for n in dict.fromkeys(names) if len(n) > 1 and sorted(n) == sorted(name)]
     if turned:
         return turned if len(turned) == 1 else []

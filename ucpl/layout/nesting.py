@@ -1,8 +1,8 @@
-"""One model or layout inside another (`use vision(tp = tp) as eye`): its names under a prefix, its numbers, its ranks.
+"""Nested models and layouts (`use vision(tp = tp) as eye`): names, numbers, ranks.
 
 `use vision() as eye key "vision_tower.{key}"` gives dims and tensors the names `eye.h`, `eye.patch`; mesh axes keep
-theirs, since ranks are shared. Files of the inner layout get a prefix, too, and the key template wraps their keys; where it
-has no file of a name, the outer one's is meant. Numbers of a layout inside another are its own.
+theirs, since ranks are shared. Files of the inner layout get a prefix, too, and the key template wraps their keys; if
+it has no file of a name, the outer one's is meant. Numbers of a layout inside another are its own.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ __all__ = ["axes_here", "axes_in", "demand_axes", "demand_groups", "given_within
 
 _BRACES = re.compile(r"\{([^{}:]*)((?::[^{}]*)?)\}")
 _WORDS = re.compile(r"[A-Za-z_][\w.]*(?!\s*\(|[\w.])")  # not the name of a function
-# What a stored tensor's place gives to a template, and words of expressions.
+# Variables that a stored tensor's place gives to a template, and words of expressions.
 _GIVEN = PLACE_WORDS | {"and", "or", "not"}
 _OF_A_VALUE = {"x", "scale"}
 
 
 def prefixed(items: Iterable[nodes.Record], prefix: str, key: str | None) -> list[nodes.Record]:
-    """The statements with every name of their own under `prefix.`. A default dtype is that of these tensors alone."""
+    """Statements with every name of their own under `prefix.`.
+
+    A default dtype is that of these tensors alone.
+    """
     items = _with_dtypes(items)
     shared = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes) | {"config"}
     files = frozenset(i.name for i in items if isinstance(i, nodes.Files))
@@ -42,7 +45,10 @@ def prefixed(items: Iterable[nodes.Record], prefix: str, key: str | None) -> lis
 
 
 def _with_dtypes(items: Iterable[nodes.Record]) -> list[nodes.Record]:
-    """What a model says of dtype, on each of its tensors: whoever uses it, and what else is used, may have another."""
+    """A model's default dtype, on each of its tensors.
+
+    An outer model, and another used one, may have another default.
+    """
     items = list(items)
     default = next((i.name for i in items if isinstance(i, nodes.DefaultDtype)), None)
     rest = [i for i in items if not isinstance(i, nodes.DefaultDtype)]
@@ -57,7 +63,10 @@ class _Renaming:
     files: frozenset[str]  # that the inner layout has
 
     def change(self, node: nodes.Record) -> nodes.Record | None:
-        """The record under its new names, with what it holds; None for one that names nothing itself."""
+        """The record under its new names, with its contents.
+
+        None for one that names nothing itself.
+        """
         match node:
             case nodes.Name(path=path):
                 return evolve(node, path=self.name(path))
@@ -115,7 +124,10 @@ class _Renaming:
         return texts and tuple(map(self.name, texts))
 
     def template(self, text: str) -> str:
-        """The names in braces: dims of the inner model are under the prefix, what the place itself gives is not."""
+        """The names in braces.
+
+        Dims of the inner model are under the prefix, variables of the place are not.
+        """
 
         def word(match: re.Match[str]) -> str:
             return match[0] if match[0] in _GIVEN else self.name(match[0])
@@ -128,7 +140,7 @@ class _Renaming:
                 return evolve(node, args=(self.template(node.args[0]),))
             case "in":
                 return evolve(node, args=(self.file(node.args[0]),))
-            case "value":  # x and scale are what is stored: a dim may be called so all the same
+            case "value":  # x and scale are the stored numbers: a dim may have such a name all the same
                 return inside(node, evolve(self, shared=self.shared | _OF_A_VALUE).change)
             case _:
                 return inside(node, self.change)
@@ -151,7 +163,10 @@ class _Renaming:
         return evolve(node, name=self.name(node.name), clauses=tuple(map(self.wrapped, clauses)))
 
     def of_states(self, node: nodes.States) -> tuple[nodes.Clause, ...]:
-        """In the inner layout's own file, and under its keys: `{key}` of an entry is so already."""
+        """In the inner layout's own file, and under its keys.
+
+        `{key}` of an entry is so already.
+        """
         clauses = node.clauses
         own = next((name for name in ("optim", "weights") if name in self.files), None)
         if node.shape is not None and own and not any(c.word == "in" for c in clauses):
@@ -171,29 +186,38 @@ Origins = dict[str, tuple[Value, str]]
 
 
 def axes_in(links: Sequence[Link[nodes.Layout]]) -> frozenset[str]:
-    """The axes of all meshes of a layout and of those that it extends."""
+    """Axes of all meshes of a layout and of its bases."""
     return frozenset(a for link in links for i in link.node.items if isinstance(i, nodes.Mesh) for a in i.axes)
 
 
 def given_within(
     links: Sequence[Link[nodes.Layout]], use: nodes.Use, here: Scope, axes: Iterable[str]
 ) -> dict[str, Value]:
-    """What is given (`-D eye.h=4`) to names of the layout that is used, by their names in it; and `axes` that are here."""
+    """Given numbers (`-D eye.h=4`) of the used layout, by their inner names.
+
+    `axes` that are here are included.
+    """
     head = f"{use.name}."
-    parameters = {p.name for link in links for p in link.node.parameters}  # they are what the call says
+    parameters = {p.name for link in links for p in link.node.parameters}  # the call gives their values
     found = {name: here.given[name] for name in axes if name in here.given}
     found |= {name.removeprefix(head): value for name, value in here.given.items() if name.startswith(head)}
     return {name: value for name, value in found.items() if name not in parameters}
 
 
 def axes_here(layout: nodes.Layout, axes: frozenset[str], here: Scope) -> Origins:
-    """Parameters that are axes which are here, too: what the call leaves open is as it is here, whatever the default."""
+    """Parameters that are also axes of the outer layout.
+
+    If the call leaves one open, it is as it is here, not the default.
+    """
     known = [p for p in layout.parameters if p.name in axes and here.knows(p.name)]
     return {p.name: (here.size(p.name, p.span), "the mesh") for p in known}
 
 
 def demand_axes(links: Sequence[Link[nodes.Layout]], call: nodes.Call, inside: Scope, here: Scope) -> None:
-    """Raises: UcplError E125 where a parameter of the layout, or of one that it extends, is another number of ranks."""
+    """Check that shared axes have one number of ranks.
+
+    Raises: UcplError E125 if a parameter of the layout, or of a base, is another number.
+    """
     axes = axes_in(links)
     for p in (p for link in links for p in link.node.parameters):
         if p.name in axes and here.knows(p.name) and here.size(p.name, call.span) != inside.given[p.name]:
@@ -207,7 +231,10 @@ def demand_axes(links: Sequence[Link[nodes.Layout]], call: nodes.Call, inside: S
 
 
 def numbers_within(links: Sequence[Link[nodes.Layout]], inside: Scope, here: Scope) -> list[nodes.Record]:
-    """The numbers of the files, and the values of all parameters, as `let`. An axis that is here has its value here."""
+    """Numbers of the files, and values of all parameters, as `let`.
+
+    An axis of the outer layout has its value there.
+    """
     out: list[nodes.Record] = [s for link in reversed(links) for s in link.file.statements if isinstance(s, nodes.Let)]
     shared = {a for a in axes_in(links) if here.knows(a)}
     parameters = {p.name: p for link in links for p in link.node.parameters}
@@ -218,15 +245,20 @@ def numbers_within(links: Sequence[Link[nodes.Layout]], inside: Scope, here: Sco
 
 
 def _written(value: Value) -> nodes.Expr:
-    """A value as it is written; a key that the config lacks stays one, so that `default` and `not` know it."""
+    """A value as it is written.
+
+    A key that the config lacks stays one, so that `default` and `not` know it.
+    """
     return nodes.Name("config.") if value is None else literal(value)
 
 
 def on_these_ranks(
     links: Sequence[Link[nodes.Layout]], items: Iterable[nodes.Record], here: Scope
 ) -> list[nodes.Record]:
-    """Statements without what they say of axes that are here, which must be the same; and without numbers that a
-    parameter of the same name gives."""
+    """Statements without the axes and numbers of the outer layout.
+
+    Axes must be the same; numbers are left out if a parameter has the name.
+    """
     shared = {a for a in axes_in(links) if here.knows(a)}
     taken = shared | {p.name for link in links for p in link.node.parameters}
     out: list[nodes.Record] = []
@@ -244,7 +276,10 @@ def on_these_ranks(
 
 
 def demand_groups(items: Iterable[nodes.Record]) -> None:
-    """A state line of what is used is of groups of its own: `all` and `*` are of the whole model. Raises: UcplError E194."""
+    """Check that a used model's state line is of its own groups.
+
+    `all` and `*` are of the complete model. Raises: UcplError E194.
+    """
     rests = {i.name for i in items if isinstance(i, nodes.Group) and i.without is not None}
     for item in items:
         if isinstance(item, nodes.States) and item.shape is not None:

@@ -1,6 +1,7 @@
-"""`on MESH`: what a line cuts by, stands at, averages over and writes into its key are axes of the mesh that it is seen on.
+"""`on MESH`: the mesh of a line's axes.
 
-Names of files are left out: they tell ranks apart, and a rank has coordinates on every mesh.
+The line's cuts, coordinates, means and keys use axes of that mesh. Names of files are left out: they distinguish ranks,
+and a rank has coordinates on every mesh.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Line = Entry | States
 
 
 def demand_meshes(layout: Layout) -> None:
-    """Raises: UcplError E218 for a mesh that is not there, E219 for an axis of another."""
+    """Check the meshes of all lines.
+
+    Raises: UcplError E218 for a mesh that does not exist, E219 for an axis of another.
+    """
     lines: tuple[Line, ...] = (*layout.entries, *layout.state_lines)
     for line in lines:
         if line.storing.mesh:
@@ -52,7 +56,7 @@ def _instead_of_mesh(name: str, layout: Layout) -> str:
 
 
 def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Mesh axes that a line speaks of, each with what it does with them."""
+    """Mesh axes that a line uses, each with the use."""
     known = {a for m in layout.meshes for a in m.axes}
     cut = ax.mesh_axes_of(*line.shape) if line.shape != "like" else ()
     yield from ((a, "is cut over") for a in cut if a in known)
@@ -67,7 +71,10 @@ def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def _dealt(axes: tuple[ax.Axis, ...], layout: Layout, seen: frozenset[str]) -> Iterator[str]:
-    """Mesh axes that deal the indices in brackets, by their own cuts and by `index` statements."""
+    """Mesh axes that deal the indices in brackets.
+
+    They do so by their own cuts and by `index` statements.
+    """
     yield from ax.mesh_axes_of(*axes)
     for name in ax.dims_of(*axes):
         if name in layout.indices and name not in seen:
@@ -97,7 +104,7 @@ def _demand(line: Line, axis: str, use: str, where: tuple[Mesh, Layout]) -> None
 
 
 def _step(mesh: Mesh, axis: str) -> int:
-    """How far apart neighbours along an axis are, in ranks."""
+    """Distance of neighbours along an axis, in ranks."""
     return prod(mesh.degrees[mesh.axes.index(axis) + 1 :])
 
 

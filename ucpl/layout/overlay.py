@@ -1,4 +1,4 @@
-"""One body of statements over another: what `extends` does, for layouts and for models."""
+"""One body of statements over another: `extends` of layouts and models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Item = TypeVar("Item", bound=nodes.Record)
 
 
 def overlay(base: list[Item], body: list[Item]) -> list[Item]:
-    """Replace statements with the same left side in place, keep the rest, put new ones last."""
+    """Replace statements with the same left side in place.
+
+    Others stay, and new ones come last.
+    """
     mine: dict[Hashable, list[Item]] = {}
     for item in body:
         mine.setdefault(left_side(item), []).append(item)
@@ -36,13 +39,16 @@ def overlay(base: list[Item], body: list[Item]) -> list[Item]:
 
 
 def fresh(base: Iterable[Item], body: Iterable[Item]) -> list[Item]:
-    """The statements of a body whose left side the base does not have."""
+    """Statements of a body whose left side the base does not have."""
     known = {left_side(item) for item in base}
     return [item for item in body if left_side(item) not in known]
 
 
 def without_gone(base: Iterable[nodes.Record], items: Iterable[Item]) -> list[Item]:
-    """Without what is taken back, and what took it back. Raises E139 where the base says nothing of the kind."""
+    """Statements without those that `none` removes, and the removing ones.
+
+    Raises E139 if the base has no such statement.
+    """
     known = {left_side(item): item for item in base}
     out: list[Item] = []
     for item in items:
@@ -61,7 +67,10 @@ def without_gone(base: Iterable[nodes.Record], items: Iterable[Item]) -> list[It
 
 
 def each_state(items: Iterable[nodes.ModelItem]) -> list[nodes.ModelItem]:
-    """The items of a model with one statement a state, so that one of several on a line can be replaced."""
+    """Items of a model with one statement a state.
+
+    So one of several on a line can be replaced.
+    """
     out: list[nodes.ModelItem] = []
     for item in items:
         if isinstance(item, nodes.State) or (isinstance(item, nodes.Gone) and item.kind == "state"):
@@ -75,7 +84,10 @@ _KIND = {"tensor": "tensor", "alias": "tensor", "state": "kept", "group": "Group
 
 
 def left_side(item: nodes.Record) -> Hashable:
-    """What a statement is told by: of two with one, that of the layout that extends holds."""
+    """Identity of a statement.
+
+    Of two with one left side, that of the extending layout holds.
+    """
     match item:
         case nodes.Entry():
             return "entry", item.path, item.of, item.glob

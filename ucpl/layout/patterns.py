@@ -84,7 +84,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
 
 
 def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
-    """A dim, or some of its indices: one run of neighbours after the other."""
+    """A dim, or some of its indices as runs of neighbours."""
     if not scope.knows(node.name):
         fail(
             "E169",
@@ -116,7 +116,10 @@ def _ranged(node: nodes.Dim, scope: Scope, span: nodes.Span) -> ax.Axis:
 
 
 def _demand_order(inner: nodes.Axis, split: nodes.Split, scope: Scope, span: nodes.Span) -> None:
-    """A cut is of a dim over a mesh axis, not the other way round. Raises E148."""
+    """Check that a cut is of a dim over a mesh axis.
+
+    The reverse is refused. Raises E148.
+    """
     axes = scope.mesh_axes
     if isinstance(inner, nodes.Dim) and inner.name in axes and split.mesh_axis not in axes:
         fail(
@@ -152,7 +155,10 @@ def _split(split: nodes.Split, scope: Scope, span: nodes.Span) -> ax.Split:
 
 
 def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
-    """`flat` and `each` speak of the tensors of a group: they are refused where one tensor, or an index, is meant."""
+    """Refuse `flat` and `each` outside of groups.
+
+    They are refused for one tensor, or for an index.
+    """
     for node in walk(*axes):
         if isinstance(node, nodes.Flat | nodes.Each):
             word = "each" if isinstance(node, nodes.Each) else "flat(...)"
@@ -165,7 +171,10 @@ def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
 
 
 def demand_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
-    """In the brackets of an entry or a group stand dims and parts of them, each dim once. Raises E138, E133."""
+    """Check that brackets have dims and parts of them, each dim once.
+
+    The brackets are an entry's or a group's. Raises E138, E133.
+    """
     seen: set[str] = set()
     for node in walk(*axes):
         place = at(node.span if isinstance(node, nodes.Dim | nodes.Cut) and node.span.line else span)
@@ -187,7 +196,10 @@ def demand_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
 
 
 def demand_flat(axis: nodes.Axis, span: nodes.Span) -> None:
-    """One axis of a state line: of the tensors of a group, in each of which `each` stands, and of nothing else."""
+    """One axis of a state line, over the tensors of a group.
+
+    `each` is in it, and nothing else.
+    """
     flats = [n for n in walk(axis) if isinstance(n, nodes.Flat)]
     eaches = [n for n in walk(axis) if isinstance(n, nodes.Each)]
     inside = [[n for n in walk(flat.axis) if isinstance(n, nodes.Each)] for flat in flats]
@@ -207,7 +219,7 @@ def dims_in(axes: Iterable[nodes.Axis]) -> list[str]:
 
 
 def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ...]:
-    """The meshes, all of which number the same ranks."""
+    """The meshes; all of them number the same ranks."""
     said = [i for i in items if isinstance(i, nodes.Mesh)]
     found: list[Mesh] = []
     for item in said:
@@ -247,7 +259,10 @@ def meshes_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Mesh, ..
 
 
 def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axis]:
-    """`index` statements by name. A digit that has no size gets one first: slot = l / (vp * pp)."""
+    """`index` statements by name.
+
+    A digit that has no size gets one first: slot = l / (vp * pp).
+    """
     rules: dict[str, nodes.Index] = {}
     for item in items:
         if isinstance(item, nodes.Index) and scope.holds(item.when):
@@ -266,7 +281,7 @@ def index_rules(items: Iterable[nodes.Record], scope: Scope) -> dict[str, ax.Axi
     for name, item in rules.items():
         digits = _digits(item.axis)
         if not digits:
-            axis_closed(item.axis, scope, item.span)  # says what is wrong with it, unless it is a sum
+            axis_closed(item.axis, scope, item.span)  # reports an error in it, unless it is a sum
         if digits != [name]:
             _infer_digit(item, digits, scope)
     closed = {name: axis_closed(item.axis, scope, item.span) for name, item in rules.items()}
@@ -318,7 +333,7 @@ def _infer_digit(item: nodes.Index, digits: list[str], scope: Scope) -> None:
 
 
 def _digits(axis: nodes.Axis) -> list[str]:
-    """Names of the digits of an index, major first; none for a sum."""
+    """Names of an index's digits, major first; none for a sum."""
     match axis:
         case nodes.Dim(name=name):
             return [name]

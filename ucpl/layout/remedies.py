@@ -1,4 +1,4 @@
-"""What to write instead of a dim or a tensor that there is not, with the line where it can be known."""
+"""Remedies for unknown dims and tensors, with a line to write."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ _NUMBER_IN_A_NAME = re.compile(r"\\?\*|\(?(?:\\d|\[0-9\])[+*]?\)?|%d|\$\{?\w*\}?
 def for_dim(
     item: nodes.Entry, name: str, of: Sequence[LogicalTensor], close: str | None, mesh_axes: Sequence[str] = ()
 ) -> str:
-    """Of a name in an entry's pattern that is no dim; with the line to write, where it can be known."""
+    """Remedy for a name in an entry's pattern that is no dim.
+
+    It has the line to write, if that can be known.
+    """
     from ucpl.language.habits import foreign, words
 
     if item.path == "*" and name == "model":
@@ -123,7 +126,7 @@ def for_dim(
 
 
 def _every_second(item: nodes.Entry, name: str, of: Sequence[LogicalTensor]) -> str:
-    """`ln[even]`: a part of the first dim that is not among the axes."""
+    """`ln[even]`: a part of the first dim, which the axes lack."""
     shaped = {n.name for n in walk(*(item.shape or ())) if isinstance(n, nodes.Dim)}
     dim = next((d for d in of[0].dims if d not in shaped and "#" not in d), of[0].dims[0])
     start = nodes.Number(1) if name == "odd" else None
@@ -132,7 +135,10 @@ def _every_second(item: nodes.Entry, name: str, of: Sequence[LogicalTensor]) -> 
 
 
 def _as_placed(item: nodes.Entry, of: Sequence[LogicalTensor], mesh_axes: Sequence[str]) -> nodes.Entry | None:
-    """The line that `w = tp None` is meant for, as a PartitionSpec has it: an axis or None for each dim."""
+    """Line for `w = tp None`, as in a PartitionSpec.
+
+    It has an axis or None for each dim.
+    """
     bracketed = {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}
     dims = [d for d in of[0].dims if d not in bracketed] if len(of) == 1 else []
     words = [a.name for a in item.shape or () if isinstance(a, nodes.Dim)]
@@ -151,7 +157,10 @@ def _as_placed(item: nodes.Entry, of: Sequence[LogicalTensor], mesh_axes: Sequen
 
 
 def _of_config(item: nodes.Entry, name: str, dims: Sequence[str]) -> str:
-    """Of a key of the config in a pattern: the dim that it is the size of, where one alone is left."""
+    """Remedy for a key of the config in a pattern.
+
+    It is the dim of that size, if only one is left.
+    """
     said = (
         "a pattern has dims of the model by their names, and their sizes are said there: `dim h = config.hidden_size`"
     )
@@ -188,7 +197,10 @@ def _renamed(node: nodes.Record, name: str, close: str) -> nodes.Record | None:
 def for_extent(
     item: nodes.Tensor, position: int, names: Iterable[str], left: Sequence[str] = (), tensors: Collection[str] = ()
 ) -> str:
-    """Of a name among the dims of a model's tensor that has no size. `left`: all of the model that have none."""
+    """Remedy for a dim without a size in a model's tensor.
+
+    `left`: all of the model that have none.
+    """
     from ucpl.language.habits import foreign, words
 
     name = item.dims[position].name or ""
@@ -230,7 +242,10 @@ def for_extent(
 
 
 def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str]) -> str:
-    """Of words among the dims that say what another line or clause says; empty for a name that may be a dim."""
+    """Remedy for words among the dims that belong elsewhere.
+
+    Another line or clause has them. Empty for a name that may be a dim.
+    """
     name, behind = item.dims[position].name or "", [d.name for d in item.dims[position + 1 :]]
     if name == "_":
         return "a model names every dim of a tensor, or says its size; `_` and `...` stand in layouts"
@@ -262,7 +277,7 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
 
 
 def _subscripted(dim: nodes.Dimension) -> nodes.Dimension:
-    """`config["hidden_size"]` as the key that it is elsewhere: a name with one text in brackets."""
+    """`config["hidden_size"]` as a key: a name with one text in brackets."""
     match dim:
         case nodes.Dimension(name="config", range=nodes.Among(items=(nodes.Text(value=key) | nodes.Name(path=key),))):
             return nodes.Dimension(f"config.{key}")
@@ -296,7 +311,10 @@ def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to th
 
 
 def for_parts(item: nodes.Entry) -> str:
-    """Of a line that packs parts without labels into a tensor that there is not; empty where it packs none."""
+    """Remedy for parts without labels, packed into an unknown tensor.
+
+    Empty if the line packs none.
+    """
     stacks = [node for node in walk(*(item.shape or ())) if isinstance(node, nodes.Stack)]
     if not stacks or any(term.label for stack in stacks for term in stack.terms):
         return ""
@@ -306,7 +324,10 @@ def for_parts(item: nodes.Entry) -> str:
 
 
 def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) -> str:
-    """Of a tensor that is stored in part: why, where the pattern shows it; else empty."""
+    """Reason of a tensor that is stored in part, if visible.
+
+    It is visible if the pattern shows it.
+    """
     item = next((i for i in items if isinstance(i, nodes.Entry) and i.span == span), None)
     axes = {axis for mesh in layout.meshes for axis in mesh.axes}
     if item is None or item.shape is None:
@@ -339,13 +360,16 @@ def for_hole(span: nodes.Span, items: Sequence[nodes.Record], layout: Layout) ->
 
 
 def _cut_twice(cut: nodes.Cut) -> str:
-    """The axis that stands twice behind one axis, or a sum of them."""
+    """The axis that is twice behind an axis, or a sum."""
     axes = [split.mesh_axis for split in cut.splits]
     return next((axis for axis in axes if axes.count(axis) > 1), "")
 
 
 def _open_end(item: nodes.Entry) -> nodes.Entry | None:
-    """Parts of a dim without a name, `_[..12] + _[12..24]`, of which the last is without an end."""
+    """Parts of a dim without a name, `_[..12] + _[12..24]`.
+
+    The last one has no end.
+    """
     parts = [n for n in walk(*(item.shape or ())) if isinstance(n, nodes.Any_) and n.range is not None]
     match parts:
         case [*_, nodes.Any_(range=nodes.Among(items=(nodes.Range() as part,))) as last]:
@@ -356,7 +380,10 @@ def _open_end(item: nodes.Entry) -> nodes.Entry | None:
 
 
 def for_buffer(layout: Layout, path: str, state: str) -> tuple[str, nodes.Span] | None:
-    """Of a state that lies in part in a flat buffer, which is cut by an axis that cuts its members: why, and the line."""
+    """Reason and line for a state in part in a flat buffer.
+
+    The buffer is cut by an axis that cuts its members.
+    """
     entry = next((e for e in layout.entries if path in e.targets.values()), None)
     for line in layout.state_lines if entry is not None else ():
         cut = mesh_axes_of(*line.shape) if isinstance(line.shape, tuple) else ()
@@ -373,7 +400,10 @@ def for_buffer(layout: Layout, path: str, state: str) -> tuple[str, nodes.Span] 
 
 
 def _dealt_twice(item: nodes.Entry, items: Sequence[nodes.Record], cuts: Sequence[str], axes: Sequence[str]) -> str:
-    """Of an index that is dealt over a mesh axis by which the entry is cut, too; empty where none is."""
+    """Remedy for an index that is dealt over a cutting axis.
+
+    The axis cuts the entry, too. Empty if there is none.
+    """
     named = {n.name for n in walk(*item.indices) if isinstance(n, nodes.Dim)}
     for rule in items:
         if not isinstance(rule, nodes.Index) or rule.name not in named:
@@ -398,7 +428,10 @@ def _over_another(axis: str, other: str, node: nodes.Record) -> nodes.Record | N
 
 
 def _for_some(item: nodes.Entry, lines: Sequence[nodes.Entry], layout: Layout) -> str:
-    """Of lines of one tensor that have some indices of a dim, written as ranges; empty where they have all."""
+    """Remedy for lines of one tensor with some indices, written as ranges.
+
+    Empty if they have all.
+    """
     ranged = {one: [n for n in walk(*one.indices, *(one.shape or ())) if _is_part(n)] for one in (item, *lines)}
     if not ranged[item]:
         return ""
@@ -421,7 +454,10 @@ def _for_some(item: nodes.Entry, lines: Sequence[nodes.Entry], layout: Layout) -
 
 
 def _without_gap(item: nodes.Entry, parts: Sequence[nodes.Record]) -> nodes.Entry | None:
-    """Two parts of one line, `r[..1] + r[2..]`, of which the second begins where the first ends; None for other ones."""
+    """Two parts of one line, `r[..1] + r[2..]`, joined without the gap.
+
+    The second begins at the end of the first; None for other ones.
+    """
     match parts:
         case [
             nodes.Dim(
@@ -455,7 +491,10 @@ def _cut_instead(axis: str, dim: nodes.Dim, node: nodes.Record) -> nodes.Record 
 
 
 def for_rest(group: str, name: str, tensors: Iterable[str]) -> str:
-    """Of a group that `all` is to be less: what is taken away are groups above, by their names."""
+    """Remedy for a group that is subtracted from `all`.
+
+    Only groups above can be subtracted, by their names.
+    """
     if "*" in name or name in tensors:
         members = "norm.weight, bias" if "*" in name else name
         return f"`all` is less groups that stand above\nwrite: group others = {members}\n       group {group} = all - others"
@@ -463,7 +502,7 @@ def for_rest(group: str, name: str, tensors: Iterable[str]) -> str:
 
 
 def for_cut(found: UnevenCut) -> str:
-    """What to write instead of a cut that does not come out even."""
+    """Remedy for an uneven cut."""
     axis, grain = found.split.mesh_axis, found.split.grain
     if found.split.kind == "spread":
         return (

@@ -1,7 +1,7 @@
-"""resolve: a layout's statements with every name bound, every number filled in, `extends` applied, rules checked.
+"""Resolve a layout: names bound, numbers filled in, `extends` applied, rules checked.
 
-The order is: names and numbers (statements.py), the model's tensors (models.py), then the layout's own statements, closed one
-by one (patterns.py, storing.py, entries.py).
+The order is: names and numbers (statements.py), the model's tensors (models.py), then the layout's own statements,
+closed one by one (patterns.py, storing.py, entries.py).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def resolve(
 ) -> Layout:
     """Close the layout that `call` names.
 
-    model:        what a layout `of any` is over; a layout of a named model brings its own.
+    model:        the model of a layout `of any`; a layout of a named model brings its own.
     config:       a Hugging Face config.json, as `config.x`.
     define_sizes: -D name=value; wins over `let` and `dim` of the same name.
     inherited:    values for parameters that the call leaves open, each with its origin (a source's own settings).
-    notes:        (name, value, origin) of what went into the call or the library itself: printed with the others.
+    notes:        (name, value, origin) of values that the call or the library has already: printed with the others.
 
     Raises UcplError E1xx.
     """
@@ -75,7 +75,10 @@ def resolve(
 
 
 def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
-    """The layout of these statements. Afterwards the scope knows the sizes of digits, too."""
+    """The layout of these statements.
+
+    Afterwards the scope knows the sizes of digits, too.
+    """
     items, model_items, scope = opened.items, opened.model_items, opened.scope
     _refuse_unknown_sizes(sizes, opened)
     meshes = meshes_of(items, scope)
@@ -143,7 +146,10 @@ def resolved(opened: OpenedLayout, sizes: Mapping[str, Value]) -> Layout:
 
 
 def _unread(items: Iterable[nodes.LayoutItem], layout: Layout) -> list[nodes.Record]:
-    """Lines of which nothing was worked out: under a condition that does not hold, or of a class that no tensor is in."""
+    """Lines that were not evaluated.
+
+    Their condition does not hold, or no tensor is in their class.
+    """
     read = {e.span for e in layout.entries} | {s.span for s in layout.state_lines}
     read |= {f.span for f in layout.files.values()}
     out: list[nodes.Record] = [i for i in items if isinstance(i, nodes.Entry | nodes.States) and i.shape is not None]
@@ -152,7 +158,7 @@ def _unread(items: Iterable[nodes.LayoutItem], layout: Layout) -> list[nodes.Rec
 
 
 def _origin(taken: GlobMatch) -> Note:
-    """How many tensors a glob took, for the list of what was decided and by whom."""
+    """Number of tensors of a glob, for the list of decisions."""
     where = f"{taken.span.file}:{taken.span.line}"
     count = len(taken.names)
     return (
@@ -163,12 +169,15 @@ def _origin(taken: GlobMatch) -> Note:
 
 
 def _sizes(scope: Scope) -> dict[str, int]:
-    """Every name that is a whole number; those that rest on what the config leaves out are not."""
+    """Every name that is an integer.
+
+    Names that need an absent key of the config are left out.
+    """
     return {n: v for n in [*scope.bindings, *scope.given] if isinstance(v := scope.value(n), int)}
 
 
 def _refuse_unknown_sizes(sizes: Mapping[str, Value], opened: OpenedLayout) -> None:
-    """A dim that tensors name and nobody defines is one whose size is to be given."""
+    """Report dims of tensors without a size: it must be given."""
     scope = opened.scope
     open_dims = {d.name for i in opened.model_items if isinstance(i, nodes.Tensor) for d in i.dims if d.name}
     unknown = next((n for n in sizes if n not in scope.bindings and n not in open_dims), None)
@@ -197,7 +206,10 @@ def _check_asserts(opened: OpenedLayout) -> None:
 
 
 def _check_assert(item: nodes.Assert, scope: Scope) -> None:
-    """An assert that rests on what the config leaves out says nothing."""
+    """Check an assert.
+
+    If it needs an absent key of the config, it has no effect.
+    """
     if scope.lacks_config(item.condition) or scope.evaluate(item.condition):
         return
     said = f"`{print_expr(item.condition)}` does not hold"
@@ -213,22 +225,29 @@ def _call_text(opened: OpenedLayout) -> str:
     return f"{opened.layout.name}({', '.join(f'{n} = {shown(v)}' for n, v in opened.arguments.items())})"
 
 
-# ---- names of which the model has no tensor --------------------------------------------------------------------------
+# ---- names for which the model has no tensor
+# ---------------------------------------------------------------------------
 
 
 def say_why(
     found: Diagnostic, name: str, opened: OpenedLayout, tensors: Iterable[str], aliases: Mapping[str, str]
 ) -> None:
-    """Raises E105 or E137 where more can be said than `found`, an E137, says."""
+    """Add the reason to `found`, an E137.
+
+    Raises E105 or E137 if a reason is known.
+    """
     _left_out(found, name, opened)
     _of_another_part(found, name, opened, tensors)
     _of_another_model(found, name, opened)
-    if name in aliases:  # of a group's member that is no tensor by itself
+    if name in aliases:  # of a group's member that is no tensor alone
         raise UcplError(evolve(found, remedy=for_alias(name, aliases))) from None
 
 
 def _left_out(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
-    """Of a tensor that the model has under a condition that does not hold. Raises E137, or E105 where a config decides."""
+    """Reason: the tensor's condition does not hold.
+
+    Raises E137, or E105 if a config decides.
+    """
     for item in opened.model_items:
         if not isinstance(item, nodes.Tensor | nodes.Alias) or item.when is None or item.path != name:
             continue
@@ -245,7 +264,10 @@ def _left_out(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
 
 
 def _of_another_part(found: Diagnostic, name: str, opened: OpenedLayout, tensors: Iterable[str]) -> None:
-    """Of a tensor of a layout that is used, where the model uses nothing under that name. Raises E137."""
+    """Reason: the model has nothing under a used layout's prefix.
+
+    Raises E137.
+    """
     chain = opened.library.chain(opened.layout.name, opened.layout.span)
     known = {path.partition(".")[0] for path in tensors if "." in path}
     for use in [i for link in chain for i in link.node.items if isinstance(i, nodes.Use)]:
@@ -259,7 +281,10 @@ def _of_another_part(found: Diagnostic, name: str, opened: OpenedLayout, tensors
 
 
 def _of_another_model(found: Diagnostic, name: str, opened: OpenedLayout) -> None:
-    """Of a tensor of a layout that is extended, and that is of a model on which this one does not stand. Raises E137."""
+    """Reason: the tensor of an extended layout is of another model.
+
+    This model does not extend that one. Raises E137.
+    """
     node, library = opened.layout, opened.library
     for link in library.chain(node.name, node.span)[1:]:
         other = link.node.of

@@ -1,4 +1,7 @@
-"""Tensors in blocks with a scale each: which scale is of what, and whether both are cut at the edges of blocks."""
+"""Tensors in blocks with a scale each, and their cuts.
+
+Both a tensor and its scale are cut at the edges of blocks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def scales_of(tensors: Mapping[str, LogicalTensor]) -> dict[str, str]:
 def with_scalings(
     items: Iterable[nodes.ModelItem], tensors: dict[str, LogicalTensor], scope: Scope
 ) -> dict[str, LogicalTensor]:
-    """The tensors, each scale with what it is of. Raises E137, E129."""
+    """The tensors, each scale with its tensor. Raises E137, E129."""
     said = {i.path: i for i in items if isinstance(i, nodes.Tensor) and i.scaling is not None and scope.holds(i.when)}
     seen: dict[str, nodes.Tensor] = {}
     for path, item in said.items():
@@ -55,7 +58,10 @@ def with_scalings(
 
 
 def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, scope: Scope) -> Scaling:
-    """Dims of one name are the same; the others are, in order, blocks of the dims that the scale lacks."""
+    """Blocks of a scale.
+
+    Dims of one name are the same; the others are, in order, blocks of the dims that the scale lacks.
+    """
     assert item.scaling is not None
     for e in item.scaling.by:
         if isinstance(e, nodes.List):
@@ -93,7 +99,7 @@ def _scaling(item: nodes.Tensor, scale: LogicalTensor, owner: LogicalTensor, sco
 
 
 def _written(item: nodes.Tensor, owner: LogicalTensor, sizes: list[int]) -> str:
-    """The line of a scale, with a dim of its own for each dim of its tensor that is in blocks."""
+    """Line of a scale, with own dims for blocked dims."""
     mine = [d.name for d in item.dims if d.name is not None]
     blocked = [d for d in owner.dims if d not in mine]
     if item.scaling is None or not blocked or any("#" in d for d in owner.dims):
@@ -107,7 +113,10 @@ def _written(item: nodes.Tensor, owner: LogicalTensor, sizes: list[int]) -> str:
 
 
 def _demand_order(item: nodes.Tensor, own: Sequence[str], blocked: Sequence[str], scope: Scope) -> None:
-    """Dims that are made of others, `rb = ceil(r, 128)`, stand in their order. Raises E129."""
+    """Check that dims made of others, `rb = ceil(r, 128)`, are in order.
+
+    Raises E129.
+    """
     made = [
         {n.path for n in walk(scope.bindings[d]) if isinstance(n, nodes.Name)} if d in scope.bindings else set()
         for d in own
@@ -138,11 +147,10 @@ def _unfit(item: nodes.Tensor, why: str, remedy: str = "") -> NoReturn:
 def scaled(
     storing: Storing, item: nodes.Entry, targets: Collection[str], tensors: Mapping[str, LogicalTensor]
 ) -> Storing:
-    """What clauses say, for these tensors. `dtype u8` of a type of scaled blocks is its bits.
+    """Storing clauses for these tensors.
 
-    `value x * scale` of a line for many says nothing of a tensor without a scale.
-
-    Raises E189 for a tensor without one that has a line of its own, and where no dtype is said.
+    `dtype u8` of a type of scaled blocks is its bits. `value x * scale` of a line for many has no effect on a tensor
+    without a scale. Raises E189 for a tensor without one that has a line of its own, and for a line without a dtype.
     """
     if not storing.scaled:
         kinds = {tensors[path].dtype for path in targets}
@@ -161,7 +169,7 @@ def scaled(
 
 
 Coordinates = tuple[tuple[str, int], ...]
-Windows = dict[Coordinates, tuple[int, int]]  # what each coordinate of the cuts around a dim has of it
+Windows = dict[Coordinates, tuple[int, int]]  # range of each coordinate of the cuts around a dim
 
 
 def demand_block_edges(
@@ -170,12 +178,15 @@ def demand_block_edges(
     sizes: Mapping[str, int],
     indices: Mapping[str, ax.Axis],
 ) -> None:
-    """A tensor in blocks is cut where a block ends, and its scale alike, or not at all. Raises E216."""
+    """Check that blocked tensors and their scales are cut alike.
+
+    Both are cut at block ends, or uncut. Raises E216.
+    """
     scales = scales_of(tensors)
     joined = {*scales, *scales.values()}
     of: dict[str, list[Entry]] = {}
     for entry in entries:
-        if entry.storing.scaled:  # of a product, any part is whole
+        if entry.storing.scaled:  # of a product, any part is complete
             continue
         for path in joined.intersection(entry.targets.values()):
             of.setdefault(path, []).append(entry)
@@ -196,9 +207,10 @@ def demand_block_edges(
 def windows_of(
     entry: Entry, tensor: LogicalTensor, dim: int, sizes: Mapping[str, int], indices: Mapping[str, ax.Axis]
 ) -> Windows | None:
-    """What each coordinate has of a dim; None where it is cut together with others, nothing where the cut leaves a remainder.
+    """Range of each coordinate of a dim.
 
-    Of a dim that is stored as its digits, the first may be cut: each of it is all that the others count.
+    None if the dim is cut together with others, nothing if the cut leaves a remainder. If a dim is stored as its
+    digits, the first may be cut: one value of it has all values of the others.
     """
     count = tensor.counts[dim]
     axis = next((a for a in entry.shape if tensor.dims[dim] in ax.dims_of(a)), None)
@@ -215,7 +227,7 @@ def windows_of(
         return {(): (0, count)}
     try:
         found = _windows(axis, count // each, sizes)
-    except ValueError:  # said where pieces are made: E204
+    except ValueError:  # reported where pieces are made: E204
         return {}
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Names and whole numbers: expressions evaluated lazily, so that the order of statements does not matter."""
+"""Names and integers: expressions evaluated lazily, in any order of statements."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ NESTING_LIMIT = 100
 
 @frozen
 class UnknownNumber:
-    """What an E101 speaks of: the name that no number has."""
+    """Name of an E101: no number has it."""
 
     name: str
 
 
 @define
 class Scope:
-    """Names known at one place. `given` wins over `bindings` (the command line's -D), both over `config`."""
+    """Names known at one place.
+
+    `given` wins over `bindings` (the command line's -D), both over `config`.
+    """
 
     given: dict[str, Value] = field(factory=dict)
     bindings: dict[str, nodes.Expr] = field(factory=dict)
     config: Config = field(factory=dict)
     values: dict[str, Value] = field(factory=dict)  # of bindings, as they were found
-    places: dict[str, Label] = field(factory=dict)  # where what is given was said
+    places: dict[str, Label] = field(factory=dict)  # origins of given values
     mesh_axes: tuple[str, ...] = ()  # of the layout, as far as they are known yet
     pending: list[str] = field(factory=list)
     steps: int = 0
@@ -50,7 +53,7 @@ class Scope:
         return [*self.given, *self.values, *self.bindings]
 
     def bind(self, items: Iterable[nodes.Record]) -> None:
-        """The names that `let` and `dim` statements define; the last that defines a name wins."""
+        """Bind the names of `let` and `dim` statements; the last definition wins."""
         for item in items:
             if isinstance(item, nodes.Let | nodes.Dims):
                 for binding in item.bindings:
@@ -58,7 +61,10 @@ class Scope:
                     self.values.pop(binding.name, None)
 
     def lookup(self, name: str, span: nodes.Span) -> Value:
-        """Value of a name. Raises E101 for an unknown one, E102 for one that is defined by itself."""
+        """Value of a name.
+
+        Raises E101 for an unknown one, E102 for one that is defined in a circle.
+        """
         if name in self.given:
             return self.given[name]
         if name in self.values:
@@ -105,7 +111,10 @@ class Scope:
         return cast(Value, node) if node is None or isinstance(node, int | str | float | list) else None
 
     def evaluate(self, expr: nodes.Expr) -> Value:
-        """Value of an expression; whole numbers, words, or lists of them. None stands for a config key that is absent."""
+        """Value of an expression: integers, words, or lists of them.
+
+        None is a config key that is absent.
+        """
         self._step(expr.span)
         try:
             return cast(Value, evaluated(expr, self._look))
@@ -115,7 +124,7 @@ class Scope:
             raise self._where_said(expr, error) from None
 
     def integer(self, expr: nodes.Expr) -> int:
-        """Value of an expression that must be a whole number. Raises E104 otherwise."""
+        """Value of an expression that must be an integer. Raises E104 otherwise."""
         self._step(expr.span)
         try:
             return cast(int, integer(expr, self._look))
@@ -125,7 +134,10 @@ class Scope:
             raise self._where_said(expr, error) from None
 
     def said_at(self, name: str, here: Label) -> tuple[Label, ...]:
-        """Where the value of a name is said, and the place that asks for it; the place alone where they are one."""
+        """Places of a name's value and of its use.
+
+        Only the latter if both are one.
+        """
         found, seen = None, set[str]()
         while name not in seen:
             seen.add(name)
@@ -138,7 +150,7 @@ class Scope:
         return (here,) if found is None else (found, evolve(here, text=here.text or "needed here"))
 
     def _where_said(self, expr: nodes.Expr, error: UcplError) -> UcplError:
-        """What is no whole number is blamed where it stands, not where it is used."""
+        """Move an error to the definition that is no integer."""
         found = error.diagnostics[0]
         names = (n for n in walk(expr) if isinstance(n, nodes.Name) and (at(n.span),) == found.labels)
         name = next(names, None)
@@ -149,7 +161,10 @@ class Scope:
         return UcplError(evolve(found, message=said, labels=labels, remedy=self._of_whole(name.path, found)))
 
     def _of_whole(self, name: str, found: Diagnostic) -> str:
-        """What to write where a name's value is no whole number: it hangs on who says it."""
+        """Remedy for a name whose value is no integer.
+
+        It depends on the origin of the value.
+        """
         value = found.about.value if isinstance(found.about, NotWhole) else None
         if name in self.given and name in self.places and self.places[name].line is None:  # no text says it
             return f"give a whole number: -D {name}=4"
@@ -161,11 +176,11 @@ class Scope:
         return found.remedy
 
     def holds(self, condition: nodes.Expr | None) -> bool:
-        """Whether a statement under a condition is there."""
+        """True if the condition of a statement holds."""
         return condition is None or bool(self.evaluate(condition))
 
     def size(self, name: str, span: nodes.Span = nodes.NOWHERE) -> int:
-        """The number that a name stands for."""
+        """The number that a name means."""
         return self.integer(nodes.Name(name, span=span))
 
     def _look(self, name: nodes.Name) -> Value:
@@ -174,14 +189,15 @@ class Scope:
         return cast(int, bounded(value, name.span)) if isinstance(value, int) else value
 
     def _step(self, span: nodes.Span) -> None:
-        self.steps += bool(
-            self.pending
-        )  # what statements ask themselves grows with the text: 200,000 tensors may be listed
+        self.steps += bool(self.pending)  # questions to statements grow with the text: 200,000 tensors may be listed
         if self.steps > STEPS_LIMIT:
             fail("E103", "expressions of this file take too many steps", at(span))
 
     def _refuse_absent(self, expr: nodes.Expr) -> None:
-        """Name the key of the config that a number rests on and that is not there, and the one that may be meant."""
+        """Name the absent key of the config that a number needs.
+
+        The key that may be meant is named, too.
+        """
         found = self._absent(expr, "", 0)
         if found is None:
             return
@@ -214,7 +230,7 @@ class Scope:
         )
 
     def _absent(self, expr: nodes.Expr, owner: str, depth: int) -> tuple[nodes.Name, str] | None:
-        """The first key of the config without a value that an expression asks for, and the binding that asks."""
+        """First absent key of the config in an expression, and its binding."""
         match expr:
             case nodes.Name(path=path) if path in self.bindings and path not in self.given and depth < NESTING_LIMIT:
                 return self._absent(self.bindings[path], path, depth + 1)
@@ -229,17 +245,17 @@ class Scope:
             case _:
                 return None
 
-    # ---- what a model's config leaves out ----------------------------------------------------------------------
+    # ---- values that a model's config leaves out ------------------------------------------------------------
 
     def value(self, name: str) -> Value:
-        """A binding's value, or None where it cannot be had: a dim that this model's config leaves out."""
+        """Value of a binding; None if this model's config lacks it."""
         expr = self.bindings.get(name)
         if expr is not None and name not in self.given and self.lacks_config(expr):
             return None
         return self.lookup(name, nodes.NOWHERE)
 
     def lacks_config(self, expr: nodes.Expr, chain: tuple[str, ...] = ()) -> bool:
-        """Whether an expression rests on a config key that is absent, outside default(...)."""
+        """True if an expression needs an absent config key, outside default(...)."""
         match expr:
             case nodes.Name(path=path):
                 if path.startswith("config.") or not self.knows(path):
@@ -275,7 +291,7 @@ def literal(value: Value) -> nodes.Expr:
 
 
 def _under(config: Mapping[str, object], key: str, depth: int = 3) -> list[str]:
-    """Where a config has a key inside of others, as `text_config.hidden_size`."""
+    """Place of a key inside of others of a config, as `text_config.hidden_size`."""
     found = []
     for name, value in config.items():
         if isinstance(value, dict) and depth:
@@ -285,7 +301,10 @@ def _under(config: Mapping[str, object], key: str, depth: int = 3) -> list[str]:
 
 
 def _define(name: str) -> str:
-    """How a number that nothing gives is given. A name with a dot is of a model that is used, and no `let` has one."""
+    """Remedy for a number without a value.
+
+    A name with a dot is of a model that is used, and no `let` has one.
+    """
     if name == "size":
         return "a size is asked by a name: `size(_)` of the dim that is meant, `size(tp)` of a mesh axis"
     if "." not in name:

@@ -1,6 +1,7 @@
-"""The statements of a layout that is called, in order, with every name bound: what resolving and writing out begin with.
+"""Statements of a called layout, in order, with every name bound.
 
-Arguments are evaluated, what the layout extends is laid under it, and `use` is replaced by what it stands for.
+Resolving and expanding begin with them. Arguments are evaluated, the bases are laid under the layout, and `use` is
+replaced by its contents.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CLASSES = ("parameter", "trainable", "frozen", "buffer", "alias")
 
 @frozen
 class CallInputs:
-    """What a call is resolved with, beside the texts."""
+    """Inputs of a call besides the texts."""
 
     config: Config = field(factory=dict)
     sizes: dict[str, Value] = field(factory=dict)  # -D name=value
@@ -53,7 +54,10 @@ class CallInputs:
 
 @define
 class OpenedLayout:
-    """A layout that is called. `scope` knows every name of `items` and `model_items`."""
+    """A called layout.
+
+    `scope` knows every name of `items` and `model_items`.
+    """
 
     library: Library
     link: Link[nodes.Layout]
@@ -77,7 +81,10 @@ class OpenedLayout:
 
     @property
     def definitions(self) -> list[nodes.Record]:
-        """All in which numbers are defined and asserted: statements of layout, model and their files, parameters."""
+        """All statements that define or assert numbers.
+
+        They are those of layout, model and their files, and parameters.
+        """
         texts = [self.link.file, *([self.model_file] if self.model_file is not None else [])]
         parameters = (*self.layout.parameters, *self.model.parameters)
         return [*parameters, *self.model_items, *self.items, *(s for f in texts for s in f.statements)]
@@ -86,7 +93,10 @@ class OpenedLayout:
 def open_layout(
     library: Library, call: nodes.Call, given: CallInputs, model: nodes.Model | None = None
 ) -> OpenedLayout:
-    """`model`: what a layout `of any` is over. Raises E1xx."""
+    """Open a called layout.
+
+    `model`: the model of a layout `of any`. Raises E1xx.
+    """
     chain = library.chain(call.name, call.span)
     scope = Scope(given=dict(given.sizes), config=given.config)
     scope.places = {name: Label("<command line>", where=f"-D {name}={value}") for name, value in given.sizes.items()}
@@ -96,7 +106,7 @@ def open_layout(
             scope.places[name] = at(argument.span)
     tried = {a.name: a.value for a in call.arguments if not a.span.line}
     for p in chain[0].node.parameters:
-        if p.default is not None and tried.get(p.name) == p.default:  # what stands in the text, as a call
+        if p.default is not None and tried.get(p.name) == p.default:  # the text of a default, as a call
             scope.places[p.name] = at(p.span)
     reader = _Reader(library, scope, given.inherited, [(name, value, "-D") for name, value in given.sizes.items()])
     items = reader.statements(chain, _arguments(chain[0].node.parameters, call, Scope(config=given.config)))
@@ -142,9 +152,10 @@ def open_layout(
 
 
 def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link[nodes.Layout]], scope: Scope) -> None:
-    """A number of a layout's file that is another in the model's: the model would take it, and the layout with it.
+    """Check that layout and model agree on numbers of files.
 
-    What stands inside a layout is meant to win. Raises: UcplError E125.
+    A number of a layout's file that differs from the model's would be taken by the model, and by the layout with it. A
+    number inside a layout is meant to win. Raises: UcplError E125.
     """
     theirs = _bindings(of_model)
     inside = _bindings(i for link in links for i in link.node.items)
@@ -162,21 +173,21 @@ def _demand_one_value(of_model: Iterable[nodes.Record], links: Sequence[Link[nod
 
 
 def _bindings(items: Iterable[nodes.Record]) -> dict[str, nodes.Binding]:
-    """What `let` and `dim` statements define; the last that defines a name holds."""
+    """Bindings of `let` and `dim` statements; the last definition holds."""
     return {b.name: b for i in items if isinstance(i, nodes.Let | nodes.Dims) for b in i.bindings}
 
 
 def _placed(item: nodes.Record, use: nodes.Use) -> nodes.Record:
-    """A statement of what is used, on the ranks on which it is used."""
+    """A statement of a used layout, on its ranks."""
     if isinstance(item, nodes.Entry | nodes.States) and item.shape is not None:
         return evolve(item, clauses=(*item.clauses, *use.at))
     return item
 
 
 def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str]) -> nodes.Call:
-    """`of gpt(layers = n)`: the arguments as numbers of the layout. One name has one value: `taken` are the layout's.
+    """`of gpt(layers = n)`: the arguments as numbers of the layout.
 
-    Raises E116 to E118, E125.
+    One name has one value: `taken` are the layout's. Raises E116 to E118, E125.
     """
     given = placed(model.parameters, call)
     arguments: list[nodes.Argument] = []
@@ -198,10 +209,10 @@ def _called(model: nodes.Model, call: nodes.Call, scope: Scope, taken: set[str])
 
 
 def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] | None = None) -> nodes.Model:
-    """The model that a call names, as one without parameters, base and models that it uses: it goes where its library is not.
-    Numbers of its arguments stand as they are.
+    """The called model without parameters, base and used models.
 
-    sizes: -D, for parameters that nothing else gives. Raises E008, E110, E116 to E119, E124, E125, E139.
+    It can be moved away from its library. Numbers of its arguments stay as they are. sizes: -D, for parameters that
+    nothing else gives. Raises E008, E110, E116 to E119, E124, E125, E139.
     """
     known = library.model(call.name, call.span)
     assert isinstance(known.node, nodes.Model)
@@ -212,7 +223,10 @@ def called_model(library: Library, call: nodes.Call, sizes: Mapping[str, Value] 
 
 
 def items_of(library: Library, call: nodes.Call) -> list[nodes.LayoutItem]:
-    """The statements of a layout and of what it extends, each left side once, as they are written."""
+    """Statements of a layout and of its bases, each left side once.
+
+    They are as written.
+    """
     chain = library.chain(call.name, call.span)
     reader = _Reader(library, Scope(), {}, [], axes=_axes_of(chain), is_written=True)
     items: list[nodes.LayoutItem] = []
@@ -235,7 +249,7 @@ class _Count:
 
 @define
 class _Reader:
-    """Binds names while it reads; `origins` says where values of parameters came from."""
+    """Reader that binds names; `origins` has the origins of parameters."""
 
     library: Library
     scope: Scope
@@ -251,9 +265,10 @@ class _Reader:
     def statements(
         self, chain: Sequence[Link[nodes.Layout]], arguments: Inherited, used: tuple[str, ...] = ()
     ) -> list[nodes.LayoutItem]:
-        """Statements in order, those of the base first, replaced where the left side is the same.
+        """Statements in order, the base's first.
 
-        used: names of layouts, each used by the one before, that lead here.
+        They are replaced if the left side is the same. used: names of layouts, each used by the one before, that lead
+        here.
         """
         bodies: list[list[nodes.LayoutItem]] = []
         self.axes += _axes_of(chain)
@@ -279,7 +294,10 @@ class _Reader:
         return items
 
     def _of_default(self, layout: nodes.Layout, parameter: nodes.Parameter, default: nodes.Expr) -> Value:
-        """Its value. Of other parameters it knows those that stand in front of it. Raises E101."""
+        """Value of a default.
+
+        Of other parameters it knows those before it. Raises E101.
+        """
         try:
             return self.scope.evaluate(default)
         except UcplError as error:
@@ -326,7 +344,7 @@ class _Reader:
         given[name] = value
 
     def uses(self, items: Iterable[Item], chain: tuple[str, ...] = (), word: str = "layout") -> list[Item]:
-        """`use vision() as eye`: the statements of the other model, or of the other layout, under a prefix."""
+        """Statements of a used model or layout (`use vision() as eye`), under a prefix."""
         out: list[Item] = []
         for item in items:
             out += self.used(item, chain, word) if isinstance(item, nodes.Use) else (item,)  # type: ignore[arg-type]
@@ -357,7 +375,10 @@ class _Reader:
         return [*outer, *(_placed(i, item) for i in prefixed(inner, item.name, item.key) if not self.is_shared(i))]
 
     def is_shared(self, item: nodes.Record) -> bool:
-        """A mesh without a name of what is used is a part of one that is here already: `mesh tp` of `mesh pp tp`."""
+        """True if an inner mesh is a part of an outer one.
+
+        It has no name. An example: `mesh tp` of `mesh pp tp`.
+        """
         return (
             isinstance(item, nodes.Mesh)
             and not item.name
@@ -365,7 +386,10 @@ class _Reader:
         )
 
     def of_such_a_model(self, layout: nodes.Layout) -> list[nodes.Assert]:
-        """A used layout `of gpt(layers = 4)`: the model under the prefix is called so, or the layout is not of it."""
+        """Check that a used layout is of the model under the prefix.
+
+        A used layout `of gpt(layers = 4)` needs a model of that name.
+        """
         if layout.of == "any" or not layout.arguments:
             return []
         model = self.library.model(layout.of, layout.span).node
@@ -374,9 +398,9 @@ class _Reader:
         return [nodes.Assert(nodes.Binary("==", nodes.Name(p), a.value), span=a.span) for p, a in given.items()]
 
     def within(self, use: nodes.Use, used: tuple[str, ...]) -> list[nodes.Record]:
-        """The statements of a layout that is used, over those that it extends, and its numbers before them.
+        """Statements of a used layout over its bases, its numbers before them.
 
-        It is read in a scope of its own: what it calls `n` is not what is called so here. Only mesh axes are shared.
+        It is read in a scope of its own: a number `n` of it is not the outer `n`. Only mesh axes are shared.
         """
         links = self.library.chain(use.call.name, use.call.span)
         if self.is_written:
@@ -407,13 +431,16 @@ def _demand_alike(used: nodes.Record, item: nodes.Use, word: str) -> None:
 
 
 def _arguments(parameters: tuple[nodes.Parameter, ...], call: nodes.Call, scope: Scope) -> Inherited:
-    """Values of a call's arguments, by the parameters' names, each with where it came from."""
+    """Arguments of a call, by the parameters' names, each with its origin."""
     given = placed(parameters, call)
     return {name: (scope.evaluate(argument.value), "given") for name, argument in given.items()}
 
 
 def _refuse_globs(layout: nodes.Layout) -> None:
-    """Globs speak of names that the text does not know: in a layout of a named model it does."""
+    """Refuse globs in a layout of a named model.
+
+    They are for names that the text does not know.
+    """
     if layout.of == "any":
         return
     item = next((i for i in layout.items if isinstance(i, nodes.Entry | nodes.Fill) and i.glob), None)
@@ -444,10 +471,11 @@ def _without(items: Iterable[nodes.Record], names: set[str]) -> list[nodes.Let]:
 def refuse_second_meanings(
     scope: Scope, model: Sequence[nodes.Record], layout: Sequence[nodes.Record], said: Collection[str]
 ) -> None:
-    """`model` and `layout` are their statements, the layout's parameters among them; `said` are names of -D, which win.
+    """Refuse two meanings of one name.
 
-    Numbers of a file are no part of either: a layout may say another for them.
-    A name that both define is refused unless its values are one, or one of them is not known yet. Raises: UcplError E125.
+    `model` and `layout` are their statements, the layout's parameters among them; `said` are names of -D, which win.
+    Numbers of a file are no part of either: a layout may give another value. A name that both define is refused unless
+    its values are one, or one of them is not known yet. Raises: UcplError E125.
     """
     ours = {name: (value, span) for name, value, span in _numbers_defined(model) if name not in said}
     shared = [found for found in _numbers_defined(layout) if found[0] in ours]
@@ -477,7 +505,7 @@ def _numbers_defined(items: Iterable[nodes.Record]) -> Iterator[tuple[str, nodes
 
 
 def _value(scope: Scope, expr: nodes.Expr | None) -> Value:
-    """None where it is not to be had: it rests on a name or a key that nothing gives."""
+    """Value, or None if nothing gives one of its names."""
     try:
         return None if expr is None else scope.evaluate(expr)
     except UcplError:

@@ -1,6 +1,6 @@
-"""Where a layout's tensors go, closed: files, clauses, groups, state lines, blobs, the framework.
+"""Storage of a layout's tensors, closed: files, clauses, groups, state lines, blobs.
 
-Not here: what each tensor's entry says of its shape (entries.py).
+The framework is included. Not here: the shapes in entries (entries.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Copies:
 
 
 def copies_of(clauses: Iterable[nodes.Clause], mesh_axes: Set[str]) -> Copies:
-    """What holds between copies that differ along each axis; `same` for all that no clause names. E148, E154."""
+    """Policies of copies along each axis.
+
+    It is `same` for all that no clause names. Raises E148, E154.
+    """
     said: dict[str, nodes.Clause] = {}
     for clause in (c for c in clauses if c.word == "copies"):
         for axis in clause.args[1]:
@@ -101,7 +104,10 @@ _STAGES = {0: "none", 1: "optimizer states are cut", 2: "gradients, too", 3: "pa
 
 
 def demand_settings(item: nodes.Framework) -> None:
-    """Raises: UcplError E436 for a framework that there is not, E159 for a setting without a name, E192 for an unknown one."""
+    """Check framework and settings.
+
+    Raises: UcplError E436 for an unknown framework, E159 for a setting without a name, E192 for an unknown one.
+    """
     name = item.call.name
     if name not in formats():
         meant = next((one.name for one in formats().values() if name.lower() in one.other_names), "")
@@ -121,7 +127,10 @@ def demand_settings(item: nodes.Framework) -> None:
 
 
 def demand_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) -> None:
-    """Raises: UcplError E192 for a stage of ZeRO that there is not, and for a degree below 1."""
+    """Check values of settings.
+
+    Raises: UcplError E192 for an unknown stage of ZeRO, and for a degree below 1.
+    """
     for argument in item.call.arguments:
         name, value = argument.name or "", settings.get(argument.name or "")
         if isinstance(value, str) and (name == "stage" or name in _DEGREES):
@@ -172,7 +181,7 @@ Clauses = tuple[nodes.Clause, ...]
 
 
 def is_there(item: nodes.Entry | nodes.States, scope: Scope) -> bool:
-    """Whether the conditions of an entry or state line hold."""
+    """True if the conditions of an entry or state line hold."""
     return all(scope.holds(c.args[0]) for c in item.clauses if c.word == "when")
 
 
@@ -183,7 +192,10 @@ def said_clauses(item: nodes.Entry | nodes.States) -> Clauses:
 
 @define
 class Ground:
-    """What entries and state lines stand on: names, files, index rules, and what a place gives to templates."""
+    """Context of entries and state lines.
+
+    It has names, files, index rules, and the variables that a place gives to templates.
+    """
 
     scope: Scope
     files: dict[str, FileRule]
@@ -197,7 +209,10 @@ class Ground:
         return closed(text, span, self.scope, PLACE_WORDS | self.mesh_axes | names)
 
     def storing(self, clauses: Clauses, span: nodes.Span, default: str, brackets: Iterable[str] = ()) -> Storing:
-        """What the clauses of a statement say. `default`: the file of one that names none."""
+        """Clauses of a statement.
+
+        `default`: the file of one that names none.
+        """
         said = {c.word: c for c in clauses if c.word != "at"}
         name = said["in"].args[0] if "in" in said else default
         if name not in self.files:
@@ -229,7 +244,7 @@ class Ground:
         )
 
     def coordinates(self, clauses: list[nodes.Clause]) -> tuple[tuple[str, int], ...]:
-        """Where a line stands: at all of them at once, so at one coordinate of each axis."""
+        """Coordinates of a line: one of each axis that it names."""
         out: dict[str, tuple[int, nodes.Clause]] = {}
         for clause in clauses:
             axis, place = self.coordinate(clause)
@@ -263,7 +278,10 @@ class Ground:
         return axis, place % degree
 
     def affine(self, clause: nodes.Clause) -> tuple[float, float]:
-        """stored = a * x + b, from the text of a `value` clause; x occurs once."""
+        """Coefficients of `a * x + b` from a `value` clause.
+
+        The result is the stored number; x occurs once.
+        """
         expr = clause.args[0]
         _demand_x(expr, self.scope)
         values = []
@@ -287,14 +305,17 @@ class Ground:
 
 
 def _of_no_file(name: str, files: Iterable[str]) -> str:
-    """What stands behind `in`: a name, and no path."""
+    """Error for a path behind `in`: it must be a name."""
     if "." in name or "/" in name:
         return f"behind `in` stands the name of a `file` line, and no path: {', '.join(files) or 'there is none yet'}"
     return f'write file {name} = torch "..." in the layout'
 
 
 def _demand_x(expr: nodes.Expr, scope: Scope) -> None:
-    """What stands behind `value` is a sum of numbers and x. Raises: UcplError E101 of another name, E153 of a quotient."""
+    """Check that `value` has a sum of numbers and x.
+
+    Raises: UcplError E101 of another name, E153 of a quotient.
+    """
     for node in walk(expr):
         if isinstance(node, nodes.Name) and not node.path.startswith("config."):
             if node.path not in ("x", "scale") and not scope.knows(node.path):
@@ -307,11 +328,11 @@ def _demand_x(expr: nodes.Expr, scope: Scope) -> None:
                 fail("E153", f"`value {print_expr(expr)}` divides x", at(node.span, "used here"), remedy=_NO_FACTOR)
 
 
-MEMORY = "memory"  # a form: what a rank holds by its keys; where that is kept, it is a safetensors file
+MEMORY = "memory"  # a form: tensors of a rank by their keys; on a disk, it is a safetensors file
 
 
 def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str, ax.Axis]) -> Ground:
-    """The files of a layout, and what else its statements stand on."""
+    """Files of a layout, and the other context of its statements."""
     items = list(items)
     mesh_axes = frozenset(a for i in items if isinstance(i, nodes.Mesh) for a in i.axes)
     ground = Ground(scope, {}, indices, mesh_axes, naming_of(items, scope, indices))
@@ -330,7 +351,10 @@ def ground_of(items: Iterable[nodes.LayoutItem], scope: Scope, indices: dict[str
 
 
 def brackets_of(items: Iterable[nodes.LayoutItem]) -> tuple[str, ...]:
-    """All names that stand in brackets of entries and groups: what a file's template may speak of."""
+    """All names in brackets of entries and groups.
+
+    A file's template may use them.
+    """
     axes = [a for i in items if isinstance(i, nodes.Entry | nodes.Group) for a in i.indices]
     return tuple(dict.fromkeys(dims_in(axes)))
 
@@ -382,7 +406,10 @@ def groups_of_layout(
 def states_lines(
     items: Iterable[nodes.LayoutItem], ground: Ground, groups: dict[str, Group], model_groups: ModelGroups
 ) -> tuple[States, ...]:
-    """State lines. Groups of the model that only a state line names are added to `groups`."""
+    """State lines.
+
+    Groups of the model that only a state line names are added to `groups`.
+    """
     items = list(items)
     brackets = brackets_of(items)
     out: list[States] = []
@@ -410,13 +437,16 @@ def states_lines(
                 at(item.span),
                 remedy='write its key, as "{state}"; as "" for a file that is nothing else',
             )
-        names = item.names and tuple(dict.fromkeys(item.names))  # one that stands twice is meant once
+        names = item.names and tuple(dict.fromkeys(item.names))  # a repeated name is meant once
         out.append(States(names, named, shape, storing, buckets, item.span))
     return tuple(out)
 
 
 def demand_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layout) -> None:
-    """No name of a state line speaks of a dim that is no index there. Raises E122."""
+    """Check names of a state line: a dim must be an index.
+
+    Raises E122.
+    """
     said = [i for i in items if isinstance(i, nodes.States) and i.shape is not None and is_there(i, ground.scope)]
     for item, line in zip(said, layout.state_lines, strict=True):
         ground.naming.demand_line(item, line, layout.entries, (layout.tensors, layout.groups))
@@ -425,7 +455,7 @@ def demand_names(items: Iterable[nodes.LayoutItem], ground: Ground, layout: Layo
 def _named_groups(
     item: nodes.States, groups: dict[str, Group], of_model: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...] | None:
-    """The groups that a state line speaks of; `*` is every group of the model."""
+    """Groups that a state line names; `*` is all of them."""
     if item.groups == ("*",):
         return tuple(g for g, group in groups.items() if group.of_model) or tuple(of_model) or None
     for g in item.groups or ():
@@ -441,7 +471,7 @@ def _named_groups(
 
 
 def not_kept(items: Iterable[nodes.LayoutItem], scope: Scope) -> frozenset[str]:
-    """States that the layout says it stores `none` of; `*` is all of them."""
+    """States that the layout stores as `none`; `*` is all of them."""
     return frozenset(
         name
         for item in items
@@ -450,11 +480,15 @@ def not_kept(items: Iterable[nodes.LayoutItem], scope: Scope) -> frozenset[str]:
     )
 
 
-# ---- beside tensors --------------------------------------------------------------------------------------------------
+# ---- data that is no tensor
+# ---------------------------------------------------------------------------------------------
 
 
 def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, dict[str, Value]]:
-    """Who regenerates what is not a tensor, and with which settings. The last statement holds."""
+    """The framework that writes all other data, with its settings.
+
+    The last statement holds.
+    """
     said = [i for i in items if isinstance(i, nodes.Framework)]
     if not said:
         return "", {}
@@ -465,7 +499,10 @@ def framework_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[str, 
 
 
 def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivation, ...]:
-    """Raises: UcplError E193 where derived states lead back to where they come from."""
+    """Derived states.
+
+    Raises: UcplError E193 if derived states form a circle.
+    """
     said = [i for i in items if isinstance(i, nodes.Derive) and scope.holds(i.when)]
     of = {item.state: item for item in said}
     for item in said:
@@ -485,11 +522,14 @@ def derived_of(items: Iterable[nodes.LayoutItem], scope: Scope) -> tuple[Derivat
 # ---- blobs -----------------------------------------------------------------------------------------------------------
 
 _ACTING = ("in", "as", "at", "when")
-_DESCRIBED = ("", "torch")  # frameworks whose files hold what a layout says, and nothing else
+_DESCRIBED = ("", "torch")  # frameworks whose files hold the layout's tensors, and nothing else
 
 
 def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRule, ...]:
-    """Raises: UcplError E148 for an axis of no mesh, E190 for a clause that has nothing to act on."""
+    """Blobs.
+
+    Raises: UcplError E148 for an axis of no mesh, E190 for a clause that has nothing to act on.
+    """
     out = []
     for item in items:
         if not isinstance(item, nodes.Blob):
@@ -521,7 +561,10 @@ def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRul
 
 
 def demand_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str, FileRule]) -> None:
-    """Somebody carries each blob: raises UcplError E237 where a framework's store does so by itself, or a file cannot."""
+    """Check that each blob is carried.
+
+    Raises UcplError E237 if a framework's store does so without help, or if a file cannot.
+    """
     for blob in blobs:
         if framework not in _DESCRIBED:
             fail(

@@ -1,12 +1,11 @@
 """Names of files and keys: text with expressions in braces, `mp_rank_{tp + pp * size(tp):02}`.
 
-A mesh axis is its *coordinate* here and its size inside `size(...)` or with `.size`.
-`/` separates the steps of a key; braces are filled after the text was cut into steps, so that a `/` inside a tensor's
-name never makes a step.
+A mesh axis is its *coordinate* here and its size inside `size(...)` or with `.size`. `/` separates the steps of a key;
+braces are filled after the text was cut into steps, so that a `/` inside a tensor's name never makes a step.
 
-A template of a resolved layout is *closed*: what is left in braces are numbers and the names that a stored tensor's place
-gives (coordinates, indices, names of tensors and states). It is data: `columns` takes it apart, `evaluate` works for the
-numbers of one place and for columns of many.
+A template of a resolved layout is *closed*: its braces have numbers and the names that a stored tensor's place gives
+(coordinates, indices, names of tensors and states). It is data: `columns` splits it, `evaluate` works for the numbers
+of one place and for columns of many.
 """
 
 from __future__ import annotations
@@ -41,13 +40,16 @@ _ALL_RANKS = (
     "world",
 )  # how many there are, elsewhere
 _AXES_USUAL = ("tp", "pp", "dp", "ep", "cp", "sp", "edp", "fsdp")
-# What a stored tensor's place gives to a template, beside coordinates and indices.
+# Variables that a stored tensor's place gives to a template, besides coordinates and indices.
 PLACE_WORDS = frozenset({"name", "alias", "owner", "key", "state", "bucket", "group", "member", "number", "rank"})
 
 
 @frozen(slots=False)
 class Hole:
-    """`{expr:format}`: `path` where it is a plain name, so that most holes need no evaluation."""
+    """`{expr:format}`; `path` is set for a plain name.
+
+    So most holes need no evaluation.
+    """
 
     path: str | None
     expr: nodes.Expr
@@ -60,8 +62,11 @@ class Hole:
 
 @frozen(slots=False)
 class Template:
-    """A template in parts. `sizes`: what a name means at a place that does not give it. Where a name may have no value:
-    `near`, what it may be meant for; `known`, the coordinates and indices of the place."""
+    """A template in parts.
+
+    `sizes`: the value of a name at a place that does not give it. For names that may have no value: `near`, the name
+    that may be meant; `known`, the coordinates and indices of the place.
+    """
 
     text: str
     parts: tuple[str | Hole, ...]
@@ -72,7 +77,10 @@ class Template:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names that the template uses as coordinates or indices (sizes asked for by size(a), a.size are left out)."""
+        """Names that the template uses as coordinates or indices.
+
+        Sizes are left out: size(a), a.size.
+        """
         return _names_of(self.parts)
 
 
@@ -126,7 +134,7 @@ def template(text: str, span: nodes.Span) -> Template:
     return Template(text, tuple(p for p in parts if p != ""), span)
 
 
-# What other tools write between braces, and what is written here.
+# Texts of other tools between braces, and their replacements.
 _OPERAND = r"([\w.]+(?:\([^()]*\))?|\([^()]*\))"
 _HABITS = (
     (
@@ -146,7 +154,10 @@ _HABITS = (
 
 
 def _read(said: str, text: str, span: nodes.Span) -> nodes.Expr:
-    """The expression between braces. Raises: UcplError E001 to E019, with the template as it would be read."""
+    """The expression between braces.
+
+    Raises: UcplError E001 to E019, with the template as it would be read.
+    """
     try:
         return parse_expr(said, file=span.file, line=span.line, column=span.column)
     except UcplError as error:
@@ -168,10 +179,10 @@ def _hole(expr: nodes.Expr, form: str) -> Hole:
 
 
 def closed(text: str, span: nodes.Span, scope: Scope, places: frozenset[str]) -> Template:
-    """A template whose names are those that a place can give; all others are numbers, or words, now.
+    """A template whose names are those that a place can give.
 
-    A name of `places` that the layout knows as a number, too, is that number where the place gives none. Raises E120,
-    E121, and what evaluating the other names raises.
+    All others are numbers, or words, now. A name of `places` that the layout knows as a number, too, is that number if
+    the place gives none. Raises E120, E121, and errors of evaluating the other names.
     """
     read = template(text, span)
     parts = tuple(p if isinstance(p, str) else _closed_hole(p, scope, places) for p in read.parts)
@@ -223,7 +234,7 @@ def _closed_hole(hole: Hole, scope: Scope, places: frozenset[str]) -> Hole:
     return hole if made == _ABSENT else _hole(made, hole.format)
 
 
-_ABSENT = nodes.Function("default", ())  # what has no value: a key that the config lacks
+_ABSENT = nodes.Function("default", ())  # no value: a key that the config lacks
 
 
 def _constant(node: nodes.Expr, value: Value) -> nodes.Expr:
@@ -251,9 +262,10 @@ def nested(outer: Template, inner: Template) -> Template:
 
 
 def evaluate(expr: nodes.Expr, variables: Mapping[str, Operand]) -> Operand:
-    """Value of a closed expression at one place, or, where variables are columns of int64, at many.
+    """Value of a closed expression at one place, or at many.
 
-    Raises: KeyError for a name that has no value there; UcplError E104 to E109.
+    For many, variables are columns of int64. Raises: KeyError for a name that has no value there; UcplError E104 to
+    E109.
     """
     try:
         return evaluated(expr, lambda name: variables[name.path])
@@ -263,7 +275,10 @@ def evaluate(expr: nodes.Expr, variables: Mapping[str, Operand]) -> Operand:
 
 @frozen
 class UnevenPlace:
-    """A number of a template that some coordinate or index does not have, as `{tp / 2}` at tp = 1."""
+    """Number of a template that some place does not have.
+
+    An example: `{tp / 2}` at tp = 1.
+    """
 
 
 _COORDINATES = (0, 1, 2, 3, 7, 8, 63, 64, 1023, 1024)  # at which a part of a template is tried
@@ -271,7 +286,10 @@ _TRIED = 4096
 
 
 def varies(hole: Hole, axes: Container[str]) -> bool:
-    """Whether coordinates change the text of a hole: `{tp + 1}` and `{rank}` vary, `{tp * 0}` and `{size(tp)}` do not."""
+    """True if coordinates change the text of a hole.
+
+    `{tp + 1}` and `{rank}` vary, `{tp * 0}` and `{size(tp)}` do not.
+    """
     names = sorted(name for name in hole.names if name in axes)
     if not names or len(names) < len(hole.names):
         return bool(names)
@@ -287,7 +305,10 @@ def varies(hole: Hole, axes: Container[str]) -> bool:
 
 
 def columns(rule: Template) -> tuple[tuple[str, ...], tuple[Hole, ...]]:
-    """The literal texts of a template and what stands between them: one text more than there are holes."""
+    """Literal texts of a template and the holes between them.
+
+    There is one text more than there are holes.
+    """
     texts, holes = [""], []
     for part in rule.parts:
         if isinstance(part, str):
@@ -299,7 +320,10 @@ def columns(rule: Template) -> tuple[tuple[str, ...], tuple[Hole, ...]]:
 
 
 def render(rule: Template, variables: Mapping[str, Value]) -> str:
-    """Fill in a template. Raises E122 for a name that neither the place nor the layout knows, E164 for a word as a number."""
+    """Fill in a template.
+
+    Raises E122 for a name that neither the place nor the layout knows, E164 for a word as a number.
+    """
     out = []
     for part in rule.parts:
         if isinstance(part, str):
@@ -332,7 +356,10 @@ _COUNTED = re.compile(r"(?:(local|global)_(\w+)|(\w+?)[._](local|global))")
 
 
 def _counted(name: str) -> str:
-    """Of `local_e` and `e.global`: an index counted on the rank, or in the model."""
+    """Base of `local_e` and `e.global`.
+
+    They count an index on the rank, or in the model.
+    """
     found = _COUNTED.fullmatch(name)
     if found is None:
         return ""
@@ -342,7 +369,7 @@ def _counted(name: str) -> str:
     )
 
 
-# What others call the number of a layer or an expert.
+# Words of other tools for the number of a layer or an expert.
 _INDICES_ELSEWHERE = frozenset(
     ("layer", "layers", "layer_idx", "layer_id", "layer_index", "layer_num", "block", "block_idx", "i", "idx", "index")
     + ("k", "n", "num", "expert", "expert_idx", "expert_id")

@@ -1,4 +1,4 @@
-"""What the lines of a layout use of what it declares: files that they are in, and names of numbers."""
+"""Uses of a layout's declarations: files of lines, and names of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
-    """Without files that no line is in, and numbers that nothing names: conditions that are decided named them."""
+    """Statements without unused files and numbers.
+
+    Decided conditions may have used them.
+    """
     out: list[nodes.LayoutItem] = [
         item for item in items if not (isinstance(item, nodes.Files) and not lines_in_file(item.name, items))
     ]
@@ -35,7 +38,7 @@ def without_unused(items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
 
 
 def lines_in_file(name: str, items: Sequence[nodes.LayoutItem]) -> list[nodes.LayoutItem]:
-    """The lines that are in a file, by their `in` or because they name none."""
+    """Lines in a file, by their `in` or because they name none."""
     has_optim = any(isinstance(i, nodes.Files) and i.name == "optim" for i in items)
     out: list[nodes.LayoutItem] = []
     for item in items:
@@ -59,7 +62,10 @@ def lines_in_file(name: str, items: Sequence[nodes.LayoutItem]) -> list[nodes.La
 
 
 def names_of(texts: Iterable[nodes.Record]) -> Iterator[str]:
-    """Every name that expressions, patterns and templates have, and of dotted ones each end: `eye.h.size` has `h`."""
+    """Every name of expressions, patterns and templates.
+
+    Of dotted ones also each end: `eye.h.size` has `h`.
+    """
     for node in walk(*texts):
         for name in _own_names(node):
             steps = name.removesuffix(".size").removesuffix(".local").split(".")
