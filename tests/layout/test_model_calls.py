@@ -129,7 +129,7 @@ def test_what_two_models_say_of_dtype_and_states_is_of_each_or_of_both() -> None
     }  # fmt: skip
     scalar = odd.replace("model odd {", "model odd {\n  state m : f32 scalar")
     code, message, remedy = refused("odd", more=scalar)
-    assert (code, message) == ("E008", "the state `m` is said twice, as two things") and "one form" in remedy
+    assert (code, message) == ("E008", "the state `m` is defined twice, differently") and "one form" in remedy
 
 
 def test_a_model_by_itself_says_each_state_once() -> None:

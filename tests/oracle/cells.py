@@ -91,7 +91,7 @@ def cells_of(
             assert flat is not None
             return [c for one in flat for c in cells_of(node, numbers, rank, bound, one, flat)]
         case nodes.Trim(axis=nodes.Cut()):
-            raise Refused("trim the whole before it is cut: the end of one piece is not the end of the tensor")
+            raise Refused("trim the full tensor before it is cut: the end of one piece is not the end of the tensor")
         case nodes.Trim(axis=node):
             cells = inner(node)
             while cells and isinstance(cells[-1], Padding) and not cells[-1].is_live:

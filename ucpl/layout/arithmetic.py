@@ -224,7 +224,7 @@ def _where(listed: nodes.Expr, wanted: Sequence[nodes.Expr], look: Look) -> list
     if not isinstance(items, list):
         remedy = ""
         if isinstance(listed, nodes.Binary) and listed.operator == "==":
-            remedy = f"the value stands behind a comma: where({print_expr(listed.left)}, {print_expr(listed.right)})"
+            remedy = f"the value comes after a comma: where({print_expr(listed.left)}, {print_expr(listed.right)})"
         fail("E104", f"`where` looks through a list, not {items!r}", at(listed.span), remedy=remedy)
     found: list[bool] = [bool(item) for item in items]
     if wanted:

@@ -162,13 +162,13 @@ class _Work:
         return [item]
 
     def rule(self, item: nodes.Index) -> list[nodes.Index]:
-        """Rule of a dim by an index: all its sizes are dealt alike."""
+        """Rule of a dim by an index: all sizes are dealt alike."""
         if any(isinstance(n, nodes.Stack) for n in walk(item.axis)):
             fail(
                 "E199",
                 f"`{item.name}` has several sizes, and digits have one each",
                 at(item.span),
-                remedy=f"write the digits' dims in the tensor, or cut it whole: index {item.name} = {item.name}@tp",
+                remedy=f"write the digits' dims in the tensor, or cut the complete index: index {item.name} = {item.name}@tp",
             )
 
         def change(node: nodes.Record) -> nodes.Record | None:

@@ -37,7 +37,7 @@ def domain_rules(items: Iterable[nodes.LayoutItem], scope: Scope) -> dict[str, D
         if odd:
             axes = ", ".join(f"{{{axis}}}" for axis in scope.mesh_axes) or "{rank}"
             what = f'"{item.template}" names `{odd[0]}`, which a rank does not have'
-            fail("E122", what, at(item.span), remedy=f"a domain is told by places of the mesh: {axes}")
+            fail("E122", what, at(item.span), remedy=f"a domain is given by places of the mesh: {axes}")
         found[item.kind] = DomainRule(item.kind, path, item.span)
     return found
 

@@ -179,7 +179,7 @@ def _demand_place(item: nodes.Entry) -> None:
     if item.of is not None and not is_wild(item):
         fail(
             "E128",
-            f"`{item.path}` is one tensor, and `of {item.of}` says which of many are meant",
+            f"`{item.path}` is one tensor, and `of {item.of}` selects some of many",
             at(item.span),
             remedy=f"take `of {item.of}` out; a class follows `*` or a glob",
         )

@@ -82,14 +82,14 @@ def _tensors(item: nodes.Fill, known: _Model) -> Filling:
     if item.of is not None and item.path != "*" and not item.glob:
         _refuse(
             item,
-            f"`{item.path}` is one tensor, and `of {item.of}` says which of many are meant",
+            f"`{item.path}` is one tensor, and `of {item.of}` selects some of many",
             f"take `of {item.of}` out",
         )
     boxes: dict[str, tuple[Box, ...]] = {}
     if item.indices:
         if item.path == "*" or item.glob:
             _refuse(
-                item, "dims in brackets belong to one tensor", "write a line for each tensor of which a part is filled"
+                item, "dims in brackets belong to one tensor", "write a line for each tensor that is filled in part"
             )
         boxes = {name: _boxes(item, known.tensors[name], known.scope) for name in names}
         rank = (rank[0] + 1, *rank[1:])
@@ -184,7 +184,7 @@ def _demand_state(item: nodes.FillStates, name: str, known: _Model, kept: set[st
         remedy = f"for the parameter itself: fill NAME = {print_expr(item.value)}"
         if name != "weight":
             remedy = f"where the source has the weight: fill state {name} = weight; {remedy}"
-        _refuse(item, f"`{name}` is the parameter itself, no state beside it", remedy)
+        _refuse(item, f"`{name}` is the parameter itself, not a state of it", remedy)
     if any(s.name == name and s.scalar for s in known.states) and not from_weight:
         return
     if name not in kept:
@@ -213,7 +213,7 @@ def _value(item: nodes.Fill | nodes.FillStates, known: _Model) -> float:
         _demand_no_other(item, named.path, known)
     if isinstance(item.value, nodes.Name) and item.value.path in ("none", "None", "null"):
         _refuse(
-            item, f"`{item.value.path}` is no number", "take the line out: what nothing fills is asked of the source"
+            item, f"`{item.value.path}` is no number", "take the line out: without a fill, the value is the source's"
         )
     value = scope.evaluate(item.value)
     if isinstance(value, str):
@@ -227,7 +227,7 @@ def _value(item: nodes.Fill | nodes.FillStates, known: _Model) -> float:
         _refuse(
             item,
             f"`{print_expr(item.value)}` is no number",
-            'write a number, in quotes if it is not whole: fill gate = "0.5"',
+            'write a number, in quotes if it is no integer: fill gate = "0.5"',
         )
     return float(value)
 
@@ -246,8 +246,8 @@ def _demand_no_other(item: nodes.Fill | nodes.FillStates, name: str, known: _Mod
         _refuse(
             item,
             f"`{name}` is a {kind}, and a fill is one number for all elements",
-            "write a number, as in fill w = 0; what the source has by another name is no fill: its layout gives it this"
-            " one; masters alone are made of weights, as in fill state fp32 = weight",
+            "write a number, as in fill w = 0; a tensor that the source has by another name is no fill: its layout gives it the"
+            " name here; masters alone are made of weights, as in fill state fp32 = weight",
         )
 
 

@@ -50,7 +50,7 @@ def demand_acting(items: Iterable[nodes.Record]) -> None:
                 word = clause.args[0] if clause.word == "copies" else clause.word
                 fail(
                     "E190",
-                    f"`{word}` says how something is stored, and this line stores `none`",
+                    f"`{word}` is a storing clause, and this line stores `none`",
                     at(span),
                     remedy="take the clause out, or write a pattern for `none`",
                 )
@@ -173,7 +173,7 @@ def _demand_state(name: str, states: dict[str, bool], item: nodes.States | nodes
             "E191",
             f"`{name}` is a scalar: one value, no tensor that could be stored so",
             at(item.span),
-            remedy=f"take `{name}` out: scalars go along with what is not a tensor",
+            remedy=f"take `{name}` out: scalars go along with all other data",
         )
     if name not in states:
         known = list(dict.fromkeys(["weight", *states] if is_line else [*_EVERYWHERE, *states]))

@@ -46,7 +46,7 @@ def _said(item: nodes.Expr, name: str, size: int, scope: Scope) -> Iterator[int]
     A negative one counts from the end, as bounds of ranges do.
     """
     if isinstance(item, nodes.Unary | nodes.Binary) and item.operator in _TRUTHS:
-        said = f"the indices of `{name}` are numbers and lists, not what is true of them"
+        said = f"the indices of `{name}` are numbers and lists, not conditions"
         match item:
             case nodes.Binary("==", left, nodes.Text() as word):
                 remedy = f"write {name}[where({print_expr(left)}, {print_expr(word)})]"

@@ -285,7 +285,7 @@ def _import(library: Library, file: nodes.File, item: nodes.Import, read: Reader
         close = f"{item.file}.ucpl" if f"{item.file}.ucpl" in known else nearest(item.file, known)
         fail(
             "E112",
-            f'no file "{item.file}" beside {file.name} or among the shipped specs',
+            f'no file "{item.file}" next to {file.name} or among the shipped specs',
             at(item.span),
             remedy=f'did you mean "{close}"?' if close else "correct the path: it counts from the importing file",
         )

@@ -28,7 +28,7 @@ def demand_live(entry: Entry, tensors: dict[str, LogicalTensor]) -> None:
         if not isinstance(inner, ax.Dim) or (inner.low, inner.high) != (0, None) or inner.name not in owned:
             fail(
                 "E196",
-                f"`{entry.path}` pads with live rows what is no whole dim of its tensor",
+                f"`{entry.path}` pads with live rows, but not a complete dim of its tensor",
                 at(entry.span),
                 remedy="pad the dim itself, and cut and multiply behind it, as in pad(v, 128, live)@tp h;"
                 " or say that nothing is there, pad(..., 128)",

@@ -166,7 +166,7 @@ def _by_which(item: nodes.Tensor, name: str, count: int, scope: Scope, items: Se
     new = ""
     fitting = [n for n in dict.fromkeys(known) if _is(n, count, scope)]
     mine = [n for n in fitting if n in {d.name for d in item.dims}]
-    why = "a dim with a size for each index of another says of which"
+    why = "a dim with a size for each index of another names that one"
     if len(mine or fitting) > 1:
         return f"{why}: {' or '.join(f'`{line} {n}`' for n in mine or fitting)}, which have {count} indices each"
     if not fitting:
@@ -251,7 +251,7 @@ def _united(name: str, said: Sequence[nodes.State]) -> nodes.State:
         if other.scalar != first.scalar or (first.scalar and other.dtype != first.dtype):
             told = at(other.span, _of_state(other)), at(first.span, _of_state(first))
             remedy = "give it one form in all models, or another name in one of them"
-            fail("E008", f"the state `{name}` is said twice, as two things", *told, remedy=remedy)
+            fail("E008", f"the state `{name}` is defined twice, differently", *told, remedy=remedy)
     groups = dict.fromkeys(g for s in said for g in s.groups or ())
     typed = tuple(dict.fromkeys(t for s in said for t in (*s.typed, *_typed_within(s, first, said))))
     return evolve(

@@ -89,8 +89,8 @@ def for_place(name: str, axes: Sequence[str], *, is_number: bool) -> str:
         return f"a rank has a coordinate on each axis: the first one is `{' '.join(f'at {axis}[0]' for axis in axes)}`"
     if axes and is_number and nearest(name, axes) is None:
         return (
-            f"`{name}` is a number. Some indices of a dim stand in brackets on the left, `w[{name}[0]] = ...`; what some"
-            f" ranks have stands at a coordinate of an axis, `at {axes[0]}[0]`"
+            f"`{name}` is a number. Some indices of a dim come in brackets on the left, `w[{name}[0]] = ...`; a line for"
+            f" some ranks has a coordinate of an axis, `at {axes[0]}[0]`"
         )
     return for_axis(name, axes, "at ")
 

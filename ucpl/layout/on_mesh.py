@@ -63,7 +63,7 @@ def _axes(line: Line, layout: Layout) -> Iterator[tuple[str, str]]:
     for axis in _dealt(line.indices, layout, frozenset()) if isinstance(line, Entry) else ():
         if layout.sizes.get(axis, 1) > 1:  # an index that one rank has all of is dealt to nobody
             yield axis, "is dealt over"
-    yield from ((a, "stands at a coordinate of") for a, _ in line.storing.at)
+    yield from ((a, "uses a coordinate of") for a, _ in line.storing.at)
     yield from ((a, f"says `{line.storing.policy.word}` of") for a in line.storing.policy_axes)
     yield from ((a, "says `any` of") for a in line.storing.loose)
     names = line.storing.key.names if line.storing.key is not None else frozenset()

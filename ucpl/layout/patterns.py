@@ -59,7 +59,7 @@ def axis_closed(node: nodes.Axis, scope: Scope, span: nodes.Span) -> ax.Axis:
             if isinstance(inner, nodes.Cut):
                 fail(
                     "E146",
-                    "trim the whole before it is cut: the end of one piece is not the end of the tensor",
+                    "trim the full tensor before it is cut: the end of one piece is not the end of the tensor",
                     at(here),
                     remedy=f"write {print_axis(evolve(inner, axis=nodes.Trim(inner.axis)))}; parts that are saved without"
                     " padding are x@chunk(dp, grain)",
@@ -124,7 +124,7 @@ def _demand_order(inner: nodes.Axis, split: nodes.Split, scope: Scope, span: nod
     if isinstance(inner, nodes.Dim) and inner.name in axes and split.mesh_axis not in axes:
         fail(
             "E148",
-            f"`{inner.name}` is a mesh axis, and `{split.mesh_axis}` none: the dim stands in front of the `@`",
+            f"`{inner.name}` is a mesh axis, and `{split.mesh_axis}` none: the dim comes before the `@`",
             at(span),
             remedy=f"write {split.mesh_axis}@{inner.name}",
         )
@@ -164,7 +164,7 @@ def demand_no_flat(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
             word = "each" if isinstance(node, nodes.Each) else "flat(...)"
             fail(
                 "E158",
-                f"`{word}` stands for tensors of a group, and here one tensor or an index is meant",
+                f"`{word}` means tensors of a group, and here one tensor or an index is meant",
                 at(node.span if node.span.line else span),
                 remedy="write it in a state line: state * = flat(each)",
             )
@@ -184,14 +184,14 @@ def demand_indices(axes: Iterable[nodes.Axis], span: nodes.Span) -> None:
             dealt = said if isinstance(node, nodes.Cut) and isinstance(node.axis, nodes.Dim) else f"{dim}@pp"
             fail(
                 "E138",
-                f"`{said}` is no index: in brackets a dim stands, and perhaps some of its indices",
+                f"`{said}` is no index: brackets have a dim, and perhaps some of its indices",
                 place,
                 remedy=f"how an index is dealt to ranks is a line of its own, `index {dim} = {dealt}`; here write [{dim}]",
             )
         if isinstance(node, nodes.Dim) and node.range is None:
             if node.name in seen:
                 remedy = f"write `{node.name}` once"
-                fail("E133", f"the index `{node.name}` stands twice in the brackets", place, remedy=remedy)
+                fail("E133", f"the index `{node.name}` is twice in the brackets", place, remedy=remedy)
             seen.add(node.name)
 
 
@@ -306,7 +306,7 @@ def _infer_digit(item: nodes.Index, digits: list[str], scope: Scope) -> None:
             "E143",
             f"sizes of digits {', '.join(unknown)} are unknown; one may be",
             at(item.span),
-            remedy=f"say the others, as in `dim {unknown[0]} = 2`: the last one is what is left of `{item.name}`",
+            remedy=f"give the others, as in `dim {unknown[0]} = 2`: the last one is the rest of `{item.name}`",
         )
     if len(digits) == 1 and (unknown == digits or digits[0] in scope.mesh_axes):
         run = next((a for a in scope.mesh_axes if digits[0] in (f"{item.name}{a}", a)), None)

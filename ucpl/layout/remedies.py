@@ -99,7 +99,7 @@ def for_dim(
         return _of_config(item, name, [one for t in of for one in t.dims if "#" not in one])
     placed = _as_placed(item, of, mesh_axes)
     if placed is not None and last in ("None", *mesh_axes):
-        return _with_line("the mesh axis stands behind the dim that it cuts, and what is not cut has no word", placed)
+        return _with_line("the mesh axis comes after the dim that it cuts, and an uncut dim has no word", placed)
     if last in ("None", "null", "nil", "NULL"):
         return _with_line(said, evolve(item, shape=None))
     if last in _ORDERS and len(of) == 1 and not item.indices:
@@ -108,7 +108,7 @@ def for_dim(
     if name in bracketed and not close and not said:
         rest = ", ".join(one for one in bracketed if one != name)
         line = f": `{item.path}[{rest}] = ...`" if rest else ""
-        return f"take `{name}` out: an index in brackets is a dim of the tensor, and stands for all of its values{line}"
+        return f"take `{name}` out: an index in brackets is a dim of the tensor, and means all of its values{line}"
     kind = name if name in ELEMENT_TYPES else words().dtypes.get(last, "") if len(name) > 3 else ""
     if name in ("to", "cast", "astype"):
         kind = next((n for n in _dims_of(item) if n in ELEMENT_TYPES), "")
@@ -161,9 +161,7 @@ def _of_config(item: nodes.Entry, name: str, dims: Sequence[str]) -> str:
 
     It is the dim of that size, if only one is left.
     """
-    said = (
-        "a pattern has dims of the model by their names, and their sizes are said there: `dim h = config.hidden_size`"
-    )
+    said = "a pattern has dims of the model by their names, and the model has their sizes: `dim h = config.hidden_size`"
     named = {n.name for n in walk(*item.indices, *(item.shape or ())) if isinstance(n, nodes.Dim)}
     left = [one for one in dict.fromkeys(dims) if one not in named]
     if len(left) != 1:
@@ -250,13 +248,11 @@ def _said_elsewhere(item: nodes.Tensor, position: int, tensors: Collection[str])
     if name == "_":
         return "a model names every dim of a tensor, or says its size; `_` and `...` stand in layouts"
     if name == "extends":
-        return "what a model starts from stands in its first line, before the brace: model big extends gpt() {"
+        return "the base of a model comes in its first line, before the brace: model big extends gpt() {"
     if name == "scalar" and len(item.dims) == 1:
         return _with_line("one tensor without dims has `()`", evolve(item, dims=()))
     if name in ("or", "optional", "maybe") and (name != "or" or behind == ["none"]):
-        return (
-            f"what is there for some configs only has a condition at its end: {item.path} : ...  when config.use_bias"
-        )
+        return f"a tensor of some configs only has a condition at its end: {item.path} : ...  when config.use_bias"
     if name in ("scale", "scales") and behind[:1] == ["of"]:
         return (
             "a scale says so behind `is`, and how many elements a block has along each dim: is scale of w by 128, 128"
@@ -297,16 +293,16 @@ def for_tensor(name: str, tensors: Iterable[str], otherwise: str = "add it to th
         return f"did you mean `{max(part, key=len)}`? Names are those of the model of this text; a file's stand behind `as`"
     head, _, tail = name.rpartition(".")
     if head in known and tail.isidentifier() and len(tail) <= 2:
-        return f"an index stands in brackets: `{head}[{tail}]`"
+        return f"an index comes in brackets: `{head}[{tail}]`"
     if _NUMBER_IN_A_NAME.search(name):
         key = _NUMBER_IN_A_NAME.sub("{l}", name)
         return (
-            "a tensor's name is no pattern; one line stands for all layers by an index in brackets, as in "
+            "a tensor's name is no pattern; one line covers all layers with an index in brackets, as in "
             f'`w[l] = h  as "{key}"`. In a layout of any model a star is the only wildcard: "{key.replace("{l}", "*")}"'
         )
     under = [k for k in known if k.endswith(f".{name}")]
     if len(under) == 1:
-        return f"did you mean `{under[0]}`? A label is looked up beside its entry, as that of `{under[0].rpartition('.')[0]}.x`"
+        return f"did you mean `{under[0]}`? A label is looked up near its entry, as that of `{under[0].rpartition('.')[0]}.x`"
     return for_name(name, known, otherwise)
 
 
@@ -319,7 +315,7 @@ def for_parts(item: nodes.Entry) -> str:
     if not stacks or any(term.label for stack in stacks for term in stack.terms):
         return ""
     return (
-        "each part has a label, the name of a tensor beside the entry, and then its axes: (q: n d + k: g d + v: g d) h"
+        "each part has a label, the name of a tensor next to the entry, and then its axes: (q: n d + k: g d + v: g d) h"
     )
 
 
@@ -506,12 +502,12 @@ def for_cut(found: UnevenCut) -> str:
     axis, grain = found.split.mesh_axis, found.split.grain
     if found.split.kind == "spread":
         return (
-            f"pad it to whole units, pad(n, {grain})@spread({axis}, {grain}), or let the last piece be short:"
+            f"pad it to complete units, pad(n, {grain})@spread({axis}, {grain}), or let the last piece be short:"
             f" @chunk({axis}, {grain})"
         )
     ways = found.ways if found.ways > 1 else max(2, len(found.split.sizes))
     each = [found.length // ways + (i < found.length % ways) for i in range(ways)]
     shown = ", ".join(map(str, each)) if ways <= _SIZES_SHOWN else f"{each[0]}, {each[1]}, ..."
     if found.split.kind == "sizes":
-        return f"give one size for each coordinate, which together are the whole: @{axis}[{shown}]"
+        return f"give one size for each coordinate, which add up to the dim: @{axis}[{shown}]"
     return f"pad it, cut by @chunk or @spread, or give the sizes: @{axis}[{shown}]"

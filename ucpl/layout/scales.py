@@ -44,7 +44,7 @@ def with_scalings(
         if owner not in tensors or owner in said:
             _unfit(
                 item,
-                f"`{owner}`, of which it is to be a scale, is no tensor beside the scales",
+                f"`{owner}`, the tensor of the scale, is no tensor other than the scales",
                 f"`{owner}` is a scale: name the tensor that it is of, as in `is scale of w by 128, 128`"
                 if owner in said
                 else f"name the tensor: a line `{owner} : ...` of this model, whose dims the blocks are of",
@@ -162,9 +162,9 @@ def scaled(
     clause = next(c for c in item.clauses if c.word == "value")
     span = clause.span if clause.span.line else item.span
     if bare:
-        fail("E189", f"`{bare[0]}` has no scale", at(span), remedy="say in the model what is the scale of it")
+        fail("E189", f"`{bare[0]}` has no scale", at(span), remedy="name its scale in the model")
     if storing.dtype is None:
-        fail("E189", f"`{item.path}` times its scale is stored, and no type is said", at(span))
+        fail("E189", f"`{item.path}` times its scale is stored, without a dtype", at(span))
     return storing
 
 
@@ -280,7 +280,7 @@ def _demand_edges(entry: Entry, tensor: LogicalTensor, dim: int, size: int, foun
                 "E216",
                 f"`{entry.path}`: {name}, which has a scale for each {size}, is cut together with other dims, or in parts",
                 at(entry.span),
-                remedy=f"cut {name} by itself: @spread(tp, {size})",
+                remedy=f"cut {name} alone: @spread(tp, {size})",
             )
         return
     count = tensor.counts[dim]
@@ -292,7 +292,7 @@ def _demand_edges(entry: Entry, tensor: LogicalTensor, dim: int, size: int, foun
             fail(
                 "E216",
                 f"`{tensor.path}` is cut at {name} = {edge}, inside the block of {size} that begins at"
-                f" {edge // size * size} and has one scale: what {axis} = {here} has is {low} to {high}",
+                f" {edge // size * size} and has one scale: {axis} = {here} has {low} to {high}",
                 at(entry.span, "cut here"),
                 remedy=f"cut where a block ends: {name}@{word}({axis}, {size})",
             )
@@ -305,5 +305,5 @@ def _refuse_scale(entry: Entry, owner: Entry, scale: LogicalTensor, size: int) -
         f"`{scale.path}`, the scale of `{scale.scaling.of}`, is cut otherwise than the blocks of that",
         at(entry.span, "the scale"),
         at(owner.span, f"in blocks of {size}"),
-        remedy="cut both alike, a block of the one as an element of the other, or leave the scale whole on every rank",
+        remedy="cut both alike, a block of the one as an element of the other, or leave the scale complete on every rank",
     )

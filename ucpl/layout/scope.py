@@ -87,7 +87,7 @@ class Scope:
     def _bound(self, name: str, span: nodes.Span) -> Value:
         if name in self.pending:
             cycle = " -> ".join([*self.pending[self.pending.index(name) :], name])
-            fail("E102", f"`{name}` is defined by itself: {cycle}", at(span, "needed here"))
+            fail("E102", f"`{name}` is defined in a circle: {cycle}", at(span, "needed here"))
         if len(self.pending) > NESTING_LIMIT:
             fail("E103", "definitions are nested too deep", at(span))
         self.pending.append(name)
@@ -172,7 +172,9 @@ class Scope:
         if isinstance(said, nodes.Name) and said.path.startswith("config."):
             return f"`{said.path}` is {value!r}: name a key of the config that has a whole number"
         if isinstance(said, nodes.List):
-            return f"a dim with a size for each index of another says of which: dim {name} = {print_expr(said)} by NAME"
+            return (
+                f"a dim with a size for each index of another names that one: dim {name} = {print_expr(said)} by NAME"
+            )
         return found.remedy
 
     def holds(self, condition: nodes.Expr | None) -> bool:
@@ -310,6 +312,6 @@ def _define(name: str) -> str:
     if "." not in name:
         return f"define it with `let {name} = ...` or give it with -D {name}=..."
     return (
-        f"numbers of what is used as `{name.partition('.')[0]}` are not known in arguments of `use`:"
+        f"numbers of the model or layout used as `{name.partition('.')[0]}` are not known in arguments of `use`:"
         f" write the number, a `let` or a parameter of this layout, or give it with -D {name}=..."
     )

@@ -306,9 +306,7 @@ class _Reader:
             found = error.diagnostics[0]
             if found.code != "E101" or name is None:
                 raise
-            remedy = (
-                f"a default knows what stands in front of it: put `{name}` before `{parameter.name}`, or give a number"
-            )
+            remedy = f"a default knows the names before it: put `{name}` before `{parameter.name}`, or give a number"
             raise UcplError(evolve(found, remedy=remedy)) from None
 
     def parameter(

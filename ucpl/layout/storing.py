@@ -134,7 +134,7 @@ def demand_setting_values(item: nodes.Framework, settings: Mapping[str, Value]) 
     for argument in item.call.arguments:
         name, value = argument.name or "", settings.get(argument.name or "")
         if isinstance(value, str) and (name == "stage" or name in _DEGREES):
-            remedy = f"a number stands without quotes: {name} = {value if value.isdecimal() else 1}"
+            remedy = f"a number has no quotes: {name} = {value if value.isdecimal() else 1}"
             said = print_expr(argument.value)
             fail("E192", f"framework {item.call.name}({name} = {said}): it is a text", at(argument.span), remedy=remedy)
         if name == "stage" and value is not None and value not in _STAGES:
@@ -307,7 +307,7 @@ class Ground:
 def _of_no_file(name: str, files: Iterable[str]) -> str:
     """Error for a path behind `in`: it must be a name."""
     if "." in name or "/" in name:
-        return f"behind `in` stands the name of a `file` line, and no path: {', '.join(files) or 'there is none yet'}"
+        return f"`in` takes the name of a `file` line, not a path: {', '.join(files) or 'there is none yet'}"
     return f'write file {name} = torch "..." in the layout'
 
 
@@ -540,7 +540,7 @@ def blobs_of(items: Iterable[nodes.LayoutItem], ground: Ground) -> tuple[BlobRul
                 "E190",
                 f"`{idle.args[0] if idle.word == 'copies' else idle.word}` speaks of tensors, and a blob is none",
                 at(idle.span if idle.span.line else item.span),
-                remedy="take it out; what is said of a blob are `in`, `as`, `at` and `when`",
+                remedy="take it out; a blob has the clauses `in`, `as`, `at` and `when`",
             )
         if not all(ground.scope.holds(c.args[0]) for c in item.clauses if c.word == "when"):
             continue
@@ -569,9 +569,9 @@ def demand_carried(blobs: Iterable[BlobRule], framework: str, files: Mapping[str
         if framework not in _DESCRIBED:
             fail(
                 "E237",
-                f"`blob {blob.name}` in a layout of framework {framework}(), whose store knows what is no tensor",
+                f"`blob {blob.name}` in a layout of framework {framework}(), whose store has data that is no tensor",
                 at(blob.span),
-                remedy="take the line out: schedules, counters, the loss scaler and client_state go over by themselves;"
+                remedy="take the line out: schedules, counters, the loss scaler and client_state go over without a line;"
                 " `--drop NAME` leaves a key of client_state out",
             )
         if files[blob.file].form in ("safetensors", "memory"):

@@ -119,7 +119,7 @@ def template(text: str, span: nodes.Span) -> Template:
             fail("E120", f"`{m[2]}` is no number format: write {{x:02}} for two digits", at(span))
         if m[2] == "":
             remedy = f'write: "{text.replace(m[0], m[0].replace(":", ""))}", or {{x:02}} for two digits'
-            fail("E120", f"nothing stands behind the `:` of `{m[0]}`", at(span), remedy=remedy)
+            fail("E120", f"nothing comes after the `:` of `{m[0]}`", at(span), remedy=remedy)
         if not m[1].strip():
             shown = re.sub(r"\{\s*\}", "{l}", text)
             fail(
@@ -148,7 +148,7 @@ _HABITS = (
     (re.compile(r"(\w+)\.(?:lower|upper|strip)\(\)"), r"\1", "a name is as the model has it"),
     (re.compile(r"(\w+)\[(?:0|rank)\]"), r"\1", "a name is the coordinate itself, or the index"),
     (re.compile(r"(\w+) rank"), r"\1", "the name of a mesh axis is the coordinate of a rank on it"),
-    (re.compile(r"\$(\w+)"), r"\1", "a name stands as it is"),
+    (re.compile(r"\$(\w+)"), r"\1", "a name is written as it is"),
     (re.compile(r"\{(.*)\}?"), r"\1", "one pair of braces"),
 )
 
