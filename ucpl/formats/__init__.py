@@ -1,1 +1,1 @@
-"""Formats of checkpoints, one folder each: everything of a format is in its folder. `ucpl.registry` finds them."""
+"""Formats of checkpoints, one folder each, found by `ucpl.registry`."""

@@ -1,4 +1,4 @@
-"""Values of a run that a target's files have no place for, by format, as data; and values that describe files.
+"""Values that a format's target cannot hold, and values about files.
 
 Not here: client_state and groups, which all formats of runs keep (conversion.accounting).
 """
@@ -24,10 +24,10 @@ __all__ = [
     "objects_advice",
 ]
 
-# Where Lightning's FSDPStrategy saves what is in no chunk: loops, callbacks, schedulers.
+# The file of Lightning's FSDPStrategy for values in no chunk: loops, callbacks, schedulers.
 META = "meta.pt"
 EMPTY = "empty_tensors"  # tensors without elements, which plans do not have
-EXTRA = "module_extra"  # what a module's state dict has that is no tensor
+EXTRA = "module_extra"  # values of a module's state dict that are no tensors
 SCALE = "loss_scale_config"  # ZeRO-0's numbers of loss scaling: a shard has an object made of them
 SCALED = frozenset(
     ("cur_iter", "cur_scale", "dynamic_loss_scale", "last_overflow_iter", "scale_factor", "scale_window")
@@ -51,12 +51,12 @@ DESCRIBING = frozenset(
 
 
 def keeps_all(framework: str) -> bool:
-    """Whether a format keeps all values of any run."""
+    """Test whether a format keeps all values of any run."""
     return format_named(framework).kept_values is None
 
 
 def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
-    """Names of values of the run -> the reason for which a target has none of them."""
+    """Values that a target cannot keep, with the reason for each."""
     target = format_named(structure.framework)
     kept, have = target.kept_values, "has" if target.title.startswith("a ") else "have"
     out: dict[str, str] = {}
@@ -70,12 +70,15 @@ def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
     return out
 
 
-# What a checkpoint of torch_dist, of ranks, and of Megatron-FSDP keeps that no tensor is.
+# Values of torch_dist, of ranks, and of Megatron-FSDP that are no tensors.
 _OBJECTS = ("sharded_objects", "megatron_rng", "megatron_fsdp_rng")
 
 
 def objects_advice(source: Checkpoint) -> tuple[str, ...]:
-    """What a target of DeepSpeed has no place for; `_extra_state` without anything in it is nothing."""
+    """Advice on values that a target of DeepSpeed cannot hold.
+
+    An empty `_extra_state` does not count.
+    """
     names: list[str] = []
     for key in _OBJECTS:
         held = source.state.blobs.get(key)

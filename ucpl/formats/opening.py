@@ -1,4 +1,4 @@
-"""Which frameworks there are, and whose a folder is."""
+"""The known frameworks, and the one of a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from ucpl.registry import format_named, formats
 
 @cache
 def framework(name: str) -> Framework:
-    """What reads and writes a format, by the name in a layout's `framework` statement. Raises: UcplError E436."""
+    """The reader and writer of a format, by its `framework` statement's name.
+
+    Raises: UcplError E436.
+    """
     if name in formats():
         return format_named(name).store()
     fail(
@@ -37,15 +40,16 @@ def framework(name: str) -> Framework:
 
 @cache
 def known_globals() -> frozenset[str]:
-    """Classes that files of some format name and that it needs: no reason to ask the user."""
+    """Classes that formats need; the user is not asked about them."""
     return frozenset(name for one in formats() for name in framework(one).known_globals)
 
 
 @watched
 def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
-    """Read the headers of a checkpoint of any known framework. Raises UcplError E435, E438 (exit 3) where none reads it.
+    """Read the headers of a checkpoint of any known framework.
 
-    order: which parameters an optimizer's numbers are, where files of DeepSpeed do not say it.
+    order: the parameters of an optimizer's numbers, if files of DeepSpeed lack them. Raises: UcplError E435, E438 (exit
+    3) if no format reads the path.
     """
     try:
         mode = path.stat().st_mode
@@ -81,7 +85,10 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
 
 
 def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
-    """Of Megatron's folders, which are called by the iteration that their files count, too."""
+    """A note on a folder named after another iteration.
+
+    Megatron's folders are called by the iteration that their files count.
+    """
     said = opened.state.carried.get("iteration")
     name = re.fullmatch(r"iter_0*(\d+)", opened.tag or opened.root.name)
     if (
@@ -95,7 +102,7 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
 
 
 def _run_of(opened: Checkpoint) -> Run:
-    """Facts of the run that are held against files next to the shards."""
+    """Facts of the run, to compare with files next to the shards."""
     envelope = opened.state
     steps = [number_of(value) for value in envelope.scalars.get("step", {}).values()]
     counted = envelope.blobs.get("global_steps", max((s for s in steps if isinstance(s, int | float)), default=None))
@@ -124,7 +131,7 @@ _FOLDERS = 200  # that are looked at, of each depth
 
 
 def _below(path: Path) -> str:
-    """A remedy that names the newest checkpoint in the folders below: `checkpoint-500`, or `iter_3/model`."""
+    """A remedy that names the newest checkpoint below: `checkpoint-500`, or `iter_3/model`."""
     if not path.is_dir():
         return ""
     level = [path]
@@ -147,6 +154,6 @@ def _folders_in(path: Path) -> list[Path]:
 
 
 def _number_of(path: Path, top: Path) -> tuple[bool, int]:
-    """The last number in the names of a path below `top`, if there is one: a step."""
+    """A flag and the last number in a path below `top`."""
     found = re.findall("[0-9]{1,18}", str(path.relative_to(top)))
     return bool(found), int(found[-1]) if found else 0

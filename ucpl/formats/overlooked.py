@@ -1,6 +1,7 @@
-"""Files of a checkpoint's folder that its reader passes by, each with the reason: an optimizer among them is no weights alone.
+"""Files of a checkpoint's folder that its reader skips, with reasons.
 
-Not here: files that training frameworks keep around shards (formats.folders), and the refusal (conversion.accounting).
+If one is an optimizer's, the checkpoint is not weights alone. Not here: files that training frameworks keep around
+shards (formats.folders), and the error (conversion.accounting).
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ _NEXT_TO_IT = "an optimizer's state is next to these weights, and is not read"
 
 
 def is_of_an_optimizer(name: str) -> bool:
-    """Whether a file or folder is called as frameworks call an optimizer's state."""
+    """Test whether a name is one of frameworks' names of optimizer states."""
     last = PurePosixPath(name.rstrip("/")).name
     return not last.endswith(_TEXTS) and _OPTIMIZER.search(last) is not None
 
 
 def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
-    """What its reader states, then all other files of its folder; around weights alone, what an optimizer is called.
+    """Values and files that were not read.
 
-    Raises: UcplError E400.
+    They are those that the reader states, then all other files of its folder. Around weights alone, only files with an
+    optimizer's name count. Raises: UcplError E400.
     """
     said = {one.name for one in checkpoint.not_read}
     others = () if checkpoint.top.is_file() else _others(checkpoint)
@@ -48,7 +50,10 @@ def not_read_of(checkpoint: Checkpoint) -> tuple[NotRead, ...]:
 
 
 def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
-    """An optimizer next to a folder or file of weights alone: `model/` and `optimizer/` may be one run's."""
+    """An optimizer next to a folder or file of weights alone.
+
+    `model/` and `optimizer/` may be of one run.
+    """
     if checkpoint.state.scalars or any(t.states for t in checkpoint.state.tensors):
         return
     top = checkpoint.top.resolve()
@@ -56,7 +61,7 @@ def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
         beside = sorted(entry.name for entry in os.scandir(top.parent) if entry.name != top.name)
         inside = [name for name in beside if _OF_TRAINING.fullmatch(name) and (top.parent / name).is_dir()]
         beside += [f"{name}/{entry}" for name in inside for entry in sorted(os.listdir(top.parent / name))]
-    except OSError:  # what is around it may be another user's
+    except OSError:  # the folder around it may be another user's
         return
     lead = "" if top.is_file() else "../"
     for name in filter(is_of_an_optimizer, beside):
@@ -64,7 +69,7 @@ def _next_to(checkpoint: Checkpoint) -> Iterator[NotRead]:
 
 
 def _tensors(checkpoint: Checkpoint, said: tuple[str, ...]) -> Iterator[NotRead]:
-    """Tensors of its files that are no payload, and in no value that is carried."""
+    """Tensors that are neither payload nor in a carried value."""
     envelope = checkpoint.state
     values = [
         envelope.carried,
@@ -104,7 +109,7 @@ def _others(checkpoint: Checkpoint) -> Iterator[NotRead]:
 
 
 def _named(top: Path, under: str, known: set[str], inside: set[str], is_below: bool) -> Iterator[str]:
-    """Files, and folders that have nothing of the checkpoint, which are not looked into."""
+    """Files, and folders without files of the checkpoint, which are not searched."""
     for entry in sorted(os.scandir(top / under), key=lambda entry: entry.name):
         name = f"{under}{entry.name}"
         if name in known or (not under and entry.name in (*OWN, *_TRACKERS)):

@@ -165,7 +165,7 @@ def _unknown(value: object, prefix: str) -> Iterator[str]:
 
 
 def check_placement(file: TorchFile, stated: Value, experts: Experts) -> str:
-    """Check that experts are on ranks in DeepSpeed's order: i // (n / ep).
+    """Check the ranks of experts: i // (n / ep).
 
     Expert i of n is on that rank. Returns the origin. Raises: UcplError E456, E457.
     """

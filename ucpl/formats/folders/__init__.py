@@ -1,6 +1,7 @@
-"""Folders in which a checkpoint of shards is only a part: a training framework puts its own files beside them.
+"""Folders of training frameworks around a checkpoint of shards.
 
-A kind of folder is data, a module each (`trainer`): names by which it is told, and a table of patterns with fates.
+The framework adds its own files. A kind of folder is data in a module (`trainer`): names that identify it, and a table
+of patterns with fates.
 """
 
 from ucpl.formats.folders.fates import Placed, Sorted, sorted_into, with_beside

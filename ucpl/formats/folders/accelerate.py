@@ -1,9 +1,10 @@
-"""What `Accelerator.save_state` writes with DeepSpeed. Read in accelerate 1.15, accelerator.py and checkpointing.py.
+"""Folders of `Accelerator.save_state` with DeepSpeed.
 
-`load_state` has each engine load the folder `pytorch_model` (`pytorch_model_1` for a second one) by that name, whatever
-`latest` says; then it reads scheduler.bin where the schedule is not DeepSpeed's own, dl_state_dict.bin, sampler.bin,
-random_states_{rank}.pkl of its own rank, and custom_checkpoint_{n}.pkl, as many as objects are registered. These last it
-unpickles without restriction. A loop may put the model beside them, by `save_model` or `save_pretrained`.
+Source: accelerate 1.15, accelerator.py and checkpointing.py. `load_state` has each engine load the folder
+`pytorch_model` (`pytorch_model_1` for a second one) by that name, whatever `latest` says. Then it reads scheduler.bin
+if the schedule is not DeepSpeed's own, dl_state_dict.bin, sampler.bin, random_states_{rank}.pkl of its own rank, and
+custom_checkpoint_{n}.pkl for each registered object. It unpickles these last ones without restriction. A loop may add
+the model, by `save_model` or `save_pretrained`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What becomes of each file beside the shards in a target: carried, dealt to its ranks, or left out, and said in words.
+"""The fate of each file next to the shards.
 
-Files go over as whole files among the shards' own: in tiles, with journal, digests and read-back, as all that is written.
+Carried, dealt or left out.
+Each fate is reported. Files are copied completely, like the shards' own: in tiles, with journal, digests and read-back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WHOLE = "0"  # the storage of a file that is carried as it is
 
 @frozen
 class Placed:
-    """A file of the target, and the one of the source whose bytes it has."""
+    """A file of the target, and the source's file with its bytes."""
 
     name: str
     of: Beside
@@ -42,7 +43,10 @@ class Sorted:
 
 
 def ranks_of(structure: Structure, source: int) -> int:
-    """Processes that load a target; one that is for any number of them has files of the source's ranks."""
+    """The number of processes that load a target.
+
+    A target for any number of processes has files of the source's ranks.
+    """
     if format_named(structure.framework).is_of_any_ranks:
         return source
     made = 1
@@ -53,7 +57,10 @@ def ranks_of(structure: Structure, source: int) -> int:
 
 
 def sorted_into(container: Container, structure: Structure, source: Checkpoint) -> Sorted:
-    """Every file of the container, with its fate in a target. A target of a framework that it cannot hold is none of it."""
+    """Every file of the container, with its fate in a target.
+
+    If the container cannot hold the target's framework, the target has none of it.
+    """
     if not container.kind.holds(format_named(structure.framework)):
         return _of_model_alone(container, structure)
     ranks = ranks_of(structure, 1 + max((file.rank for file in container.files), default=0))
@@ -80,7 +87,10 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
 
 
 def _of_model_alone(container: Container, structure: Structure) -> Sorted:
-    """In a target that is no folder of this kind: what describes the model, where that is a model's own folder."""
+    """Files of the model itself, in a target of another kind.
+
+    They are kept if the target is a model's own folder.
+    """
     of_model = [f for f in container.files if f.rule is not None and f.rule.of_model]
     placed = [Placed(f.name, f) for f in of_model] if format_named(structure.framework).has_model_files else []
     kept = {one.name for one in placed}
@@ -91,7 +101,7 @@ def _of_model_alone(container: Container, structure: Structure) -> Sorted:
 
 
 def _other_model(structure: Structure, source: Checkpoint) -> str:
-    """Why weights beside the source's shards are not the target's, where it has other tensors."""
+    """The reason if weights next to the shards differ from the target's."""
     ours = {t.name: (t.shape, t.dtype) for t in source.state.tensors} | dict.fromkeys(source.state.aliases, ((), ""))
     theirs = {t.name: (t.shape, t.dtype) for t in structure.tensors} | dict.fromkeys(structure.aliases, ((), ""))
     apart = next((name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
@@ -104,7 +114,10 @@ def _other_model(structure: Structure, source: Checkpoint) -> str:
 
 
 def _dealt(rule: Rule, mine: list[Beside], ranks: int) -> list[Placed]:
-    """A rank that had a file keeps it; a new one begins with that of the rank that is as far in the source's round."""
+    """A file for each rank of the target.
+
+    A rank that had a file keeps it; a new one gets that of the rank at the same position in the source's round.
+    """
     of = {file.rank: file for file in mine}
     there = sorted(of)
     return [Placed(rule.name_of(r, ranks), of.get(r, of[there[r % len(there)]])) for r in range(ranks)]
@@ -125,7 +138,7 @@ def _ranks_before(container: Container) -> int:
 
 
 def _by_ranks_text(rule: Rule, mine: list[Beside], before: int, ranks: int) -> list[str]:
-    """What is to be known of a file that is carried as it is, where ranks are more or fewer than they were."""
+    """A note on a carried file if the number of ranks changes."""
     if not mine or not rule.by_ranks or before in (0, ranks):
         return []
     return [f"{_listed([file.name for file in mine])}, of {before} ranks for {ranks}: {rule.by_ranks}"]
@@ -158,7 +171,10 @@ def _listed(names: list[str], most: int = 12) -> str:
 
 
 def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) -> Skeleton:
-    """A target's files, and those that stood beside the source's shards. Raises: UcplError E486, E488."""
+    """A target's files with those next to the source's shards.
+
+    Raises: UcplError E486, E488.
+    """
     container = source.container
     if container is None:
         return skeleton
@@ -178,7 +194,10 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
 
 
 def _demand_name(container: Container, skeleton: Skeleton, source: Checkpoint) -> None:
-    """Who loads the folder may ask for the shards by a name of its own, and find none under another. Raises: UcplError E486."""
+    """Check the name of the shards' folder, which a loader may require.
+
+    Raises: UcplError E486.
+    """
     kind = container.kind
     if kind.engines and not kind.is_engine(skeleton.folder):
         is_kept = skeleton.folder == source.root.name
@@ -192,7 +211,10 @@ def _demand_name(container: Container, skeleton: Skeleton, source: Checkpoint) -
 
 
 def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
-    """A file that has grown since it was opened would be carried in part. Raises: UcplError E611."""
+    """Check that no file has grown since it was opened.
+
+    It would be carried only in part. Raises: UcplError E611.
+    """
     for one in made:
         path = container.where(one.of)
         with reading(path):
@@ -202,13 +224,16 @@ def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
 
 
 def _real(container: Container, file: Beside) -> Path:
-    """Where the file is, links to the folder followed: its name is as it was looked at."""
+    """The real path of a file, with links to the folder resolved."""
     path = container.where(file)
     return container.top.resolve() / file.name if file.path is None else path.parent.resolve() / path.name
 
 
 def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
-    """A file that is one run of bytes, from `where` it is, as seen from the source's step, to beside the target's."""
+    """A file as one run of bytes, next to the target's shards.
+
+    where: its path relative to the source's step.
+    """
     extent = Extent(
         file=where,
         key=(one.of.name,),

@@ -1,7 +1,8 @@
-"""`NAME.ckpt`, as Lightning's Trainer writes it with DeepSpeedStrategy. Read in lightning 2.6, strategies/deepspeed.py.
+"""`NAME.ckpt` of Lightning's Trainer with DeepSpeedStrategy.
 
-Loops, callbacks, schedules and hyper-parameters are in the shards' client_state, under keys of Lightning's; the engine's
-folder is called `checkpoint`. `fit(ckpt_path=...)` has the engine load it and reads nothing else.
+Source: lightning 2.6, strategies/deepspeed.py. Loops, callbacks, schedules and hyper-parameters are in the shards'
+client_state, under keys of Lightning's; the engine's folder is called `checkpoint`. `fit(ckpt_path=...)` has the engine
+load it and reads nothing else.
 """
 
 from __future__ import annotations

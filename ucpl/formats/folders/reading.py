@@ -1,6 +1,6 @@
-"""Which container a checkpoint lies in, and the files there: each with its rule, its size, and the classes that it names.
+"""The container of a checkpoint, and its files with rules and sizes.
 
-Pickles are looked at by the inert machine: nothing that they name is imported.
+Classes that files name are recorded. Pickles are read by the inert machine: no name in them is imported.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ JSON_MAX = 64 << 20
 def container_of(
     top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = (), *, run: Run | None = None
 ) -> Container | None:
-    """What a step's folder `root` lies in, where the folder above it was named. client: keys of its client_state.
+    """The container of a step's folder `root`, if its parent was named.
 
-    run: facts that the shards state of the run. chunks: folders of FSDP's chunks, which `root` has next to a container's files.
-    Raises: UcplError E487, E489.
+    client: keys of its client_state. run: facts that the shards state of the run. chunks: folders of FSDP's chunks in
+    `root`, next to a container's files. Raises: UcplError E487, E489.
     """
     if not top.is_dir() or (top.resolve() == root.resolve() and not chunks):
         return None
@@ -71,7 +71,10 @@ def _is(kind: Kind, top: Path) -> bool:
 
 
 def _demand_one_engine(kind: Kind, top: Path) -> None:
-    """A target would have the shards of one engine, and the others would go on with numbers of their own, unsaid."""
+    """Check that the container has shards of one engine.
+
+    A target would have those of one engine only, and the others would resume with different numbers.
+    """
     there = sorted(entry.name for entry in top.iterdir() if kind.is_engine(entry.name) and entry.is_dir())
     if len(there) > 1:
         fail(
@@ -83,7 +86,10 @@ def _demand_one_engine(kind: Kind, top: Path) -> None:
 
 
 def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]) -> Iterator[str]:
-    """Regular files below the container, but those of the step and our own, and those of folders that are left whole."""
+    """Regular files below the container.
+
+    Files of the step, ucpl's own files and skipped folders are excluded.
+    """
     own, count = [step.resolve() for step in steps], 0
     for folder, folders, files in walked(top):
         here = Path(folder)
@@ -144,10 +150,10 @@ def _looked_at(top: Path, name: str, rule: Rule | None, rank: int) -> Beside:
 
 
 def _pickled(top: Path, name: str) -> tuple[object] | None:
-    """The inert value of a file of torch.save, or of a pickle. None: it is neither. Raises: UcplError.
+    """The inert value of a torch.save file or pickle; None for others.
 
-    What is called as pickles are must be one, whatever its first bytes: loaders run those of protocol 0, of tar files and of
-    torch before 1.6, which stand one behind the other.
+    A file with a pickle's name must be a pickle, with any first bytes: loaders run those of protocol 0, of tar files
+    and of torch before 1.6, which has several in sequence. Raises: UcplError.
     """
     fd = open_file(top / name, name)
     try:
@@ -181,7 +187,7 @@ def _remarks(kind: Kind, top: Path, files: list[Beside]) -> Iterator[str]:
 
 
 def _missing(kind: Kind, files: list[Beside], run: Run) -> Iterator[str]:
-    """Files of ranks that are not there: of as many as the shards say, or up to the last one that has a file."""
+    """Missing files of ranks, up to the shards' count or last rank."""
     for rule in kind.rules:
         ranks = sorted(file.rank for file in files if file.rule is rule and file.rank >= 0)
         missing = [rank for rank in range(max(run.ranks, len(ranks))) if rank not in ranks] if ranks else []

@@ -1,4 +1,7 @@
-"""Files next to shards that are of another step than these: a copy of two saves, or a save that was interrupted."""
+"""Files next to shards that are of another step.
+
+Such a folder is a copy of two saves, or an interrupted save.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _STATES = ("trainer_state.json",)
 
 @frozen
 class Run:
-    """Facts of a run that its shards state. `step`: steps of the optimizer; None: they do not say it."""
+    """Facts of a run in its shards.
+
+    `step`: steps of the optimizer; None: unknown.
+    """
 
     step: int | None = None
     skipped: int = 0  # steps among these that an overflow has skipped
@@ -33,7 +39,7 @@ class Run:
 
 
 def of_another_step(top: Path, files: list[Beside], run: Run) -> Iterator[str]:
-    """A line for each file whose own count of steps is not the shards'."""
+    """A line for each file with another step than the shards'."""
     if run.step is None:
         return
     for name, said in _stated(top, {file.name for file in files}, run):
@@ -52,9 +58,9 @@ def _stated(top: Path, there: set[str], run: Run) -> Iterator[tuple[str, int | N
 
 
 def _steps_of(value: object, run: Run, *, by_ranks: bool) -> int | None:
-    """Steps of the optimizer that a schedule of torch has counted; None where it counts something else.
+    """Optimizer steps that a schedule of torch has counted, or None.
 
-    by_ranks: Accelerate steps a schedule once for each rank, in every step.
+    None: it counts something else. by_ranks: Accelerate steps a schedule once for each rank, in every step.
     """
     if not isinstance(value, dict) or "num_bad_epochs" in value:
         return None

@@ -1,8 +1,9 @@
-"""`checkpoint-N`, as transformers' Trainer writes it with DeepSpeed. Read in transformers 5.x, trainer.py.
+"""`checkpoint-N` of transformers' Trainer with DeepSpeed.
 
-`train(resume_from_checkpoint=...)` reads `global_step*` and `latest` (through the engine), trainer_state.json, scheduler.pt
-where the schedule is not DeepSpeed's own, and rng_state.pth (one rank) or rng_state_{rank}.pth (several). It does not read the
-weights beside the shards, nor training_args.bin: those are for who takes the folder for a model.
+Source: transformers 5.x, trainer.py. `train(resume_from_checkpoint=...)` reads `global_step*` and `latest` (through the
+engine), trainer_state.json, scheduler.pt if the schedule is not DeepSpeed's own, and rng_state.pth (one rank) or
+rng_state_{rank}.pth (several). It reads neither the weights next to the shards nor training_args.bin: those are for
+users of the folder as a model.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from ucpl.extents.containers import Kind, Rule
 
 __all__ = ["MODEL", "NUMPY", "TRAINER"]
 
-# What transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
+# Classes that transformers itself allows in files of random numbers (trainer_pt_utils.safe_globals).
 NUMPY = frozenset(
     f"{module}.{name}"
     for module in ("numpy.core.multiarray", "numpy._core.multiarray", "numpy", "numpy.dtypes")
     for name in ("_reconstruct", "ndarray", "dtype", "UInt32DType")
 )
-# What TrainingArguments are made of. A class of another library that extends them (trl's, say) is the caller's to allow.
+# Classes of TrainingArguments. The caller has to allow a class of another library that extends them (trl's, say).
 _ARGUMENTS = frozenset(
     (
         "accelerate.state.PartialState",
@@ -42,7 +43,7 @@ _ARGUMENTS = frozenset(
 )
 _MODEL = "the model's own"
 
-# What `save_pretrained` and a tokenizer's write, wherever they are told to.
+# Files of `save_pretrained` and of a tokenizer, in any folder.
 MODEL = (
     Rule("model.safetensors", "weights", "the model"),
     Rule("model-*-of-*.safetensors", "weights", "the model"),

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: safetensors files under the names of a class, and config.json."""
+"""Folders of Hugging Face: safetensors files with a class's names, and config.json."""
 
 from __future__ import annotations
 

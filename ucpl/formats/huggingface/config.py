@@ -1,4 +1,7 @@
-"""Texts of a Hugging Face folder as they are written: what no longer fits the tensors is changed or left out, and noted."""
+"""Texts of a Hugging Face folder, changed to fit the written tensors.
+
+Values that do not fit are changed or left out, with a note.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ __all__ = ["ADAPTER", "Written", "rewritten", "written"]
 
 ADAPTER = "adapter_model.safetensors"
 CONFIG, OF_ADAPTER = "config.json", "adapter_config.json"
-_SCALES = ("_scale_inv", "_scales")  # what transformers reads beside quantised weights: fp8, mxfp4
+_SCALES = ("_scale_inv", "_scales")  # scales of quantised weights that transformers reads: fp8, mxfp4
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
 
 @frozen(eq=False)
 class Written:
-    """Texts by name, notes on what is changed in them, and the reason for each that is left out."""
+    """Texts by name, notes on changes, and reasons for texts left out."""
 
     texts: dict[str, str]
     notes: tuple[str, ...] = ()
@@ -53,9 +56,10 @@ def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> Written:
 def rewritten(
     config: str, source: Checkpoint | None, targets: Sequence[StoredTensor], stored: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, tuple[str, ...]]:
-    """config.json as it fits these tensors, and notes on each change. Text that needs none stays as it is.
+    """config.json as it fits these tensors, and notes on each change.
 
-    source: a Hugging Face folder keeps what its config says if its tensors keep their dtype. stored: complete shapes by name.
+    Text that fits is not changed. source: a Hugging Face folder keeps its config's dtype if its tensors keep theirs.
+    stored: complete shapes by name.
     """
     try:
         value: Json = json.loads(config)
@@ -81,7 +85,10 @@ def _name(key: Key) -> str:
 def _without_quantisation(
     value: dict[str, Json], source: Checkpoint | None, targets: Sequence[StoredTensor]
 ) -> Iterable[str]:
-    """A folder whose scales were used up has no quantised weights that a loader could look for."""
+    """Remove the quantisation if the scales were applied to the weights.
+
+    A loader would look for quantised weights.
+    """
     had = source is not None and any(_name(key).endswith(_SCALES) for _, key in source.extents)
     if not had or any(_name(t.key).endswith(_SCALES) for t in targets):
         return
@@ -90,7 +97,7 @@ def _without_quantisation(
 
 
 def _without_file(value: dict[str, Json]) -> Iterable[str]:
-    """The key that names the file of weights, which has another name in a target."""
+    """Remove the key with the former name of the file of weights."""
     said = value.get(EXPLICIT)
     if isinstance(said, str) and said != "model.safetensors":
         del value[EXPLICIT]
@@ -98,7 +105,10 @@ def _without_file(value: dict[str, Json]) -> Iterable[str]:
 
 
 def _with_dtype(value: dict[str, Json], source: Checkpoint | None, targets: Sequence[StoredTensor]) -> Iterable[str]:
-    """The dtype that most weights are written in. A folder that keeps its dtype keeps what its config says."""
+    """Set the dtype of most weights.
+
+    A folder that keeps its dtype keeps its config's value.
+    """
     key = next((k for k in ("dtype", "torch_dtype") if k in value), None)
     now = _most((t.dtype, t.numel) for t in targets)
     if key is None or now is None or value[key] in (_DTYPES[now], None):

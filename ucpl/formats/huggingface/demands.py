@@ -1,8 +1,8 @@
-"""Demands of transformers on a folder: config.json against the shapes of the tensors.
+"""Checks of transformers on a folder: config.json and shapes of tensors.
 
-from_pretrained builds the class of config.json and refuses a tensor of another shape; layers that the folder lacks begin with
-random numbers, and layers that it has beyond the config are left out. These are sizes that all language models of transformers
-call alike; the class itself says the rest (inference/hf/fitting).
+from_pretrained builds the class of config.json and rejects a tensor of another shape. Missing layers begin with random
+numbers, and layers beyond the config are left out. The sizes here have one name in all language models of transformers;
+the class itself has the others (inference/hf/fitting).
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ _DIALECTS = {
 
 
 def renamed_at_load(config: Mapping[str, Json], names: Iterable[str]) -> str:
-    """A note on names that a job's module does not have though the folder's files do; empty if there are none."""
+    """A note on names that a job's module lacks, or "".
+
+    The folder's files have them.
+    """
     if "auto_map" in config or "model_type" not in config:
         return ""
     renamed = [name for name in names if _RENAMED.search(name)]
@@ -68,7 +71,10 @@ def renamed_at_load(config: Mapping[str, Json], names: Iterable[str]) -> str:
 
 
 def with_vocabulary(config: str, stored: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
-    """config.json with the rows that the embeddings have, and a note on it; as it is where they agree, or tell no one size."""
+    """config.json with the embeddings' rows, and a note on it.
+
+    It is not changed if they agree, or if the embeddings have several sizes.
+    """
     try:
         value: Json = json.loads(config)
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""Files of weights in one folder, in the order in which the loaders of Hugging Face look for them.
+"""Files of weights in the order of Hugging Face's loaders.
 
-transformers 5.x (modeling_utils._get_resolved_checkpoint_files), diffusers (model_loading_utils), PEFT (load_peft_weights).
-Read by name only; shards.py of `dcp/` reads the folders of rank-local shards, which transformers prefers to all of these.
+Source: transformers 5.x (modeling_utils._get_resolved_checkpoint_files), diffusers (model_loading_utils), PEFT
+(load_peft_weights). Files are selected by name. `shards.py` of `dcp/` reads the folders of rank-local shards, which
+transformers prefers to all of these.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PICKLES = (".bin", ".bin.index.json")
 
 @frozen
 class Loader:
-    """One loader and the names that it looks for, the first that exists wins."""
+    """One loader and its names of files; the first that exists wins."""
 
     name: str
     files: tuple[str, ...]
@@ -47,7 +48,7 @@ LOADERS = (
 
 @frozen
 class Choice:
-    """The file or the index that is read, and notes on the others."""
+    """The file or index that is read, and notes on others."""
 
     file: str
     notes: tuple[str, ...] = ()
@@ -58,9 +59,10 @@ class Choice:
 
 
 def chosen(path: Path, names: Sequence[str]) -> Choice | None:
-    """The weights that the folder's own loader takes. None: no loader looks for any of these names by default.
+    """The weights that the folder's own loader takes, or None.
 
-    names: everything in the folder that could be weights. Raises: UcplError E384, E389.
+    None: no loader looks for any of these names by default. names: everything in the folder that could be weights.
+    Raises: UcplError E384, E389.
     """
     if (said := _explicit(path)) is not None:
         others = [name for loader in LOADERS for name in loader.files if name in names and name != said]
@@ -96,7 +98,10 @@ def _explicit(path: Path) -> str | None:
 
 
 def _refuse_pickle(path: Path, loader: Loader, first: str, there: Sequence[str]) -> NoReturn:
-    """A folder whose loader takes a pickle, though .safetensors files of other names lie there. Raises: UcplError E389."""
+    """Reject a folder whose loader takes a pickle despite .safetensors files.
+
+    These files have other names. Raises: UcplError E389.
+    """
     others = [name for name in there if name.endswith(".safetensors")]
     fail(
         "E389",

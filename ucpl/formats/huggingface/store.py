@@ -1,11 +1,12 @@
-"""Hugging Face folders: config.json, and weights in model.safetensors or in shards with an index. Read and written.
+"""Hugging Face folders: config.json, and weights in safetensors files.
 
-A layout speaks of one file, `model.safetensors`: how it falls into shards is an option of this store (`shard = "5GB"`),
-decided by sizes while the target is laid out. Tensors of all shards are found under that one name. A spec that names other
-files (`adapter_model.safetensors`, `unet/diffusion_pytorch_model.safetensors`) has these read and written, each with the
-index of its own name. Without a spec the weights of a folder, whatever their name, are found as `model.safetensors`.
+Weights are in model.safetensors, or in shards with an index. A layout names one file, `model.safetensors`; an option of
+this store cuts it into shards (`shard = "5GB"`), by sizes, at layout time. Tensors of all shards are found under that
+one name. If a spec names other files (`adapter_model.safetensors`, `unet/diffusion_pytorch_model.safetensors`), these
+are read and written, each with the index of its own name. Without a spec the weights of a folder, whatever their name,
+are found as `model.safetensors`.
 
-Not here: what a tensor means, pytorch_model.bin, and how shards are laid out (huggingface_writing).
+Not here: the meaning of tensors, pytorch_model.bin, and the cut into shards (huggingface_writing).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from ucpl.records import define
 
 __all__ = ["FILE", "TEXTS", "HuggingFace", "carried_texts", "config_of", "read_texts"]
 
-FILE = "model.safetensors"  # what layouts call the weights, however many shards they have
-_NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceStorageWriter: pieces, not whole tensors
+FILE = "model.safetensors"  # the file's name in layouts, for any number of shards
+_NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceStorageWriter: parts of tensors
 
 
 class HuggingFace:
@@ -46,19 +47,25 @@ class HuggingFace:
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
-        """A .safetensors file, or a folder with some of which each is whole by itself, a shard, or listed by an index."""
+        """Test for a .safetensors file, or a folder with such files.
+
+        Files of the folder are complete ones or shards.
+        """
         if path.is_file():
             return path.suffix == ".safetensors"
         return path.is_dir() and bool(names_like(path, ".safetensors") or names_like(path, INDEX))
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E380-E386, and what the files raise (E400, E430-E434)."""
+        """Read all headers.
+
+        Raises: UcplError E380-E386, and errors of reading files (E400, E430-E434).
+        """
         return _Folder.of(path).checkpoint(path)
 
     @watched
     def open_named(self, path: Path, files: Iterable[str]) -> Checkpoint:
-        """The files that a spec names, or the shards that each has fallen into.
+        """The files that a spec names, or their shards.
 
         A path that is a file is the one that is meant, where one is named. Raises: as `open`, E380 for one that is not
         there, and E393 for a name that leads out of the folder.
@@ -75,7 +82,7 @@ class HuggingFace:
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """Shards of at most `shard` bytes, an index where there are several, and the source's small files.
+        """Shards of at most `shard` bytes, an index, and small files.
 
         Raises: UcplError E387, E392, E397.
         """
@@ -89,13 +96,13 @@ class HuggingFace:
 class _Folder:
     root: Path
     names: list[str]  # the weights' files
-    weight_map: dict[str, str] | None  # what the index says: tensor -> file
+    weight_map: dict[str, str] | None  # the index: tensor -> file
     index: str = ""
-    stated_size: object = None  # what the index says, in bytes
+    stated_size: object = None  # in the index, in bytes
     remarks: list[str] = field(factory=list)
     told: list[str] = field(factory=list)  # which of several files and entries the folder's own loader takes
     not_read: list[NotRead] = field(factory=list)
-    planned: str = FILE  # what the layout calls the weights
+    planned: str = FILE  # the layout's name of the weights
     found: dict[str, Extent] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
 
@@ -129,7 +136,7 @@ class _Folder:
 
     @classmethod
     def _taken(cls, path: Path, file: str, here: list[str]) -> _Folder:
-        """The folder of one file or index that is known by its name."""
+        """The folder of one file or index with a known name."""
         if file.endswith(INDEX):
             return cls._indexed(path, file, here)
         if file not in here:
@@ -139,7 +146,10 @@ class _Folder:
 
     @classmethod
     def named(cls, root: Path, file: str) -> _Folder:
-        """What a folder has of one file that a spec names: its index and shards, its shards, or itself."""
+        """A folder's form of a file in a spec.
+
+        Index, shards, or the file.
+        """
         path = (root / file).parent
         name = PurePosixPath(file).name
         stem = name.removesuffix(".safetensors")
@@ -170,7 +180,10 @@ class _Folder:
         return made
 
     def below(self, root: Path, file: str, top: Path) -> Checkpoint:
-        """The checkpoint of a folder that may lie below the one that was asked for: paths are relative to that."""
+        """The checkpoint of a folder below the one that was named.
+
+        Paths are relative to the named one.
+        """
         made = self.checkpoint(top if self.root == root else self.root)
         under = PurePosixPath(file).parent
         return evolve(
@@ -225,7 +238,7 @@ class _Folder:
 
     @staticmethod
     def _without(path: Path, index: str, weight_map: dict[str, str], here: list[str]) -> str:
-        """The remedy where files beside a stale index are complete; else "", the usual one."""
+        """The remedy if files next to a stale index are complete."""
         sets: dict[tuple[str, str], list[str]] = {}
         for name in here:
             if (match := SHARD.fullmatch(name)) is not None:
@@ -302,7 +315,10 @@ class _Folder:
         )
 
     def gather(self, parts: Sequence[SafetensorsFile]) -> None:
-        """Tensors and second names of all files, held against what the index says. Raises: UcplError E381, E382."""
+        """Tensors and second names of all files, compared with the index.
+
+        Raises: UcplError E381, E382.
+        """
         total = 0
         for part in parts:
             for name, extent in part.tensors.items():
@@ -356,13 +372,20 @@ class _Folder:
 
 
 def _demand_plain(path: Path) -> None:
-    """Nothing, where no such name is there: who asks says what lacks. Raises: UcplError E380, E400."""
+    """Check that a name is a file if it exists.
+
+    Raises: UcplError E380, E400.
+    """
     if os.path.lexists(path) and not path.is_file():
         _refuse_odd(path)
 
 
 def _refuse_odd(path: Path) -> NoReturn:
-    """A name of weights without a file: a folder, a pipe, or a link to what is gone, as an emptied cache leaves it."""
+    """Reject a name of weights that is no file.
+
+    Folder, pipe or broken link.
+    An emptied cache leaves broken links.
+    """
     if path.is_symlink() and not os.path.exists(path):
         fail(
             "E380",

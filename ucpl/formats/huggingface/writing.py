@@ -1,4 +1,4 @@
-"""Hugging Face folders as they are written: weights in shards of a size that is asked for, an index, config.json."""
+"""Hugging Face folders as targets: shards of a given size, index, config.json."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ucpl.records import define, frozen
 
 __all__ = ["EMPTY", "Shards", "shard_bytes"]
 
-EMPTY = "empty_tensors"  # the blob that tells of tensors without elements: no layout stores them
+EMPTY = "empty_tensors"  # the blob of tensors without elements, which no layout stores
 _SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
 def shard_bytes(text: object) -> int:
-    """`5GB`, `200MiB`, or a number of bytes. Powers of ten, of two with an i, as huggingface_hub reads them.
+    """The bytes of a size such as `5GB`, `200MiB`, or a number.
 
-    Raises: UcplError E387.
+    Units are powers of ten, or of two with an i, as in huggingface_hub. Raises: UcplError E387.
     """
     if isinstance(text, int) and text > 0:
         return text
@@ -43,7 +43,10 @@ def shard_bytes(text: object) -> int:
 
 @frozen
 class _Tensor:
-    """One tensor of a shard: index of its target, or -1 for one without elements."""
+    """One tensor of a shard.
+
+    target: the index of its target, or -1 for one without elements.
+    """
 
     target: int
     name: str
@@ -53,7 +56,7 @@ class _Tensor:
 
 @define(eq=False)
 class Shards:
-    """A target's files: shards of at most `limit` bytes for each file that the layout names."""
+    """A target's shards of at most `limit` bytes, per file."""
 
     structure: Structure
     targets: tuple[StoredTensor, ...]
@@ -92,7 +95,10 @@ class Shards:
         return Skeleton(folder="", files=tuple(files), texts=texts)
 
     def planned(self) -> dict[str, list[_Tensor]]:
-        """Tensors by the file that the layout names, in natural order of their names: layer 2 before layer 10."""
+        """Tensors by the layout's file, in natural order.
+
+        Layer 2 before layer 10.
+        """
         out: dict[str, list[_Tensor]] = {}
         for t, target in enumerate(self.targets):
             if not target.file.endswith(".safetensors"):
@@ -125,13 +131,19 @@ def _name(key: Key) -> str:
 
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A key to sort names by, in which runs of digits count as numbers: by how many digits, then by these."""
+    """A sort key of names with runs of digits as numbers.
+
+    Numbers compare by the count of digits, then by the digits.
+    """
     parts = [s for s in re.split(r"([0-9]+)", name) if s]
     return tuple((0, len(s.lstrip("0")), s.lstrip("0")) if s[0] in "0123456789" else (1, 0, s) for s in parts)
 
 
 def cut(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
-    """Shards as transformers cuts them: in order, a new one where the next tensor would not fit; a larger one stands alone."""
+    """Shards as transformers cuts them.
+
+    Tensors are in order. A tensor that would not fit begins a new shard; a larger one is a shard of its own.
+    """
     done: list[list[_Tensor]] = []
     now: list[_Tensor] = []
     size = 0

@@ -18,7 +18,7 @@ _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
 
 
 class Megatron(Format):
-    """What its three formats have in common."""
+    """Attributes that the three formats share."""
 
     has_optimizer = True
     has_client_state = True

@@ -1,8 +1,9 @@
-"""A model with Megatron-Core's names as a torch_dist folder whose optimizer is `dp_reshardable`: buckets of each rank.
+"""A torch_dist folder as a target with buckets (`dp_reshardable`).
 
-Weights are cut as tensor-parallel ranks have them, and a state of a parameter is a chunk of its rank's bucket: the layout says
-which bucket that is and which of its parameters, the store where each begins there. A gated linear_fc1 is two chunks of a rank.
-What Megatron asks for when it loads hangs on tp, pp, ep, virtual stages and the size of buckets, never on data parallelism.
+Its optimizer is in buckets of each rank. Weights are cut as on tensor-parallel ranks, and a state of a parameter is a
+chunk of its rank's bucket. The layout gives the bucket and the parameter's number in it; the store gives the begin of
+each. A gated linear_fc1 is two chunks of a rank. The names that Megatron requests at load depend on tp, pp, ep, virtual
+stages and the size of buckets, and not on data parallelism.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 BUCKETS = "dp_reshardable"
 FORMS = ("fully_reshardable", BUCKETS)
 SIZE = "bucket_size"
-_ALONE = ("ep", "vpp", SIZE, STAGES)  # what says nothing of the other form
+_ALONE = ("ep", "vpp", SIZE, STAGES)  # arguments that the other form does not use
 _MESH = "pp ep tp halves"
 
 
 def form_of(layout: nodes.Layout, call: nodes.Call) -> str:
-    """The form of the optimizer that a call of the shipped layout asks for."""
+    """The form of the optimizer in a call of the shipped layout."""
     found = next((p.default for p in layout.parameters if p.name == "optimizer"), None)
     for position, argument in enumerate(call.arguments):
         name = argument.name
@@ -47,7 +48,10 @@ def form_of(layout: nodes.Layout, call: nodes.Call) -> str:
 
 
 def demand(base: Base) -> None:
-    """Raises: UcplError E547 for a form that is not written, and for what the other one has no use for."""
+    """Check the form, and that its arguments are used.
+
+    Raises: UcplError E547 for a form that is not written, and for arguments of the other form.
+    """
     form = form_of(base.layout, base.call)
     if form not in FORMS:
         refuse(
@@ -65,7 +69,10 @@ def demand(base: Base) -> None:
 
 
 def target(base: Base, source: Checkpoint | None) -> Extended:
-    """The layout of a target. Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
+    """The layout of a target.
+
+    Raises: UcplError E542, E543, E547 if the model cannot be split over so many ranks.
+    """
     made = Dealt.of(base, source)
     base = made.base
     if any(isinstance(i, nodes.Alias) and i.path != names.OUTPUT for i in base.model.items):
@@ -170,7 +177,7 @@ def _chain(legacy: Legacy, buffer: Buffer) -> str:
 
 
 def _group(legacy: Legacy, stage: int, ep: int | None) -> str:
-    """The number of a rank's group of data-parallel ranks: tp is the fastest, then ep where experts are dealt."""
+    """The number of a rank's data-parallel group: tp is fastest, then ep."""
     rest = stage if ep is None else ep + legacy.ep * stage
     return f"{{tp + {legacy.tp * rest}}}"
 

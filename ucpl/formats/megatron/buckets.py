@@ -1,9 +1,10 @@
-"""The distributed optimizer's buckets (`dp_reshardable`, Megatron's default): which run of which is of what parameter.
+"""The parameter of each run in the distributed optimizer's buckets (`dp_reshardable`).
 
-A bucket is the flat run of a model-parallel rank's parameters, stored as a piece for each run of a parameter that a
-data-parallel rank has, and for each gap between them. Which parameter that is, no file says: Megatron lays them in reverse
-order of registration, each from a multiple of 64 elements on. The order of registration is one of those of `orders`: the
-pieces' sizes must agree with it, and masters with the weights, which is looked at before anything is converted.
+This is Megatron's default. A bucket is the flat run of a model-parallel rank's parameters. It is stored as a piece for
+each run of a parameter on a data-parallel rank, and for each gap between them. No file names the parameters: Megatron
+places them in reverse order of registration, each at a multiple of 64 elements. The order of registration is one of
+those of `orders`. The sizes of the pieces must agree with it, and the masters with the weights; both are checked before
+anything is converted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ucpl.records import define, frozen
 
 __all__ = ["Box", "Bucket", "Run", "Shares", "buckets_in", "runs_of"]
 
-ALIGNMENT = 64  # elements from a multiple of which a parameter begins
+ALIGNMENT = 64  # elements; each parameter begins at a multiple
 _BUCKET = re.compile(
     r"(?:chained_(?P<chain>\d{1,9})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,9})\.gbuf_idx_(?P<gbuf>\d{1,9})"
     r"\.dtype_\((?P<dtype>[^()]*)\)\.bucket_idx_(?P<bucket>\d{1,9})\.(?P<state>[A-Za-z0-9_]+)"
@@ -35,7 +36,7 @@ _AHEAD = re.compile(
     r"(?:.*\.)?mtp\.layers\.(?P<layer>\d{1,9})\..+", re.DOTALL
 )  # predicts tokens ahead, on the last stage
 _FIRST = "embedding."  # registered before the layers
-_WORDS = "embedding.word_embeddings.weight"  # which the last stage has a copy of where the head is tied
+_WORDS = "embedding.word_embeddings.weight"  # the last stage has a copy of it if the head is tied
 _HEAD = "output_layer."
 _GATE, _UP = "_w", "_v"  # one parameter, saved as two tensors
 
@@ -57,7 +58,10 @@ class Box:
 
 @frozen
 class Bucket:
-    """`chain`: its optimizer in a chain of them; `group`: the model-parallel rank; `buffer`: of which of its model chunks."""
+    """A bucket of one rank.
+
+    `chain`: its optimizer in a chain of them; `group`: the model-parallel rank; `buffer`: the model chunk.
+    """
 
     chain: int
     group: int
@@ -68,7 +72,10 @@ class Bucket:
 
 @frozen
 class Run:
-    """Elements of a rank's part of a parameter, `low` on, in the piece of a bucket that begins at `at`."""
+    """Elements of a rank's part of a parameter in one piece.
+
+    The run begins at `low` of the part, and the piece at `at` of the bucket.
+    """
 
     boxes: tuple[Box, ...]  # one behind the other, they make up the rank's part
     low: int
@@ -78,7 +85,10 @@ class Run:
 
 @frozen
 class _Grid:
-    """Ranks of one optimizer: its groups are tp x ep x pp of them, tp the fastest."""
+    """Ranks of one optimizer.
+
+    Tp x ep x pp groups, tp the fastest.
+    """
 
     tp: int
     ep: int
@@ -92,7 +102,7 @@ class _Grid:
 
 @frozen
 class _Stage:
-    """Layers that a rank has in one model chunk, and whether the model begins or ends there."""
+    """Layers of a rank in one model chunk, and the model's ends."""
 
     layers: range
     is_first: bool
@@ -123,9 +133,10 @@ def buckets_in(names: Sequence[str], root: Path) -> tuple[Bucket, ...]:
 def runs_of(
     metadata: Metadata, names: Sequence[str], buckets: tuple[Bucket, ...], root: Path
 ) -> tuple[list[Run], list[str], tuple[str, ...]]:
-    """As `Shares.runs`, by the first order of registration that the pieces agree with, and that order.
+    """As `Shares.runs`, by the first order of registration that fits.
 
-    Raises: UcplError E533 where none does, for the order that `.metadata` has.
+    The pieces must agree with the order, which is returned, too. Raises: UcplError E533 if none does, for the order of
+    `.metadata`.
     """
     refused: UcplError | None = None
     for order in orders_of(names):
@@ -139,7 +150,7 @@ def runs_of(
 
 @define(eq=False, slots=False)
 class Shares:
-    """Which rank has which part of which parameter, as the chunks of the weights tell."""
+    """The ranks' parts of parameters, from the chunks of the weights."""
 
     metadata: Metadata
     names: tuple[str, ...]  # of parameters, in order of registration
@@ -149,9 +160,10 @@ class Shares:
     units: dict[str, dict[Shape, list[Box]]] = field(factory=dict)  # tensor -> layer and expert -> its chunks
 
     def runs(self) -> tuple[list[Run], list[str]]:
-        """All runs, and names of what several ranks have copies of, of which the first rank's are taken.
+        """All runs, and names with copies on several ranks.
 
-        Raises: UcplError E533 where the pieces' sizes are not those of the parameters.
+        Of copies the first rank's are used. Raises: UcplError E533 if the pieces' sizes are not those of the
+        parameters.
         """
         owner: dict[Box, tuple[int, int, tuple[int, str]]] = {}
         copied: dict[str, None] = {}
@@ -173,8 +185,8 @@ class Shares:
         groups = len({b.group for b in mine})
         tp = max((self.parts(name) for name in names), default=1)
         experts = self.experts if any(map(is_expert, names)) else 0
-        # Half of the experts of all layers have as many elements as all experts of half of them: stages are those of what is
-        # in every rank.
+        # Half of the experts of all layers have as many elements as all experts of half of the layers: the number of
+        # stages is that of the tensors on every rank.
         ep = groups // (tp * self.stages) if experts and self.stages and tp else 1
         found = None
         is_dense = all(b.group < groups for b in mine)
@@ -193,7 +205,7 @@ class Shares:
         )
 
     def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: _Grid) -> list[Run] | None:
-        """Runs of all buckets of one optimizer, where its ranks are so many. None: they are not."""
+        """Runs of all buckets of one optimizer on this grid, or None."""
         buffers = sorted({b.buffer for b in mine})
         out: list[Run] = []
         done = 0
@@ -253,21 +265,21 @@ class Shares:
                 return None
         return None if left or parameters is None else out
 
-    # ---- what a rank has ---------------------------------------------------------------------------------------------
+    # ---- parameters of a rank ----------------------------------------------------------------------------------------
 
     def parameters(
         self, names: Sequence[str], here: _Stage, grid: _Grid, rank: tuple[int, int]
     ) -> list[tuple[Box, ...]] | None:
-        """Of each parameter of a rank, in order of registration, its boxes. None: chunks are not cut over so many ranks.
+        """The boxes of each parameter of a rank, in order of registration.
 
-        rank: its tp and ep coordinates.
+        None: chunks have other cuts. rank: its tp and ep coordinates.
         """
         allowed = frozenset(names)
         outside = [n for n in names if _LAYER.fullmatch(n) is None]
         first, last = ([n for n in outside if n.startswith(_FIRST) == is_first] for is_first in (True, False))
         has_words = here.is_first or (
             here.is_last and any(map(_AHEAD.fullmatch, last))
-        )  # what is ahead embeds tokens, too
+        )  # these layers embed tokens, too
         units = [(n, 0, 0) for n in first if here.is_first or (has_words and n == _WORDS)]
         for layer in here.layers:
             units += self.of_layer([n for n in self.by_layer[layer] if n in allowed], layer, grid.held(rank[1]))
@@ -285,7 +297,10 @@ class Shares:
         return out
 
     def behind(self, names: Sequence[str], held: range) -> list[tuple[str, int, int]]:
-        """(tensor, layer, expert) of what is registered behind the layers. What predicts tokens ahead may have experts."""
+        """(tensor, layer, expert) of everything registered behind the layers.
+
+        Layers of multi-token prediction may have experts.
+        """
         out: list[tuple[str, int, int]] = []
         by_layer: dict[str, list[str]] = {}
         for name in names:
@@ -300,7 +315,10 @@ class Shares:
         return out
 
     def of_layer(self, names: Sequence[str], layer: int, held: range) -> list[tuple[str, int, int]]:
-        """(tensor, layer, expert) of what a rank has of a layer. An expert is a module: all of its tensors, then the next."""
+        """(tensor, layer, expert) of a rank's tensors in a layer.
+
+        An expert is a module: all of its tensors, then those of the next expert.
+        """
         out: list[tuple[str, int, int]] = []
         stacked = [n for n in names if "expert" in self.leads(n)]
         for name in names:
@@ -313,7 +331,10 @@ class Shares:
         return out
 
     def part(self, name: str, layer: int, expert: int, rank: int, ways: int) -> tuple[Box, ...] | None:
-        """What one of `ways` tensor-parallel ranks has of a parameter of one layer. None: chunks are cut otherwise."""
+        """The part of one of `ways` tensor-parallel ranks of a layer's parameter.
+
+        None: chunks have other cuts.
+        """
         out: list[Box] = []
         both = (name, name.removesuffix(_GATE) + _UP) if name.endswith(_GATE) else (name,)
         for one in both:
@@ -331,18 +352,18 @@ class Shares:
         at = tuple({"layer": layer, "expert": expert}[lead] for lead in self.leads(name))
         if name not in self.units:
             held: dict[Shape, list[Box]] = {}
-            for c in self.metadata.tensors[name].chunks if name in self.metadata.tensors else ():  # by where they begin
+            for c in self.metadata.tensors[name].chunks if name in self.metadata.tensors else ():  # by begin
                 if all(size == 1 for size in c.shape[: len(at)]):
                     held.setdefault(c.offset[: len(at)], []).append(Box(name, c.offset, c.shape))
             self.units[name] = held
         return self.units[name].get(at, [])
 
     def parts(self, name: str) -> int:
-        """In how many parts tensor parallelism cuts a tensor that is not two, as a SwiGLU's is."""
+        """The number of tensor-parallel parts of a tensor, except for SwiGLU's."""
         return 1 if "linear_fc1." in name else len(self.unit(name, 0, 0))
 
     def leads(self, name: str) -> tuple[str, ...]:
-        """What a tensor's first dims count: layers, where they are stacked, then experts."""
+        """The meaning of a tensor's first dims: layers if stacked, then experts."""
         match = _LAYER.fullmatch(name)
         if match is None:
             return ("expert",) if _AHEAD.fullmatch(name) and is_expert(name) and _expert_of(name) is None else ()
@@ -373,9 +394,10 @@ class Shares:
         return max([1, *(self.counted(name, _expert_of(name), "expert") for name in self.names if is_expert(name))])
 
     def counted(self, name: str, number: int | None, lead: str) -> int:
-        """How many layers or experts there are at least, if a tensor is of one: of this number, or of those that it stacks.
+        """The least number of layers or experts, from one tensor.
 
-        There are no more than tensors, or chunks of one. Raises: UcplError E533.
+        The tensor has this number, or stacks them. There are no more than tensors, or chunks of one. Raises: UcplError
+        E533.
         """
         stored = self.metadata.tensors[name]
         leads = self.leads(name)

@@ -1,8 +1,8 @@
-"""The distributed optimizer's buckets as a target's (`dp_reshardable`): where each chunk of a state lies in its rank's bucket.
+"""The distributed optimizer's buckets of a target (`dp_reshardable`): places of chunks.
 
-The layout says of each which bucket it is in, how long that is, and which of its parameters it is of: `BUCKET/1472/3`. A bucket
-has its parameters end to end, each from a multiple of 64 elements on; what one has several chunks of, the halves of a gated
-linear_fc1, is without a gap. Gaps are chunks, too, as Megatron saves them, of zeros.
+The layout gives each chunk's bucket, the bucket's length, and the parameter's number: `BUCKET/1472/3`. A bucket has its
+parameters end to end, each at a multiple of 64 elements. The chunks of one parameter, such as the halves of a gated
+linear_fc1, have no gap. Gaps are chunks of zeros, too, as Megatron saves them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,19 @@ class Gap:
 
 @define
 class Placed:
-    """chunks: target -> name and begin in it; sizes: of each tensor of a bucket."""
+    """Places of chunks in buckets.
+
+    chunks: target -> name and begin in it; sizes: of each tensor of a bucket.
+    """
 
     chunks: dict[int, tuple[str, int]] = field(factory=dict)
     sizes: dict[str, int] = field(factory=dict)
     gaps: list[Gap] = field(factory=list)
 
     def objects(self, dp: int) -> Iterator[tuple[str, dict[str, object]]]:
-        """Of each rank's optimizer, what its names begin with, and sizes of buckets as Megatron keeps them.
+        """The prefix of each rank's optimizer, and its sizes of buckets.
 
-        dp: ranks of data parallelism, to which ends of buckets are rounded; of experts, those that share one.
+        dp: ranks of data parallelism, to which ends of buckets are rounded; of experts, the ranks that share one.
         """
         buckets = buckets_in(tuple(self.sizes), Path(METADATA))
         chains = {b.chain for b in buckets}
@@ -103,7 +106,10 @@ def placed(targets: Sequence[StoredTensor]) -> Placed:
 
 
 def as_read(targets: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """Targets by the keys that a reader gives: those of parameters. What several ranks have a copy of is one of them."""
+    """Targets by the keys that a reader gives: those of parameters.
+
+    Copies on several ranks are one target.
+    """
     out = []
     for target in targets:
         name, begin = address(target)

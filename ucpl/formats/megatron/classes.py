@@ -1,11 +1,11 @@
-"""Classes that Megatron's own files name: asked at each start, of whatever checkpoint."""
+"""Classes in Megatron's own files, in a module that imports quickly."""
 
 from __future__ import annotations
 
 __all__ = ["KNOWN_GLOBALS"]
 
-# Classes of values in Megatron-LM's own checkpoints, which Megatron-Core tells torch's unpickler to be safe: a job's arguments,
-# and arrays in random states.
+# Classes of values in Megatron-LM's own checkpoints, which Megatron-Core registers with torch's unpickler as safe: a
+# job's arguments, and arrays in random states.
 KNOWN_GLOBALS = frozenset({
     "_io.BytesIO", "argparse.Namespace", "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct",
     "numpy.dtype", "numpy.dtypes.UInt32DType", "numpy.ndarray", "pathlib.PosixPath", "signal.Signals", "types.SimpleNamespace",

@@ -1,4 +1,7 @@
-"""Keys of Megatron-Core's common state that describe its files or its optimizer: those that the reader passes by, by name."""
+"""Keys of Megatron-Core's common state that the reader skips.
+
+They describe its files or its optimizer.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Megatron's checkpoints: `MegatronCore` here; `MegatronLegacy`, the files of Megatron-LM's ranks, in legacy; `MegatronFSDP`,
-folders of Megatron-FSDP, in fsdp.
+"""Megatron-Core's distributed checkpoints (torch_dist).
 
-Megatron-Core's distributed format (torch_dist) is a folder of PyTorch's distributed format with common.pt and metadata.json.
-Not here: the zarr format, which Megatron-Core itself reads no more.
+`MegatronLegacy`, the files of Megatron-LM's ranks, is in legacy; `MegatronFSDP`, folders of Megatron-FSDP, in fsdp.
+
+Megatron-Core's distributed format (torch_dist) is a folder of PyTorch's distributed format with common.pt and
+metadata.json. Not here: the zarr format, which Megatron-Core itself reads no more.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ class MegatronCore:
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
-        """`.metadata` beside the files of Megatron-Core's own, here or in the folder that a tracker leads to."""
+        """Test for `.metadata` and files of Megatron-Core.
+
+        They are in the folder, or in the one that a tracker names.
+        """
         from ucpl.formats.dcp.folders import is_of_megatron
 
         return step_of(path, is_of_megatron) is not None
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E455, E460, E520-E523, E530-E533, and what the files raise (E400-E427)."""
+        """Read all headers.
+
+        Raises: UcplError E455, E460, E520-E523, E530-E533, and errors of reading files (E400-E427).
+        """
         from ucpl.formats.dcp.folders import is_of_megatron
         from ucpl.formats.megatron.reading import opened  # most checkpoints are others
 

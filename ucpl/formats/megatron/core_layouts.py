@@ -1,4 +1,4 @@
-"""How the chunks of a torch_dist folder lie, as a layout in the language."""
+"""The chunks of a torch_dist folder as a layout in the language."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 
 def is_in_buckets(layout: nodes.Layout, call: nodes.Call) -> bool:
-    """Whether the optimizer of a target is asked for in buckets, which are of modules and not of stacks of layers."""
+    """Test whether a target has its optimizer in buckets.
+
+    Buckets are of modules, and not of stacks of layers.
+    """
     return megatron_buckets.form_of(layout, call) == megatron_buckets.BUCKETS
 
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
-    """The layout of an opened folder, whose chunks the store gives as cells of a grid."""
+    """The layout of a folder, with chunks as cells of a grid."""
     shapes = {t.name: t.shape for t in checkpoint.state.tensors}
     boxes = boxes_of(checkpoint.extents.values(), {name: len(shape) for name, shape in shapes.items()})
     has_masters = base.inherited["masters"][0]
@@ -42,9 +45,10 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
 
 
 def target(base: Base, source: Checkpoint | None) -> Extended:
-    """The shipped layout, which cuts the first dim of each tensor, with a line for each that has none; or one of buckets.
+    """The layout of a target: the shipped one, or one of buckets.
 
-    Raises: UcplError E542, E543, E547 where the model does not lie on as many ranks as buckets are asked for.
+    The shipped one cuts the first dim of each tensor; tensors without dims have a line of their own.
+    Raises: UcplError E542, E543, E547 if the model cannot be split over the ranks of the buckets.
     """
     megatron_buckets.demand(base)
     if is_in_buckets(base.layout, base.call):

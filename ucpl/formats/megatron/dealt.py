@@ -1,7 +1,7 @@
-"""A model with Megatron-Core's names as a legacy folder at the degrees of a call: cuts, stages, experts, and gradient buffers.
+"""A model with Megatron-Core's names as a legacy folder at any degrees.
 
-Nothing of it is taken from where a source has its tensors, so that any source will do whose tensors have these names. Layers
-are dealt to stages in equal runs, as Megatron deals them; as `stages` says
+This covers cuts, stages, experts, and gradient buffers. It does not use the source's places, so any source with tensors
+of these names is possible. Layers are dealt to stages in equal runs, as Megatron deals them; as `stages` says
 (num_layers_in_first_pipeline_stage and the like); or as a folder of as many stages has them. The optimizer is the
 distributed one.
 """
@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 
 MASTER = "fp32"
 _STATES = frozenset({MASTER, "exp_avg", "exp_avg_sq"})
-_GRADIENTS = {"bf16": "f32", "f32": "f32", "f16": "f16"}  # as Megatron-LM accumulates those of each dtype by itself
+_GRADIENTS = {"bf16": "f32", "f32": "f32", "f16": "f16"}  # Megatron-LM's default dtypes of accumulation
 
 
 def target(base: Base, source: Checkpoint | None) -> Extended:
-    """The layout of a target. Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
+    """The layout of a target.
+
+    Raises: UcplError E542, E543, E547 if the model cannot be split over so many ranks.
+    """
     made = Dealt.of(base, source)
     base = made.base
     legacy = made.legacy()
@@ -61,7 +64,10 @@ def refuse(message: str, base: Base, remedy: str = "") -> NoReturn:
 
 @frozen
 class Buffer:
-    """A gradient buffer of one rank. number: among those of its optimizer there; members: in order of registration."""
+    """A gradient buffer of one rank.
+
+    number: among those of its optimizer there; members: in order of registration.
+    """
 
     stage: int
     chunk: int  # the virtual stage
@@ -73,7 +79,7 @@ class Buffer:
 
 @define(eq=False)
 class Dealt:
-    """Where each tensor of a model lies at the degrees of a call."""
+    """The place of each tensor of a model at a call's degrees."""
 
     base: Base
     layout: Layout  # the shipped one over the model: for shapes and dtypes
@@ -93,7 +99,10 @@ class Dealt:
 
     @classmethod
     def of(cls, base: Base, source: Checkpoint | None) -> Dealt:
-        """Raises: UcplError E542, E543, E547 where the model does not lie on so many ranks."""
+        """The places of all tensors.
+
+        Raises: UcplError E542, E543, E547 if the model cannot be split over so many ranks.
+        """
         base, said = with_stages(base)
         degrees = {axis: base.asked(axis) for axis in ("tp", "pp", "ep", "vpp")}
         for axis, n in degrees.items():
@@ -237,7 +246,7 @@ class Dealt:
             self.chunk[name] = chunk
             homes[name] = (Home(stage, (self.model(chunk), local), ep),)
         if d["pp"] > 1 and names.EMBEDDING in homes and (self.is_ahead or self.is_tied):
-            # What predicts tokens ahead has an embedding of its own module's, which is the head, too, where that is tied.
+            # Multi-token prediction has an embedding in its own module, which is also the head if that is tied.
             local = names.EMBEDDING if self.is_ahead else names.OUTPUT
             homes[names.EMBEDDING] += (Home(d["pp"] - 1, (self.model(d["vpp"] - 1), local)),)
         chained = d["ep"] > 1
@@ -245,16 +254,17 @@ class Dealt:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the model has layers that predict tokens ahead, which are on the last stage."""
+        """True if the model has layers of multi-token prediction."""
         return any(map(names.is_ahead, self.shapes))
 
     def model(self, chunk: int) -> str:
         return f"model{chunk}" if self.degrees["vpp"] > 1 else "model"
 
     def runs(self, legacy: Legacy) -> list[Run]:
-        """The gradient buffers of every stage: by virtual stage, then dtype, the model's parameters in reverse.
+        """The gradient buffers of every stage.
 
-        Raises: UcplError E547 where the embedding that stages share leaves those behind it no multiple of 64.
+        By virtual stage, then dtype, with the parameters in reverse. Raises: UcplError E547 if the embedding that
+        stages share moves the parameters behind it off a multiple of 64.
         """
         out = []
         for one in self.buffers(legacy):
@@ -264,9 +274,10 @@ class Dealt:
         return out
 
     def buffers(self, legacy: Legacy) -> Iterator[Buffer]:
-        """Those of every stage: by optimizer, by virtual stage, then dtype; none where the optimizer has no states.
+        """The buffers of every stage, by optimizer, virtual stage and dtype.
 
-        Raises: UcplError E547 where experts have an optimizer of their own, and a stage has no experts.
+        There are none if the optimizer has no states. Raises: UcplError E547 if experts have an optimizer of their own,
+        and a stage has no experts.
         """
         self.demand_experts(legacy)
         for stage in range(legacy.pp if self.states else 0):
@@ -294,7 +305,10 @@ class Dealt:
                 )
 
     def registered(self, legacy: Legacy, stage: int, chunk: int) -> list[str]:
-        """The trained parameters of a virtual stage, as its module registers them: a tied output layer is the last."""
+        """The trained parameters of a virtual stage, in order of registration.
+
+        A tied output layer is the last.
+        """
         out, late = [], []
         for name, homes in legacy.homes.items():
             if name not in self.trained:
@@ -316,7 +330,10 @@ class Dealt:
         return dtype
 
     def demand_aligned(self, members: tuple[str, ...]) -> None:
-        """Of parameters that a stage shares, the buffer's next begins where it ends, not at a multiple of 64."""
+        """Check the alignment behind a parameter that stages share.
+
+        The next bucket begins at its end, which must be a multiple of 64.
+        """
         last = members[-1]
         if last != names.EMBEDDING or len(members) == 1:
             return
@@ -336,7 +353,10 @@ class Dealt:
 
 
 def with_stages(base: Base) -> tuple[Base, tuple[int, ...] | None]:
-    """The base without what its call says of layers on stages, and that. Raises: UcplError E547."""
+    """The base without its layers per stage, and these layers.
+
+    Raises: UcplError E547.
+    """
     plain, given = arguments(base, (STAGES,))
     if STAGES not in given:
         return base, None
@@ -350,7 +370,10 @@ def with_stages(base: Base) -> tuple[Base, tuple[int, ...] | None]:
 
 
 def sizes_in(legacy: Legacy) -> tuple[int, ...]:
-    """How many layers a folder has on each virtual stage: those of all stages, then the second ones."""
+    """The number of layers on each virtual stage.
+
+    First ones, then second ones.
+    """
     chunks = {f"model{c}" if legacy.vpp > 1 else "model": c for c in range(legacy.vpp)}
     held: dict[tuple[int, int], set[int]] = {}
     for name, homes in legacy.homes.items():
@@ -361,9 +384,9 @@ def sizes_in(legacy: Legacy) -> tuple[int, ...]:
 
 
 def demand_moments(base: Base, states: set[str]) -> None:
-    """A distributed optimizer has all of its states or none. Raises: UcplError E547.
+    """Check that a distributed optimizer has all of its states or none.
 
-    Without masters, they are made of the weights.
+    Missing masters are made of the weights. Raises: UcplError E547.
     """
     lacking = sorted(_STATES - states - {MASTER})
     if states and lacking:
@@ -377,21 +400,24 @@ def demand_moments(base: Base, states: set[str]) -> None:
 
 
 def states_of(base: Base) -> set[str]:
-    """States of a target: of its model, and those that `fill` lines give a value."""
+    """States of a target.
+
+    Of its model, and those with a `fill` line.
+    """
     filled = {name for i in base.layout.items if isinstance(i, nodes.FillStates) for name in i.names or ()}
     held = {name for i in base.model.items if isinstance(i, nodes.State) and not i.scalar for name in i.names}
     return held | (filled & _STATES)
 
 
 def blocks_of(source: Checkpoint) -> str:
-    """Whose blocks a run has, by the arguments that went along: "local" are Megatron-Core's own."""
+    """The owner of a run's blocks: "local" means Megatron-Core's own."""
     from ucpl.formats.megatron.legacy_arguments import arguments_in
 
     return str(arguments_in(source).get("transformer_impl") or "")
 
 
 def numbers_of(source: Checkpoint) -> dict[str, int]:
-    """Whole numbers among the arguments of the run that wrote a source, where they went along."""
+    """Integers among the run's arguments, if the source carries them."""
     from ucpl.formats.megatron.legacy_arguments import arguments_in
 
     return {str(k): int(v) for k, v in arguments_in(source).items() if isinstance(v, int) and abs(v) < 1 << 62}

@@ -1,4 +1,8 @@
-"""Where a checkpoint of Megatron's lies: the folder of a run, whose tracker says `10` or `release`, or one iteration's."""
+"""The folder of a Megatron checkpoint.
+
+A run with a tracker, or an iteration.
+A tracker's text is `10` or `release`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ _FOLDER = re.compile(r"iter_[0-9]{7,12}|release")
 
 @frozen
 class Step:
-    """`top`: what the user named; `root`: the iteration's folder; `tag`: its name, where a tracker leads to it."""
+    """A path and the iteration that it leads to.
+
+    `top`: the path that the user named; `root`: the iteration's folder; `tag`: its name, if a tracker leads to it.
+    """
 
     top: Path
     root: Path
@@ -28,10 +35,10 @@ class Step:
 
 
 def step_of(path: Path, holds: Callable[[Path], bool]) -> Step | None:
-    """The iteration that a path is, or that its tracker leads to. None: it is no folder of this kind.
+    """The iteration of a path or of its tracker, or None.
 
-    holds: whether a folder is an iteration of this kind. A run that has some, and whose tracker leads to no folder, is of the
-    kind, too; its step is where the tracker leads, and holds nothing.
+    holds: tests whether a folder is an iteration of this kind. A run with iterations of this kind whose tracker leads
+    to no folder is of this kind, too; its step is the tracker's, and has no files.
     """
     if not path.is_dir():
         return None
@@ -49,7 +56,10 @@ def step_of(path: Path, holds: Callable[[Path], bool]) -> Step | None:
 
 
 def found(path: Path, holds: Callable[[Path], bool]) -> Step:
-    """The iteration that a path leads to. Raises: UcplError E532 where it leads to none of this kind."""
+    """The iteration that a path leads to.
+
+    Raises: UcplError E532 if it leads to none of this kind.
+    """
     step = step_of(path, holds)
     if step is not None and holds(step.root):
         return step
@@ -64,7 +74,7 @@ def found(path: Path, holds: Callable[[Path], bool]) -> Step:
 
 
 def has_tracker(path: Path) -> bool:
-    """Whether a folder is called as an iteration of a run, whose tracker is next to it."""
+    """Test for an iteration's name and a tracker next to it."""
     return _FOLDER.fullmatch(path.name) is not None and (path.parent / TRACKER).is_file()
 
 

@@ -1,7 +1,8 @@
-"""Megatron-FSDP's folders (--ckpt-format fsdp_dtensor): a folder of PyTorch's distributed format with names of its own.
+"""Megatron-FSDP's folders (--ckpt-format fsdp_dtensor).
 
-A parameter's tensor in it is the fp32 master. A gated linear_fc1 is two tensors there, and one here; names are those that
-modules have in other folders of Megatron's.
+They are folders of torch.distributed.checkpoint with names of their own. A parameter's tensor in them is the fp32
+master. A gated linear_fc1 is two tensors there, and one here. Names here are those of modules, as in other folders of
+Megatron.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ucpl.storage.reading import fetch_all
 
 __all__ = ["MegatronFSDP"]
 
-# Names that .metadata has, of which no other framework's has one; without an optimizer, Megatron-Core's modules in a wrapper.
+# Names in .metadata that only Megatron-FSDP has; without an optimizer, Megatron-Core's modules in a wrapper.
 _MARKS = re.compile(
     rb"optimizer\.param_to_group_meta\.module\."
     rb"|model\.module\.(?:module\.)*(?:embedding\.word_embeddings\.weight"
@@ -35,12 +36,18 @@ class MegatronFSDP:
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:
-        """`.metadata` with Megatron-FSDP's names and *.distcp, here or in the folder that a tracker leads to."""
+        """Test for `.metadata` with Megatron-FSDP's names, and *.distcp.
+
+        They are in the folder, or in the one that a tracker names.
+        """
         return step_of(path, _is_of_fsdp) is not None
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E455, E460, E520-E524, E532, E544, and what the files raise (E400-E427)."""
+        """Read all headers.
+
+        Raises: UcplError E455, E460, E520-E524, E532, E544, and errors of reading files (E400-E427).
+        """
         from ucpl.formats.megatron.fsdp_reading import opened
 
         return opened(found(path, _is_of_fsdp))
@@ -63,7 +70,7 @@ def _is_of_fsdp(path: Path) -> bool:
 
 
 def _has(path: Path, marks: re.Pattern[bytes]) -> bool:
-    """Whether a file has one of the names, looked for in pieces that overlap."""
+    """Search a file for one of the names, in overlapping pieces."""
     kept = b""
     try:
         with path.open("rb") as file:
@@ -72,6 +79,6 @@ def _has(path: Path, marks: re.Pattern[bytes]) -> bool:
                 if marks.search(kept + piece) is not None:
                     return True
                 kept = piece[-_MARK_BYTES_MAX:]
-    except OSError:  # who opens it says why
+    except OSError:  # the reader reports the reason
         return False
     return False

@@ -1,4 +1,4 @@
-"""How the chunks of a Megatron-FSDP folder lie, as a layout in the language."""
+"""The chunks of a Megatron-FSDP folder as a layout in the language."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ucpl.layout import resolve
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
 
-_UNWRAPPED = "module.module."  # what an fp32 run's optimizer has before names: without a module of 16 bits
+_UNWRAPPED = "module.module."  # prefix of names in an fp32 run, without a module of 16 bits
 _MASTER = "fp32"
 
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
-    """The layout of an opened folder, whose chunks the store gives under the names of modules."""
+    """The layout of an opened folder, with its chunks under modules' names."""
     shapes = {t.name: t.shape for t in checkpoint.state.tensors}
     trained = {t.name for t in checkpoint.state.tensors if _MASTER in t.states}
     keys = {(f"{STATES}{_MASTER}.{name}" if name in trained else name): name for name in shapes}
@@ -50,9 +50,10 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
 
 
 def target(base: Base, source: Checkpoint | None) -> Extended:
-    """The shipped layout, with a line for each gated linear_fc1, which is cut between its halves, and for what has no dim.
+    """The shipped layout with lines for gated linear_fc1 and tensors without dims.
 
-    Raises: UcplError E543 where nothing tells whether a linear_fc1 is gated, E547 for a name that no module has.
+    A gated linear_fc1 is cut between its halves.
+    Raises: UcplError E543 if a linear_fc1 may be gated or not, E547 for a name that no module has.
     """
     demand_moments(base, states_of(base))
     base = _with_masters(base)
@@ -103,7 +104,10 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
 
 
 def _with_masters(base: Base) -> Base:
-    """The same over a model with masters, where it has moments and none: a run in fp32, whose weights are its masters."""
+    """The base over a model with masters, if it has only moments.
+
+    This is a run in fp32, whose weights are its masters.
+    """
     states = [item for item in base.model.items if isinstance(item, nodes.State) and not item.scalar]
     if not states or any(_MASTER in item.names for item in states):
         return base
@@ -112,7 +116,7 @@ def _with_masters(base: Base) -> Base:
 
 
 def _with(base: Base, said: dict[str, int | str]) -> Base:
-    """The same, with values for what the call leaves open."""
+    """The base with values for parameters that the call leaves open."""
     named = {argument.name for argument in base.call.arguments}
     more = tuple(
         nodes.Argument(name, nodes.Text(value) if isinstance(value, str) else nodes.Number(value))

@@ -1,4 +1,4 @@
-"""Names of Megatron-FSDP's folders, and those that the same tensors have as modules of one process."""
+"""Names in Megatron-FSDP's folders, and the same tensors' names in modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ucpl.formats.megatron.legacy_names import Dialect
 __all__ = ["HALVES", "LEAD", "MODEL", "STATES", "gated", "halved", "in_folder", "in_modules"]
 
 MODEL = "model."  # the dict of the state dict that has the module's tensors
-LEAD = "module."  # what their names begin with: of the module that Megatron-FSDP wraps
+LEAD = "module."  # prefix of names: the module that Megatron-FSDP wraps
 STATES = "optimizer.state."
 HALVES = ("_w", "_v")  # of a gated linear_fc1: the gate, and the up projection
 _GROUPED = re.compile(
@@ -24,7 +24,10 @@ _FC1 = re.compile(r".*\.mlp\.(?:.*\.)?linear_fc1\.(?:weight|bias)", re.DOTALL)
 
 
 def in_modules(name: str) -> str:
-    """A tensor of the module by the name that experts by themselves have: `experts.linear_fc1.weight3` is of the fourth."""
+    """A tensor's name in modules of single experts.
+
+    `experts.linear_fc1.weight3` is of the fourth expert.
+    """
     match = _GROUPED.fullmatch(name)
     if match is None:
         return name
@@ -38,7 +41,7 @@ def in_folder(name: str, *, grouped: bool) -> str:
 
 
 def halved(name: str) -> tuple[str, int] | None:
-    """(the whole tensor, which half) of a name as files have it. None: it is no half."""
+    """(complete tensor, number of the half) of a file's name, or None."""
     for number, half in enumerate(HALVES):
         whole = name.removesuffix(half)
         if whole != name and _FC1.fullmatch(in_modules(whole)) is not None:
@@ -47,6 +50,9 @@ def halved(name: str) -> tuple[str, int] | None:
 
 
 def gated(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], place: str) -> frozenset[str]:
-    """Those of the tensors that are a gate and an up projection. Raises: UcplError E543."""
+    """The tensors that are a gate and an up projection.
+
+    Raises: UcplError E543.
+    """
     dialect = Dialect(shapes, 1, {}, place)
     return frozenset(name for name in names if _FC1.fullmatch(name) is not None and dialect.gated(name))

@@ -1,4 +1,4 @@
-"""A folder of Megatron-FSDP as a checkpoint: what PyTorch's distributed format says of it, under the names of modules."""
+"""A folder of Megatron-FSDP as a checkpoint, under the names of modules."""
 
 from __future__ import annotations
 
@@ -35,14 +35,17 @@ _T = TypeVar("_T")
 
 @frozen
 class Place:
-    """Where a tensor of the files lies in one of the module."""
+    """The place of a file's tensor in one of the module."""
 
     name: str
     half: int | None = None
 
 
 def opened(step: Step) -> Checkpoint:
-    """Read the headers of all archives. Raises: UcplError E455, E457, E460, E520-E524, E544."""
+    """Read the headers of all archives.
+
+    Raises: UcplError E455, E457, E460, E520-E524, E544.
+    """
     held = reading.opened(step.root, read_metadata(step.root))
     settings = held.state.settings
     prefix, states = (str(settings[name].value) for name in ("prefix", "states"))
@@ -107,7 +110,10 @@ def opened(step: Step) -> Checkpoint:
 
 
 def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root: Path) -> None:
-    """Raises: UcplError E544 where several stages saved their layers under the same names, of which one value each is left."""
+    """Check that all layers of all stages are stored.
+
+    Raises: UcplError E544 if several stages saved their layers under the same names, so that one value of each remains.
+    """
     stages, said = numbers.get("pipeline_model_parallel_size"), numbers.get("num_layers")
     layers = {number for prefix, number in filter(None, map(layer_of, found)) if prefix == _LAYERS}
     if type(stages) is not int or type(said) is not int or stages < 2 or len(layers) == said:
@@ -124,10 +130,10 @@ def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root:
 
 
 def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, Place]:
-    """Where each tensor of the files lies. shapes: by their names; lead: what these begin with and modules' do not.
+    """The place of each tensor of the files.
 
-    Raises: UcplError E521 where a half of a linear_fc1 is there without the other, or is of another shape, and where two names
-    are of one tensor of the module.
+    shapes: by their names; lead: their prefix, which modules lack. Raises: UcplError E521 if only one half of a
+    linear_fc1 exists, if the halves have different shapes, or if two names are of one tensor of the module.
     """
     out: dict[str, Place] = {}
     taken: dict[Place, str] = {}
@@ -161,7 +167,7 @@ def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, P
 
 
 def _told(entry: str, prefix: str, states: str) -> tuple[str, str]:
-    """(tensor, state) of a name of the files; no state of a weight."""
+    """(tensor, state) of a name in the files."""
     if states and entry.startswith(states):
         name, _, state = entry.removeprefix(states).rpartition(".")
         return name, state
@@ -173,14 +179,20 @@ def _renamed(values: Mapping[str, _T], places: Mapping[str, Place]) -> dict[str,
 
 
 def _dtype(states: str, numbers: Mapping[object, object]) -> str:
-    """What a run trains in: where a module of 16 bits is around the model, bf16 unless its arguments say fp16."""
+    """The training dtype of a run.
+
+    If a module of 16 bits wraps the model, it is bf16 unless the run's arguments say fp16.
+    """
     if states.removeprefix(names.STATES).count(names.LEAD) < len(("adapter", "Float16Module")):
         return "f32"
     return "f16" if numbers.get("fp16") is True else "bf16"
 
 
 def _tensors(held: Checkpoint, places: Mapping[str, Place], trained: set[str], dtype: str) -> tuple[NamedTensor, ...]:
-    """In order of registration. A trained tensor is its master, and its weight is that in the dtype of training."""
+    """Tensors in order of registration.
+
+    A trained tensor is its master, and its weight has the training dtype.
+    """
     out: dict[str, NamedTensor] = {}
     for tensor in held.state.tensors:
         place = places[tensor.name]
@@ -201,7 +213,10 @@ def _tensors(held: Checkpoint, places: Mapping[str, Place], trained: set[str], d
 def _groups(
     held: Checkpoint, places: Mapping[str, Place], numbers: Mapping[object, object]
 ) -> tuple[ParameterGroup, ...]:
-    """With experts by themselves where they are on ranks of their own: so are the groups of Megatron's other optimizers."""
+    """Parameter groups, with separate ones of dealt experts.
+
+    Groups of Megatron's other optimizers are separate, too.
+    """
     ep = numbers.get("expert_model_parallel_size", 1)
     apart = type(ep) is int and ep > 1
     found: list[tuple[dict[str, object], list[str]]] = []

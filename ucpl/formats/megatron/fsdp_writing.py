@@ -1,7 +1,8 @@
-"""A folder of Megatron-FSDP as a target: chunks under the names of its modules, hyper-parameters of each parameter.
+"""A folder of Megatron-FSDP as a target.
 
-Megatron-FSDP finds tensors by name and by box, so that chunks may be cut anywhere. The halves of a gated linear_fc1 are cut by
-the plan; here they get their names.
+Chunks have the names of its modules, and each parameter has its hyper-parameters. Megatron-FSDP finds tensors by name
+and by box, so that chunks may be cut anywhere. The plan cuts the halves of a gated linear_fc1; here they get their
+names.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ __all__ = ["skeleton"]
 
 Shape = tuple[int, ...]
 _STATE = re.compile(r"optimizer\.state\.(?P<state>[A-Za-z0-9_]+)\.(?P<name>.+)", re.DOTALL)
-_KNOWN_STATES = frozenset({"exp_avg", "exp_avg_sq"})  # what Megatron-FSDP takes apart of a gated linear_fc1
+_KNOWN_STATES = frozenset({"exp_avg", "exp_avg_sq"})  # the states of a gated linear_fc1 that Megatron-FSDP splits
 _RANDOM = "rng_state"
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
-    """Raises: UcplError E471 for what has no place in the format."""
+    """The files of a target.
+
+    Raises: UcplError E471 for values that have no place in the format.
+    """
     return _Writer(structure, targets, source).folder(tag)
 
 
@@ -50,7 +54,7 @@ class _Writer(CoreWriter):
 
     @property
     def halves(self) -> int:
-        """Ranks of the mesh that are one: the plan cuts a gated linear_fc1 between them."""
+        """Ranks of the mesh for halves of a gated linear_fc1."""
         value = self.structure.settings.get("halves")
         return value if type(value) is int and value > 0 else 1
 
@@ -75,7 +79,10 @@ class _Writer(CoreWriter):
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
     def chunk(self, rank: int, name: str, offset: Shape, archive: Archive, whole: Shape) -> int:
-        """Under the name that a module of Megatron-FSDP's has; a gated linear_fc1 as its halves. Raises: UcplError E471."""
+        """Add a chunk under its name in a module of Megatron-FSDP.
+
+        A gated linear_fc1 is written as its halves. Raises: UcplError E471.
+        """
         match = _STATE.fullmatch(name)
         tensor, state = (match["name"], match["state"]) if match is not None else (name, MASTER)
         if state != MASTER and state not in _KNOWN_STATES:
@@ -95,7 +102,10 @@ class _Writer(CoreWriter):
         return super().chunk(rank, ".".join(steps), offset, archive, whole)
 
     def path_of(self, name: str) -> tuple[Step, ...]:
-        """The nested dicts that a name comes from: a tensor's own name is one key, dots and all."""
+        """The path of a name in nested dicts.
+
+        A tensor's name is one key.
+        """
         if not name.startswith(names.STATES):
             return ("model", name.removeprefix(names.MODEL))
         owner, _, state = name.removeprefix(names.STATES).rpartition(".")
@@ -110,12 +120,13 @@ class _Writer(CoreWriter):
         """The optimizer's name of it."""
         return self.owner + named.removeprefix(names.LEAD)
 
-    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+    # ---- values that are no tensors of the model
+    # -----------------------------------------------------------------------
 
     def metas(self) -> None:
-        """The hyper-parameters of each parameter, with its steps. Megatron-FSDP has one optimizer, of experts, too.
+        """Write the hyper-parameters of each parameter, with its steps.
 
-        Raises: UcplError E471.
+        Megatron-FSDP has one optimizer, of experts, too. Raises: UcplError E471.
         """
         if not any(tensor.states for tensor in self.structure.tensors):
             return  # weights alone
@@ -128,7 +139,10 @@ class _Writer(CoreWriter):
                     self.value(("optimizer", "param_to_group_meta", owner, key), value)
 
     def carried(self) -> dict[object, object]:
-        """What the run has beside its model. Raises: UcplError E471."""
+        """The run's values besides its model.
+
+        Raises: UcplError E471.
+        """
         out = values_of(self.source)
         clash = next((key for key in ("model", "optimizer", _RANDOM) if key in out), None)
         if clash is not None:
@@ -138,7 +152,7 @@ class _Writer(CoreWriter):
                 Label(METADATA, where=clash),
             )
         out[ITERATION] = self.iteration
-        out[VERSION] = 3.0  # what comes before has q, k and v in another order
+        out[VERSION] = 3.0  # earlier versions have q, k and v in another order
         random = self.source.state.blobs.get(RNG)
         return out if random is None else {**out, _RANDOM: random}
 

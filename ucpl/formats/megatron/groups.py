@@ -1,8 +1,8 @@
-"""The parameter groups of Megatron-Core's optimizers, whose files name no member of a group.
+"""Parameter groups of Megatron-Core's optimizers, whose members no file names.
 
-Which parameter is in which group is Megatron's own rule: experts by themselves (`is_expert_parallel`), biases and what has one
-dim without weight decay (`wd_mult` 0; with --apply-wd-to-qk-layernorm, norms of queries and keys have some), and embeddings and
-the output layer by themselves where their learning rate is another (--decoupled-lr).
+Megatron's own rule makes the groups: experts have separate ones (`is_expert_parallel`); biases and tensors of one dim
+have no weight decay (`wd_mult` 0; with --apply-wd-to-qk-layernorm, norms of queries and keys have some); embeddings and
+the output layer are separate if they have another learning rate (--decoupled-lr).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STEP = "step"
 EXPERTS = re.compile(r"(?<![^.])experts\.", re.DOTALL)  # never `shared_experts.`, which every rank has
 _OF_EXPERTS, _DECAY = "is_expert_parallel", "wd_mult"
 _DECOUPLED, _OF_ALL = "is_decoupled_lr", "default_config"
-# What Megatron-Core tells groups apart by, beside experts and decay; of a source's group where it has them.
+# Other marks of groups in Megatron-Core, besides experts and decay; from a source's group if it has them.
 _MARKS: dict[str, object] = {"lr_mult": 1.0, _DECOUPLED: False, _OF_ALL: True}
 _MARKED = frozenset({_DECAY, "pre_wd_mult"})  # a group of Megatron's has one of these
 _WEIGHT_DECAY = "weight_decay"
@@ -59,7 +59,7 @@ _STACKED_EXPERTS = re.compile(r"(?<![^.])experts\.(experts|local_experts)\.(?!\d
 
 @frozen
 class Said:
-    """What files say of a group: its values without `params` and `step`, and the steps that its optimizer has made."""
+    """A group's values in files, without `params` and `step`, and its steps."""
 
     hyper: dict[str, object]
     step: Counted = None
@@ -75,7 +75,7 @@ class Dealt:
 
 
 def own_dims(name: str, shape: tuple[int, ...]) -> int:
-    """Dims of a parameter of one layer, of one expert, as its module has it."""
+    """Dims of a parameter of one layer and one expert."""
     return len(shape) - bool(_STACKED.search(name)) - bool(_STACKED_EXPERTS.search(name))
 
 
@@ -84,9 +84,9 @@ def is_expert(name: str) -> bool:
 
 
 def decays_norms(arguments: Mapping[object, object]) -> bool:
-    """Whether a run gives norms of queries and keys weight decay, as those of Qwen3-Next do.
+    """Test whether a run gives norms of queries and keys weight decay.
 
-    Releases before 0.16 call the argument `no_weight_decay_cond_type`.
+    Qwen3-Next does. Releases before 0.16 call the argument `no_weight_decay_cond_type`.
     """
     return (
         arguments.get("apply_wd_to_qk_layernorm") is True or arguments.get("no_weight_decay_cond_type") in _CONDITIONS
@@ -94,9 +94,9 @@ def decays_norms(arguments: Mapping[object, object]) -> bool:
 
 
 def has_no_decay(name: str, shape: tuple[int, ...], *, norms_decay: bool) -> bool:
-    """Whether Megatron gives a parameter no weight decay.
+    """Test whether Megatron gives a parameter no weight decay.
 
-    norms_decay: whether it gives some to norms of queries and keys.
+    norms_decay: it gives some to norms of queries and keys.
     """
     if norms_decay and any(norm in name for norm in _QK_NORMS):
         return False
@@ -104,13 +104,14 @@ def has_no_decay(name: str, shape: tuple[int, ...], *, norms_decay: bool) -> boo
 
 
 def has_own_rate(name: str) -> bool:
-    """Whether --decoupled-lr is a parameter's learning rate, in a run that has one."""
+    """Test whether --decoupled-lr applies to a parameter."""
     return name in (EMBEDDING, OUTPUT)
 
 
 def is_decoupled(hyper: Mapping[str, object]) -> bool:
-    """Whether a group is of those. Megatron-Core 0.16 leaves `is_decoupled_lr` at False, and says that their rate is not the
-    run's own.
+    """Test whether a group has the decoupled learning rate.
+
+    Megatron-Core 0.16 leaves `is_decoupled_lr` at False, and records that the rate is not the run's own.
     """
     return hyper.get(_DECOUPLED) is True or hyper.get(_OF_ALL) is False
 
@@ -159,9 +160,10 @@ def by_rule(
 
 
 def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """Weight decays of a source of no Megatron run that Megatron's schedule changes.
+    """Notes on weight decays that Megatron's schedule changes.
 
-    At its first step it sets the weight decay of each group to its own times `wd_mult`, whatever the folder has.
+    The source is of no Megatron run. At its first step the schedule sets the weight decay of each group to its own
+    times `wd_mult`, whatever the folder has.
     """
     held = each_of(source.state)
     if any(hyper.keys() & _MARKED for hyper in held.values()):
@@ -189,7 +191,7 @@ def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 
 def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
-    """A hyper-parameter that differs, or that one of them lacks. None: there is none."""
+    """A hyper-parameter that differs or that one side lacks, or None."""
     return next((key for key in differences(one, other) if key not in (_DECAY, _OF_EXPERTS)), None)
 
 
@@ -201,10 +203,10 @@ def dealt(
     *,
     norms_decay: bool,
 ) -> Dealt:
-    """Parameters to the groups that the files tell of; a group that gets none is left out, and listed as such.
+    """Parameters dealt to the groups of the files.
 
-    shapes, states: of the parameters that the optimizer trains. path: the file that tells of the groups. Raises: UcplError
-    E531 for a parameter that no group takes.
+    A group without parameters is left out, and listed so. shapes, states: of the parameters that the optimizer trains.
+    path: the file with the groups. Raises: UcplError E531 for a parameter that no group takes.
     """
     left = dict(shapes)
     groups: list[ParameterGroup] = []
@@ -238,10 +240,10 @@ def demand_found_again(
     *,
     norms_decay: bool,
 ) -> None:
-    """Groups that are written are those that `dealt` makes of their hyper-parameters.
+    """Check that `dealt` finds the same groups from the written hyper-parameters.
 
-    shapes, states: of all parameters of the groups. path: the file that will tell of the groups. Raises: UcplError E471 where a
-    parameter would be found in another group, or in none.
+    shapes, states: of all parameters of the groups. path: the file that will have the groups. Raises: UcplError E471 if
+    a parameter would be found in another group, or in none.
     """
     try:
         made = dealt([Said(group.hyper) for group in groups], shapes, states, path, norms_decay=norms_decay).groups
@@ -274,7 +276,7 @@ def _members(
     states: Mapping[str, tuple[str, ...]],
     norms_decay: bool,
 ) -> Iterator[str]:
-    """Those of the parameters that are not dealt yet which a group has."""
+    """The group's parameters among those that are not dealt yet."""
     of_experts = bool(one.hyper.get(_OF_EXPERTS))
     has_experts = any(other.hyper.get(_OF_EXPERTS) for other in every)
     # Of one optimizer's groups, those that differ in the decay alone share its parameters out.

@@ -1,4 +1,7 @@
-"""Megatron-LM's legacy folders (--ckpt-format torch): a folder of each model-parallel rank in that of an iteration."""
+"""Megatron-LM's legacy folders (--ckpt-format torch): one folder per model-parallel rank.
+
+They are in the folder of an iteration.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _NO_RNG = "random states are of the ranks that saved them, and are left out: sta
 
 
 def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
-    """What Megatron-LM asks for beside the folder, where a target has none of it."""
+    """Advice on arguments that Megatron-LM requests and a target lacks."""
     alike = legacy_of(source) is not None and all(
         structure.settings.get(axis) == source.state.settings[axis].value for axis in ("tp", "pp", "ep")
     )
@@ -41,7 +44,10 @@ class MegatronLegacy:
 
     @watched
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises: UcplError E532, E540-E548, and what the files raise (E400-E427)."""
+        """Read all headers.
+
+        Raises: UcplError E532, E540-E548, and errors of reading files (E400-E427).
+        """
         from ucpl.formats.megatron.legacy_folder import is_step
         from ucpl.formats.megatron.legacy_reading import opened
 
@@ -50,7 +56,10 @@ class MegatronLegacy:
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """A folder of each rank, and the tracker beside the iteration. Raises: UcplError E471, E547."""
+        """A folder of each rank, and the tracker next to the iteration.
+
+        Raises: UcplError E471, E547.
+        """
         from ucpl.formats.megatron.legacy_writing import skeleton
 
         return skeleton(structure, targets, source, tag)

@@ -1,4 +1,4 @@
-"""The arguments of a Megatron run, as they go along with a checkpoint: an argparse.Namespace, inert."""
+"""The arguments of a Megatron run in a checkpoint: an inert argparse.Namespace."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OF_LAYOUTS = {
     *DEGREES, _EACH, "expert_tensor_parallel_size", "world_size", "data_parallel_size", "rank", "local_rank",
     "ckpt_format", "use_distributed_optimizer", "no_save_rng",
 }  # fmt: skip
-OWN = "megatron"  # of what is carried: values whose classes Megatron alone has, in a form without classes
+OWN = "megatron"  # key of carried values whose classes only Megatron has, in a form without classes
 GROUPED_GEMM = "moe_grouped_gemm"
 _NAMESPACE = Global("argparse", "Namespace")
 
@@ -66,8 +66,9 @@ def state_of(held: object) -> dict[object, object] | None:
 
 
 def part_own(carried: dict[object, object]) -> None:
-    """Puts values of a run whose classes Megatron alone has in one value without classes: another framework's target could
-    not name them in its pickles.
+    """Move values of Megatron's own classes into one value without classes.
+
+    Another framework's target could not name these classes in its pickles.
     """
     own = {key: one for key, one in carried.items() if any(n.startswith("megatron.") for n in unsafe_globals(one))}
     for key in own:
@@ -77,15 +78,16 @@ def part_own(carried: dict[object, object]) -> None:
 
 
 def values_of(source: Checkpoint) -> dict[object, object]:
-    """What a run has beside its model, Megatron's own values as they were."""
+    """A run's values besides its model, with Megatron's own values restored."""
     values = dict(source.state.carried)
     own = decode(values.pop(OWN, None))
     return {**(own if isinstance(own, dict) else {}), **values}
 
 
 def besides_degrees(carried: Mapping[object, object]) -> dict[object, object]:
-    """What a run has beside its model, without what its arguments say of ranks and of the form of files: a target's own
-    degrees stand there, as shapes of shards do.
+    """A run's values besides its model, without its degrees.
+
+    The arguments on ranks and on the form of files are removed: a target has its own, as with shapes of shards.
     """
     out = dict(carried)
     own = decode(out.pop(OWN, None))
@@ -97,12 +99,18 @@ def besides_degrees(carried: Mapping[object, object]) -> dict[object, object]:
 
 
 def arguments_in(source: Checkpoint) -> dict[object, object]:
-    """Of the run that wrote a checkpoint or what it was made of; none where it was no Megatron."""
+    """The arguments of the run that wrote a checkpoint or its source.
+
+    They are empty if it was not Megatron.
+    """
     return state_of(values_of(source).get("args")) or {}
 
 
 def has_grouped_mlp(arguments: Mapping[object, object]) -> bool:
-    """Whether experts are those of GroupedMLP: of a run with grouped kernels and without those of Transformer Engine."""
+    """Test for experts of GroupedMLP.
+
+    Such a run has grouped kernels, and not those of Transformer Engine.
+    """
     own = arguments.get("transformer_impl") == "local" or arguments.get("moe_use_legacy_grouped_gemm") is True
     return own and arguments.get(GROUPED_GEMM) is True
 
@@ -110,9 +118,10 @@ def has_grouped_mlp(arguments: Mapping[object, object]) -> bool:
 def at_degrees(
     arguments: Mapping[object, object], degree: Callable[[str], int], *, is_alike: bool
 ) -> dict[object, object]:
-    """Arguments of a run at other degrees, with the distributed optimizer.
+    """The arguments of a run at other degrees, with the distributed optimizer.
 
-    degree: of an axis: "tp", "pp", "ep", "vpp". is_alike: whether ranks are those of the run; else, what counts them goes.
+    degree: of an axis: "tp", "pp", "ep", "vpp". is_alike: ranks are those of the run; otherwise, counts of ranks are
+    removed.
     """
     gone = () if is_alike else ("world_size", "data_parallel_size", "rank", "local_rank")
     out: dict[object, object] = {key: one for key, one in arguments.items() if key not in gone}
@@ -129,7 +138,7 @@ def at_degrees(
 
 
 def sizes_of(tensors: Sequence[NamedTensor]) -> dict[object, object]:
-    """Of the arguments that Megatron-LM compares with a job's own, those that shapes and names say."""
+    """Arguments that Megatron-LM compares and that shapes and names determine."""
     out: dict[object, object] = {}
     prefixes = numbered([t.name for t in tensors if layer_of(t.name)])
     layers = [n for prefix, n in prefixes.items() if prefix.endswith(".layers.")]
@@ -140,7 +149,7 @@ def sizes_of(tensors: Sequence[NamedTensor]) -> dict[object, object]:
 
 
 def heads_advice(source: Checkpoint, where: str) -> tuple[str, ...]:
-    """Of a target whose arguments Megatron-LM compares: what no shape says."""
+    """Advice on compared arguments that no shape determines."""
     if "num_attention_heads" in arguments_in(source):
         return ()
     return (

@@ -1,10 +1,10 @@
-"""Where each parameter lies in a tensor of `distrib_optim.pt`, which the file does not say.
+"""The place of each parameter in a tensor of `distrib_optim.pt`.
 
-Megatron's gradient buffers hold parameters in reverse registration order, each from a multiple of 64 elements on. A buffer is
-closed into a bucket as soon as a bucket's size is reached, and before and behind an embedding that two stages share; what pads
-a bucket's end is not saved. So positions hang on the bucket size, of which neither file tells. They are found by trying: every
-division that a bucket size can make is held against the saved length and, where the weights are views of the buffer that they
-were trained in (as Megatron saves them), against their places there. If what is left disagrees, nothing is guessed.
+The file does not record it. Megatron's gradient buffers hold parameters in reverse registration order, each at a
+multiple of 64 elements. A buffer is closed into a bucket at the size of a bucket, and before and behind an embedding
+that two stages share. The padding at a bucket's end is not saved. So positions depend on the bucket size, which neither
+file has. All divisions are tried: each must fit the saved length and, if the weights are views of their training buffer
+(as Megatron saves them), their places there. If the remaining ones disagree, the conversion stops.
 
 Read in megatron-core 0.16.1, distributed/param_and_grad_buffer.py and optimizer/distrib_optimizer.py.
 """
@@ -24,7 +24,10 @@ _TRIES_MAX = 4096
 
 @frozen
 class Parameter:
-    """One in a buffer's order. `place`: where it begins in the buffer, where its weight is a view of that."""
+    """A parameter in a buffer's order.
+
+    `place`: its begin in the buffer, if its weight is a view of that.
+    """
 
     name: str
     numel: int
@@ -34,7 +37,10 @@ class Parameter:
 
 @frozen
 class Bucket:
-    """Parameters end to end, and where the first of them begins in the saved tensor. `numel`: to the last one's end."""
+    """Parameters end to end, and their begin in the saved tensor.
+
+    `numel`: up to the last one's end.
+    """
 
     start: int
     names: tuple[str, ...]
@@ -42,10 +48,10 @@ class Bucket:
 
 
 def divided(parameters: Sequence[Parameter], size: int | None) -> list[tuple[Bucket, int]]:
-    """The buckets of a buffer of these parameters, in its order, as Megatron divides it, and what it calls the size of each:
-    without the padding of its end to ranks, but up to where an embedding would begin that closed it.
+    """The buckets of a buffer, with Megatron's size of each.
 
-    size: of a bucket, in elements; None: no bucket is closed for its size.
+    Parameters are in the buffer's order. A size excludes the padding to ranks, but reaches the begin of an embedding
+    that closed the bucket. size: of a bucket, in elements; None: no bucket is closed for its size.
     """
     division = _divided(parameters, size)
     ends = [*(bucket.start for bucket in division.buckets[1:]), division.numel]
@@ -62,11 +68,11 @@ class _Division:
 def buckets_of(
     parameters: Sequence[Parameter], numel: int, said: Sequence[int | None] = ()
 ) -> list[tuple[Bucket, ...]]:
-    """The ways in which a buffer of these parameters, in its order, can be saved as a tensor of `numel` elements.
+    """Ways to save these parameters as a tensor of `numel` elements.
 
-    One where the files tell; none where they contradict each other. said: bucket sizes that the run's arguments or Megatron's
-    rules lead to, None for one bucket: the first that fits counts. Ways that place every parameter alike are one, which is one
-    bucket where that places them so.
+    The result is one way if the files determine it, and empty if they contradict each other. `said`: bucket sizes by the
+    run's arguments or Megatron's rules, None for one bucket: the first that fits is used. Ways that place every
+    parameter equally are one way: one bucket, if that has these places.
     """
     alone = _divided(parameters, None, apart=False)
     if all(p.numel % ALIGNED == 0 for p in parameters[:-1]):  # then no division moves any of them
@@ -131,7 +137,7 @@ def _positions(buckets: Sequence[Bucket], parameters: Sequence[Parameter]) -> tu
 
 
 def _is_as_placed(division: _Division, parameters: Sequence[Parameter]) -> bool:
-    """Whether the weights' own places, where all are known, are those of these buckets."""
+    """Test whether the weights' own places fit these buckets."""
     by_name = {p.name: p for p in parameters}
     if any(p.place is None for p in parameters):
         return True

@@ -1,6 +1,6 @@
-"""Which ranks have files in the folder of one iteration.
+"""The ranks with files in the folder of one iteration.
 
-It has a folder for each model-parallel rank: `mp_rank_TT`, with `_PPP` behind it where there are stages, and `_EEE` where
+It has a folder for each model-parallel rank: `mp_rank_TT`, with `_PPP` behind it if there are stages, and `_EEE` if
 experts are dealt over ranks.
 """
 

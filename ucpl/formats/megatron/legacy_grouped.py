@@ -1,8 +1,9 @@
-"""Experts of GroupedMLP (`weight1`, `weight2`): a rank's are one matrix, and here each is a tensor as SequentialMLP has it.
+"""Experts of GroupedMLP (`weight1`, `weight2`): one matrix per rank.
 
-Megatron-Core's kernel sees `weight1` as experts x hidden x width of linear_fc1, and `weight2` as experts x width x hidden: one
-expert behind the other, each as the transpose of what a linear layer has. So an expert is a view of the matrix, with strides of
-its own, and its moments are one of what lies where the matrix does in `distrib_optim.pt`.
+Here each expert is a tensor as in SequentialMLP. Megatron-Core's kernel uses `weight1` as experts x hidden x width of
+linear_fc1, and `weight2` as experts x width x hidden: one expert behind the other, each as the transpose of a linear
+layer's weight. So an expert is a view of the matrix with its own strides, and its moments are views of the matrix's
+place in `distrib_optim.pt`.
 
 Read in megatron-core 0.16.1, transformer/moe/experts.py.
 """
@@ -25,7 +26,10 @@ _MATRIX = re.compile(r"(?P<lead>.*\.experts\.)weight(?P<number>[12])", re.ASCII)
 
 @frozen(eq=False)
 class Grouped:
-    """The matrix that an expert is a view of: the name that a rank has for it, the number of the expert there, of how many."""
+    """The matrix of an expert.
+
+    It has the matrix's name on a rank, the number of the expert in it, and the number of experts.
+    """
 
     matrix: str
     number: int
@@ -34,16 +38,17 @@ class Grouped:
 
 
 def is_grouped(name: str) -> bool:
-    """Whether a tensor of a rank has all of its experts."""
+    """Test whether a tensor of a rank has all of its experts."""
     return _MATRIX.fullmatch(name) is not None
 
 
 def experts_in(
     tensors: Mapping[str, TensorRef], ep: int, numbers: Mapping[str, int], place: str
 ) -> dict[str, tuple[TensorRef, Grouped]]:
-    """Expert by expert, under a rank's names: (its view, what it is of). The router of the layer says how many there are.
+    """(view, matrix) of each expert, under a rank's names.
 
-    Raises: UcplError E543 where shapes are not those of so many experts, E548 where nothing says how many there are.
+    The router of the layer has the number of experts. Raises: UcplError E543 if shapes do not fit that number, E548 if
+    the number is unknown.
     """
     out: dict[str, tuple[TensorRef, Grouped]] = {}
     for name, tensor in tensors.items():
@@ -82,8 +87,9 @@ def experts_in(
 
 
 def views(tensor: TensorRef, count: int, *, is_first: bool) -> list[TensorRef]:
-    """Each expert of a matrix, as a linear layer has it: what it is multiplied by from the right, transposed.
+    """Each expert of a matrix in the form of a linear layer.
 
+    Transposed.
     tensor: hidden x (experts x width) of linear_fc1 (is_first), (experts x width) x hidden of linear_fc2; contiguous.
     """
     rows, columns = (

@@ -1,7 +1,8 @@
-"""Megatron's legacy folders as a layout in the language: one that extends the shipped `megatron_legacy`.
+"""Megatron's legacy folders as a layout that extends `megatron_legacy`.
 
-A line for each place of each tensor: its cut over tp, its stage, the number that its layer and expert have there. A group and a
-pair of state lines for each run of parameters in `distrib_optim.pt`; without that file, for what a stage's optimizer numbers.
+It has a line for each place of each tensor: its cut over tp, its stage, and the number of its layer and expert there.
+It has a group and a pair of state lines for each run of parameters in `distrib_optim.pt`; without that file, for the
+numbers of a stage's optimizer.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from ucpl.language.quoting import quote
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
 
-_MOMENTS = (
-    "any @tp"  # of what tp copies, each rank steps by gradients of its own: Megatron, too, takes the first rank's
-)
+_MOMENTS = "any @tp"  # each tp rank steps its copies by its own gradients; Megatron, too, uses the first rank's
 
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
@@ -51,7 +50,10 @@ def _notes(legacy: Legacy) -> tuple[Note, ...]:
 
 
 def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[str]) -> tuple[nodes.LayoutItem, ...]:
-    """What a layout says beside the shipped one. shardings: of tensors that tp may cut."""
+    """The layout's lines besides the shipped ones.
+
+    shardings: of tensors that tp may cut.
+    """
     out = []
     for name, homes in legacy.homes.items():
         axes = pattern(shardings[name]) if name in shardings else (nodes.Rest(),)
@@ -84,7 +86,7 @@ def lines(legacy: Legacy, shardings: Mapping[str, Sharding], states: Iterable[st
 def _numbered(
     legacy: Legacy, stage: int, held: tuple[Sequence[Sequence[str]], Sequence[bool]], states: set[str]
 ) -> list[str]:
-    """State lines of an optimizer of torch's: what each of a stage's optimizers numbers, group by group."""
+    """State lines of torch's optimizers, by their numbers, group by group."""
     groups, of_experts = held
     out = []
     where = _at(legacy, stage, None)

@@ -1,7 +1,7 @@
-"""The model in the state dicts of all ranks: every tensor under its name in the whole model, and its places.
+"""The model in the state dicts of all ranks.
 
-On a rank, layers count from 0 in each virtual stage, and experts from 0 in each layer. Megatron deals layers to the first
-virtual stages of all stages, then to the second ones.
+Names and places of tensors. On a rank, layers count from 0 in each virtual stage, and experts from 0 in each layer.
+Megatron deals layers to the first virtual stages of all stages, then to the second ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _EXTRA = "_extra_state"
 
 @frozen(eq=False)
 class Local:
-    """One tensor of a rank. `name`: in the whole model; `is_expert`: another expert-parallel rank has another."""
+    """One tensor of a rank.
+
+    `name`: in the complete model; `is_expert`: other expert-parallel ranks have other experts.
+    """
 
     name: str
     key: tuple[str, ...]
@@ -35,13 +38,13 @@ class Local:
 
     @property
     def stored(self) -> Key:
-        """Its key, as plans have them: an expert of a matrix has a number there."""
+        """Its key in plans: an expert of a matrix has a number."""
         return self.key if self.grouped is None else (*self.key[:-1], self.grouped.number)
 
 
 @define(eq=False)
 class Modules:
-    """What all ranks hold, in the order in which each rank's module registered it."""
+    """Tensors of all ranks, in each rank's order of registration."""
 
     vpp: int
     tied: bool  # the output layer of the last stage is the embedding of the first
@@ -126,7 +129,7 @@ def _tensors(value: Value) -> dict[str, Value]:
 
 
 def _experts_apart(held: dict[str, Value], ranks: Ranks, place: Place) -> tuple[dict[str, Value], dict[str, Grouped]]:
-    """A rank's tensors with those of GroupedMLP expert by expert, in its place, and what each of these is a view of."""
+    """A rank's tensors with GroupedMLP's expert by expert, and their matrices."""
     tensors = {name: value.held for name, value in held.items() if type(value.held) is TensorRef}
     if not any(map(is_grouped, tensors)):
         return held, {}
@@ -148,7 +151,10 @@ def _experts_apart(held: dict[str, Value], ranks: Ranks, place: Place) -> tuple[
 def _starts(
     ranks: Ranks, made: Modules, held: dict[Place, list[dict[str, Value]]]
 ) -> dict[tuple[int, int], dict[str, int]]:
-    """Where the layers of each (virtual stage, stage) begin in the model, by prefix. Raises: UcplError E544."""
+    """The first layer of each (virtual stage, stage), by prefix.
+
+    Raises: UcplError E544.
+    """
     out: dict[tuple[int, int], dict[str, int]] = {}
     total: dict[str, int] = {}
     for c in range(made.vpp):
@@ -175,7 +181,10 @@ def _starts(
 
 
 def _refuse_unknown(ranks: Ranks, held: dict[Place, list[dict[str, Value]]]) -> None:
-    """Forms in which a rank's tensors are no parts of tensors that have a name. Raises: UcplError E548."""
+    """Reject forms without a name for each tensor.
+
+    Raises: UcplError E548.
+    """
     said = ranks.arguments
     etp = ranks.numbers.get("expert_tensor_parallel_size")
     experts = [n for c in held[0, 0, 0] for n in c if names.is_expert(n)]
@@ -199,7 +208,7 @@ def _refuse(ranks: Ranks, what: str, where: str) -> None:
 
 
 def _named(name: str, place: Place, starts: dict[str, int], counts: dict[str, int], ranks: Ranks) -> str:
-    """A rank's name of a tensor as the whole model has it."""
+    """A rank's name of a tensor as in the complete model."""
     if (expert := names.expert_of(name)) is not None and ranks.ep > 1:
         name = names.with_expert(name, place[2] * counts.get(expert[0], 0) + expert[1])
     if (layer := names.layer_of(name)) is not None:
@@ -208,7 +217,10 @@ def _named(name: str, place: Place, starts: dict[str, int], counts: dict[str, in
 
 
 def _place(ranks: Ranks, made: Modules) -> None:
-    """Homes and the model's order. Raises: UcplError E541 where ranks of one stage do not have the same tensors."""
+    """Set homes and the model's order.
+
+    Raises: UcplError E541 if ranks of one stage do not have the same tensors.
+    """
     homes: dict[str, dict[Home, None]] = {}
     keyed: dict[str, tuple[int, int, int, int, int]] = {}
     for (tp, stage, ep), held in made.of.items():
@@ -250,7 +262,10 @@ def _demand_same(ranks: Ranks, made: Modules, place: Place) -> None:
 
 
 def _shape(ranks: Ranks, made: Modules) -> None:
-    """Whole shapes, from how tensors are cut. Raises: UcplError E542, E543."""
+    """Set complete shapes, from the cuts of tensors.
+
+    Raises: UcplError E542, E543.
+    """
     local: dict[str, tuple[int, ...]] = {}
     for place, held in made.of.items():
         for one in held:
@@ -270,7 +285,10 @@ def _shape(ranks: Ranks, made: Modules) -> None:
 
 
 def _hold_against(ranks: Ranks, made: Modules, dialect: names.Dialect) -> None:
-    """What the run's arguments say of sizes. Raises: UcplError E543."""
+    """Compare sizes with the run's arguments.
+
+    Raises: UcplError E543.
+    """
     said = ranks.numbers
     gated = next((n for n in ("swiglu", "gated_linear_unit") if n in said), None)
     wanted: list[tuple[str, str, int, int]] = []

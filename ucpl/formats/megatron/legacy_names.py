@@ -1,8 +1,8 @@
-"""What Megatron-Core's names of tensors say: numbers of layers and experts, and how a tensor is cut over tensor-parallel ranks.
+"""Facts from Megatron-Core's names: layers, experts, and cuts over tp.
 
-The files do not say the cuts, and a parameter's name does: it is that of the parallel layer that holds it. Column-parallel
-layers cut their rows, row-parallel ones their columns; a gated linear_fc1 is a gate and an up projection, each cut on its own.
-Shapes are held against it. What no name tells is refused, not guessed.
+The files do not have the cuts, but a parameter's name is that of the parallel layer that holds it. Column-parallel
+layers cut their rows, row-parallel ones their columns; a gated linear_fc1 is a gate and an up projection, each cut
+separately. Shapes are compared with this. Tensors of other names are rejected, not guessed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ _BUFFER = re.compile(r"(?:.*\.)?(?:expert_bias|local_tokens_per_expert|inv_freq|
 
 
 def layer_of(name: str) -> tuple[str, int] | None:
-    """(what its layers' names begin with, the number) of a tensor in a layer: ("decoder.layers.", 3)."""
+    """(prefix of its layers, number) of a tensor in a layer.
+
+    ("decoder.layers.", 3).
+    """
     found = _LAYER.fullmatch(name)
     return (found[1], int(found[2])) if found is not None else None
 
@@ -69,17 +72,17 @@ def with_layer(name: str, number: int) -> str:
 
 
 def is_of_chunks(name: str) -> bool:
-    """Whether a tensor is as torch_dist has it: of all layers, of all experts, or half of a gated linear_fc1."""
+    """Test for torch_dist's form: all layers, all experts, or half a linear_fc1."""
     return _CHUNKS.fullmatch(name) is not None
 
 
 def is_expert(name: str) -> bool:
-    """Whether a tensor is one of a layer's routed experts. Shared experts are every rank's."""
+    """Test for routed experts; shared experts are on every rank."""
     return ".experts." in name
 
 
 def expert_of(name: str) -> tuple[str, int] | None:
-    """(what its layer's experts' names begin with, the number) of a tensor of one expert."""
+    """(prefix of its layer's experts, number) of a tensor of one expert."""
     found = _EXPERT.fullmatch(name)
     return (found[1].partition(".experts.")[0], int(found[2])) if found is not None else None
 
@@ -89,21 +92,24 @@ def with_expert(name: str, number: int) -> str:
 
 
 def is_ahead(name: str) -> bool:
-    """Whether a tensor is of layers of multi-token prediction, which are on the last stage, with an embedding there."""
+    """Test for layers of multi-token prediction.
+
+    They are on the last stage, with an embedding there.
+    """
     return name.startswith("mtp.")
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of a module is no parameter of it."""
+    """Test whether a tensor of a module is no parameter."""
     return _BUFFER.fullmatch(name) is not None
 
 
 @frozen(eq=False)
 class Dialect:
-    """How tensors are cut, from their names and from shapes as one rank has them.
+    """The cuts of tensors, from their names and one rank's shapes.
 
-    local: shapes on the first tensor-parallel rank. degree: ranks that these shapes are of. numbers: sizes that the run's
-    arguments say. place: where that is, for messages. blocks: `transformer_impl` of the run's arguments, or "".
+    local: shapes on the first tensor-parallel rank. degree: the number of ranks of these shapes. numbers: sizes in the
+    run's arguments. place: of the arguments, for messages. blocks: `transformer_impl` of the run's arguments, or "".
     """
 
     local: Mapping[str, Shape]
@@ -113,9 +119,9 @@ class Dialect:
     blocks: str = ""
 
     def gated(self, name: str) -> bool:
-        """Whether a linear_fc1 is a gate and an up projection: it has twice the rows that linear_fc2 has columns.
+        """Test whether a linear_fc1 is a gate and an up projection.
 
-        Raises: UcplError E543.
+        It then has twice as many rows as linear_fc2 has columns. Raises: UcplError E543.
         """
         found = _FC1.fullmatch(name)
         assert found is not None
@@ -137,7 +143,10 @@ class Dialect:
         return mine[0] == 2 * theirs[1]
 
     def sharding(self, name: str, degree: int | None = None) -> Sharding:
-        """How a tensor lies on `degree` ranks; as the files have it, without. Raises: UcplError E542, E543, E547."""
+        """The cut of a tensor over `degree` or the files' ranks.
+
+        Raises: UcplError E542, E543, E547.
+        """
         mine = self.local[name]
         ways = self.degree if degree is None else degree
         dim = self.dim(name, max(ways, self.degree))
@@ -156,7 +165,10 @@ class Dialect:
         return Sharding(whole, dim, (section,) * parts, origin=NAMES)
 
     def dim(self, name: str, ways: int) -> int | None:
-        """The dim that is cut; None: every rank has a copy. Raises: UcplError E542."""
+        """The dim that is cut; None: every rank has a copy.
+
+        Raises: UcplError E542.
+        """
         mine = self.local[name]
         if _COPY.fullmatch(name) is not None or is_buffer(name):
             return None
@@ -178,13 +190,14 @@ class Dialect:
         )
 
     def _of_down(self, which: str, name: str, mine: Shape, ways: int) -> int | None:
-        """A down projection of latent attention is cut by rows in Megatron-Core's own blocks, and whole on every rank in
-        Transformer Engine's.
+        """The cut dim of a down projection of latent attention.
+
+        Megatron-Core's own blocks cut it by rows, and Transformer Engine's have a copy on every rank.
         """
         rank = self.numbers.get(f"{which}_lora_rank", 0)
         rows = rank + (self.numbers.get("qk_pos_emb_head_dim", 0) if which == "kv" else 0)
         is_own = self._is_own(name)
-        if self.degree > 1 and rank:  # then shapes tell
+        if self.degree > 1 and rank:  # then shapes decide
             is_own = {rows: False, rows / self.degree: True}.get(mine[0])
         if ways == 1 or is_own is not None:
             return 0 if is_own else None
@@ -196,7 +209,10 @@ class Dialect:
         )
 
     def _is_own(self, name: str) -> bool | None:
-        """Whether a latent attention is Megatron-Core's own: norms of its queries and keys are modules. None: not said."""
+        """Test for Megatron-Core's own latent attention; None: unknown.
+
+        It has norms of queries and keys as modules.
+        """
         head = name.rpartition("linear_")[0]
         if any(f"{head}{norm}_layernorm.weight" in self.local for norm in ("q", "kv")):
             return True
@@ -206,7 +222,7 @@ class Dialect:
 
 
 def numbered(names: Sequence[str]) -> dict[str, int]:
-    """How many layers or experts there are, by what their names begin with."""
+    """The number of layers or experts, by prefix of names."""
     out: dict[str, int] = {}
     for name in names:
         for found in (layer_of(name), expert_of(name)):

@@ -1,8 +1,9 @@
-"""The optimizer of a legacy folder: masters and states by parameter, and parameter groups, whose members no file names.
+"""The optimizer of a legacy folder: masters, states, and parameter groups.
 
-A distributed optimizer has `distrib_optim.pt`, with a tensor of each state for each buffer (see legacy_buffers). Others have
-torch's numbers in `model_optim_rng.pt`. Groups are filled by Megatron's own rule: no weight decay for biases and what has one
-dim, experts that ranks share among them apart, and embeddings where their learning rate is decoupled.
+No file names the members of groups. A distributed optimizer has `distrib_optim.pt`, with a tensor of each state for
+each buffer (see legacy_buffers). Others have torch's numbers in `model_optim_rng.pt`. Groups are filled by Megatron's
+own rule: no weight decay for biases and tensors of one dim, separate groups for experts that ranks share, and for
+embeddings with a decoupled learning rate.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ __all__ = ["FROZEN", "KEPT", "Optimizer", "read_optimizer"]
 
 _STATES = {"param": "fp32", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _SAVED, _MASTERS = "numel_unpadded", "fp32_from_fp16_params"
-KEPT, FROZEN = "ucpl", "frozen"  # of a target's files, whose weights share no storage: what its buffers have none of
+KEPT, FROZEN = "ucpl", "frozen"  # keys of a target's files for tensors without a buffer: their weights share no storage
 GROUPS = "Megatron-Core's rule: no weight decay for biases and tensors of one dim"
 
 
 @define(eq=False)
 class Optimizer:
-    """What was read of it."""
+    """Data read from the optimizer's files."""
 
     form: str = ""
     extents: dict[tuple[str, Key], Extent] = field(factory=dict)
@@ -104,7 +105,10 @@ def read_optimizer(ranks: Ranks, modules: Modules) -> Optimizer:
 
 
 def _told_frozen(ranks: Ranks) -> set[str]:
-    """Tensors of the model that a target's files say are in no buffer. Raises: UcplError E541."""
+    """Tensors that a target's files list as being in no buffer.
+
+    Raises: UcplError E541.
+    """
     said = ranks.top((0, 0, 0)).find(KEPT)
     return set() if said is None else set(said.at(FROZEN).texts())
 
@@ -211,7 +215,10 @@ def _distributed(ranks: Ranks, modules: Modules, made: Optimizer, frozen_: set[s
 def _buffers(
     ranks: Ranks, modules: Modules, made: Optimizer, place: Place, is_expert: bool, frozen_: set[str]
 ) -> dict[tuple[int, str], tuple[Bucket, ...]]:
-    """The buckets of a rank's buffers, by number and dtypes. Raises: UcplError E541, E545, E548."""
+    """The buckets of a rank's buffers, by number and dtypes.
+
+    Raises: UcplError E541, E545, E548.
+    """
     part = optim_of(ranks, place)
     top = Value.of(part, CODE)
     steps: tuple[int, ...] = (int(is_expert),) if made.chained else ()
@@ -280,7 +287,10 @@ def _buffers(
 
 
 def _units(own: list[Local]) -> list[Local]:
-    """A rank's parameters as its modules have them: of experts that are views of one matrix, the matrix."""
+    """A rank's parameters in its modules.
+
+    A matrix for the experts in it.
+    """
     out: dict[tuple[str, ...], Local] = {}
     for one in own:
         of = one.grouped
@@ -290,7 +300,7 @@ def _units(own: list[Local]) -> list[Local]:
 
 
 def _matrix(one: Local) -> str:
-    """What a matrix is called here: as its first expert, which no parameter beside it is."""
+    """The name of a matrix: its first expert's, which is unique."""
     return f"{one.key[1]} of {one.key[0]}"
 
 
@@ -352,7 +362,10 @@ def _buckets(
 
 
 def _bucket_sizes(ranks: Ranks, is_later: bool) -> tuple[int | None, ...]:
-    """The bucket size of a buffer by the run's arguments; Megatron divides none of a later stage or virtual stage."""
+    """The bucket size of a buffer by the run's arguments.
+
+    Megatron does not divide buffers of later stages or virtual stages.
+    """
     said = ranks.numbers
     if is_later or said.get("overlap_grad_reduce") == 0:
         return (None,)
@@ -390,9 +403,9 @@ def _views(part: TorchFile, made: Optimizer, found: Value, key: Key, buckets: tu
 def _views_apart(
     part: TorchFile, made: Optimizer, where: tuple[Key, Value], buckets: tuple[Bucket, ...], own: list[Local]
 ) -> tuple[Bucket, ...]:
-    """The same, a view for each parameter, and for each expert of a matrix. The buckets, with experts for matrices.
+    """Add views of parameters, and of experts of a matrix.
 
-    Raises: UcplError E541.
+    Returns the buckets, with experts in place of matrices. Raises: UcplError E541.
     """
     key, found = where
     _views(part, made, found, key, buckets)
@@ -419,7 +432,7 @@ def _views_apart(
 
 
 def _parts_of(held: list[Local], begin: int) -> list[TensorRef]:
-    """Where a parameter that begins there lies: expert by expert, where it is their matrix."""
+    """Views of a parameter that begins there, one per expert."""
     of = held[0].grouped
     if of is None:
         tensor, stride, out = held[0].tensor, 1, []
@@ -437,9 +450,10 @@ def _runs(
     by_rank: dict[Place, dict[tuple[int, str], tuple[Bucket, ...]]],
     grouped: set[str],
 ) -> None:
-    """Buckets as groups of parameters. Raises: UcplError E545 where tensor-parallel ranks have others.
+    """Make groups of parameters from buckets.
 
-    which: the stage, and whether the buckets are of experts that ranks share among them. grouped: experts of GroupedMLP.
+    which: the stage, and a flag for buckets of experts that ranks share. grouped: experts of GroupedMLP. Raises:
+    UcplError E545 if tensor-parallel ranks have other groups.
     """
     stage, is_expert = which
     steps: tuple[int, ...] = (int(is_expert),) if made.chained else ()
@@ -476,7 +490,10 @@ def _runs(
 
 
 def _numbered(ranks: Ranks, modules: Modules, made: Optimizer, members: list[list[str]], found: list[_Group]) -> None:
-    """States by torch's numbers, which count the parameters of each optimizer's groups. Raises: UcplError E541, E546, E548."""
+    """Read states by torch's numbers of each optimizer's parameters.
+
+    Raises: UcplError E541, E546, E548.
+    """
     if (odd := next((x for held in modules.of.values() for x in held if x.grouped is not None), None)) is not None:
         fail(
             "E548",

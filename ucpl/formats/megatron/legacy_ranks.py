@@ -1,4 +1,7 @@
-"""The files of all model-parallel ranks of an iteration, their degrees, and the run's arguments, which one of them names."""
+"""The files of an iteration's ranks, their degrees, and the run's arguments.
+
+One of the files names the arguments.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def arguments_of(part: TorchFile) -> dict[object, object]:
 
 
 def read_ranks(step: Step) -> Ranks:
-    """Raises: UcplError E540, E541, and what the files raise."""
+    """Open the files of all ranks.
+
+    Raises: UcplError E540, E541, and errors of reading files.
+    """
     found = ranks_in(step.root)
     first = found[0]
     counts = {len(one.numbers) for one in found}
@@ -133,14 +139,17 @@ def read_ranks(step: Step) -> Ranks:
 
 
 def optim_of(ranks: Ranks, place: Place) -> TorchFile:
-    """The optimizer's own file of a rank. Raises: UcplError E540, and what the file raises."""
+    """The optimizer's own file of a rank.
+
+    Raises: UcplError E540, and errors of reading the file.
+    """
     if place not in ranks.optims:
         ranks.optims[place] = read_torch_file(ranks.step.root, _demand(ranks.step, ranks.folders[place], OPTIM))
     return ranks.optims[place]
 
 
 def _axes(more: int, said: Mapping[str, object]) -> tuple[str, ...]:
-    """What the numbers behind that of tensor parallelism are of."""
+    """The axes of the numbers behind that of tensor parallelism."""
     if more == 2:
         return ("pp", "ep")
     if more == 0:

@@ -1,4 +1,4 @@
-"""A legacy folder of Megatron-LM as a checkpoint: each rank's tensors under global names, the optimizer, what goes along."""
+"""A legacy folder of Megatron-LM as a checkpoint, under global names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _RNG = "rng_state"
 
 
 def opened(step: Step) -> Checkpoint:
-    """Read the headers of all files. Raises: UcplError E540-E548, and what the files raise (E400-E427)."""
+    """Read the headers of all files.
+
+    Raises: UcplError E540-E548, and errors of reading files (E400-E427).
+    """
     ranks = read_ranks(step)
     modules = read_modules(ranks)
     optimizer = read_optimizer(ranks, modules)
@@ -112,7 +115,7 @@ def _own(ranks: Ranks) -> set[str]:
 def _rest(
     ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent], rest: dict[object, object]
 ) -> dict[str, object]:
-    """What is no tensor of the model and goes along: `rest` of the first rank, and random states of all."""
+    """Carried values: `rest` of the first rank, and random states of all."""
     own = _own(ranks)
     out: dict[str, object] = {}
     random: dict[str, object] = {}

@@ -1,4 +1,7 @@
-"""Values of Megatron's legacy files that the reader passes by: those of other ranks, and keys of no known release."""
+"""Values of Megatron's legacy files that the reader skips.
+
+They are those of other ranks, and keys of no known release.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _BY = "Megatron"
 
 
 def unread_in(ranks: Ranks, own: frozenset[str], mark: Mark, *, is_trained: bool) -> Iterator[NotRead]:
-    """own: top-level keys that are read of each rank. is_trained: whether the optimizer is read."""
+    """Find values that are not read.
+
+    own: top-level keys that are read of each rank. is_trained: the optimizer is read.
+    """
     parts = [*ranks.parts.values()]
     tops = [(part, part.value if isinstance(part.value, dict) else {}) for part in parts]
     rest = [{k: _plain(k, v) for k, v in top.items() if k not in own and k != _RANDOM} for _, top in tops]
@@ -53,7 +59,10 @@ def unread_in(ranks: Ranks, own: frozenset[str], mark: Mark, *, is_trained: bool
 
 
 def _buckets(part: TorchFile) -> Iterator[NotRead]:
-    """Of distrib_optim.pt: what is neither a buffer's number nor, in one, a pair of dtypes."""
+    """Unknown entries of distrib_optim.pt.
+
+    Known ones are a buffer's number and, in a buffer, a pair of dtypes.
+    """
     for n, one in enumerate(part.value if isinstance(part.value, list) else [part.value]):
         lead = f"{n}/" if isinstance(part.value, list) else ""
         for key, held in one.items() if isinstance(one, dict) else ():

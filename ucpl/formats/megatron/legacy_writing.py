@@ -1,6 +1,7 @@
-"""A legacy folder of Megatron-LM as a target: state dicts and buffers as the plan has them, groups by Megatron's rule.
+"""A legacy folder of Megatron-LM as a target.
 
-Arguments of a run are those of the source's, with the target's degrees; of a source that was no Megatron's, the degrees alone.
+State dicts and buffers follow the plan, groups follow Megatron's rule. Arguments are those of the source's run, with
+the target's degrees; without a Megatron run, only the degrees.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class _Writer:
         )
 
     def folder(self, tag: str | None) -> tuple[str, str]:
-        """The iteration's folder, and what the tracker says. Raises: UcplError E547."""
+        """The iteration's folder, and the tracker's text.
+
+        Raises: UcplError E547.
+        """
         steps = self.iteration()
         folder = tag or f"iter_{steps:07d}"
         if folder == "release":
@@ -164,7 +168,7 @@ class _Writer:
 
     @property
     def is_meshed_alike(self) -> bool:
-        """Whether ranks are those of the source."""
+        """True if the ranks are those of the source."""
         settings = self.source.state.settings
         return legacy_of(self.source) is not None and all(
             settings[axis].value == self.degree(axis) for axis in ("tp", "pp", "ep")
@@ -178,7 +182,7 @@ class _Writer:
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=self.is_meshed_alike)
         if "ckpt_format" in out:
             out["ckpt_format"] = "torch"
-        if has_grouped_mlp(out):  # of which experts one by one are none
+        if has_grouped_mlp(out):  # it has no single experts
             out[GROUPED_GEMM] = False
         sizes = sizes_of(self.structure.tensors)
         out |= {name: size for name, size in sizes.items() if name == "num_layers" or name not in out}
@@ -187,7 +191,10 @@ class _Writer:
         return out
 
     def models(self, file: _File) -> dict[object, object]:
-        """State dicts in the order of registration, as `distrib_optim.pt` has it: a tied output layer is the last."""
+        """State dicts in the order of registration, as in `distrib_optim.pt`.
+
+        A tied output layer is the last.
+        """
         named = tuple(tensor.name for tensor in self.structure.tensors)
         if legacy_of(self.source) is None:  # else the source's files have it
             named = by_modules(named)
@@ -199,7 +206,7 @@ class _Writer:
             return (1 if is_late else 0, order.get(target.label, len(order)))
 
         out: dict[str, OrderedDict[object, object]] = {}
-        modules: dict[str, dict[str, str]] = {}  # of a virtual stage: module in the whole model -> here
+        modules: dict[str, dict[str, str]] = {}  # of a virtual stage: module in the complete model -> here
         for t in sorted(file.members, key=place):
             target = self.targets[t]
             if len(target.key) != 2:
@@ -224,7 +231,7 @@ class _Writer:
     # ---- the optimizer -----------------------------------------------------------------------------------------------
 
     def optimizer(self, file: _File) -> object:
-        """Parameter groups, of dense parameters and of experts that are dealt over ranks."""
+        """Parameter groups of dense parameters, and of experts dealt over ranks."""
         rest = self.source.state.blobs.get(OPTIMIZER)
         more = {k: file.storages.value(v) for k, v in rest.items()} if isinstance(rest, dict) else {}
         groups = self.groups(file)
@@ -235,7 +242,10 @@ class _Writer:
         return out if self.degree("ep") > 1 else out[0]
 
     def groups(self, file: _File) -> list[dict[str, object]]:
-        """Raises: UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters."""
+        """The groups with their hyper-parameters.
+
+        Raises: UcplError E471 if parameters of one of Megatron's groups have different hyper-parameters.
+        """
         shapes = {t.name: t.shape for t in self.structure.tensors}
         held = each_of(self.source.state)
         hypers = []

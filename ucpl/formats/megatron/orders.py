@@ -1,8 +1,9 @@
-"""In which order a model's parameters may have been registered, where a folder's files do not say it.
+"""Possible orders of registration, if a folder's files do not record one.
 
-The buckets of the distributed optimizer follow it. Ranks that save a tensor each by themselves name all in it, and `.metadata`
-has the names so. Where they share the work out (`--ckpt-fully-parallel-save`, Megatron-LM's default), each names its share, and
-the order is that of Megatron-Core's own modules: those of one kernel for a norm and the linear layer behind it, or apart.
+The buckets of the distributed optimizer follow it. If each rank saves a tensor alone, it names all in order, and
+`.metadata` has this order. If ranks share the work (`--ckpt-fully-parallel-save`, Megatron-LM's default), each names
+its share, and the order is that of Megatron-Core's own modules: those with one kernel for a norm and the linear layer
+behind it, or with two.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _EXPERT = re.compile(r".*\.(?:local_)?experts\.(\d{1,9})\..*", re.DOTALL)
 
 
 def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Orders to try, the likeliest first: as they are listed, then as Megatron-Core's modules have them."""
+    """Orders to try: the listed one, then those of Megatron-Core's modules."""
     seen = [tuple(names)]
     yield seen[0]
     for modules in (_FUSED, _APART):
@@ -54,21 +55,24 @@ def orders_of(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def is_own_norm(name: str) -> bool:
-    """Whether a tensor is of a norm that is a module by itself, before a layer's attention."""
+    """Test for a norm that is a separate module."""
     return ".input_layernorm." in name
 
 
 def registered(names: Sequence[str], *, fused: bool) -> tuple[str, ...]:
-    """Names of modules in the order in which Megatron-Core registers their parameters: embeddings, layer by layer, the head.
+    """Names in Megatron-Core's order of registration: embeddings, layers, head.
 
-    fused: whether a norm and the linear layer behind it are one module, as Transformer Engine's are.
+    fused: a norm and the linear layer behind it are one module, as in Transformer Engine.
     """
     modules = _FUSED if fused else _APART
     return tuple(sorted(names, key=lambda name: (*_block(name), _place(name, modules))))
 
 
 def by_modules(names: Sequence[str]) -> tuple[str, ...]:
-    """Names, which may be in any order, as `registered`; as they are where one is of no module of Megatron-Core's."""
+    """Names in any order, as `registered`.
+
+    If a name is of no module of Megatron-Core's, the order is unchanged.
+    """
     if not all(map(_is_known, names)):
         return tuple(names)
     return registered(names, fused=not any(map(is_own_norm, names)))
@@ -97,7 +101,10 @@ def _block(name: str) -> tuple[int, int]:
 
 
 def _place(name: str, modules: tuple[str, ...]) -> tuple[int, ...]:
-    """Of a name within its layer; layers ahead are behind the last norm, each by itself."""
+    """The place of a name within its layer.
+
+    Layers of multi-token prediction are behind the last norm, each separately.
+    """
     ahead = _AHEAD.fullmatch(name)
     if ahead is None:
         is_before = any(re.match(rf"{kind}(?:\.|$)", name) for kind in _AROUND[:-1])
@@ -111,7 +118,10 @@ def _place(name: str, modules: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _within(name: str, modules: tuple[str, ...]) -> tuple[int, ...]:
-    """What no module has keeps its place among others of its kind, behind all that one has."""
+    """The place of a name among a layer's modules.
+
+    Names without a known module keep their order, behind all known ones.
+    """
     match = _INNER.fullmatch(name)
     inner = match["inner"] if match is not None else name
     module = next((i for i, kind in enumerate(modules) if re.match(rf"{kind}(?:\.|$)", inner)), len(modules))

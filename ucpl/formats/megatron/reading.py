@@ -1,4 +1,4 @@
-"""A torch_dist folder as a checkpoint: what PyTorch's distributed format says of tensors, and common.pt of all else."""
+"""A torch_dist folder as a checkpoint: tensors of DCP, and common.pt."""
 
 from __future__ import annotations
 
@@ -70,12 +70,15 @@ COMMON_STATE = "common_state/shard_0_1"
 OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, random states
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
 ITERATION, VERSION = "iteration", "checkpoint_version"
-GIVEN = "given"  # of it: names of values that the source had nothing of
-KEPT = "ucpl"  # of common.pt: what a target keeps of another framework's run
+GIVEN = "given"  # key of names of values that the source lacked
+KEPT = "ucpl"  # key in common.pt of another framework's values
 
 
 def opened(step: Step) -> Checkpoint:
-    """Read the headers of all archives. Raises: UcplError E455, E460, E521, E522, E530-E533."""
+    """Read the headers of all archives.
+
+    Raises: UcplError E455, E460, E521, E522, E530-E533.
+    """
     metadata = read_metadata(step.root)
     if skips_optimizer(*([OPTIMIZER] if any(map(is_of_optimizer, metadata.paths)) else [])):
         metadata = metadata.without(is_of_optimizer)
@@ -106,8 +109,10 @@ def _backend(root: Path) -> object:
 
 
 def _common(root: Path, metadata: Metadata) -> TorchFile:
-    """All that is no tensor of the model: common.pt, or from 0.19 on an object among the chunks, which is taken out of
-    `metadata`. Raises: UcplError E400, E455, and what the file raises.
+    """All values that are no tensors of the model.
+
+    Common.pt, or an object. From 0.19 on it is an object among the chunks, which is removed from `metadata`. Raises:
+    UcplError E400, E455, and errors of reading the file.
     """
     place = metadata.objects.get(COMMON_STATE)
     if place is None or (root / COMMON).exists():
@@ -135,7 +140,10 @@ def _common(root: Path, metadata: Metadata) -> TorchFile:
 
 
 def _templates(said: Value, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    """What tensors of stacks were called. Raises: UcplError E455 for what is no name of a layer's, or of one expert's."""
+    """The original names of stacked tensors.
+
+    Raises: UcplError E455 for names of neither a layer nor one expert.
+    """
     out = {}
     for stack, template in said.named():
         text = template.text()
@@ -158,9 +166,10 @@ def _number(part: TorchFile, value: Value) -> Counted:
 
 
 def are_turned(found: Sequence[tuple[Shape, Shape]], arguments: Mapping[object, object]) -> bool:
-    """Whether states of experts are the transposes of weights. found: the shape of each, and its weight's.
+    """Test whether states of experts are the transposes of weights.
 
-    Of a square one the others tell, and the arguments where all are.
+    found: the shape of each, and its weight's. The first shape that is not square decides; if all are square, the
+    arguments decide.
     """
     if not all(mine == _turned(whole) for mine, whole in found):
         return False
@@ -178,7 +187,7 @@ class _Dist(Opened):
     entries: Entries = field(kw_only=True)
     dealt: Dealt = field(factory=Dealt, kw_only=True)
     registered: tuple[str, ...] = field(default=(), kw_only=True)
-    copied: list[str] = field(factory=list, kw_only=True)  # what several ranks have moments of, which are one's here
+    copied: list[str] = field(factory=list, kw_only=True)  # moments on several ranks; one copy is used
 
     framework: ClassVar[str] = "megatron_core"
 
@@ -222,7 +231,7 @@ class _Dist(Opened):
 
     @cached_property
     def turned(self) -> frozenset[str]:
-        """States that 0.13 and before saved of GroupedMLP's experts: as its matrices have them, each transposed."""
+        """States that are transposed: GroupedMLP's experts of 0.13 and before."""
         runs = self.metadata.runs_of
         found = {
             entry: (runs[entry], self.metadata.tensors[self.roles.weights[name]].shape)
@@ -255,7 +264,10 @@ class _Dist(Opened):
         return (state_of(said.held) if said is not None else None) or {}
 
     def demand_linear(self, names: tuple[str, ...]) -> None:
-        """Raises: UcplError E533 where experts lie in buckets as GroupedMLP has them: a rank's as one matrix, transposed."""
+        """Check that no experts are in buckets in GroupedMLP's form.
+
+        Raises: UcplError E533 if they are: there a rank's experts are one transposed matrix.
+        """
         expert = next((name for name in names if is_expert(name)), None)
         if expert is None or not has_grouped_mlp(self.arguments):
             return
@@ -287,7 +299,10 @@ class _Dist(Opened):
         yield from unread_objects((entry, self.chunks.archive(self.metadata.objects[entry])) for entry in described)
 
     def optimizers(self) -> Iterator[tuple[TorchFile, Value]]:
-        """State dicts of optimizers, each with the archive that it is in: one, or those of a chain, which are numbered."""
+        """State dicts of optimizers, each with its archive.
+
+        There is one, or a chain of numbered ones.
+        """
         for entry in self.entries.of_groups:
             part = self.chunks.archive(self.metadata.objects[entry])
             held = Value.of(part).items()
@@ -313,7 +328,7 @@ class _Dist(Opened):
             yield Said(hyper, None if step is None else _number(part, step))
 
     def kind(self, name: str) -> str:
-        """Without an optimizer, nothing says what it trained: parameters are what no router counts with."""
+        """The kind of a tensor; without an optimizer most are parameters."""
         if BUFFERS.fullmatch(name):
             return "buffer"
         return "parameter" if not self.states or name in self.states else "frozen"
@@ -352,7 +367,10 @@ class _Dist(Opened):
         return str(value) if isinstance(value, int | float | str) else ""
 
     def rest(self) -> dict[object, object]:
-        """The common state without the optimizer, and without values that a target has and its source has not."""
+        """The common state without the optimizer, and without added values.
+
+        Added values are those that a target has and its source lacks.
+        """
         top = Value.of(self.common)
         said = top.find(KEPT)
         given = said.find(GIVEN) if said is not None else None

@@ -1,7 +1,8 @@
-"""What the entries of a torch_dist folder are, by Megatron-Core's names: weights, the optimizer's states, and other objects.
+"""Roles of a torch_dist folder's entries, by Megatron-Core's names.
 
-`.metadata` says no paths: a name is all there is. States are `optimizer.state.exp_avg.NAME`, whatever the optimizer; its
-buckets, which are of no one parameter, are `optimizer.distributed. ...` (buckets).
+They are weights, the optimizer's states, and other objects. `.metadata` has only names, and no paths. States are
+`optimizer.state.exp_avg.NAME` for any optimizer. Its buckets, which belong to no single parameter, are
+`optimizer.distributed. ...` (buckets).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ __all__ = [
 
 STATES = "optimizer.state."
 MASTER = "fp32"
-MASTERS = ("param", "fp32_param")  # what a master is called: by the distributed optimizer, and by all others
-# What it is called here where a run has both: Muon's parameters, of layers, and those of a distributed optimizer.
+MASTERS = ("param", "fp32_param")  # names of masters: the distributed optimizer's, and all others'
+# Their name here if a run has both: Muon's parameters, of layers, and those of a distributed optimizer.
 SPLIT = "split"
 MOMENTUM = "momentum_buffer"  # which Muon alone keeps
 # Tensors of a router that no optimizer trains.
@@ -51,21 +52,21 @@ _OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\.", re.DOTALL)
 
 @frozen
 class Entries:
-    """Names of `.metadata` by what they are."""
+    """Names of `.metadata` by role."""
 
     weights: dict[str, str] = field(factory=dict)  # tensor -> its name, which is the same
     states: dict[str, dict[str, str]] = field(factory=dict)  # parameter -> state -> name
     buckets: tuple[str, ...] = ()  # tensors of the optimizer that are of no one parameter
     objects: tuple[str, ...] = ()
     of_groups: tuple[str, ...] = ()  # objects with the groups of the optimizers that have buckets
-    master: str = ""  # what masters are called here
+    master: str = ""  # the name of masters here
 
 
 def unchained(metadata: Metadata) -> Metadata:
-    """States of optimizers in a chain, `chained_0.optimizer.state. ...`, as Megatron-Core saved them before 0.12 and still does
-    unless told otherwise, under the names that states have: a parameter is one optimizer's. Masters have one name.
+    """States of a chain of optimizers under the usual names.
 
-    Raises: UcplError E530 where two optimizers have one.
+    `chained_0.optimizer.state. ...` is Megatron-Core's form before 0.12, and its default since. A parameter is in one
+    optimizer. Masters have one name. Raises: UcplError E530 if two optimizers have one parameter.
     """
 
     def plain(name: str) -> str:
@@ -95,7 +96,7 @@ def unchained(metadata: Metadata) -> Metadata:
 
 
 def _is_split(names: Iterable[str]) -> bool:
-    """Whether masters have both names; those in buckets have the first."""
+    """Test whether masters have both names; those in buckets have the first."""
     called = {
         m["state"] if (m := _STATE.fullmatch(name)) is not None else "" for name in names if _OPTIMIZER.match(name)
     }
@@ -103,7 +104,10 @@ def _is_split(names: Iterable[str]) -> bool:
 
 
 def entries_of(metadata: Metadata, root: Path) -> Entries:
-    """Raises: UcplError E530 where the optimizer has a state of what is no tensor of the model."""
+    """Entries by role.
+
+    Raises: UcplError E530 if the optimizer has a state of no tensor of the model.
+    """
     weights = {name: name for name in metadata.tensors if _OPTIMIZER.match(name) is None}
     states: dict[str, dict[str, str]] = {}
     buckets: list[str] = []
@@ -134,7 +138,10 @@ def entries_of(metadata: Metadata, root: Path) -> Entries:
 
 
 def not_read_in(entries: Entries) -> tuple[NotRead, ...]:
-    """Objects of the optimizer other than groups and descriptions of buckets: states, in a form that is not read."""
+    """The optimizer's objects that are neither groups nor descriptions of buckets.
+
+    These are states in a form that is not read.
+    """
     why = "its optimizer state is one object of a rank (dp_zero_gather_scatter): save it with fully_sharded_model_space"
     others = (name for name in entries.objects if is_of_optimizer(name) and DESCRIBES.fullmatch(name) is None)
     return tuple(

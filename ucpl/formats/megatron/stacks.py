@@ -1,7 +1,7 @@
-"""Layers and experts: one tensor of all, as Megatron-Core saves models whose layers are alike, or one of each, as modules have.
+"""Layers and experts as one tensor of all, or one tensor each.
 
-A target is stacked where its tensors are those of layers; common.pt then says what each was called, so that it is read as
-what was converted.
+Megatron-Core saves one tensor of all if layers are alike; modules have one each. A target is stacked if its tensors are
+those of layers; common.pt then has the original names, so that reading restores them.
 """
 
 from __future__ import annotations
@@ -60,21 +60,30 @@ class _Place:
 
 @define
 class Stacks:
-    """What tensors of modules become: one of all layers, one of all experts of a layer, or one under the name that is saved."""
+    """Tensors of modules and their stacks or saved names.
+
+    A tensor is in a stack of all layers, in one of all experts of a layer, or has a saved name.
+    """
 
     places: dict[str, _Place] = field(factory=dict)
     counts: dict[str, Shape] = field(factory=dict)  # stack -> how many layers, and experts
-    templates: dict[str, str] = field(factory=dict)  # stack -> what its tensors are called
+    templates: dict[str, str] = field(factory=dict)  # stack -> the names of its tensors
 
     def of(self, entry: str) -> tuple[str, Shape, Shape] | None:
-        """(name of the stack, place in it, its first dims) of a tensor or of a state of it. None: it is in none."""
+        """(stack, place in it, its first dims) of a tensor or state.
+
+        None: it is in no stack.
+        """
         match = _STATE.match(entry)
         lead = match[0] if match is not None else ""
         place = self.places.get(entry.removeprefix(lead))
         return None if place is None else (lead + place.stack, place.at, self.counts[place.stack])
 
     def add(self, found: Mapping[str, _Place], shapes: Mapping[str, Shape]) -> None:
-        """Those that are whole: a box for each number, all of one shape, and called alike."""
+        """Add complete stacks.
+
+        A tensor for each number, of equal shapes and names.
+        """
         held: dict[str, dict[Shape, str]] = {}
         for name, place in found.items():
             held.setdefault(place.stack, {})[place.at] = name
@@ -93,14 +102,17 @@ class Stacks:
 
 
 def is_of_a_layer(name: str) -> bool:
-    """Whether a tensor is one layer's by its name, and not all layers'. Layers of multi-token prediction are never stacked."""
+    """Test whether a tensor's name is of one layer.
+
+    Layers of multi-token prediction are never stacked.
+    """
     return _LAYER.fullmatch(name) is not None
 
 
 def stacks_of(shapes: Mapping[str, Shape], *, of_layers: bool = True) -> Stacks:
-    """What Megatron-Core saves of modules, by name, with their shapes. Where layers differ, each has names of its own.
+    """Megatron-Core's saved form of modules, by name, with shapes.
 
-    of_layers: whether tensors of all layers become one, where layers are alike.
+    If layers differ, each has names of its own. of_layers: tensors of all layers become one if the layers are alike.
     """
     own = _own_blocks(shapes)
     layers = {name: place for name in shapes if (place := _of_all_layers(name, own)) is not None} if of_layers else {}
@@ -115,14 +127,15 @@ def stacks_of(shapes: Mapping[str, Shape], *, of_layers: bool = True) -> Stacks:
 
 
 def blocks_of(names: Collection[str]) -> dict[object, object]:
-    """The run's argument that says of whose blocks modules are, where their names do: a folder of them loses what else says it,
-    the place of a norm among other modules, with those.
+    """The run's argument for Megatron-Core's own blocks, if names show them.
+
+    A folder loses other evidence with the stacks: the place of a norm among modules.
     """
     return {_BLOCKS: "local"} if _own_blocks(names) else {}
 
 
 def _own_blocks(names: Collection[str]) -> set[str]:
-    """What names of layers begin with that are Megatron-Core's own."""
+    """Prefixes of layers that are Megatron-Core's own."""
     layers = {name.removesuffix(_FIRST_NORM) for name in names if name.endswith(_FIRST_NORM)}
     return {layer for layer in layers if layer + _LATENT not in names}
 
@@ -140,7 +153,10 @@ def _of_all_layers(name: str, own: set[str]) -> _Place | None:
 
 
 def _of_one_layer(name: str, own: set[str]) -> _Place | None:
-    """A layer's tensor under the name that is saved. Experts under that of torch_dist are saved one by one, and stay so."""
+    """A layer's tensor under its saved name.
+
+    Experts under torch_dist's name are saved one by one, and stay so.
+    """
     match = _LAYER.fullmatch(name)
     ahead = _AHEAD.fullmatch(name) if match is None else None
     if match is None and ahead is None:
@@ -156,7 +172,10 @@ def _of_one_layer(name: str, own: set[str]) -> _Place | None:
 
 
 def _of_expert(rest: str) -> tuple[str, str, int] | None:
-    """(name of the stack of all experts, what they are called, the number) of a tensor of one, by what follows its layer."""
+    """(stack of all experts, their name, number) of one expert's tensor.
+
+    rest: the name behind its layer.
+    """
     match = _EXPERT.fullmatch(rest)
     if match is None:
         return None
@@ -167,7 +186,10 @@ def _of_expert(rest: str) -> tuple[str, str, int] | None:
 
 
 def _saved(rest: str, is_own: bool) -> str:
-    """A name behind its layer as it is saved. is_own: of a block of Megatron-Core's own, whose norms are modules."""
+    """The saved form of a name behind its layer.
+
+    is_own: of a block of Megatron-Core's own, whose norms are modules.
+    """
     for own, saved in _SAVED.items() if is_own else ():
         if rest.startswith(own):
             return saved + rest.removeprefix(own)
@@ -175,9 +197,10 @@ def _saved(rest: str, is_own: bool) -> str:
 
 
 def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Tensor -> what it is called in modules, of a folder that does not say it: Transformer Engine's blocks, or Megatron-Core's
-    own where the order of its optimizer's buckets or the run's arguments say so. A {} stands for each number of a stack; what
-    has the name of another's half is one with it.
+    """Tensor -> its name in modules, for a folder without these names.
+
+    They are Transformer Engine's, or Megatron-Core's own if the order of the optimizer's buckets or the run's arguments
+    show these. A {} is each number of a stack. Names of two halves become one name.
     """
     own = {saved: ours for ours, saved in _SAVED.items()} if _has_own_blocks(checkpoint) else {}
     out = {}
@@ -204,7 +227,7 @@ def templates_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _has_own_blocks(checkpoint: Checkpoint) -> bool:
-    """Whether a norm is a module of its own, which is registered before all others of its layer."""
+    """Test whether a norm is a separate module, registered first."""
     norm, out = (
         next((n for n, name in enumerate(core_of(checkpoint).registered) if name.endswith(end)), -1) for end in _ORDER
     )
@@ -212,8 +235,9 @@ def _has_own_blocks(checkpoint: Checkpoint) -> bool:
 
 
 def in_modules(checkpoint: Checkpoint) -> Checkpoint:
-    """A folder of Megatron-Core's as its modules have it: a tensor of each layer and expert, in order of registration, which
-    no file of it says.
+    """A folder of Megatron-Core in the form of its modules.
+
+    It has a tensor of each layer and expert, in order of registration, which its files do not record.
     """
     templates = templates_of(checkpoint)
     made = apart(checkpoint, templates)
@@ -225,9 +249,10 @@ def in_modules(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
-    """A folder whose stacks are read as a tensor of each layer, and of each expert, and halves of a gated linear_fc1 as one.
+    """A folder with its stacks as tensors of layers and experts.
 
-    templates: stack -> what its tensors are called. Chunks are of one layer, or made so.
+    Halves of a gated linear_fc1 are one tensor. templates: stack -> the names of its tensors. Chunks are of one layer,
+    or are cut so.
     """
     shapes = {t.name: t.shape for t in checkpoint.state.tensors}
     # A stack has elements, else no file bounds the number of layers, and a dim for each number in the names.
@@ -291,7 +316,10 @@ def apart(checkpoint: Checkpoint, templates: Mapping[str, str]) -> Checkpoint:
 
 
 def _rows_before(name: str, shapes: Mapping[str, Shape], known: Mapping[str, str]) -> int:
-    """How many rows of a gated linear_fc1 come before this half of it: those of the gate."""
+    """The rows of a gated linear_fc1 before this half.
+
+    Those of the gate.
+    """
     match = _HALF.fullmatch(name)
     gate = f"{match['whole']}_w" if match is not None and match["half"] == "v" else ""
     is_one = known.get(gate) == known[name]
@@ -307,7 +335,7 @@ def _parted(tensor: NamedTensor, name: str, known: Mapping[str, str]) -> NamedTe
 
 
 def _cells(begin: Shape, size: Shape, stride: Shape) -> list[tuple[Shape, int]]:
-    """Places in a box, and how many elements each is behind its first."""
+    """Places in a box, and the number of elements before each."""
     out: list[tuple[Shape, int]] = [((), 0)]
     for low, n, step in zip(begin, size, stride, strict=True):
         out = [((*at, low + i), skipped + i * step) for at, skipped in out for i in range(n)]

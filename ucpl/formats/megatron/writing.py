@@ -1,7 +1,8 @@
-"""A torch_dist folder as a target: chunks and `.metadata` as PyTorch's distributed format has them, common.pt, metadata.json.
+"""A torch_dist folder as a target: chunks, `.metadata`, common.pt, metadata.json.
 
-Megatron-Core finds tensors by name and by box, so that chunks may be cut anywhere. The optimizer is written as
-`fully_reshardable`, which names each parameter, or as `dp_reshardable`, in buckets (buckets_writing).
+Chunks and `.metadata` are in PyTorch's distributed format. Megatron-Core finds tensors by name and by box, so that
+chunks may be cut anywhere. The optimizer is written as `fully_reshardable`, which names each parameter, or as
+`dp_reshardable`, in buckets (buckets_writing).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _DIGITS_MAX = 9
 _NUMBERED = re.compile(r"(?:.*\.)?(?<!mtp\.)layers\.\d+\..*", re.DOTALL)  # a layer that is not stacked, and could be
 _SINGLE = re.compile(
     r".*\.(?:linear_fc1\.(?:weight|bias)_[wv]|experts\.experts\.\d+\..*)", re.DOTALL
-)  # nor anything in it
+)  # and all entries below
 # Modules that save `_extra_state`, one for each layer and expert: None, where nothing is kept in 8 bits.
 _LINEAR = re.compile(
     r"(?P<lead>.*(?<![^.])(?:linear_qkv|linear_q_proj|linear_(?:q|kv)_(?:down|up)_proj|linear_proj|linear_fc1|linear_fc2|eh_proj))\.weight(?:_w)?",
@@ -73,16 +74,22 @@ _LINEAR = re.compile(
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
-    """Raises: UcplError E471 for what has no place in the format."""
+    """The files of a target.
+
+    Raises: UcplError E471 for values that have no place in the format.
+    """
     return CoreWriter(structure, targets, source).folder(tag)
 
 
 @define(eq=False)
 class CoreWriter(Writer):
-    """A folder under construction. Megatron-FSDP's have the same groups, and the same folders of iterations."""
+    """A folder under construction.
+
+    Megatron-FSDP's have the same groups, and the same folders of iterations.
+    """
 
     stacks: Stacks = field(factory=Stacks, init=False)
-    placed: Placed = field(factory=Placed, init=False)  # what is in buckets
+    placed: Placed = field(factory=Placed, init=False)  # chunks in buckets
 
     @property
     def prefix(self) -> str:
@@ -110,7 +117,7 @@ class CoreWriter(Writer):
         return super().chunk(rank, stack, (*at, *offset), made, (*counts, *whole))
 
     def tensors(self) -> None:
-        """As the format has them; those of buckets, which are flat, and the gaps between them."""
+        """Write tensors: those of the format, flat buckets, and gaps between these."""
         whole = whole_shapes(self.targets)
         for t in sorted(range(len(self.targets)), key=lambda t: self.targets[t].rank):
             target = self.targets[t]
@@ -159,7 +166,10 @@ class CoreWriter(Writer):
         return self.in_step(tag, files, unsafe)
 
     def in_step(self, tag: str | None, files: tuple[SkeletonFile, ...], unsafe: tuple[str, ...]) -> Skeleton:
-        """The iteration's folder, and the tracker beside it. Raises: UcplError E471."""
+        """The iteration's folder, and the tracker next to it.
+
+        Raises: UcplError E471.
+        """
         step = self.step(tag)
         if step is None:
             return Skeleton("", files, unsafe_globals=unsafe)
@@ -192,10 +202,14 @@ class CoreWriter(Writer):
                 return int(said)
         return 0
 
-    # ---- what is no tensor of the model ------------------------------------------------------------------------------
+    # ---- values that are no tensors of the model
+    # -----------------------------------------------------------------------
 
     def objects(self) -> None:
-        """Values that Megatron shares out over ranks, by name; `_extra_state` of linear modules where the source has none."""
+        """Write values that Megatron divides over ranks, by name.
+
+        If the source has no `_extra_state`, that of linear modules is added.
+        """
         held = self.source.state.blobs.get(OBJECTS)
         known: dict[str, object] = {}
         if isinstance(held, dict):
@@ -214,11 +228,11 @@ class CoreWriter(Writer):
                 self.value((f"{lead}.{key}/shard_0_1",), [one])
 
     def names(self) -> dict[str, Shape]:
-        """Tensors of the model by the names of files, which a spec of an architecture gives to tensors of its own."""
+        """The model's tensors under file names, which an architecture's spec may rename."""
         return {n: shape for n, shape in whole_shapes(self.targets).items() if not is_of_optimizer(n)}
 
     def stored(self) -> dict[str, Shape]:
-        """Tensors as they are written: stacks of layers, and what is in none, with their whole shapes."""
+        """Written tensors with their complete shapes: stacks of layers, and the others."""
         out: dict[str, Shape] = {}
         for one, shape in self.names().items():
             name, _, lead = self.stacks.of(one) or (one, (), ())
@@ -256,9 +270,9 @@ class CoreWriter(Writer):
             value[ARGUMENTS] = namespace(self.arguments())
         elif self.source.format != "megatron_core" and not self.has_random:
             said_of_run = state_of(value.get(ARGUMENTS))
-            if said_of_run is not None:  # or Megatron-LM would ask for what ranks of the same degrees have saved
+            if said_of_run is not None:  # or Megatron-LM would request values that ranks of the same degrees have saved
                 value[ARGUMENTS] = namespace({**said_of_run, _WITHOUT_RANDOM: True})
-        value[VERSION] = 3.0  # what comes before has q, k and v in another order
+        value[VERSION] = 3.0  # earlier versions have q, k and v in another order
         value[ITERATION] = self.iteration
         groups = self.of_optimizers()
         if groups:
@@ -279,17 +293,20 @@ class CoreWriter(Writer):
         return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
 
     def content(self) -> dict[str, object]:
-        """How Megatron is to read the optimizer."""
+        """The form in which Megatron reads the optimizer."""
         return _IN_BUCKETS if self.placed.sizes else _CONTENT
 
     def without_groups(self, of_optimizers: dict[object, object]) -> dict[object, object]:
-        """What is left of state dicts of optimizers whose groups are with each rank's buckets."""
+        """The rest of optimizers' state dicts without groups."""
         if _SHARDING in of_optimizers:
             return {_SHARDING: self.content()[_KIND]}
         return {number: {_SHARDING: self.content()[_KIND]} for number in of_optimizers}
 
     def arguments(self) -> dict[object, object]:
-        """Of a run at the degrees of a target's buckets, without random states where the source's ranks are others."""
+        """The run's arguments at the degrees of a target's buckets.
+
+        If the source's ranks differ, they exclude random states.
+        """
         alike = self.is_meshed_alike
         out = at_degrees(arguments_in(self.source), self.degree, is_alike=alike)
         out = {**sizes_of(self.structure.tensors), **blocks_of([t.name for t in self.structure.tensors]), **out}
@@ -303,7 +320,7 @@ class CoreWriter(Writer):
 
     @property
     def is_meshed_alike(self) -> bool:
-        """Whether ranks of model parallelism are those of the source's run."""
+        """True if the model-parallel ranks are those of the source's run."""
         said = arguments_in(self.source)
         degrees = {name: self.degree(axis) for name, axis in DEGREES.items()}
         return bool(said) and all((said.get(name) or 1) == n for name, n in degrees.items())
@@ -313,7 +330,7 @@ class CoreWriter(Writer):
         return value if type(value) is int else 1
 
     def keys(self) -> dict[str, bool]:
-        """How Megatron is to name its own tensors: it asks for the keys that this says, whatever lies in the folder."""
+        """Flags for Megatron's names of its tensors: it requests these keys only."""
         names = list(self.stored())
         if not any(map(_NUMBERED.fullmatch, names)):
             return {"singleton_local_shards": False}
@@ -322,7 +339,7 @@ class CoreWriter(Writer):
         return {"singleton_local_shards": False, "non_homogeneous_layers": True}
 
     def of_optimizers(self) -> dict[object, object]:
-        """State dicts of the optimizers: of one, or numbered where experts have one of their own."""
+        """State dicts of the optimizers: one, or numbered with one of experts."""
         said = self.source.state
         if not said.scalars and not any(t.states for t in self.structure.tensors):
             return {}  # weights alone
@@ -357,7 +374,10 @@ class CoreWriter(Writer):
             )
 
     def demand_found(self, groups: list[ParameterGroup]) -> None:
-        """Which parameter is in which group is in no file. Raises: UcplError E471 where the rule finds it elsewhere."""
+        """Check that Megatron's rule finds the same groups.
+
+        Raises: UcplError E471 if it finds others.
+        """
         trained = {name for group in groups for name in group.members}
         held = [tensor for tensor in self.structure.tensors if tensor.name in trained and tensor.states]
         states = {tensor.name: tensor.states for tensor in held}
@@ -383,7 +403,10 @@ class CoreWriter(Writer):
         return decays_norms(arguments_in(self.source))
 
     def grouped(self) -> Iterator[ParameterGroup]:
-        """Groups as Megatron makes them: the source's own, where it made them; else experts and what has no decay apart."""
+        """Groups as Megatron makes them.
+
+        They are the source's own, if Megatron made it; otherwise experts and parameters without decay are separate.
+        """
         said = self.source.state
         if any("wd_mult" in group.hyper for group in said.groups):
             yield from matched(self.source, self.structure.groups)

@@ -1,10 +1,10 @@
-"""plain(): a whole checkpoint in one torch file that anyone can read, `torch.load(path, weights_only=True)`.
+"""plain(): a complete checkpoint in one torch file for `torch.load(path, weights_only=True)`.
 
     {"params": {name: {"weight": tensor, "fp32": tensor, "exp_avg": tensor, "step": tensor or number, ...}},
      "buffers": {name: tensor}, "aliases": {name: owner},
      "groups": [{"lr": 0.1, ..., "params": [names, in the optimizer's order]}],
      "scalars": {"global_steps": 3, ...},
-     "envelope": {...}}                 # what else a framework needs to go on; may be left out
+     "envelope": {...}}                 # other values that a framework needs to resume; may be left out
 
 A parameter in no group is frozen; where there is no `groups`, all parameters that have a state are one group.
 """
@@ -54,7 +54,7 @@ _KEYS = frozenset(("params", "buffers", "aliases", "groups", "scalars", "envelop
 _ENVELOPE = frozenset(("ucpl", "framework", "version", "settings", "blobs", "carried", "in_groups"))
 VERSION = 1
 LISTED = "in_groups"  # the section of the envelope that has frozen parameters of groups
-# What a run has counted: in sight under `scalars`, whatever framework it came from.
+# Counters of a run, under `scalars`, from any framework.
 COUNTED = ("global_steps", "global_samples", "skipped_steps")
 # Facts of files and meshes, which a plain file has of its own or not at all.
 _OWN = frozenset(
@@ -81,7 +81,10 @@ class Plain:
         return isinstance(value, dict) and isinstance(value.get("params"), dict)
 
     def open(self, path: Path) -> Checkpoint:
-        """Read the headers of a plain file, or of the folder's plain.pt. Raises: UcplError E400-E427, E480, E481."""
+        """Read the headers of a plain file, or of the folder's plain.pt.
+
+        Raises: UcplError E400-E427, E480, E481.
+        """
         file = path / FILE if path.is_dir() else path
         return _Opened.of(read_torch_file(file.parent, file.name)).checkpoint(path)
 
@@ -118,7 +121,7 @@ class _Opened:
         yield from unknown_keys(self.part.file, top.get("envelope"), _ENVELOPE, "envelope/", by="ucpl")
 
     def named(self, *steps: str) -> dict[str, Value]:
-        """What stands under names in a dict of the file; nothing where there is none."""
+        """The entries of a dict of the file, or {}."""
         here: Value | None = self.value
         for step in steps:
             here = here.find(step) if here is not None else None
@@ -181,7 +184,10 @@ class _Opened:
         return renamed(made, str(called.value), called.origin) if called is not None and is_other else made
 
     def aliases(self, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, str]:
-        """Second names, but of what has no elements: that is in no plan, and each name of it is noted by itself."""
+        """Second names, except those of empty tensors.
+
+        Empty tensors are in no plan; each of their names is noted separately.
+        """
         out = {}
         for alias, owner in self.named("aliases").items():
             if owner.text() not in shapes or alias in shapes:
@@ -241,7 +247,10 @@ class _Opened:
         return tuple(out)
 
     def listed(self, group: int, names: Sequence[str], shapes: Mapping[str, object]) -> Sequence[str]:
-        """All names of a group of the optimizer: frozen parameters, too, where the envelope names them."""
+        """All names of a group of the optimizer.
+
+        These include frozen parameters if the envelope names them.
+        """
         stated = self.named("envelope", LISTED).get(str(group))
         if stated is None:
             return names
@@ -277,7 +286,7 @@ class _Opened:
         masters = int(any("fp32" in states for states in self.states.values()))
         settings["has_masters"] = Setting(masters, f"params of {part.file}")
         settings["file"] = Setting(part.file, "its name")
-        settings.pop(SETTING, None)  # what masters are called here is seen once all states are known
+        settings.pop(SETTING, None)  # the name of masters is known once all states are read
         if empty := self.without_elements(buffers):
             blobs[EMPTY] = empty
         said = self.named("envelope")
@@ -301,7 +310,7 @@ class _Opened:
         return {name: self.empty(name, one, is_buffer) for name, one, is_buffer in found if prod(one.shape) == 0}
 
     def empty(self, name: str, weight: TensorRef, is_buffer: bool) -> dict[str, object]:
-        """A tensor without elements, and what the optimizer has of it."""
+        """A tensor without elements, and its optimizer states."""
         noted: dict[str, object] = {"dtype": weight.storage.dtype, "shape": list(weight.shape), "buffer": is_buffer}
         states = dict(self.named("params", name)) if not is_buffer else {}
         held = {state: value.held for state, value in states.items() if state not in ("weight", "fp32")}
@@ -314,7 +323,7 @@ class _Opened:
         return noted | ({"states": tensors} if tensors else {}) | ({"numbers": numbers} if numbers else {})
 
     def settings(self) -> dict[str, Setting]:
-        """Those that the source had, each a value and where it came from."""
+        """The source's settings, each a value and its origin."""
         out = {}
         for name, pair in self.named("envelope", "settings").items():
             if name in _OWN:

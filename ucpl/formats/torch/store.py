@@ -1,8 +1,9 @@
-"""Files that a spec alone describes: no framework's metadata, only tensors at keys. Read and written.
+"""Files that only a spec describes: tensors at keys, without metadata.
 
-A target's file is a nested dict made of the keys; it is a safetensors file where its name ends so, else one of torch.save. A
-source is the files that the spec names, each by its own form. `framework torch(tracker = "latest.txt", step = "release")`
-writes a small text beside them. config.json and its like go along, so that sizes are found on the way back.
+A target's file is a nested dict made of the keys; it is a safetensors file if its name ends so, otherwise one of
+torch.save. A source is the files that the spec names, each in its own form. `framework torch(tracker = "latest.txt",
+step = "release")` also writes a small text. config.json and similar files are copied, so that sizes are found on the
+way back.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Generic:
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:
-        """Never: nothing in such a folder says what it is. A spec does, and `open_files` reads what the spec names."""
+        """Return False: only a spec describes such a folder, for `open_files`."""
         return False
 
     def open(self, path: Path) -> Checkpoint:
-        """Raises: UcplError E435, always: a path alone does not say what it is."""
+        """Raise UcplError E435: a path alone does not describe its files."""
         fail("E435", f"{path} says nothing of itself: a spec of framework torch() does", Label(str(path)))
 
     def skeleton(
@@ -87,11 +88,12 @@ def _nothing(file: str, key: tuple[str, ...]) -> bool:
 
 @watched
 def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Checkpoint:
-    """The files that a spec names, relative to a folder (or to that of a single file). Headers only.
+    """The files that a spec names, relative to a folder; headers only.
 
-    aside: whether what lies at a key of a file is no part of the model (random states, say): no payload.
+    With a single file, names are relative to its folder. aside: tests whether a value at a key of a file is no part of
+    the model (random states, say), so that it is no payload.
 
-    Raises: UcplError E391, E393, and what the files raise.
+    Raises: UcplError E391, E393, and errors of reading files.
     """
     root = top if top.is_dir() else top.parent
     extents: dict[tuple[str, Key], Extent] = {}
@@ -129,7 +131,7 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
 
 
 def _for_missing(root: Path, name: str) -> str:
-    """What to do about a file that is not there: files of its kind that are, perhaps under another name."""
+    """The remedy for a missing file: existing files of its kind."""
     there = sorted(p.name for p in (root / name).parent.glob(f"*{Path(name).suffix}") if p.is_file())
     if not there:
         return ""
@@ -141,7 +143,10 @@ def _for_missing(root: Path, name: str) -> str:
 
 
 def _extents(root: Path, name: str) -> list[Extent]:
-    """Tensors of a torch or a safetensors file: the first bytes tell which it is, and its name, where they are of neither."""
+    """Tensors of a torch or a safetensors file.
+
+    Its first bytes decide, or else its name.
+    """
     fd = open_file(root / name, name)
     try:
         head = read_exactly(fd, 0, min(9, os.fstat(fd).st_size), name)
@@ -154,18 +159,22 @@ def _extents(root: Path, name: str) -> list[Extent]:
     return [part.extent(key, value) for key, value in tensors_of(part.value, name)]
 
 
-# ---- values beside tensors ---------------------------------------------------------------------------------------------
+# ---- values next to tensors
+# --------------------------------------------------------------------------------------------
 
 
 def below(places: Iterable[tuple[str, Key]]) -> Aside:
-    """What lies at some places, and below them."""
+    """A test for values at some places, and below them."""
     known = {(file, tuple(map(str, key))) for file, key in places}
     return lambda file, key: any((file, key[:n]) in known for n in range(len(key) + 1))
 
 
 @define
 class Values:
-    """Inert values of a checkpoint's torch files, by file and key: ready to be carried, with the tensors in them."""
+    """Inert values of a checkpoint's torch files, by file and key.
+
+    They can be carried, with the tensors in them.
+    """
 
     root: Path
     parts: dict[str, TorchFile] = field(factory=dict)
@@ -173,7 +182,10 @@ class Values:
     found: dict[tuple[str, Key], object] = field(factory=dict)
 
     def at(self, file: str, key: Key) -> object:
-        """Raises: UcplError E391 where there is none, and what reading the file raises."""
+        """The value at a key.
+
+        Raises: UcplError E391 if there is none, and errors of reading the file.
+        """
         if (file, key) not in self.found:
             if file not in self.parts:
                 if not (self.root / file).is_file():
@@ -220,14 +232,20 @@ _NONE = object()
 
 @frozen(eq=False)
 class _Held:
-    """A value that goes over as it is: its dicts are no steps of keys."""
+    """A value that is copied as it is.
+
+    Its dicts are no steps of keys.
+    """
 
     value: object
 
 
 @define
 class _Tree:
-    """Nested dicts under construction. A dict whose keys count from 0 becomes a list; a value without a key is the file."""
+    """Nested dicts under construction.
+
+    A dict whose keys count from 0 becomes a list; a value without a key is the file.
+    """
 
     file: str
     top: dict[str | int, object] = field(factory=dict)
@@ -272,7 +290,10 @@ def _written(
     tensors: tuple[list[int], tuple[StoredTensor, ...]],
     beside: tuple[list[tuple[Key, object]], dict[Place, Extent]],
 ) -> SkeletonFile:
-    """`tensors`: which of the targets are in this file; `beside`: values at keys, and the tensors in them."""
+    """One file of a target.
+
+    `tensors`: its members, and all targets; `beside`: values at keys, and the tensors in them.
+    """
     members, targets = tensors
     is_safetensors = PurePosixPath(path).suffix == ".safetensors"
     storages = Storages(beside[1])
