@@ -1,4 +1,7 @@
-"""Extents, inert values and the envelope: facts about files, below every room that reads or writes them."""
+"""Extents, inert values and the envelope: facts about files.
+
+This package is below all packages that read or write files.
+"""
 
 from ucpl.extents.dtypes import (
     AS_U8,

@@ -1,6 +1,7 @@
-"""An account of a source: the fate of each item that it has, counted, with the names of all that is left behind.
+"""An account of a source: the fate of each of its items.
 
-Not here: the rules that decide a fate (conversion.accounting).
+It counts all items, and names those that are left behind. Not here: the rules that decide a fate
+(conversion.accounting).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _SHOWN = 6  # names in a line
 
 @frozen
 class NotRead:
-    """A file or value of a checkpoint that its reader passes by. `is_optimizer`: it holds training state."""
+    """A file or value of a checkpoint that its reader skips.
+
+    `is_optimizer`: it holds training state.
+    """
 
     name: str
     why: str
@@ -34,7 +38,10 @@ class NotRead:
 
 @frozen
 class Entry:
-    """Items of one kind with one fate, for one reason. `names`: of all items that are dropped or not read."""
+    """Items of one kind with one fate, for one reason.
+
+    `names`: of all items that are dropped or not read.
+    """
 
     fate: Fate
     kind: str  # "exp_avg", "client_state", "value", "group", "file": as `--drop` and messages call it
@@ -70,7 +77,7 @@ class AccountFacts(TypedDict):
 
 @frozen
 class Account:
-    """All items of a source: `items` counts them in the source, the entries by their fates."""
+    """All items of a source: their number, and entries by fate."""
 
     items: int
     entries: tuple[Entry, ...] = field(factory=tuple)
@@ -82,7 +89,10 @@ class Account:
         return tuple(e for e in self.entries if e.fate in fates)
 
     def demand_sum(self) -> Account:
-        """Raises: AssertionError where an item has no fate, or two: a fault of ucpl."""
+        """Check that each item has one fate.
+
+        Raises: AssertionError for an item with none or two, which is a fault of ucpl.
+        """
         total = self.count(*FATES)
         if total != self.items:
             raise AssertionError(f"the source has {self.items} items, and its account {total}")
@@ -107,7 +117,7 @@ class Account:
 
 
 def entries_of(items: Iterable[tuple[Fate, str, str, str]]) -> tuple[Entry, ...]:
-    """Items as (fate, kind, name, reason), joined where all but the name is equal."""
+    """Entries of items (fate, kind, name, reason), joined over names."""
     found: dict[tuple[Fate, str, str], list[str]] = {}
     for fate, kind, name, why in items:
         found.setdefault((fate, kind, why), []).append(name)

@@ -1,6 +1,6 @@
-"""A folder in which shards are only a part, as data: its kind, a table of names with fates, and the files there.
+"""A folder around shards, as data: kind, table of names, files.
 
-Not here: looking at a folder, and what becomes of its files (formats.folders).
+Not here: the search of a folder, and the fates of its files (formats.folders).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ucpl.registry import Format
 
 __all__ = ["Beside", "Container", "Fate", "Holding", "Kind", "Rule"]
 
-# carry: as it is, byte for byte.  weights: as it is, too, and held against what the shards say; or made anew for the target.
+# carry: as it is, byte for byte.  weights: as it is, and compared with the shards; or made for the target.
 # rank: one file a rank, dealt to the ranks of the target.  leave: not written, with the reason.
 Fate = Literal["carry", "weights", "rank", "leave"]
 Holding = Literal["bytes", "pickle", "unreadable"]
@@ -29,12 +29,12 @@ _PATTERNS = {"**": ".+", "*": "[^/]*", "{rank}": "(?P<rank>0|[1-9][0-9]{0,8})"}
 
 @frozen(slots=False)
 class Rule:
-    """Files by their names below the container, and what becomes of them.
+    """Files by their names below the container, and their fate.
 
-    pattern: `*` is any text without `/`, `**` any text, `{rank}` a number. why: what a file of it is for, or why it is left.
-    alone: of a file a rank, its name where there is one rank and no number. named: classes that its pickles name and that are
-    known to be harmless there, though torch would refuse them. by_ranks: what is to be known of it where ranks are more or
-    fewer. of_model: it describes the model, and goes into a folder of weights alone, too.
+    pattern: `*` is any text without `/`, `**` any text, `{rank}` a number. why: the purpose of such a file, or the
+    reason to leave it. alone: the name of a file per rank if there is one rank and no number. named: classes in its
+    pickles that are known to be harmless, though torch would reject them. by_ranks: a note for targets with another
+    number of ranks. of_model: it describes the model, and goes into a folder of weights alone, too.
     """
 
     pattern: str
@@ -54,7 +54,7 @@ class Rule:
         return re.compile("".join((*parts, re.escape(self.pattern[at:]))))
 
     def rank_of(self, name: str) -> int | None:
-        """The rank that a name has by this rule; -1 where it matches and has none, None where it does not match."""
+        """The rank in a name, -1 without one, None without a match."""
         if self.alone and name == self.alone:
             return 0
         found = self._names.fullmatch(name)
@@ -69,13 +69,15 @@ class Rule:
 
 @frozen
 class Kind:
-    """A kind of container. It is told by its marks: a file of such a name is there, and a folder of shards below it; or by the
-    name that it gives that folder, `tag`, where client_state has the key `client`, if it has one.
+    """A kind of container.
 
-    engines: folders of more engines, each with shards of its own; then `resumes_by` asks for each by its name. needs: files
-    that `resumes_by` does not go on without. The first rule that a name fits holds; a file that fits none is carried and named.
-    The shards that it can have are those of an engine, of any number of ranks too if `universal`, or FSDP's chunks (`chunks`):
-    a target of another format is no container.
+    It has one of these marks: a file of that name, with a folder of shards below it; or its own name of that folder,
+    `tag`, if client_state has the key `client` (if that is set).
+
+    engines: folders of further engines, each with its own shards; then `resumes_by` requests each by its name. needs:
+    files without which `resumes_by` fails. The first rule that fits a name is used; files without a rule are carried
+    and named. The shards can be those of an engine, of any number of ranks too if `universal`, or FSDP's chunks
+    (`chunks`):
     """
 
     name: str  # "trainer": in --json
@@ -92,17 +94,20 @@ class Kind:
 
     @property
     def around_chunks(self) -> Kind:
-        """The same around FSDP's folders of chunks, which have names of their own: no other framework's shards go there."""
+        """The same kind around FSDP's folders of chunks.
+
+        No other framework's shards are in such folders.
+        """
         return evolve(self, chunks=True, universal=False, tag="", client="", engines="")
 
     def holds(self, of: Format) -> bool:
-        """Whether shards of a format can be in it."""
+        """Test whether this kind can have shards of a format."""
         if self.chunks:
             return of.has_chunks and of.has_names_of_modules
         return of.has_engine and (self.universal or not of.is_of_any_ranks)
 
     def rule_of(self, name: str) -> tuple[Rule | None, int]:
-        """The rule for a file, and the rank whose it is (-1: nobody's)."""
+        """The rule for a file, and its rank (-1: none)."""
         for rule in self.rules:
             rank = rule.rank_of(name)
             if rank is not None:
@@ -116,7 +121,7 @@ class Kind:
         return bool(self.tag) and folder == self.tag and (not self.client or self.client in client)
 
     def is_engine(self, folder: str) -> bool:
-        """Whether a folder of this name has an engine's shards."""
+        """Test whether a folder of this name has an engine's shards."""
         return bool(self.engines) and (
             folder == self.tag or Rule(self.engines, "carry", "").rank_of(folder) is not None
         )
@@ -124,10 +129,11 @@ class Kind:
 
 @frozen
 class Beside:
-    """One file beside the shards. `unsafe`: classes that its pickle names, harmless neither to torch nor to its rule.
+    """One file next to the shards.
 
-    held: weights that were held against what a target's shards say, and are that, whatever else of the target is another.
-    anew: how the target's file differs, where it is made for the target; `path` then is where it was made, once it is.
+    `unsafe`: classes in its pickle that are harmless neither to torch nor to its rule. held: weights that were compared
+    with the target's shards, and are equal. anew: differences of the target's file, if it is made for the target;
+    `path` is then its place, once it is made.
     """
 
     name: str  # below the container, "/" between parts
@@ -144,7 +150,10 @@ class Beside:
 
 @frozen
 class Container:
-    """A folder of some kind around a step's folder. `skipped`: names that are no files of it, each with the reason."""
+    """A folder of some kind around a step's folder.
+
+    `skipped`: names that are no files of it, each with the reason.
+    """
 
     kind: Kind
     top: Path
@@ -160,5 +169,5 @@ class Container:
         return evolve(self, files=tuple(file for file in self.files if file.name not in names))
 
     def where(self, file: Beside) -> Path:
-        """Where the bytes of one of its files are."""
+        """The path of one of its files."""
         return file.path if file.path is not None else self.top / file.name

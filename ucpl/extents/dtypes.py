@@ -9,7 +9,10 @@ from ucpl.records import frozen
 
 @frozen
 class DType:
-    """One element type: its size in bytes and its name in torch and in safetensors."""
+    """One element type.
+
+    Its size in bytes and its name in file formats.
+    """
 
     name: str  # "f32", "bf16", ...
     itemsize: int  # bytes
@@ -45,7 +48,7 @@ BY_STORAGE: dict[str, DType] = {d.storage: d for d in DTYPES.values() if d.stora
 BY_TORCH: dict[str, DType] = {d.torch: d for d in DTYPES.values()}
 BY_SAFETENSORS: dict[str, DType] = {d.safetensors: d for d in DTYPES.values() if d.safetensors}
 
-# Types whose bits many files keep as u8. What is stored so has a name of its own, which is in no file.
+# Types whose bits many files keep as u8. Their stored form has a name of its own, which is in no file.
 AS_U8: dict[str, str] = {name: f"{name} in u8" for name in ("f4_e2m1fn", "f8_e8m0fnu")}
 STORED: dict[str, DType] = DTYPES | {name: DType(name, 1, "uint8", "ByteStorage", "U8") for name in AS_U8.values()}
 
@@ -53,12 +56,15 @@ PAIRED = frozenset({"f4_e2m1fn", AS_U8["f4_e2m1fn"]})  # two elements to a byte,
 
 
 def bits_of(dtype: str) -> str:
-    """What the bits of a stored tensor mean: `f4_e2m1fn in u8` are f4_e2m1fn."""
+    """The dtype of a stored tensor's bits: `f4_e2m1fn in u8` is f4_e2m1fn."""
     return dtype.removesuffix(" in u8")
 
 
 def in_file(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Dtype and shape by which a file states a tensor: of two elements to a byte, the bytes are counted, as torch does."""
+    """Dtype and shape by which a file states a tensor.
+
+    If two elements are in a byte, the shape counts bytes, as in torch.
+    """
     stated = "u8" if dtype in AS_U8.values() else dtype
     if dtype in PAIRED and shape:
         shape = (*shape[:-1], -(-shape[-1] // 2))
@@ -89,7 +95,10 @@ _FLOATS = {
 
 
 def largest(dtype: str) -> float | None:
-    """The greatest finite number of a floating type; None of others, and of types of scaled blocks."""
+    """The greatest finite number of a floating type; None for other types.
+
+    Types of scaled blocks count as others.
+    """
     return _FLOATS[dtype][2] if dtype in _FLOATS else None
 
 
@@ -107,12 +116,12 @@ EXACT = {
 
 
 def holds(dtype: str, value: float) -> bool:
-    """Whether a finite number is exactly one of a type's.
+    """Test whether a dtype can represent a finite number exactly.
 
     >>> [holds("bf16", v) for v in (0.0, 0.5, 256.0, 257.0)]
     [True, True, True, False]
     """
-    if bits_of(dtype) in AS_U8:  # of these the bits alone move
+    if bits_of(dtype) in AS_U8:  # of these only the bits are moved
         return False
     if dtype in _FLOATS:
         bits, least, most = _FLOATS[dtype]

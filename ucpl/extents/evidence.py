@@ -1,4 +1,7 @@
-"""Judge whether a comparison could have failed. Equal values prove nothing if a mistake would leave them equal, too."""
+"""A judgement on comparisons: could they have failed?
+
+Equal values prove nothing if a mistake would leave them equal, too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["Seen", "doubt", "together"]
 
 @define
 class Seen:
-    """The values of a comparison: their number, and the range of the finite ones."""
+    """The values of a comparison: their number and finite range."""
 
     count: int = 0
     low: float = float("inf")
@@ -42,12 +45,12 @@ class Seen:
 
     @property
     def varies(self) -> bool:
-        """Whether two finite values differ."""
+        """True if two finite values differ."""
         return self.low < self.high
 
 
 def together(some: Iterable[Seen]) -> Seen:
-    """The values of several comparisons. A swap could exchange any two of them."""
+    """The values of several comparisons; a swap could exchange any two."""
     out = Seen()
     for seen in some:
         out.count, out.odd = out.count + seen.count, out.odd + seen.odd
@@ -56,7 +59,10 @@ def together(some: Iterable[Seen]) -> Seen:
 
 
 def doubt(seen: Seen, what: str) -> str:
-    """The reason why equal values are no evidence, or "". what: their name in the plural, as in "logits"."""
+    """The reason why equal values are no evidence, or "".
+
+    `what`: their name in the plural, as in "logits".
+    """
     if seen.varies:
         return ""
     if not seen.count:

@@ -1,4 +1,4 @@
-"""Which tensors are experts', and which ranks hold them: facts that a checkpoint states, before any layout says them."""
+"""The tensors of experts, and their ranks, as a checkpoint states them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from ucpl.records import frozen
 
 @frozen
 class Expert:
-    """One tensor of one expert. `count` experts are in its layer; each rank holds a run of them."""
+    """One tensor of one expert.
+
+    `count` experts are in its layer; each rank holds a run of them.
+    """
 
     name: str  # in its file: the number is global there
     module: str  # prefix of the layer's experts: "blocks.1.mlp.deepspeed_moe.experts.deepspeed_experts."
@@ -27,16 +30,17 @@ class Expert:
 
     @property
     def fused(self) -> str:
-        """The tensor of the module that holds it and the rank's other experts: "blocks.1.mlp.experts.w1"."""
+        """The module's tensor of this and the rank's other experts: "blocks.1.mlp.experts.w1"."""
         return f"{self.module}{self.inner}"
 
 
 @frozen
 class Experts:
-    """All tensors of experts. The ranks of a stage are edp x ep (the last fastest), or ep x edp if `is_data_first`.
+    """All tensors of experts.
 
-    `is_within_tp`: the ranks of each tensor-parallel coordinate are dealt so for themselves, and hold parts of the experts'
-    tensors, or there is one. Else all dp x tp ranks of a stage are, and hold their experts whole.
+    The ranks of a stage are edp x ep (the last fastest), or ep x edp if `is_data_first`. `is_within_tp`: the ranks of
+    each tensor-parallel coordinate are dealt separately, and hold parts of the experts' tensors, or there is one
+    coordinate. Otherwise all dp x tp ranks of a stage are dealt together, and hold their experts completely.
     """
 
     ep: int
@@ -45,7 +49,7 @@ class Experts:
     is_within_tp: bool = True
 
     def rank(self, tensor: str, ep: int) -> int:
-        """Which of `ep` ranks holds a tensor."""
+        """The rank among `ep` that holds a tensor."""
         one = self.of[tensor]
         return one.number // (one.count // ep)
 
@@ -60,6 +64,9 @@ class Experts:
 
 
 def expert_file(layer: int, number: int, mp: int | str) -> str:
-    """The name of an expert's file. mp: the model-parallel rank, or what stands for it in a template."""
+    """The name of an expert's file.
+
+    mp: the model-parallel rank, or its placeholder in a template.
+    """
     said = f"{mp:02}" if isinstance(mp, int) else mp
     return f"layer_{layer}_expert_{number}_mp_rank_{said}_model_states.pt"

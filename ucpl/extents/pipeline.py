@@ -1,4 +1,4 @@
-"""How the layers of a pipeline lie: facts that a checkpoint states, before any layout says them in the language."""
+"""The layers of a pipeline, as a checkpoint states them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ class Layer:
     """
 
     number: int
-    file: str | None = None  # what the names of its files begin with: "layer_03"
+    file: str | None = None  # prefix of its files' names: "layer_03"
     names: tuple[tuple[str, str], ...] = ()  # (name in the file, tensor)
     tied: str | None = None  # key of the tied module
 
 
 @frozen
 class Pipeline:
-    """All layers, and the first layer of each stage. `bounds` ends with their count: (0, 3, 5) is layers 0 1 2 | 3 4."""
+    """All layers, and the first layer of each stage.
+
+    `bounds` ends with their count: (0, 3, 5) is layers 0 1 2 | 3 4.
+    """
 
     layers: tuple[Layer, ...]
     bounds: tuple[int, ...]
@@ -33,7 +36,7 @@ class Pipeline:
     # tensor -> the stage whose copy counts, where copies of a tied module's tensor may differ
     trusted: dict[str, int] = field(factory=dict)
     buffers: tuple[str, ...] = ()  # tensors in layers that are no parameters
-    experts: tuple[int, ...] = ()  # trained elements of all experts of each layer, beside `elements`
+    experts: tuple[int, ...] = ()  # trained elements of all experts of each layer, besides `elements`
     is_by_tp: bool = False  # every tensor-parallel rank has files of its own, even where there is one
 
     @property
@@ -42,11 +45,14 @@ class Pipeline:
 
     @property
     def is_by_layer(self) -> bool:
-        """Whether each layer has files of its own. Else a stage's tensors are in its ranks' own, by their whole names."""
+        """True if each layer has files of its own.
+
+        Otherwise a stage's tensors are in its ranks' files, by their full names.
+        """
         return any(layer.file is not None for layer in self.layers)
 
     def weights(self, ep: int = 1) -> tuple[int, ...]:
-        """What partition_method 'parameters' weighs, where experts are dealt over `ep` ranks."""
+        """The weights of partition_method 'parameters', with experts dealt over `ep` ranks."""
         experts = self.experts or (0,) * len(self.elements)
         return tuple(own + more // ep for own, more in zip(self.elements, experts, strict=True))
 
@@ -63,7 +69,10 @@ class Pipeline:
         return next((tuple(t for _, t in x.names) for x in self.layers if x.tied == key and x.names), ())
 
     def places(self) -> dict[str, list[tuple[int, Layer, str | None]]]:
-        """tensor -> (stage, layer, name in the layer's file; None: that layer is a function and has no file)."""
+        """tensor -> (stage, layer, name in the layer's file).
+
+        The name is None if that layer is a function and has no file.
+        """
         out: dict[str, list[tuple[int, Layer, str | None]]] = {}
         for layer in self.layers:
             for name, tensor in layer.names:
@@ -83,7 +92,10 @@ class Pipeline:
 
 
 def layer_file(stem: str, tp: int | str | None) -> str:
-    """The name of a layer's file. tp: the rank, or what stands for it in a template; None where files are not by rank."""
+    """The name of a layer's file.
+
+    tp: the rank, or its placeholder in a template; None if files are not by rank.
+    """
     if tp is None:
         return f"{stem}-model_states.pt"
     return f"{stem}-model_{tp:02}-model_states.pt" if isinstance(tp, int) else f"{stem}-model_{tp}-model_states.pt"
@@ -93,14 +105,18 @@ METHODS = ("uniform", "parameters")
 
 
 def deal(method: str, elements: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Bounds of the stages by a partition_method of PipelineModule. `elements`: of each layer."""
+    """Bounds of the stages by a partition_method of PipelineModule.
+
+    `elements`: of each layer.
+    """
     return uniform(len(elements), stages) if method == "uniform" else balanced(list(elements), stages)
 
 
 def uniform(layers: int, stages: int) -> tuple[int, ...]:
-    """Bounds of partition_method 'uniform': the first stages have one more where it does not divide.
+    """Bounds of partition_method 'uniform'.
 
-    With fewer layers than stages the last stages have none. Read in deepspeed 0.19.8, runtime/utils.py.
+    If layers do not divide evenly, the first stages have one more. With fewer layers than stages the last stages have
+    none. Source: deepspeed 0.19.8, runtime/utils.py.
     """
     if layers <= stages:
         return tuple(min(s, layers) for s in range(stages + 1))
@@ -109,7 +125,7 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def balanced(weights: list[int], stages: int) -> tuple[int, ...]:
-    """Bounds of partition_method 'parameters': stages as even as they can be, ties broken as DeepSpeed breaks them."""
+    """Bounds of partition_method 'parameters': even stages, with DeepSpeed's ties."""
     n = len(weights)
     if n <= stages:
         return uniform(n, stages)

@@ -1,6 +1,7 @@
-"""Where a stored tensor lies, and the values that stand beside tensors in a file. A leaf room: it knows no plan, no layout.
+"""The place of a stored tensor, and values next to tensors.
 
-Not here: reading or writing (stores), and what a tensor means (layout).
+This module imports neither plans nor layouts. Not here: reading or writing (stores), and the meaning of tensors
+(layout).
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def key_text(key: Key) -> str:
 
 @frozen
 class Extent:
-    """One stored tensor: dtype, geometry in elements, and the bytes of the storage (archive member) it views."""
+    """One stored tensor.
+
+    Dtype, geometry in elements, and the bytes of its storage.
+    """
 
     file: str  # path relative to the checkpoint's folder, "/" between parts
     key: Key
@@ -31,8 +35,9 @@ class Extent:
     storage: str  # identity of the storage within the file: aliases share it
     storage_start: int  # byte position of the storage in the file
     storage_bytes: int  # its length in bytes
-    crc: int | None = None  # CRC-32 of the whole storage, where the container states one
-    # Its bytes are made as they are read (of a vault's gradients): `crc` tells it from others, and is not of its bytes.
+    crc: int | None = None  # CRC-32 of the complete storage, if the container states one
+    # Its bytes are computed when they are read (a vault's gradients): `crc` identifies it, but is not a CRC of its
+    # bytes.
     made: bool = False
 
     @property
@@ -44,7 +49,10 @@ class Extent:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row-major without gaps, so that the tensor is one run of bytes (a tensor of no elements is one, too)."""
+        """True for row-major without gaps: the tensor is one run of bytes.
+
+        This includes tensors without elements.
+        """
         if not self.numel:
             return True
         expected = 1
@@ -62,7 +70,10 @@ class Extent:
 
 @frozen
 class StorageRef:
-    """A tensor storage of a file: `name` is its identity within that file (the member data/NAME of a torch zip)."""
+    """A tensor storage of a file.
+
+    `name` is its identity within that file (the member data/NAME of a torch zip).
+    """
 
     name: str
     dtype: str
@@ -72,7 +83,10 @@ class StorageRef:
 
 @frozen
 class TensorRef:
-    """A tensor in a value tree: geometry in elements over a storage. `parameter` marks a torch.nn.Parameter."""
+    """A tensor in a value tree: geometry in elements over a storage.
+
+    `parameter` marks a torch.nn.Parameter.
+    """
 
     storage: StorageRef
     offset: int
@@ -80,7 +94,7 @@ class TensorRef:
     stride: tuple[int, ...]
     requires_grad: bool = False
     parameter: bool = False
-    # Python attributes that the tensor carried (DeepSpeed's ds_id): kept and written back, no part of what it is equal to
+    # Python attributes of the tensor (DeepSpeed's ds_id): kept and written back, but not compared
     attributes: object = field(default=None, eq=False)
 
 
@@ -94,10 +108,10 @@ class Global:
 
 @mutable(eq=False)
 class Call:
-    """An object that a pickle builds by calling `function`: kept inert and written back as it was.
+    """An object that a pickle builds by calling `function`, kept inert.
 
-    `new` tells `cls.__new__(cls, *args)` (opcode NEWOBJ) from a plain call (REDUCE). `state` is what BUILD gives (a
-    dict of attributes, usually); `items` are what APPENDS or SETITEMS add.
+    `new` distinguishes `cls.__new__(cls, *args)` (opcode NEWOBJ) from a plain call (REDUCE). `state` is the argument of
+    BUILD (a dict of attributes, usually); `items` are the arguments of APPENDS or SETITEMS.
     """
 
     function: Global | Call

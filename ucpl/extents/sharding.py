@@ -1,4 +1,4 @@
-"""How one tensor lies on model-parallel ranks: a fact that a checkpoint states, before any layout says it in the language."""
+"""The parts of one tensor on model-parallel ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from ucpl.records import frozen
 
 @frozen
 class Section:
-    """A run of positions of the dim that is cut. `widths`: how many of them each tp rank holds; None: each holds all."""
+    """A run of positions of the cut dim.
+
+    `widths`: the number of them on each tp rank; None: each holds all.
+    """
 
     size: int
     widths: tuple[int, ...] | None
@@ -17,18 +20,18 @@ class Section:
 class Sharding:
     """One tensor over tensor-parallel ranks.
 
-    A rank holds its part of each section, end to end along `dim`, and all of every other dim. Sections stand in the order
-    of the whole tensor: fused [q; k; v] is three, a plain column or row parallel weight is one.
+    A rank holds its part of each section, end to end along `dim`, and all of every other dim. Sections are in the order
+    of the complete tensor: fused [q; k; v] is three, a plain column or row parallel weight is one.
     """
 
-    shape: tuple[int, ...]  # whole
+    shape: tuple[int, ...]  # complete
     dim: int | None = None  # None: every tp rank holds all of it
     sections: tuple[Section, ...] = ()
     origin: str = ""  # where it is stated: "affine_map of mp_rank_00_model_states.pt"
 
     @property
     def rows(self) -> int:
-        """Positions of all sections: more than the dim has where the further ones are padding that training changes."""
+        """Positions of all sections, which may exceed the dim by trained padding."""
         return sum(section.size for section in self.sections)
 
     def width(self, tp: int) -> int:

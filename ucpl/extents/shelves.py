@@ -1,4 +1,4 @@
-"""The stored tensors of a plan, by what is alike in them: one shelf for a block of names, one state, one label."""
+"""A plan's stored tensors, grouped by names, state and label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["Shelf", "Shelves"]
 
 @frozen(eq=False)
 class Shelf:
-    """Stored tensors of one block and one state. `dtypes`: one for all, or one a tensor ("" where none is known)."""
+    """Stored tensors of one block and one state.
+
+    `dtypes`: one for all, or one per tensor ("" if unknown).
+    """
 
     block: Block
     state: str
@@ -47,7 +50,10 @@ class Shelf:
 
 @frozen(eq=False, slots=False)
 class Shelves(Sequence[StoredTensor]):
-    """All stored tensors of one side of a plan, numbered shelf by shelf. Single ones are made when they are asked for."""
+    """All stored tensors of one side of a plan, by shelf.
+
+    Single ones are made on access.
+    """
 
     shelves: tuple[Shelf, ...]
 

@@ -1,8 +1,8 @@
-"""What a target looks like, in the words that a store needs to write its metadata: names, shapes, groups, flat buffers.
+"""A target's metadata for a store: names, shapes, groups, flat buffers.
 
 It is made by the compiler from a layout, travels in the plan, and holds plain values only. The store that writes a
-framework's files regenerates every structural field (param_shapes, paddings, world sizes) from it, and takes what
-is not structure from the source's TrainState.
+framework's files regenerates every structural field (param_shapes, paddings, world sizes) from it, and takes all other
+values from the source's TrainState.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ PadKind = Literal["zero", "live", "undefined"]
 
 @frozen
 class StoredTensor:
-    """One tensor of one file, as a plan names it: no byte offsets, which stores bind when the plan is applied."""
+    """One tensor of one file in a plan, without byte offsets.
+
+    Stores bind offsets when the plan is applied.
+    """
 
     file: str  # relative to the step's folder
     key: Key
@@ -34,7 +37,7 @@ class StoredTensor:
     rank: int = 0  # the first rank that holds it
     shares: int | None = None  # index of the tensor whose storage it is a second name of (tied aliases)
     padding: int = 0  # elements of it that belong to no tensor
-    padding_kind: PadKind = "undefined"  # what they hold: zeros, values that were trained, or anything
+    padding_kind: PadKind = "undefined"  # their values: zeros, trained values, or anything
 
     @property
     def numel(self) -> int:
@@ -46,7 +49,10 @@ class StoredTensor:
 
 @frozen
 class NamedTensor:
-    """One tensor of the model: its whole shape, dtype of its weight, kind and the states that it has beside `weight`."""
+    """One tensor of the model.
+
+    Complete shape, dtype, kind, and states besides `weight`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -57,10 +63,11 @@ class NamedTensor:
 
 @frozen
 class Flat:
-    """One flat buffer before it is cut: which tensors, in which order. `coordinates` are those of the ranks that share it.
+    """One flat buffer before it is cut: its tensors in order.
 
-    `members`: (stored name, shape on these ranks). `numel` counts elements without padding at the end,
-    `starts` where each member begins (alignment gaps make them differ from the running sum).
+    `coordinates` are those of the ranks that share it. `members`: (stored name, shape on these ranks). `numel` counts
+    elements without padding at the end, `starts` where each member begins (alignment gaps make them differ from the
+    running sum).
     """
 
     bucket: int
@@ -88,9 +95,9 @@ class BlobWay:
 
 @frozen
 class CarriedBlob:
-    """A value that is no tensor of the model, and goes over as its layout says. `ways` go to the target's places.
+    """A value that is no model tensor, with its layout's fate.
 
-    alike: places of the source that must hold one value.
+    `ways` go to the target's places. alike: places of the source that must hold one value.
     """
 
     name: str
@@ -102,7 +109,7 @@ class CarriedBlob:
 
 @frozen
 class Structure:
-    """A whole target (or source) in a framework's terms."""
+    """A complete target (or source) in a framework's terms."""
 
     framework: str
     settings: dict[str, Plain] = field(factory=dict)  # stage, dp, tp, pp, bf16, round_robin, sub_group_size, ...
@@ -114,7 +121,7 @@ class Structure:
     shardings: dict[str, Sharding] = field(
         factory=dict
     )  # by tensor, where it is cut over tp in sections; empty at tp 1
-    blobs: tuple[CarriedBlob, ...] = ()  # of a target: what a layout of torch files carries beside its tensors
+    blobs: tuple[CarriedBlob, ...] = ()  # of a target: values that a layout of torch files carries besides its tensors
 
 
 def as_filed(targets: Sequence[StoredTensor]) -> tuple[StoredTensor, ...]:

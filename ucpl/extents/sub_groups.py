@@ -1,4 +1,4 @@
-"""Sub-groups of ZeRO-3: slices of parameters, and how many parameters each sub-group takes."""
+"""Sub-groups of ZeRO-3: slices of parameters, and parameters per sub-group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def slice_numel(shape: Shape, dp: int) -> int:
 
 
 def pack(shapes: Sequence[Shape], dp: int, sub_group_size: int) -> list[int]:
-    """How many parameters each sub-group of one parameter group takes: closed when its slices reach the size."""
+    """The number of parameters in each sub-group of one parameter group.
+
+    A sub-group is closed when its slices reach the size.
+    """
     counts, held, total = [], 0, 0
     for shape in shapes:
         held += 1

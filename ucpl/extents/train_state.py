@@ -1,4 +1,7 @@
-"""The state of a training run without its tensor bytes. Values are carried over or computed anew, never cut or joined."""
+"""The state of a training run without its tensor bytes.
+
+Values are carried over or computed anew, never cut or joined.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ucpl.records import frozen
 
 @frozen
 class Setting:
-    """A number or word that shapes a layout (`dp`, `stage`, `round_robin`, `sub_group_size`), with its printed origin."""
+    """A number or word of a layout (`dp`), with its origin."""
 
     value: int | float | str | bool | None
     origin: str  # "command line", "ds_config of mp_rank_00_model_states.pt", "default of specs/deepspeed.ucpl:12"
@@ -20,23 +23,24 @@ class Setting:
 
 @frozen
 class Scalar:
-    """A small tensor whose value is held here: its dtype, shape and little-endian bytes."""
+    """A small tensor with its value: dtype, shape and little-endian bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
 
 
-# What an optimizer keeps once for a whole parameter: most often a number; a list or dict of them, too
+# Values that an optimizer keeps once per parameter: usually a number; a list or dict of them, too
 Counted = Scalar | int | float | str | bool | None | list["Counted"] | tuple["Counted", ...] | dict[str, "Counted"]
 
 
 @frozen
 class ParameterGroup:
-    """One parameter group of the optimizer: its members in the optimizer's own order, and hyper-parameters (lr, ...).
+    """One parameter group of the optimizer.
 
-    `members` are names of trainable parameters with elements. `hyper` is the param_group dict without `params`. `listed`: all
-    names that the optimizer has in the group, frozen parameters and those without elements, too; empty where these are members.
+    `members` are names of trainable parameters with elements, in the optimizer's order. `hyper` is the param_group dict
+    without `params`. `listed`: all names that the optimizer has in the group, frozen parameters and those without
+    elements, too; empty where these are members.
     """
 
     name: str

@@ -1,1 +1,4 @@
-"""Files: where stored tensors lie, and what stands beside them. Stores map (file, key) to extents; they never cut or join."""
+"""Files: the places of stored tensors, and the values next to them.
+
+Stores map (file, key) to extents; they never cut or join.
+"""

@@ -1,7 +1,7 @@
-"""Headers of many files, or of many archives of a file, that lie in a store: read several at a time, since each is waited for.
+"""Headers in an object store, read several at a time.
 
-What was read is kept here (remotes), so who reads it again, one after the other, waits no more; and errors of what is
-read are theirs, as of local files. Of local files nothing is read ahead.
+Each read of a store waits. Data that was read is kept (remotes), so that a second read does not wait; errors of later
+reads are raised there, as with local files. Local files are not read ahead.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ AT_ONCE = 16
 
 
 def ahead(path: Path, reads: Sequence[Callable[[], object]]) -> None:
-    """Do all of these at once, where `path`, which is one of the files, lies in a store.
+    """Do all of these reads at once, in an object store.
 
-    Raises: UcplError E685, where the store does not give what is asked for.
+    `path` is one of the files. Raises: UcplError E685 if the store does not deliver the data.
     """
     if len(reads) < 2 or not _is_elsewhere(path):
         return
@@ -37,7 +37,7 @@ def ahead(path: Path, reads: Sequence[Callable[[], object]]) -> None:
         try:
             read()
         except UcplError as error:
-            if error.is_of_the_disk:  # every other one is said when it is read in its turn
+            if error.is_of_the_disk:  # every other error is raised when the file is read in turn
                 stop.set()
                 raise
 

@@ -1,7 +1,7 @@
-"""Values that go from one checkpoint to another as they are, with the tensors in them.
+"""Values that are copied between checkpoints, with the tensors in them.
 
-A value tree names storages by their name within one file. While it is carried, a storage is called by its file, too, so that
-values of several files may stand side by side; the store that writes a target gives them names of its own.
+A value tree names storages by their name within one file. While it is carried, a storage's name also has its file, so
+that values of several files may stand side by side; the store that writes a target gives them names of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ucpl.files.pickles import attributes_of, set_attributes
 
 K = TypeVar("K")
 _Change = Callable[[TensorRef], object]
-_Memo = dict[int, tuple[object, object]]  # by id: what was made of a value, and the value, which keeps its id taken
+_Memo = dict[int, tuple[object, object]]  # by id: the changed copy of a value, and the value, which keeps its id taken
 _JOINT = "\0"  # in no file's name, and in no member's that a zip archive is read with
 
 
@@ -30,7 +30,10 @@ def mapped(value: Global | Call, change: _Change, memo: _Memo | None = None) -> 
 @overload
 def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object: ...
 def mapped(value: object, change: _Change, memo: _Memo | None = None) -> object:
-    """A copy of a value tree with every tensor changed. Containers that are shared stay shared, cycles stay cycles."""
+    """A copy of a value tree with every tensor changed.
+
+    Containers that are shared stay shared, cycles stay cycles.
+    """
     memo = {} if memo is None else memo
     if type(value) in LEAVES:
         return value
@@ -80,12 +83,18 @@ def _mapped_call(value: Call, change: _Change, memo: _Memo) -> Call:
 
 
 def lifted(value: object, file: str) -> object:
-    """A value of one file, ready to be carried: storages are called by file and name."""
+    """A value of one file for carrying.
+
+    Storages are named by file and name.
+    """
     return mapped(value, lambda t: evolve(t, storage=evolve(t.storage, name=f"{file}{_JOINT}{t.storage.name}")))
 
 
 def origin_of(name: str) -> tuple[str, str]:
-    """(file, storage) of the name of a lifted storage. The file is empty where it was not lifted."""
+    """(file, storage) of the name of a lifted storage.
+
+    The file is empty if it was not lifted.
+    """
     file, _, storage = name.rpartition(_JOINT)
     return file, storage
 
@@ -94,12 +103,15 @@ Place = tuple[str, str, int, tuple[int, ...], tuple[int, ...], str]  # file, sto
 
 
 def by_place(extents: Iterable[Extent]) -> dict[Place, Extent]:
-    """Extents found by what a TensorRef says of them."""
+    """Extents by the fields that a TensorRef has."""
     return {(e.file, e.storage, e.offset, e.shape, e.stride, e.dtype): e for e in extents}
 
 
 def marks_of(checkpoint: Checkpoint) -> Callable[[object], object]:
-    """A key of values of a checkpoint: tensors by their bytes' CRC, or by their place where the file states none."""
+    """A key of values of a checkpoint, for comparison.
+
+    Tensors are compared by their bytes' CRC, or by their place if the file has no CRC.
+    """
     return marks_among(checkpoint.carried_extents.values())
 
 
@@ -147,9 +159,9 @@ def unlike_callers(checkpoint: Checkpoint) -> dict[int, tuple[object, ...]]:
 
 
 class Storages:
-    """Names storages of one target file as its value tree is built: "0", "1", ...
+    """Names for storages of one target file: "0", "1", ...
 
-    `extents` are the source's carried tensors, by place.
+    They are given while its value tree is built. `extents` are the source's carried tensors, by place.
     """
 
     def __init__(self, extents: dict[Place, Extent]) -> None:
@@ -173,13 +185,13 @@ class Storages:
         return TensorRef(StorageRef(self.fresh(), dtype, numel), 0, shape, strides(shape), requires_grad)
 
     def empty(self, dtype: str, shape: tuple[int, ...] = (0,), requires_grad: bool = False) -> TensorRef:
-        """A tensor without elements; all of one dtype share a storage of no bytes."""
+        """A tensor without elements; all of one dtype share an empty storage."""
         if dtype not in self._empty:
             self._empty[dtype] = StorageRef(self.fresh(), dtype, 0)
         return TensorRef(self._empty[dtype], 0, shape, strides(shape), requires_grad)
 
     def extent(self, extent: Extent) -> TensorRef:
-        """A tensor of the source, carried: made contiguous, in a new storage that nothing else shares."""
+        """A carried tensor, contiguous, in a new storage of its own."""
         if extent.numel == 0:
             return self.empty(extent.dtype, extent.shape)
         made = self.tensor(extent.dtype, extent.shape)

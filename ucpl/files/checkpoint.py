@@ -1,6 +1,7 @@
-"""An opened checkpoint, and what every framework's store can do. Stores map (file, key) to extents; they never cut or join.
+"""An opened checkpoint, and the interface of each framework's store.
 
-Not here: what a tensor means (layout), and the bytes of containers (torch_files, safetensors_files).
+Stores map (file, key) to extents; they never cut or join. Not here: the meaning of tensors (layout), and the bytes of
+containers (torch_files, safetensors_files).
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ class Own:
 
 @frozen
 class Order:
-    """Which parameters an optimizer's numbers are, as a caller says it of files that name none.
+    """The parameters of an optimizer's numbers, for files without names.
 
-    `names`: by pipeline stage, in the optimizer's order; none of them: the groups lie one behind another in the model's order.
+    The caller gives them. `names`: by pipeline stage, in the optimizer's order; if empty, the groups follow each other
+    in the model's order.
     """
 
     names: tuple[tuple[str, ...], ...]
     origin: str  # 'order = "names.json"'
 
     def at(self, stage: int) -> tuple[str, ...] | None:
-        """Those of a stage. None: nothing is said of it."""
+        """The names of a stage; None if none are given."""
         return self.names[stage] if stage < len(self.names) else None
 
 
 @frozen(eq=False)
+
 class Checkpoint:
     """A checkpoint whose headers were read. No payload is in memory.
 
-    `extents` holds every tensor that is payload (weights, optimizer state): each must be covered by a layout.
-    `carried_extents` holds tensors inside what the TrainState carries (client_state), which layouts do not cover.
+    `extents` holds every tensor that is payload (weights, optimizer state): a layout must cover each.
+    `carried_extents` holds tensors inside carried values of the TrainState (client_state), which layouts do not cover.
     """
 
-    top: Path  # what the user named: the save folder, a step's folder, or a file
+    top: Path  # the path that the user named: the save folder, a step's folder, or a file
     root: Path  # the folder that `Extent.file` is relative to: one step's folder
     tag: str | None  # "global_step3"
     format: str  # name of its format
@@ -63,15 +66,20 @@ class Checkpoint:
     # Of files with several archives of torch.save, one behind the other: where each begins, and its bytes. Storages of their
     # tensors are called "BEGIN:NAME".
     archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
-    remarks: tuple[str, ...] = ()  # what looks odd, for `inspect`
-    notes: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
-    missing_tensors: tuple[str, ...] = ()  # tensors of the model without data, for `inspect` and plans
-    missing_files: tuple[str, ...] = ()  # the optimizer's files that other files name, if all of them are missing
-    not_read: tuple[NotRead, ...] = ()  # what its files have, and the reader passes by: never lost without a word
+    remarks: tuple[str, ...] = ()  # odd findings, for `inspect`
+    told: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
+    unstored: tuple[str, ...] = ()  # parts of the model without data in the checkpoint, for `inspect` and plans
+    lacking: tuple[str, ...] = ()  # files of the optimizer that its other files name, if all are missing
+    not_read: tuple[NotRead, ...] = ()  # data that the reader skips, always reported
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
-    # What keeps its files there, of one that lies elsewhere.
+    # Keeps the files of a checkpoint in a store readable.
     standing: object = field(default=None, eq=False, repr=False)
-    own: Own | None = None  # facts of the format; only its own code looks into them
+    # Of tensors whose names are without wraps of modules: the names that the model's dict and the optimizer's have.
+    model_names: dict[str, str] = field(factory=dict)
+    optimizer_names: dict[str, str] = field(factory=dict)
+    legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
+    registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
+    is_apart: bool = False  # stacks of layers were split, for a target that has none
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
     opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
 
@@ -81,13 +89,16 @@ class Carried:
     """Bytes that go over as they are: a tensor inside client_state, say."""
 
     extent: Extent  # where they are in the source
-    storage: str  # the storage of the target file that they fill, whole and contiguous
-    is_made: bool = False  # of a file that was made for this target, and is made again where a run goes on
+    storage: str  # the complete, contiguous storage of the target file that they fill
+    is_made: bool = False  # of a file that was made for this target, and is made again if a run resumes
 
 
 @frozen(eq=False)
 class Archive:
-    """One of several archives of torch.save in a file. Its storages are called "N:NAME" there, N the archive's number."""
+    """One of several archives of torch.save in a file.
+
+    Its storages are called "N:NAME" there, N the archive's number.
+    """
 
     value: object
     known: dict[str, bytes] = field(factory=dict)  # bytes of storages, by NAME, that are known before data moves
@@ -95,23 +106,30 @@ class Archive:
 
 @frozen(eq=False)
 class SkeletonFile:
-    """One target file before its payload: a value tree whose TensorRefs point to named storages ("0", "1", ...)."""
+    """One target file before its payload: a value tree with named storages.
+
+    Its TensorRefs point to storages "0", "1", ...
+    """
 
     path: str  # relative to the step's folder of the target
-    # for torch files; for safetensors files a dict name -> TensorRef; the size of a whole one; bytes; a tuple of
+    # for torch files; for safetensors files a dict name -> TensorRef; the size of a complete one; bytes; a tuple of
     # Archive; (bytes, size of the storage)
     value: Any
-    # or "safetensors", "whole": one run of bytes, carried, "bytes": known ones, "archives", "headed": bytes, then a storage "0"
+    # or "safetensors", `whole`: one run of bytes, carried, "bytes": known ones, "archives", "headed": bytes, then a
+    # storage "0"
     form: str = "torch"
     metadata: dict[str, str] | None = None  # of a safetensors header
     storage_of: dict[int, str] = field(factory=dict)  # index into the plan's targets -> storage name
     carried: tuple[Carried, ...] = ()
-    beside: bool = False  # it stands beside the step's folder, not in it
+    beside: bool = False  # it is next to the step's folder, not in it
 
 
 @frozen(eq=False)
 class Skeleton:
-    """A target before its payload. `folder` is the step's folder inside the target ("" or the tag)."""
+    """A target before its payload.
+
+    `folder` is the step's folder inside the target ("" or the tag).
+    """
 
     folder: str
     files: tuple[SkeletonFile, ...]
@@ -127,15 +145,21 @@ class Framework(Protocol):
     demands: Demands  # of its loader
 
     def recognises(self, path: Path) -> bool:
-        """Whether `path` looks like this framework's checkpoint (cheap: names of files, perhaps one header)."""
+        """Test quickly whether `path` looks like this framework's checkpoint.
+
+        Names of files decide, perhaps one header.
+        """
         ...
 
     def open(self, path: Path) -> Checkpoint:
-        """Read all headers. Raises UcplError (E45x-E49x, exit 3) on missing, doubled, damaged or contradictory files."""
+        """Read all headers.
+
+        Raises: UcplError (E45x-E49x, exit 3) for missing, doubled, damaged or contradictory files.
+        """
         ...
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None
     ) -> Skeleton:
-        """Files of a target: metadata regenerated from `structure`, the rest carried from `source.state`."""
+        """Files of a target: metadata from `structure`, the rest from `source.state`."""
         ...

@@ -1,7 +1,7 @@
-"""Demands of a framework's own loader on a checkpoint, stated as data, and the one function that checks them.
+"""Checks that a framework's own loader makes, as data.
 
-Each framework has one record of these next to its store (`Framework.demands`). A target is checked before it is written
-(conversion/demanded), a checkpoint by `verify`.
+One function runs them. Each framework has one record of these next to its store (`Framework.demands`). A target is
+checked before it is written (conversion/demanded), a checkpoint by `verify`.
 
 Not here: opening files, and classes of transformers (inference/hf/fitting).
 """
@@ -25,7 +25,10 @@ Shape = tuple[int, ...]
 
 @frozen(eq=False)
 class Seen:
-    """A checkpoint as a loader meets it: a target before it is written, or one that is read."""
+    """A checkpoint as a loader sees it.
+
+    A target, or one that is read.
+    """
 
     place: str  # for messages: a path, or a layout's call
     stored: Mapping[str, Shape]  # shapes of weights by their names in the files
@@ -37,7 +40,10 @@ class Seen:
 
 @frozen
 class Names:
-    """Patterns of names. A target that has the source's names must have one that matches."""
+    """Patterns of names.
+
+    A target that has the source's names must have one that matches.
+    """
 
     patterns: tuple[str, ...]
     of: tuple[str, ...]  # frameworks whose own checkpoints have other names, too
@@ -72,7 +78,7 @@ class Size:
     more: str = ""
 
     def found(self, stored: Mapping[str, Shape]) -> dict[str, int]:
-        """Sizes by the tensors that state them: the one with the highest number, for a count."""
+        """Sizes by the tensors that state them."""
         out: dict[str, int] = {}
         known = re.compile(self.pattern)
         for name, shape in stored.items():
@@ -121,7 +127,10 @@ class Demands:
 
 
 def sizes_of(config: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The part of config.json that has the sizes of the language model: `text_config` before keys next to it."""
+    """The part of config.json with the sizes of the language model.
+
+    Keys of `text_config` precede those next to it.
+    """
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
 

@@ -1,6 +1,6 @@
-"""A path that no framework recognises: a description of the file, or of the files in a folder, and a way to make it readable.
+"""A description of a path that no framework recognises, with a remedy.
 
-Asked only before a refusal, so that no description costs time where a checkpoint is read.
+It is made only for an error, so that it costs no time if a checkpoint is read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _POINTER = "latest_checkpointed_iteration.txt"  # of Megatron-LM; those of DeepS
 
 
 def found_at(path: Path) -> Found | None:
-    """None: nothing is known of it. Raises: UcplError E401 to E427, of a torch file that is damaged or of another form."""
+    """A description of the path, or None.
+
+    Raises: UcplError E401 to E427, of a torch file that is damaged or of another form.
+    """
     return _in_folder(path) if path.is_dir() else _of_file(path)
 
 
@@ -151,7 +154,10 @@ def _head(path: Path) -> bytes:
 
 
 def _archive(path: Path) -> Found | None:
-    """Zip archives that are not of torch.save. A damaged one is a torch file, as far as anybody knows."""
+    """Zip archives that are not of torch.save.
+
+    A damaged one is taken for a torch file.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -168,7 +174,10 @@ def _archive(path: Path) -> Found | None:
 
 
 def _of_torch(path: Path, shards: Sequence[Path]) -> Found:
-    """`shards`: files whose names differ from this one's by a number, itself included."""
+    """A description of a torch file without a known framework.
+
+    `shards`: files whose names differ from this one's by a number, itself included.
+    """
     value = read_torch_file(path.parent, path.name).value
     if isinstance(value, Call):
         made = value.function
@@ -192,7 +201,10 @@ def _of_torch(path: Path, shards: Sequence[Path]) -> Found:
 
 
 def _way_out(path: Path, shards: Sequence[Path], part: str, *, trusted: bool = False) -> str:
-    """A command that makes model.safetensors of one file, or of all that an index lists; else a spec is needed."""
+    """A command that makes model.safetensors of these files.
+
+    Otherwise a spec is needed.
+    """
     trust = "if you trust it: " if trusted else ""
     made = f"{trust}its tensors are read from model.safetensors, which this makes:"
     if len(shards) < 2:
@@ -218,7 +230,7 @@ def _code(paths: Sequence[Path], part: str, *, trusted: bool = False) -> str:
 
 
 def _is_harmless(value: object, depth: int = 16) -> bool:
-    """Whether torch.load takes a value without running classes of others."""
+    """Test whether torch.load takes a value without classes of others."""
     match value:
         case Mapping():
             return depth > 0 and all(_is_harmless(one, depth - 1) for one in value.values())

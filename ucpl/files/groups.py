@@ -1,6 +1,6 @@
-"""Hyper-parameters of a target's parameter groups, by parameter: each keeps those of its group in the source.
+"""Hyper-parameters of a target's parameter groups, from the source by parameter.
 
-Positions and names of groups say nothing: a model may regroup its parameters, and a job may call groups otherwise.
+Positions and names of groups are not used: a model may regroup its parameters, and a job may give groups other names.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SHOWN = 3
 
 
 def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
-    """A target's groups with the hyper-parameters that their members have in the source.
+    """A target's groups with the hyper-parameters of their members in the source.
 
-    A group without members has those of the source's group of that name that has none either. Where the source has no
-    hyper-parameters (weights alone), no group gets any. Raises: UcplError E482 where members disagree, E483 where the source
+    A group without members has those of the source's group of that name without members. If the source has no
+    hyper-parameters (weights alone), no group gets any. Raises: UcplError E482 if members disagree, E483 if the source
     has no values for a group.
     """
     known = source.state.groups
@@ -59,9 +59,9 @@ def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
 
 
 def agreed(known: Sequence[ParameterGroup], wanted: Wanted, tensors: Iterable[Extent] = ()) -> list[Hyper | None]:
-    """The hyper-parameters of each group of a target, None where the source has none.
+    """The hyper-parameters of each target group; None if the source has none.
 
-    tensors: the source's, which hyper-parameters may be. Raises: UcplError E482 where members of a group disagree.
+    tensors: the source's, which can be hyper-parameters. Raises: UcplError E482 if members of a group disagree.
     """
     tensors = tuple(tensors)
     out: list[Hyper | None] = []
@@ -73,7 +73,7 @@ def agreed(known: Sequence[ParameterGroup], wanted: Wanted, tensors: Iterable[Ex
 
 
 def sources_of(known: Sequence[ParameterGroup], wanted: Wanted) -> list[list[int]]:
-    """For each group of a target, the numbers of the source's groups that its members are in."""
+    """The source's groups of the members of each target group, by number."""
     holder = {member: i for i, group in enumerate(known) for member in group.members}
     without = {group.name: i for i, group in enumerate(known) if not group.members}
     out = []
@@ -84,8 +84,9 @@ def sources_of(known: Sequence[ParameterGroup], wanted: Wanted) -> list[list[int
 
 
 def with_empty(known: Sequence[ParameterGroup], wanted: Wanted) -> tuple[Wanted, tuple[str, ...]]:
-    """A target's groups with those of the source that train nothing, each where the source has it; and the names of those that
-    have no place, since the target groups parameters otherwise.
+    """A target's groups with the source's empty groups.
+
+    Empty groups train nothing. One has no place if the target groups parameters differently.
     """
     places = [found[0] for found in sources_of(known, wanted) if found]
     names = {name for name, _ in wanted}
@@ -101,7 +102,10 @@ def with_empty(known: Sequence[ParameterGroup], wanted: Wanted) -> tuple[Wanted,
 
 
 def _listed_in(known: Sequence[ParameterGroup], wanted: Wanted) -> list[tuple[str, ...]]:
-    """For each group of a target, all names that its optimizer has there: frozen parameters stay in their groups."""
+    """All names of the optimizer in each target group.
+
+    Frozen parameters stay in their groups.
+    """
     trained = {member for _, members in wanted for member in members}
     left = {i: [name for name in group.every if name not in trained] for i, group in enumerate(known)}
     out = []
@@ -121,13 +125,19 @@ def each_of(envelope: TrainState) -> dict[str, Hyper]:
 
 
 def has_groups_alone(source: Checkpoint) -> bool:
-    """Whether a source's optimizer keeps nothing of a parameter but its group, as SGD without momentum."""
+    """Test whether a source's optimizer has groups but no states.
+
+    SGD without momentum is an example.
+    """
     states = {state for tensor in source.state.tensors for state in tensor.states}
     return states <= {"fp32"} and any(group.hyper for group in source.state.groups)
 
 
 def differences(one: Hyper, other: Hyper, tensors: Iterable[Extent] = ()) -> list[str]:
-    """Keys of hyper-parameters that differ, or that one side alone has. tensors: the source's; some may be values."""
+    """Keys of hyper-parameters that differ or are on one side only.
+
+    tensors: the source's; some may be values.
+    """
     places = by_place(tensors)
     keys = [key for key in dict.fromkeys([*one, *other]) if key not in _NAMES]
     return [
@@ -136,7 +146,7 @@ def differences(one: Hyper, other: Hyper, tensors: Iterable[Extent] = ()) -> lis
 
 
 def _value(value: object, places: Mapping[Place, Extent]) -> object:
-    """A value as it is compared: numbers of tensors without dims, tensors by their checksums, lists as tuples."""
+    """A value for comparison: numbers of small tensors, checksums of tensors, tuples."""
     if isinstance(value, TensorRef):
         file, storage = origin_of(value.storage.name)
         place = (file, storage, value.offset, value.shape, value.stride, value.storage.dtype)
@@ -176,7 +186,10 @@ def _demand_equal(
 
 
 def refuse_without(members: Sequence[str], called: str = "", begun: str = "GROUP:LIKE") -> NoReturn:
-    """The source has no hyper-parameters of a group of the target. Raises: UcplError E483."""
+    """Stop: the source has no hyper-parameters of a target group.
+
+    Raises: UcplError E483.
+    """
     named = f"`{members[0]}`{f' and {len(members) - 1:,} more' if members[1:] else ''}" if members else "no parameter"
     fail(
         "E483",

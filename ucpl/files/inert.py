@@ -1,7 +1,7 @@
-"""What stands in a pickle's value tree, and how to go through it without recursion and without surprise.
+"""Values of a pickle's tree, and a walk through it without recursion.
 
-Plain Python values, and the records of extents.records for what was not imported. Attributes of an OrderedDict (torch's
-`_metadata` of a state_dict) are kept beside it: `attributes_of`, `set_attributes`.
+They are plain Python values, and the records of extents.records in place of imported objects. Attributes of an
+OrderedDict (torch's `_metadata` of a state_dict) are kept with it: `attributes_of`, `set_attributes`.
 
 Not here: the bytes (pickles, pickle_writer).
 """
@@ -46,13 +46,19 @@ MODULE_WRITTEN = {new: old for old, new in MODULE_READ.items()}
 
 
 def attributes_of(mapping: OrderedDict[K, V]) -> dict[object, object] | None:
-    """The attributes that a file gave to an OrderedDict (BUILD), such as `{"_metadata": ...}`. None where it gave none."""
+    """The attributes that a file gave to an OrderedDict, or None.
+
+    BUILD gives them, such as `{"_metadata": ...}`.
+    """
     found = vars(mapping).get(_ATTRIBUTES)
     return found if isinstance(found, dict) else None
 
 
 def set_attributes(mapping: OrderedDict[K, V], attributes: dict[A, B] | None) -> None:
-    """Give an OrderedDict the attributes that it is written with. They lie under one name: a file cannot shadow a method."""
+    """Give an OrderedDict the attributes that it is written with.
+
+    They have one reserved name: a file cannot shadow a method.
+    """
     vars(mapping).pop(_ATTRIBUTES, None)
     if attributes is not None:
         vars(mapping)[_ATTRIBUTES] = attributes
@@ -88,7 +94,7 @@ STORAGE_DTYPES: dict[Global, str] = {
 
 
 class Bad(Exception):
-    """Something wrong at the instruction at hand: the machine adds the file and the position."""
+    """An error at the current instruction; the machine adds file and position."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -124,7 +130,7 @@ LEAVES = frozenset(
 
 
 def parts_of(value: object) -> list[object]:
-    """The values directly in a value: keys too where they are more than words and numbers."""
+    """The values directly in a value, with keys that are not leaves."""
     found: list[object]
     if type(value) is tuple or type(value) is list or type(value) is set or type(value) is frozenset:
         return list(value)
@@ -146,7 +152,7 @@ def parts_of(value: object) -> list[object]:
 
 
 def _holds_leaves(value: object) -> bool:
-    """Whether a container holds nothing but words and numbers. Where that is not plain, False."""
+    """Test whether a container clearly holds only words and numbers."""
     if type(value) is dict:
         return LEAVES.issuperset(map(type, value.values())) and LEAVES.issuperset(map(type, value))
     if type(value) is list or type(value) is tuple:
@@ -155,11 +161,12 @@ def _holds_leaves(value: object) -> bool:
 
 
 def check_nesting(root: object, file: str, code: str = "E424") -> None:
-    """Whoever walks a value may recurse: no path through it is longer than NESTING_MAX. Without recursion here.
+    """Check that no path through a value is longer than NESTING_MAX.
 
-    A value met again counts as high as it was found to be, a cycle is cut where it closes.
+    Callers may recurse; this check does not. A value on several paths has the height found first, and a cycle is cut at
+    its end.
     """
-    height: dict[int, int] = {}  # of what lies under a container; 0 while it is being looked at
+    height: dict[int, int] = {}  # of the values below a container; 0 during its visit
     path: list[tuple[int, Iterator[object]]] = []
     highest = [0]
     todo: Iterator[object] = iter((root,))
@@ -197,7 +204,10 @@ def check_nesting(root: object, file: str, code: str = "E424") -> None:
 
 
 def _step(key: object, n: int) -> Step:
-    """A dict's key as a step: words and numbers as they are, others by their text."""
+    """A dict's key as a step.
+
+    Words and numbers unchanged, others as text.
+    """
     if type(key) is str or type(key) is int:
         return key
     if key is None or type(key) in (bool, float, Global, TorchDType, Size, bytes):
@@ -206,7 +216,10 @@ def _step(key: object, n: int) -> Step:
 
 
 def tensors_of(root: object, file: str = "pickle") -> Iterator[tuple[Key, TensorRef]]:
-    """The tensors under `root` with their paths, as `walk` meets them. Raises: UcplError E425, as `walk`."""
+    """The tensors under `root` with their paths, in the order of `walk`.
+
+    Raises: UcplError E425, as `walk`.
+    """
     for key, value in walk(root, file, _holds_leaves):
         if type(value) is TensorRef:
             yield key, value
@@ -215,11 +228,11 @@ def tensors_of(root: object, file: str = "pickle") -> Iterator[tuple[Key, Tensor
 def walk(
     root: object, file: str = "pickle", passed: Callable[[object], bool] | None = None
 ) -> Iterator[tuple[Key, object]]:
-    """Every value under `root` with its path, containers before their parts, in the order of the file.
+    """Every value under `root` with its path, containers before their parts.
 
-    Steps: a dict's key, an index of a list or tuple, and of an object `@args`, `@kwargs`, `@state`, `@list`, `@dict`; the
-    attributes of an OrderedDict or tensor are under `@attributes`. A container shared by several paths is met on each,
-    a cycle is entered once. What lies under a value that is `passed` is not gone through.
+    The order is the file's. Steps: a dict's key, an index of a list or tuple, and of an object `@args`, `@kwargs`,
+    `@state`, `@list`, `@dict`; the attributes of an OrderedDict or tensor are under `@attributes`. A container shared
+    by several paths is met on each, a cycle is entered once. Values below a value that is `passed` are skipped.
 
     Raises: UcplError E425 where sharing unfolds to more than WALK_VALUES_MAX values.
     """
@@ -290,7 +303,7 @@ def _steps_of_call(call: Call) -> list[tuple[Step, object]]:
     return found
 
 
-# What torch.load(weights_only=True) of torch 2.6 to 2.13 accepts without being told, by name.
+# Names that torch.load(weights_only=True) of torch 2.6 to 2.13 accepts by default.
 _SAFE = frozenset(
     {
         "_codecs.encode",
@@ -328,8 +341,8 @@ _SAFE = frozenset(
 )
 
 
-# What runs use to hold values in their own state: made of what is handed to them, each part of which is looked at by itself.
-# torch.load(weights_only=True) refuses them; a framework that unpickles whole files runs nothing by them.
+# Classes that only hold values in a run's state; each part is checked separately. torch.load(weights_only=True) rejects
+# them; a framework that unpickles complete files runs no code through them.
 HOLDERS = frozenset(
     {
         "argparse.Namespace",  # Megatron's arguments
@@ -357,7 +370,7 @@ def unsafe_globals(value: object) -> list[str]:
     """The names under `value` that torch.load(weights_only=True) refuses, sorted: "module.name".
 
     "module.name(...)" is an object of a known class with arguments or a state that its own pickle never has.
-    Which of them a framework is known to need is the caller's to say.
+    The caller knows those that a framework needs.
     """
     found: set[str] = set()
     seen: set[int] = set()

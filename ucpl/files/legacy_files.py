@@ -1,9 +1,11 @@
-"""Files of torch.save before torch 1.6, which `_use_new_zipfile_serialization=False` still writes: a row of pickles.
+"""Files of torch.save before torch 1.6: a row of pickles.
 
-A magic number, the protocol, facts of the machine, the object, the list of its storages; behind these pickles each storage in
-the order of that list, its number of elements in eight bytes first. Nothing has a CRC.
+`_use_new_zipfile_serialization=False` still writes them. Pickles: a magic number, the protocol, facts of the machine,
+the object, the list of its storages. Behind them is each storage in the order of that list, with its number of elements
+in eight bytes first. There are no CRCs.
 
-Read in torch 2.13: serialization.py (`_legacy_save`, `_legacy_load`). Not here: what the object means, and older forms (tar).
+Source: torch 2.13: serialization.py (`_legacy_save`, `_legacy_load`). Not here: the object's meaning, and older forms
+(tar).
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ _ELEMENTS_MAX = 1 << 60
 
 
 def read_legacy(fd: int, path: Path, file: str) -> tuple[Pickle, dict[str, Member]]:
-    """The object of a file, and where the bytes of its storages lie. Raises: UcplError E400, E410, E412-E414, E420-E427."""
+    """The object of a file, and the places of its storages.
+
+    Raises: UcplError E400, E410, E412-E414, E420-E427.
+    """
     size = os.fstat(fd).st_size
     window = _WINDOW
     while True:
@@ -58,7 +63,10 @@ def _read(fd: int, data: bytes, path: Path, file: str) -> tuple[Pickle, dict[str
 
 
 def _storages(fd: int, said: tuple[Pickle, object], at: int, path: Path, file: str) -> dict[str, Member]:
-    """The place of each storage, from the begin of the first one. Raises: UcplError E413, E414."""
+    """The place of each storage, from the begin of the first one.
+
+    Raises: UcplError E413, E414.
+    """
     made, keys = said
     sizes = {storage.name: DTYPES[storage.dtype].itemsize for storage in made.storages}
     if not isinstance(keys, list) or set(keys) != set(sizes):

@@ -1,4 +1,4 @@
-"""Files of other programs, known by their first bytes: a description of each, and a way on."""
+"""Files of other programs, identified by their first bytes, with a remedy."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
 
 @frozen
 class Found:
-    """A description, as in `it is ...`, and what to do with it."""
+    """A description, as in `it is ...`, and a remedy."""
 
     what: str
     remedy: str
 
 
 def magic_of(head: bytes) -> Found | None:
-    """The program that a file is of, by its first bytes. None: not known."""
+    """The program of a file, by its first bytes, or None."""
     found = next((Found(f"it is {what}", remedy) for first, what, remedy in _MAGIC if head.startswith(first)), None)
     return found or (Found("it is a tar archive", UNPACK.format(tool="tar xf")) if head[257:262] == b"ustar" else None)
 
 
 def holds_text(head: bytes) -> bool:
-    """Whether bytes are lines of UTF-8, which may end within a character."""
+    """Test whether bytes are lines of UTF-8."""
     text = head.decode(errors="ignore")
     return len(head) - len(text.encode()) < _CHARACTER and all(c.isprintable() or c in "\t\r\n" for c in text)

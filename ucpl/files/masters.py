@@ -1,6 +1,6 @@
-"""An fp32 master that is a state of the optimizer under a name of its own: `master`, `fp32_param`.
+"""An fp32 master that an optimizer keeps under another name: `master`, `fp32_param`.
 
-Everywhere else it is the state `fp32`. What the files call it is the setting `master_state`, which `dcp` and `plain` have.
+ucpl's name is the state `fp32`. The name in the files is the setting `master_state` of `dcp` and `plain`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _FLAGS = ("masters", "has_masters")  # of dcp, and of plain
 
 
 def renamed(checkpoint: Checkpoint, state: str, origin: str) -> Checkpoint:
-    """The same checkpoint with its state `state` as the master, and with what was the master before under its own name.
+    """The same checkpoint with its state `state` as the master.
 
-    state: `fp32` where no other state is it. One that no parameter has leaves the checkpoint without masters.
+    A former master gets its own name again. state: `fp32` if no other state is the master. A name that no parameter has
+    leaves the checkpoint without masters.
     """
     settings = checkpoint.state.settings
     before = str(settings[SETTING].value) if SETTING in settings else FP32

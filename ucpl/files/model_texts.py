@@ -1,4 +1,7 @@
-"""Small files of Hugging Face folders: config.json, tokenizer and code, carried from checkpoint to checkpoint."""
+"""Small files of Hugging Face folders: config.json, tokenizer and code.
+
+They are carried between checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MAPPED = ("config.json", "tokenizer_config.json", "processor_config.json", "pre
 
 
 def read_texts(folder: Path) -> tuple[dict[str, str | bytes], list[NotRead]]:
-    """Small files of a folder that describe its model, by name, and those that stay behind.
+    """Small files that describe a folder's model, and those left behind.
 
     config.json and other texts, the tokenizer's files, and code if config.json names some (`auto_map`).
     """
@@ -69,19 +72,22 @@ def _read(path: Path, found: dict[str, str | bytes], not_read: list[NotRead]) ->
 
 
 def _maps(text: str | bytes | None) -> bool:
-    """Whether a config names classes of files that lie in its folder."""
+    """Test whether a config names classes of files in its folder."""
     value = _object(text) if isinstance(text, str) else None
     return value is not None and bool(value.get("auto_map"))
 
 
 def config_of(checkpoint: Checkpoint) -> dict[str, Json] | None:
-    """The config.json that a checkpoint has, or that an earlier conversion carried. None where it has none."""
+    """The config.json of a checkpoint or of an earlier conversion, or None."""
     text = carried_texts(checkpoint).get("config.json")
     return None if text is None else _object(text)
 
 
 def config_at(folder: Path) -> dict[str, Json] | None:
-    """The config.json of a folder; None where it has none that is an object. Raises: UcplError E400."""
+    """The config.json of a folder, or None.
+
+    Raises: UcplError E400.
+    """
     path = folder / "config.json"
     with reading(path):
         is_there = path.is_file()
@@ -98,7 +104,7 @@ def _object(text: str | bytes) -> dict[str, Json] | None:
 
 
 def carried_texts(checkpoint: Checkpoint) -> dict[str, str]:
-    """Texts of a Hugging Face folder that the checkpoint is, or once was."""
+    """Texts of the Hugging Face folder that is the checkpoint, or was."""
     return {name: text for name, text in carried_files(checkpoint).items() if isinstance(text, str)}
 
 

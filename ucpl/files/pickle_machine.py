@@ -1,9 +1,9 @@
-"""The stack machine that a pickle is a program for: instructions in, one inert value out.
+"""The stack machine of pickles: instructions in, one inert value out.
 
-The instructions that checkpoints are made of stand in one loop, the most frequent first, since a call costs more than most of
+The frequent instructions of checkpoints are in one loop, the most frequent first, since a call costs more than most of
 them do. Every other one is found in a table. Every read is checked: by index, by struct, or against the size.
 
-Not here: what the names that a pickle calls stand for (pickle_values).
+Not here: the meaning of the names that a pickle calls (pickle_values).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _EMPTY: tuple[object, ...] = ()
 
 
 def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[object, int]:
-    """The value that a pickle makes, and the bytes that it has; `alone`: nothing may follow it.
+    """The value of a pickle, and its number of bytes.
 
-    Raises: UcplError E420-E427, with the place of the instruction.
+    `alone`: no bytes may follow it. Raises: UcplError E420-E427, with the place of the instruction.
     """
     machine = _Machine(data, build)
     try:
@@ -70,7 +70,10 @@ def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[o
 
 @define(eq=False)
 class _Machine:
-    """What the seldom instructions read and change. The loop keeps position and stack in variables of its own."""
+    """The state of the machine for rare instructions.
+
+    The loop keeps position and stack in local variables.
+    """
 
     data: bytes
     build: Build
@@ -372,7 +375,7 @@ def _loop(machine: _Machine) -> object:
         machine.start, machine.pos = start, pos
 
 
-# ---- what instructions do to values --------------------------------------------------------------------------------
+# ---- instructions on values ----------------------------------------------------------------------------------------
 
 
 def _called(function: object, args: object, build: Build) -> object:

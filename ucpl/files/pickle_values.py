@@ -1,6 +1,6 @@
-"""From what a pickle calls, with which arguments, to inert values: one function for each name that is known.
+"""Inert values from a pickle's calls: one function for each known name.
 
-Each checks all that it is given. Whatever is not known stays a `Call` or a `Global`; nothing is imported or called.
+Each checks its arguments. Unknown names stay a `Call` or a `Global`; nothing is imported or called.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from ucpl.files.inert import (
 )
 from ucpl.records import frozen
 
-Args = tuple[object, ...]  # what a pickle calls something with
+Args = tuple[object, ...]  # arguments of a pickle's call
 
 KEY_PARTS_MAX = 64  # parts of one tuple that is a key, nested ones included
 
 
 @frozen
 class Build:
-    """What one load has made so far, and how many elements it may still copy from one container to another."""
+    """The results of one load, and its remaining budget of copied elements."""
 
     storages: list[StorageRef]
     tensors: list[TensorRef]
@@ -205,7 +205,7 @@ def _make_slice(build: Build, args: Args) -> object:
 
 
 def _encoded(build: Build, args: Args, what: str) -> bytes:
-    """Bytes as protocol 2 writes them: text of code points 0 to 255."""
+    """Bytes in protocol 2's form: text of code points 0 to 255."""
     if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
         _wrong(what)
     build.spend(len(args[0]))
@@ -235,7 +235,10 @@ def _make_bytearray(build: Build, args: Args) -> object:
 
 
 def _make_attribute(build: Build, args: Args) -> object:
-    """`getattr(Outer, "Inner")`, which is how protocol 2 names a nested class. Only the name is made."""
+    """`getattr(Outer, "Inner")`, protocol 2's form of a nested class.
+
+    Only the name is made.
+    """
     if len(args) == 2 and type(args[0]) is Global and type(args[1]) is str and args[1].isidentifier():
         return Global(args[0].module, f"{args[0].name}.{args[1]}")
     return Call(GETATTR, args)
@@ -273,7 +276,10 @@ _INTERNED: dict[tuple[str, str], Global | TorchDType] = {
 
 
 def record_of(module: str, name: str) -> Global | TorchDType:
-    """The record of a name, checked: identifiers joined by dots, so that it can be written back as text."""
+    """The record of a name that can be written back.
+
+    A name is identifiers joined by dots.
+    """
     module = MODULE_READ.get(module, module)
     known = _INTERNED.get((module, name))
     if known is not None:
@@ -287,7 +293,7 @@ _PLAIN_KEYS = frozenset({str, float, bool, type(None), bytes, complex, Global, T
 
 
 def is_key(value: object) -> bool:
-    """Whether a value can be a key of a dict, or a member of a set: found without hashing it."""
+    """Test whether a value can be a key, without hashing it."""
     parts, seen = [value], 0
     while parts:
         part = parts.pop()
@@ -302,7 +308,7 @@ def is_key(value: object) -> bool:
 
 
 def check_key(key: object) -> None:
-    """A key is hashed: this must be quick, bounded, and without recursion on the file's choosing."""
+    """Check that a key can be hashed quickly and without deep recursion."""
     if type(key) in _PLAIN_KEYS or (type(key) is int and -(1 << 64) < key < 1 << 64):
         return
     parts = [key]
@@ -324,8 +330,10 @@ def check_key(key: object) -> None:
 
 
 def storage_of(pid: object) -> StorageRef:
-    """The persistent id that torch writes for a storage: ("storage", class, key, location, elements), and before torch 1.6 a
-    None behind them, where it is no view of another one.
+    """The storage of a persistent id of torch.
+
+    It is ("storage", class, key, location, elements); before torch 1.6 a None follows, if it is no view of another
+    storage.
     """
     if type(pid) is tuple and len(pid) == 6 and pid[5] is None:
         pid = pid[:5]

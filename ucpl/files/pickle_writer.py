@@ -1,6 +1,7 @@
-"""The pickle writer: a value tree to the bytes that torch.save would write, framework classes by name only.
+"""The pickle writer: a value tree to the bytes of torch.save.
 
-Protocol 2. Without recursion, and the same bytes for equal trees in every process. Its law is in pickles.
+Framework classes are written by name only. Protocol 2. Without recursion, and the same bytes for equal trees in every
+process. Its law is in pickles.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ _BATCH = 1000  # items between one MARK and its APPENDS or SETITEMS, as Python's
 
 
 def dumps(value: object) -> bytes:
-    """The pickle of a value tree, of protocol 2 as torch.save writes it. Equal trees give equal bytes.
+    """The pickle of a value tree, of protocol 2 as in torch.save.
 
-    Lists, dicts, objects and tensors that are shared stay shared; texts and names are shared by what they say.
+    Equal trees give equal bytes. Lists, dicts, objects and tensors that are shared stay shared; texts and names are
+    shared if they are equal.
 
-    Raises: UcplError E440 for what is no value of a pickle.
+    Raises: UcplError E440 for an object that a pickle cannot hold.
     """
     return dump_pickle(value)[0]
 
 
 def dump_pickle(value: object) -> tuple[bytes, tuple[StorageRef, ...]]:
-    """As `dumps`, with the storages that the pickle refers to, in its order (each once)."""
+    """As `dumps`, with the storages of the pickle in order (each once)."""
     collecting = gc.isenabled()  # nothing that is made here is garbage
     gc.disable()
     try:
@@ -89,14 +91,14 @@ class _Op(bytes):
 
 @frozen
 class _Then:
-    """What remains to do once the parts of a container are written."""
+    """The remaining work once the parts of a container are written."""
 
     do: Callable[[], None]
 
 
 @frozen(eq=False)
 class _Writer:
-    """Writes without recursion: `todo` holds what is still to be written, last first."""
+    """A writer without recursion: `todo` holds the remaining work, last first."""
 
     out: list[bytes] = field(factory=list)
     storages: dict[StorageRef, None] = field(factory=dict)
@@ -138,9 +140,9 @@ class _Writer:
         self.out.append(b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little"))
 
     def _made(self, value: object, *more: object) -> _Then:
-        """Behind the instruction that makes `value`: number it, then write `more` into it.
+        """Number `value` behind its instruction, then write `more` into it.
 
-        If it was numbered meanwhile, one of its own parts refers to it and has written it: then this one is dropped.
+        If it already has a number, one of its own parts refers to it and has written it: then this one is dropped.
         """
 
         def do() -> None:
@@ -183,7 +185,10 @@ class _Writer:
         self._put(name)
 
     def _known(self, name: Global) -> None:
-        """As `_name`, for the names that this module keeps: hashing records takes long."""
+        """As `_name`, for the names that this module keeps.
+
+        Hashing records is slow.
+        """
         quick = self._quick.get(id(name))
         if quick is not None:
             self.out.append(quick)
@@ -251,7 +256,7 @@ class _Writer:
             self._container(value)
 
     def _leaf(self, value: object) -> None:
-        """What holds no other value, less the commonest."""
+        """Values without other values, except the most frequent kinds."""
         if type(value) is TorchDType:
             self._dtype(value.name)
         elif type(value) is Global:
@@ -350,7 +355,10 @@ class _Writer:
         self.out.append(b")R")
 
     def _geometry(self, tensor: TensorRef, requires_grad: bool, kind: Global | None = None) -> None:
-        """The call of _rebuild_tensor_v2 (v3 for dtypes without a storage class); with `kind`, function, kind and arguments."""
+        """The call of _rebuild_tensor_v2, or v3 for dtypes without a storage class.
+
+        With `kind`: function, kind and arguments.
+        """
         dtype = DTYPES[tensor.storage.dtype]
         self._known(REBUILD_TENSOR_V2 if dtype.storage else REBUILD_TENSOR_V3)
         if kind is not None:
@@ -409,7 +417,7 @@ def _raw_text(text: str) -> bytes:
 
 
 def _rank(member: object) -> tuple[str, str]:
-    """An order of a set's members that is the same in every process."""
+    """A sort key of members that is equal in every process."""
     if type(member) is Call:
         return "Call", str(_rank(member.function))
     if type(member) is tuple:

@@ -1,11 +1,11 @@
-"""Pickles by our own machine: bytes to inert values and back. Nothing that a file names is ever imported or called.
+"""Pickles by ucpl's own machine: bytes to inert values and back.
 
-A pickle is a program for a small stack machine. `pickle.load` runs it with the names it asks for; here a name is a
-`Global`, a call is a `Call`, and only what torch writes for tensors, sizes, dtypes and plain containers becomes a value.
-The law is `loads(dumps(value)) == value`, with shared and cyclic containers kept as they are.
+No name in a file is imported or called. A pickle is a program for a small stack machine. `pickle.load` runs it with the
+names in it; here a name is a `Global`, a call is a `Call`, and only torch's forms of tensors, sizes, dtypes and plain
+containers become values. The law is `loads(dumps(value)) == value`, with shared and cyclic containers kept as they are.
 
 Not here: the machine (pickle_machine), writing (pickle_writer, whose `dumps` is named here too), torch, storages' bytes
-(torch_files), and what the values mean.
+(torch_files), and the meaning of values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 @frozen
 class Pickle:
-    """A pickle as read: its value, and every storage and tensor that it built, in the order of the file."""
+    """A pickle: its value, and its storages and tensors in file order."""
 
     value: object
     storages: tuple[StorageRef, ...]
@@ -53,9 +53,10 @@ class Pickle:
 
 
 def loads(data: bytes, file: str = "pickle", *, alone: bool = False) -> object:
-    """The value of a pickle (protocols 0 to 5), inert. `file` is the name that errors give.
+    """The inert value of a pickle (protocols 0 to 5).
 
-    alone: nothing may stand behind it, since a loader may go on and run that, too. Raises: UcplError E420-E427.
+    `file` is the name in errors. alone: no bytes may follow it, since a loader may run them, too. Raises: UcplError
+    E420-E427.
     """
     return load_pickle(data, file, alone=alone).value
 

@@ -1,6 +1,7 @@
-"""Whether an object of a known class has the arguments and the state that its own pickle would have.
+"""A check of objects of known classes.
 
-Classes that only hold values are carried by name. Made arguments could still do harm to whoever loads them: a numpy dtype
+Arguments and state of their own pickles.
+Classes that only hold values are carried by name. Forged arguments could still harm a loader: a numpy dtype
 whose state says that raw bytes are objects crashes Python, and `deque(range(10**12))` fills memory.
 """
 
@@ -26,7 +27,7 @@ _ORDERS = "<>|="
 
 
 def is_plain_call(call: Call) -> bool:
-    """True also of classes about which nothing is known here: their name alone decides."""
+    """Test a call; unknown classes pass, since their names decide."""
     if type(call.function) is not Global:
         return True
     rule = _rules().get(f"{call.function.module}.{call.function.name}")
@@ -64,7 +65,10 @@ def _states(code: str) -> frozenset[object]:
 
 
 def _dtype_of(value: object) -> np.dtype[np.generic] | None:
-    """The dtype that a call makes; None: it is none that numpy itself would have written, or has fields or metadata."""
+    """The dtype of a call, or None if numpy never wrote it.
+
+    Dtypes with fields or metadata are None, too.
+    """
     if type(value) is not Call or not _is_numpy(value.function, "dtype") or not 1 <= len(value.args) <= 3:
         return None
     code, *flags = value.args

@@ -1,7 +1,7 @@
 """Values that torch.load(weights_only=True) refuses, written as dicts that it takes, and back.
 
-`{"ucpl": KIND, ...}` stands for an inert object, a name, a dtype, an OrderedDict with attributes, a set. A dict that itself
-has a key "ucpl" is written as its items, so that nothing is taken for what it is not.
+`{"ucpl": KIND, ...}` encodes an inert object, a name, a dtype, an OrderedDict with attributes, a set. A dict with its
+own key "ucpl" is written as its items, so that decoding is unambiguous.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ucpl.files.inert import LEAVES, attributes_of, is_dims, is_name, set_attrib
 from ucpl.files.pickle_values import is_key
 
 _MARK = "ucpl"
-_Memo = dict[int, tuple[object, object]]  # by id: what was made of a value, and the value, which keeps its id taken
+_Memo = dict[int, tuple[object, object]]  # by id: the copy of a value, and the value, which keeps its id taken
 
 
 @overload
@@ -54,7 +54,7 @@ def encode(value: object, memo: _Memo | None = None) -> object:
 
 
 def _leaf(value: object) -> object:
-    """What holds no other value, in a form that torch.load takes."""
+    """A value without other values, in a form that torch.load takes."""
     if type(value) is Global:
         return {_MARK: "global", "name": f"{value.module}:{value.name}"}
     if type(value) is TorchDType:
@@ -90,7 +90,7 @@ def _put_items(made: dict[object, object], value: dict[object, object], memo: _M
 
 
 def decode(value: object, memo: _Memo | None = None) -> object:
-    """The inverse of `encode`. A dict with an unknown mark is left as it is."""
+    """The inverse of `encode`; dicts with unknown marks are unchanged."""
     memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)][0]
@@ -116,7 +116,7 @@ def decode(value: object, memo: _Memo | None = None) -> object:
 
 
 def _marked(value: dict[object, object], memo: _Memo) -> object:
-    """What a marked dict stands for; None where it is not as `encode` writes it."""
+    """The value of a marked dict, or None if it is invalid."""
     match value:
         case {"ucpl": "global", "name": str(name)} if name.count(":") == 1 and all(map(is_name, name.split(":"))):
             return Global(*name.split(":"))

@@ -1,4 +1,7 @@
-"""Values that several files of a checkpoint repeat: one copy is read, and places where another differs are named."""
+"""Values that several files repeat.
+
+One copy is read, different ones are named.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""safetensors files: a length, a JSON header, and the tensors one after another. Read by header, laid out before writing.
+"""safetensors files: a length, a JSON header, and the tensors.
 
-Not here: torch, the safetensors library (tests compare with it), and moving tensors' bytes.
+They are read by header, and laid out before writing. Not here: torch, the safetensors library (tests compare with it),
+and moving tensors' bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = [
 HEADER_BYTES_MAX = 100_000_000  # the library's own limit
 HEADER_BYTES_FREE = 8 << 20  # of a header, whatever the file holds: some 80,000 tensors
 DIMS_MAX = 64
-_HEAD = 512  # bytes that show whether a file is of another program
+_HEAD = 512  # bytes that are enough to recognise files of other programs
 _ZIP = b"PK\x03\x04"
 _TORCH_FILE = Found("it is a zip archive, as torch.save writes it", "give it the name that it had, as in model.pt")
 ALIASES = "ucpl.aliases"  # the metadata of a header that ucpl writes: second names of its tensors, as JSON
@@ -43,7 +44,10 @@ ALIASES = "ucpl.aliases"  # the metadata of a header that ucpl writes: second na
 
 @frozen
 class SafetensorsFile:
-    """One safetensors file: its tensors by name, in the order of their bytes, and the metadata of its header."""
+    """One safetensors file: its tensors by name, and its header's metadata.
+
+    Tensors are in the order of their bytes.
+    """
 
     root: Path
     file: str  # relative to root, "/" between parts
@@ -55,10 +59,11 @@ class SafetensorsFile:
         return self.root / self.file
 
     def aliases(self) -> dict[str, str]:
-        """Second names of tensors: those that ucpl wrote, and those that safetensors' save_model left out of the file.
+        """Second names of tensors, from ucpl or from safetensors' save_model.
 
-        save_model writes {left out: kept} among all other metadata, and no loader reads it. Two parameters are tied under one
-        attribute name (`lm_head.weight`, `embed.weight`), so an entry without it is taken for metadata of another kind.
+        save_model writes {left out: kept} with all other metadata, and no loader reads it. Two parameters are tied
+        under one attribute name (`lm_head.weight`, `embed.weight`), so an entry without it is taken for metadata of
+        another kind.
         """
         metadata = self.metadata or {}
         found = {name: owner for name, owner in metadata.items() if _is_tie(name, owner)}
@@ -75,21 +80,27 @@ class SafetensorsFile:
                 yield NotRead(f"{self.file}: __metadata__/{key}", "no target keeps metadata of a header", kind="value")
 
     def extents(self) -> tuple[Extent, ...]:
-        """Every tensor, with the path (name,), in the order of the file. Each is its own storage, without a CRC."""
+        """Every tensor with the path (name,), in file order.
+
+        There are no CRCs.
+        """
         return tuple(self.tensors.values())
 
 
 def _refuse_other(path: Path, file: str, head: bytes) -> None:
-    """Raises: UcplError E430 of a file of another program, by its first bytes."""
+    """Reject a file of another program, by its first bytes.
+
+    Raises: UcplError E430.
+    """
     found = magic_of(head) or (_TORCH_FILE if head.startswith(_ZIP) else None)
     if found is not None:
         fail("E430", f"{file} is no safetensors file: {found.what}", Label(str(path)), remedy=found.remedy)
 
 
 def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFile:
-    """Read and check the header: known dtypes, unique names, and tensors that cover the data exactly.
+    """Read and check the header.
 
-    Raises: UcplError E400, E430-E434, E444.
+    Dtypes are known, names unique, and tensors cover the data exactly. Raises: UcplError E400, E430-E434, E444.
     """
     root = Path(root)
     path = root / relative_path
@@ -194,7 +205,7 @@ class _Header:
         self.wrong("E431", f"the header holds {text}")
 
     def _entry(self, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
-        """(begin, end, dtype, shape) of one tensor, in bytes from the start of the data."""
+        """(begin, end, dtype, shape) of one tensor, in bytes of the data."""
         if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
             self.wrong("E431", f"tensor {name!a} is not described by dtype, shape and data_offsets", name)
         shape, offsets = entry["shape"], entry["data_offsets"]
@@ -224,9 +235,12 @@ def _are_sizes(value: object) -> bool:
 
 @frozen
 class SafetensorsFilePlan:
-    """A safetensors file before its tensors' bytes: `fixed` and `tensors` cover bytes 0 to `size` exactly once."""
+    """A safetensors file before its payload.
 
-    size: int  # bytes of the whole file
+    `fixed` and `tensors` cover bytes 0 to `size` exactly once.
+    """
+
+    size: int  # bytes of the complete file
     fixed: tuple[tuple[int, bytes], ...] = field(repr=False)  # (byte position, bytes): the header
     tensors: dict[str, tuple[int, int]]  # name -> (byte position, bytes), in the order of the file
 
@@ -244,9 +258,10 @@ def layout_safetensors_file(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
 ) -> SafetensorsFilePlan:
-    """Lay out a file of tensors (name, dtype, shape), in the library's order: wide dtypes first, then by name.
+    """Lay out a file of tensors in the library's order.
 
-    So every tensor is aligned to its elements. Metadata is sorted: equal content gives equal bytes.
+    Wide dtypes are first, then names decide, so every tensor is aligned to its elements. Metadata is sorted: equal
+    content gives equal bytes.
 
     Raises: UcplError E442.
     """

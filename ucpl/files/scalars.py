@@ -1,4 +1,7 @@
-"""Small values without torch: a Scalar's number, for messages and for forms that keep no tensor."""
+"""The number of a Scalar, without torch.
+
+It is used for messages, and for forms that keep no tensor.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _FORMATS = {
 
 
 def number_of(value: object) -> object:
-    """The number in a Scalar of one element; anything else as it is."""
+    """The number in a Scalar of one element; other values unchanged."""
     if not isinstance(value, Scalar):
         return value
     if value.dtype == "bf16" and len(value.data) == 2:
@@ -41,7 +44,10 @@ def number_of(value: object) -> object:
 
 
 def is_counted(value: object) -> TypeGuard[Counted]:
-    """A number, a text or None; a list or dict of such, within bounds: a list of a pickle may hold itself."""
+    """Test for a number, text, None, or bounded container of these.
+
+    The bounds are needed: a list of a pickle may hold itself.
+    """
     return _is_counted(value, [COUNTED_MAX], DEPTH_MAX)
 
 
@@ -58,9 +64,10 @@ def _is_counted(value: object, left: list[int], depth: int) -> bool:
 
 
 def counted_states(held: Iterable[tuple[tuple[int, ...], Mapping[str, object]]]) -> set[str]:
-    """States that are no tensor of a parameter's shape where it has several elements: so they are none where it has one.
+    """States that are no tensor of a parameter's shape.
 
-    held: the shape of each parameter, and its states.
+    Parameters of several elements decide; it then holds for those of one element, too. held: the shape of each
+    parameter, and its states.
     """
     several = ((shape, states) for shape, states in held if prod(shape) != 1)
     return {

@@ -1,6 +1,7 @@
-"""What a call leaves out of an optimizer: readers skip it, so that states that nobody can read stop no weights.
+"""Optimizer states that a call leaves out, so that readers skip them.
 
-What is skipped is collected as it is met; who opened the checkpoint adds it to what the reader passes by.
+So states that cannot be read do not stop weights. Skipped names are collected; the caller adds them to the checkpoint's
+list of data that was not read.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from ucpl.records import define
 __all__ = ["ALL", "SKIP", "Skipped", "skipped_states", "skipping", "skips", "skips_optimizer"]
 
 
-ALL, SKIP = "*", "skip"  # of a plan: the fate of what is not read, by name; all of the optimizer
+ALL, SKIP = "*", "skip"  # fate in a plan of data that was not read, by name; all of the optimizer
 
 
 @define
 class Skipped:
-    """What is asked to be left out: all of an optimizer, or states by name. `met`: what was there, and its kind."""
+    """The parts that a call leaves out.
+
+    All of an optimizer, or named states.
+    `met`: names that were found, and their kind.
+    """
 
     optimizer: bool = False
     states: frozenset[str] = frozenset()
@@ -34,7 +39,7 @@ _ASKED: ContextVar[Skipped] = ContextVar("skipped", default=_NOTHING)
 
 @contextmanager
 def skipping(*, optimizer: bool = False, states: frozenset[str] = frozenset()) -> Iterator[Skipped]:
-    """Have readers skip what is named. Gives what they met of it."""
+    """Have readers skip these, and give the names that they found."""
     asked = Skipped(optimizer, states)
     token = _ASKED.set(asked)
     try:
@@ -44,7 +49,10 @@ def skipping(*, optimizer: bool = False, states: frozenset[str] = frozenset()) -
 
 
 def skips(state: str, *, needed: bool = False) -> bool:
-    """Whether a state is left out. `needed`: weights are made of it, so only its own name leaves it out."""
+    """Test whether a state is left out.
+
+    `needed`: weights are made of it, so only its own name leaves it out.
+    """
     asked = _ASKED.get()
     if not (state in asked.states or (asked.optimizer and not needed)):
         return False
@@ -53,7 +61,10 @@ def skips(state: str, *, needed: bool = False) -> bool:
 
 
 def skips_optimizer(*met: str, kind: str = "value") -> bool:
-    """Whether all of the optimizer is left out. `met`: names of what there is of it."""
+    """Test whether all of the optimizer is left out.
+
+    `met`: names of its existing parts.
+    """
     asked = _ASKED.get()
     if asked.optimizer:
         asked.met.update((name, kind) for name in met if name not in asked.met)

@@ -1,6 +1,6 @@
-"""Checkpoints that are known by their files and not read yet: each by its name, with what to do until it is.
+"""Known formats that cannot be read yet, each with a remedy.
 
-Asked only where no framework has recognised a path, so that nothing is refused here that could be read.
+They are checked only if no framework has recognised a path.
 """
 
 from __future__ import annotations

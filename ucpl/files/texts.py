@@ -1,4 +1,7 @@
-"""Small text files beside tensors, read without surprise: regular files alone, and no more of them than is asked for."""
+"""Small text files next to tensors.
+
+Regular files only, with a size limit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ NAME_BYTES_MAX = 4096
 
 
 def is_text(text: str) -> bool:
-    """Whether a text can be written as UTF-8: pickles and JSON may hold halves of characters."""
+    """Test whether a text can be written as UTF-8.
+
+    Pickles and JSON may hold halves of characters.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -23,7 +29,10 @@ def is_text(text: str) -> bool:
 
 
 def read_small(path: Path, most: int) -> bytes | None:
-    """All of a file of at most `most` bytes; None where it is larger. Raises: UcplError E400."""
+    """A file of at most `most` bytes, or None if larger.
+
+    Raises: UcplError E400.
+    """
     fd = open_file(path, path.name)
     try:
         try:
@@ -38,7 +47,7 @@ def read_small(path: Path, most: int) -> bytes | None:
 
 
 def read_name(path: Path) -> str | None:
-    """The one name that a text file holds (`latest`); None where it is no text, or none of one line."""
+    """The one name in a text file (`latest`), or None."""
     raw = read_small(path, NAME_BYTES_MAX)
     if raw is None:
         return None
@@ -50,18 +59,24 @@ def read_name(path: Path) -> str | None:
 
 
 def names_like(folder: Path, end: str) -> list[str]:
-    """What in a folder ends so, sorted. Raises: OSError, where it cannot be listed: globs may find nothing there."""
+    """Sorted names in a folder with this end.
+
+    Raises: OSError if it cannot be listed: globs may find nothing there.
+    """
     return sorted(name for name in os.listdir(folder) if name.endswith(end))
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path, relative to a folder, stays in it: as it is written, whatever links the folder has."""
+    """Test whether a relative path stays in its folder, ignoring links."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
 def demand_inside(folder: Path, files: Iterable[str]) -> None:
-    """A spec may come from anybody, and with a checkpoint: it reads that folder. Raises: UcplError E393."""
+    """Check that files stay in a folder.
+
+    Raises: UcplError E393.
+    """
     for file in files:
         if not is_inside(file):
             fail(

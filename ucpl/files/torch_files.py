@@ -1,7 +1,8 @@
-"""torch.save files: a zip archive of one pickle and the storages it refers to. Read by headers, laid out before writing.
+"""torch.save files: a zip archive of one pickle and its storages.
 
-Reading gives the value tree (inert, see pickles) and where each tensor lies. Writing is planned: every byte but the
-storages' own and their CRCs is known before data moves, so a file is preallocated, filled in any order, and finished.
+They are read by headers, and laid out before writing. Reading gives the value tree (inert, see pickles) and the place
+of each tensor. Writing is planned: every byte but the storages' own and their CRCs is known before data moves, so a
+file is preallocated, filled in any order, and finished.
 
 Not here: torch, and moving tensors' bytes (but for scalars).
 """
@@ -37,7 +38,7 @@ RECORD_BYTES_MAX = 64  # of the records `version` and `byteorder`, which have a 
 
 @frozen
 class TorchFile:
-    """One file of torch.save: its value tree and its storages, all checked against the file's size."""
+    """One torch.save file: value tree and storages, checked against its size."""
 
     root: Path
     file: str  # relative to root, "/" between parts
@@ -54,7 +55,7 @@ class TorchFile:
         return self.root / self.file
 
     def extent(self, key: tuple[str | int, ...], tensor: TensorRef) -> Extent:
-        """Where a tensor of this file lies."""
+        """The extent of a tensor of this file."""
         member = self.storages[tensor.storage.name]
         return Extent(
             file=self.file,
@@ -71,14 +72,17 @@ class TorchFile:
         )
 
     def extents(self) -> tuple[Extent, ...]:
-        """Every tensor of the tree with its path (see pickles.walk for the steps), in the order of the file.
+        """Every tensor of the tree with its path, in file order.
 
-        A tensor that is met on several paths is listed on each. Raises: UcplError E425.
+        `pickles.walk` defines the steps. A tensor on several paths is listed on each. Raises: UcplError E425.
         """
         return tuple(self.extent(key, value) for key, value in tensors_of(self.value, self.file))
 
     def demand_undamaged(self, storage: str, holds: str) -> None:
-        """A storage's bytes have the CRC that is stated, where one is. holds: its content. Raises: UcplError E400, E612."""
+        """Compare a storage's bytes with its CRC, if it has one.
+
+        holds: its content. Raises: UcplError E400, E612.
+        """
         member = self.storages[storage]
         if member.crc is None or member.made:
             return
@@ -92,9 +96,9 @@ class TorchFile:
             )
 
     def read_scalar(self, key: Key, tensor: TensorRef) -> Scalar:
-        """The value of a small tensor (at most 1 MiB), which lies at `key`. Its storage is held against the CRC, unless that
-        is larger and shared with tensors that are read later.
+        """The value of a small tensor (at most 1 MiB) at `key`.
 
+        Its storage is compared with the CRC, unless it is larger and shared with tensors that are read later.
         Raises: UcplError E400, E408, E415.
         """
         dtype = DTYPES[tensor.storage.dtype]
@@ -132,9 +136,9 @@ class TorchFile:
 
 
 def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: int | None = None) -> TorchFile:
-    """Read the headers of one torch file. `start` and `size` choose an archive within a larger file (DCP's .distcp).
+    """Read the headers of one torch file.
 
-    Raises: UcplError E400-E427.
+    `start` and `size` choose an archive within a larger file (DCP's .distcp). Raises: UcplError E400-E427.
     """
     root = Path(root)
     path = root / relative_path
@@ -169,7 +173,10 @@ def _of_legacy(root: Path, file: str, pickle: Pickle, storages: dict[str, Member
 
 
 def _checked(found: TorchFile, pickle: Pickle, members: dict[str, Member]) -> TorchFile:
-    """A file with its storages, once these have room for its tensors. Raises: UcplError E413-E416."""
+    """A file with its storages, checked to have room for its tensors.
+
+    Raises: UcplError E413-E416.
+    """
     file, path = found.file, found.path
     checked: dict[StorageRef, None] = {}
     dtypes: dict[str, str] = {}
@@ -189,7 +196,10 @@ def _checked(found: TorchFile, pickle: Pickle, members: dict[str, Member]) -> To
 
 
 def crc_of(root: Path, extent: Extent) -> int:
-    """The CRC-32 of a tensor's storage: as its file states it, else of its bytes. Raises: UcplError E400."""
+    """The CRC-32 of a tensor's storage, from its file or computed.
+
+    Raises: UcplError E400.
+    """
     if extent.crc is not None:
         return extent.crc
     fd = open_file(root / extent.file, extent.file)
@@ -233,7 +243,10 @@ def _archive_name(members: dict[str, Member], file: str, path: Path) -> str:
 
 
 def _refuse_cases(members: dict[str, Member], file: str, path: Path) -> NoReturn:
-    """torch finds members whatever the case of their letters, so that of two it takes either. Raises: UcplError E417."""
+    """Reject members whose names differ in case only: torch ignores case.
+
+    Raises: UcplError E417.
+    """
     seen: dict[str, str] = {}
     for name in members:
         if (other := seen.setdefault(name.lower(), name)) != name:
@@ -262,7 +275,10 @@ def _storage_member(storage: StorageRef, members: dict[str, Member], archive: st
 
 
 def _reach(tensor: TensorRef) -> tuple[int, int]:
-    """(elements, position of the last element in the storage); the latter is of use where there are elements."""
+    """(elements, position of the last element in the storage).
+
+    The latter is valid only if there are elements.
+    """
     numel = 1
     last = tensor.offset
     for n, step in zip(tensor.shape, tensor.stride, strict=True):
@@ -293,9 +309,7 @@ def _check_geometry(tensor: TensorRef, member: Member, file: str, path: Path) ->
 # ---- laying out ----------------------------------------------------------------------------------------------------
 
 _ALIGNMENT = 64  # bytes, of every member's data, as torch.save aligns it
-_SERIALIZATION_ID = (
-    b"0" * 40
-)  # torch tells archives apart by it in its logs only; here, equal content gives equal bytes
+_SERIALIZATION_ID = b"0" * 40  # torch distinguishes archives by it in logs only; here, equal content gives equal bytes
 _U32 = 0xFFFFFFFF
 _U16 = 0xFFFF
 _UTF8, _LATER = 0x800, 0x8
@@ -304,7 +318,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 @frozen
 class _Slot:
-    """Where the CRC of a storage goes: its descriptor behind the data, and its entry in the directory."""
+    """The places of a storage's CRC: its descriptor, and its directory entry."""
 
     descriptor: int  # byte position in the file
     entry: int  # byte position of the CRC within the directory
@@ -314,9 +328,12 @@ class _Slot:
 
 @frozen
 class TorchFilePlan:
-    """A torch file before its tensors' bytes: `fixed`, the storages and `finish` cover bytes 0 to `size` exactly once."""
+    """A torch file before its payload.
 
-    size: int  # bytes of the whole file
+    `fixed`, the storages and `finish` cover bytes 0 to `size` exactly once.
+    """
+
+    size: int  # bytes of the complete file
     fixed: tuple[tuple[int, bytes], ...] = field(repr=False)  # (byte position, bytes), ascending
     storages: dict[str, tuple[int, int]]  # name in StorageRef -> (byte position, bytes), in the order of the file
     _directory_start: int = field(repr=False)
@@ -324,9 +341,9 @@ class TorchFilePlan:
     _slots: dict[str, _Slot] = field(repr=False)
 
     def finish(self, crcs: Mapping[str, int]) -> tuple[tuple[int, bytes], ...]:
-        """What remains to be written once the CRC-32 of each storage is known: (byte position, bytes), ascending.
+        """The remaining bytes once the CRC-32 of each storage is known.
 
-        Storages without bytes need no CRC. Raises: UcplError E443.
+        Each is (byte position, bytes), ascending. Storages without bytes need no CRC. Raises: UcplError E443.
         """
         directory = bytearray(self._directory)
         found: list[tuple[int, bytes]] = []
@@ -341,17 +358,21 @@ class TorchFilePlan:
         return tuple(found)
 
     def holes(self) -> tuple[tuple[int, bytes, tuple[tuple[str, int], ...]], ...]:
-        """What `finish` gives, with zeros for CRCs: (byte position, bytes, ((storage, where its CRC goes in them), ...))."""
+        """The bytes of `finish` with zeros for CRCs, and the CRCs' places.
+
+        Each is (byte position, bytes, ((storage, place of its CRC), ...)).
+        """
         known = self.finish(dict.fromkeys(self._slots, 0))
         places = [((name, 4),) for name in self._slots] + [tuple((n, slot.entry) for n, slot in self._slots.items())]
         return tuple((at, data, some) for (at, data), some in zip(known, places, strict=True))
 
 
 def layout_torch_file(value: object, archive_name: str = "archive") -> TorchFilePlan:
-    """Lay out the file that torch.save would write for `value`, whose tensors refer to storages by name ("0", "1", ...).
+    """Lay out the file that torch.save would write for `value`.
 
-    torch calls the archive by the file's stem. Members, their order, alignment, flags and headers are those of torch.save
-    (2.13); times are zero and the serialization id is fixed, so that equal values give equal files.
+    Its tensors refer to storages by name ("0", "1", ...). torch calls the archive by the file's stem. Members, their
+    order, alignment, flags and headers are those of torch.save (2.13); times are zero and the serialization id is
+    fixed, so that equal values give equal files.
 
     Raises: UcplError E440, E441.
     """
@@ -380,9 +401,9 @@ def layout_torch_file(value: object, archive_name: str = "archive") -> TorchFile
 
 
 def layout_archive(value: object) -> TorchFilePlan:
-    """As `layout_torch_file`, of one archive among many in a file: those of one tensor are laid out once for all of its shape.
+    """As `layout_torch_file`, of one archive among many in a file.
 
-    Raises: UcplError E440, E441.
+    Archives of one tensor are laid out once per shape. Raises: UcplError E440, E441.
     """
     if type(value) is TensorRef and value.attributes is None:
         return _layout_alone(value)
@@ -396,7 +417,7 @@ def _layout_alone(value: TensorRef) -> TorchFilePlan:
 
 @frozen(eq=False)
 class _Archive:
-    """A zip archive under construction, byte for byte as torch's own writer (miniz) would build it."""
+    """A zip archive under construction, equal to that of torch's writer (miniz)."""
 
     name: str
     fixed: list[tuple[int, bytes]] = field(factory=list)
@@ -412,7 +433,10 @@ class _Archive:
         self._run_size[1] += len(data)
 
     def _header(self, member: str, size: int, crc: int) -> tuple[int, bool]:
-        """Local header and directory entry of the next member: (where its data starts, whether sizes are of 8 bytes)."""
+        """Local header and directory entry of the next member.
+
+        Returns the begin of its data, and a flag for sizes of 8 bytes.
+        """
         name = f"{self.name}/{member}".encode()
         offset = sum(self._run_size)
         zip64 = b""

@@ -1,4 +1,4 @@
-"""Keys of files that no known release of their framework writes: the reader passes them by, and names them."""
+"""Keys that no known release of the framework writes: skipped and named."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _WHY = "no known release of {} writes it"
 def unknown_keys(
     file: str, value: object, known: Container[object], lead: str = "", by: str = "its framework"
 ) -> Iterator[NotRead]:
-    """Keys of a dict of a file that are not among the known ones; none of another value."""
+    """Unknown keys of a dict of a file; none of another value."""
     for key in value if isinstance(value, dict) else ():
         if key not in known:
             yield NotRead(f"{file}: {lead}{key}", _WHY.format(by), kind="value")
 
 
 def unknown_in(part: TorchFile) -> Iterator[NotRead]:
-    """Those of a shard of ZeRO's optimizer, and of an optimizer without ZeRO; none of another file."""
+    """Unknown keys of a ZeRO shard, or of an optimizer without ZeRO."""
     top = part.value if isinstance(part.value, dict) else {}
     held, apart = top.get("optimizer_state_dict"), top.get("optimizer")
     if isinstance(held, dict) and held.keys() & {"base_optimizer_state", "fp32_flat_groups"}:

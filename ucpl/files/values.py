@@ -1,7 +1,7 @@
-"""Checked access to values that stand in files: what is there is never taken for what should be there.
+"""Checked access to values in files.
 
-A file may hold anything at any place. `Value` goes down by keys, and each question that is asked of it either has an answer of
-the type that is asked for, or is refused with the file, the key, what was found and what is expected there.
+A file may hold any value at any place. `Value` goes down by keys. Each access returns a value of the requested type, or
+stops with the file, the key, the value found and the expected one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBER_MAX = 1 << 62  # of counts and sizes
 
 
 class _Missing:
-    """Stands where nothing is."""
+    """The absence of a value."""
 
 
 _MISSING = _Missing()
@@ -37,21 +37,24 @@ _MISSING = _Missing()
 
 @frozen(eq=False)
 class Value:
-    """A value of a file, and where it stands in it."""
+    """A value of a file, and its place in it."""
 
     path: Path
     file: str
     key: Key
     held: object
-    code: str = "E455"  # of what is refused
+    code: str = "E455"  # of errors
 
     @classmethod
     def of(cls, part: TorchFile, code: str = "E455") -> Value:
-        """The whole value of a file."""
+        """The complete value of a file."""
         return cls(part.path, part.file, (), part.value, code)
 
     def wrong(self, expected: str) -> NoReturn:
-        """Refuse what is here. Raises: UcplError, of `code`."""
+        """Reject this value.
+
+        Raises: UcplError, of `code`.
+        """
         where = key_text(self.key)[:_WHERE_SHOWN_MAX]
         fail(
             self.code,
@@ -62,7 +65,7 @@ class Value:
     # ---- going down ------------------------------------------------------------------------------------------------
 
     def find(self, step: Step) -> Value | None:
-        """The value at a key or index. None where there is none, or None stands there."""
+        """The value at a key or index, or None."""
         held = self.held
         found: object = None
         if isinstance(step, int) and isinstance(held, list | tuple):
@@ -72,7 +75,7 @@ class Value:
         return None if found is None else self._inner(step, found)
 
     def at(self, *steps: Step) -> Value:
-        """The value at a path, which must be there. It may be None."""
+        """The value at a path, which must exist; it may be None."""
         here = self
         for step in steps:
             if not isinstance(here.held, dict) or step not in here.held:
@@ -84,7 +87,7 @@ class Value:
         return Value(self.path, self.file, (*self.key, step), held, self.code)
 
     def named(self) -> Iterator[tuple[str, Value]]:
-        """The values of a dict whose keys are all texts, in its order."""
+        """The values of a dict with only texts as keys."""
         for name, held in self.mapping().items():
             inner = self._inner(name if type(name) is str else repr(name)[:_TEXT_SHOWN_MAX], held)
             if type(name) is not str or not is_text(name):
@@ -97,7 +100,7 @@ class Value:
             self.wrong("a list")
         return [self._inner(i, held) for i, held in enumerate(self.held)]
 
-    # ---- what is here ----------------------------------------------------------------------------------------------
+    # ---- the value itself -------------------------------------------------------------------------------------------
 
     def mapping(self) -> dict[object, object]:
         """A dict, whatever its keys are."""
@@ -151,7 +154,7 @@ class Empty:
 
     @classmethod
     def of(cls, value: Value) -> Empty:
-        """As readers note it among what is carried."""
+        """The value that a reader kept."""
         dtype, shape = value.at("dtype"), value.at("shape")
         if not isinstance(dtype.held, str) or dtype.held not in DTYPES:
             dtype.wrong("a dtype")
@@ -173,7 +176,7 @@ def _is_count(n: object) -> bool:
 
 
 def kind_text(held: object) -> str:
-    """What a value is, in a few words: it may be large, or hold what cannot be printed."""
+    """A short description of a value that may be large or unprintable."""
     match held:
         case _Missing():
             return "not there"

@@ -1,7 +1,7 @@
-"""Headers are read under watch: what the disk refuses is an error with a place, and each file is known as it was when opened.
+"""A watch on headers.
 
-A trainer that saves into the same place again writes other files under the same names: whoever moves data by the headers of the
-old ones must see that.
+Errors of the disk have a place, files an identity. A trainer that saves to the same place again writes other files
+under the same names: code that moves data by the headers of the old ones must see that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Remembers(Protocol):
 
 @frozen
 class Identity:
-    """What tells that a file is still the one that was opened."""
+    """The identity of a file, which changes with its content."""
 
     size: int
     mtime_ns: int
@@ -42,7 +42,10 @@ class Identity:
 
     @staticmethod
     def of(status: os.stat_result) -> Identity:
-        """Of a remote file: what the store says of it. Raises: OSError, where it is gone there."""
+        """The identity of a file; of a remote one, from the store.
+
+        Raises: OSError if it is missing there.
+        """
         known = identity_of(status)
         if known is not None:
             return Identity(*known)
@@ -53,14 +56,17 @@ _SEEN: ContextVar[dict[str, Identity] | None] = ContextVar("seen", default=None)
 
 
 def saw(path: Path, status: os.stat_result) -> None:
-    """A file was opened. The first look counts: what is read of it later must still be that."""
+    """Record an opened file; later reads must find this identity."""
     if (seen := _SEEN.get()) is not None:
         seen.setdefault(str(path), Identity.of(status))
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """What the operating system refuses within is an error with a place: the call's, or this one. Raises: UcplError E400."""
+    """Turn errors of the operating system into errors with a place.
+
+    It is the call's place, or this one. Raises: UcplError E400.
+    """
     try:
         yield
     except OSError as error:
@@ -69,7 +75,10 @@ def reading(path: str | Path) -> Iterator[None]:
 
 
 def walked(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, from the top; but a folder that cannot be listed is no empty one. Raises: UcplError E400."""
+    """As `os.walk`, with an error for folders that cannot be listed.
+
+    Raises: UcplError E400.
+    """
 
     def refuse(error: OSError) -> None:
         with reading(top):
@@ -79,7 +88,10 @@ def walked(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def watched(call: Callable[P, Opened]) -> Callable[P, Opened]:
-    """A function that reads headers of what its first path names: the files that it opens are remembered in the checkpoint."""
+    """A function that reads headers, and records the files that it opens.
+
+    They are recorded in the checkpoint.
+    """
 
     @wraps(call)
     def under_watch(*args: P.args, **more: P.kwargs) -> Opened:

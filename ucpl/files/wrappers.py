@@ -1,4 +1,7 @@
-"""Parts of names that wraps of modules add: torch.compile, FSDP, activation checkpointing, DDP. Recognised here alone."""
+"""Parts of names that wrapper modules add, recognised only here.
+
+The wrappers are torch.compile, FSDP, activation checkpointing and DDP.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The directory of a zip archive: where each member's bytes lie. Read by position; nothing is unpacked, mapped or trusted.
+"""The directory of a zip archive: the place of each member's bytes.
 
-torch.save stores members as they are, so a tensor can be read in place once its member is found. Everything that a
-directory may claim is checked against the file and against the members' own headers before any of it is used.
+It is read by position; nothing is unpacked, mapped or trusted. torch.save stores members uncompressed, so a tensor can
+be read in place once its member is found. Everything that a directory may claim is checked against the file and against
+the members' own headers before any of it is used.
 
 Not here: writing (torch_files), and members that are compressed.
 """
@@ -25,9 +26,9 @@ from ucpl.storage.reading import hint, is_within, made_in, pread
 __all__ = ["Member", "ZipDirectory", "crc_of_bytes", "ends_of", "open_file", "read_member", "read_zip_directory"]
 
 DIRECTORY_BYTES_MAX = 1 << 30
-MEMBER_READ_MAX = 1 << 30  # of a member that is read whole
+MEMBER_READ_MAX = 1 << 30  # of a member that is read completely
 _CHUNK = 1 << 20  # bytes that are read at a time
-_HEAD = 1024  # the pickle of a tensor, with what stands before it
+_HEAD = 1024  # the pickle of a tensor, with the bytes before it
 _TAIL = 768  # bytes at an archive's end that are read first: the directory of one tensor's, and nothing of the tensor
 _TAIL_AFAR = 1 << 12  # the same, where it is waited for: most directories
 
@@ -43,10 +44,10 @@ _U16 = 0xFFFF
 
 @frozen
 class Member:
-    """One stored member: the byte position of its data in the file, its length, and the CRC-32 that the archive states.
+    """One stored member: byte position, length, and the archive's CRC-32.
 
     crc: None in an archive that was written without CRCs (`torch.serialization.set_crc32_options(False)`).
-    made: its bytes are made as they are read; what stands for its CRC tells it from others, and is not of its bytes.
+    made: its bytes are computed when they are read; `crc` then identifies it, but is not a CRC of its bytes.
     """
 
     name: str
@@ -58,7 +59,10 @@ class Member:
 
 @frozen
 class ZipDirectory:
-    """The members of an archive by name, in the order of the directory. `size` is the archive's length in bytes."""
+    """The members of an archive by name, in directory order.
+
+    `size` is the archive's length in bytes.
+    """
 
     file: str  # the name that errors give
     size: int
@@ -66,7 +70,10 @@ class ZipDirectory:
     _windows: tuple[tuple[int, bytes], ...] = field(default=(), eq=False, repr=False)  # (position in the file, bytes)
 
     def read(self, fd: int, name: str, most: int = MEMBER_READ_MAX) -> bytes:
-        """`read_member` of one of them, from what was read with the directory where it lies there. Raises: as that."""
+        """`read_member` of one of them, from the bytes already read.
+
+        Raises: as that.
+        """
         member = self.members[name]
         for begin, data in self._windows:
             at = member.start - begin
@@ -111,9 +118,9 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
 
 
 def read_member(fd: int, member: Member, file: str, most: int = MEMBER_READ_MAX, *, holds: str = "") -> bytes:
-    """A complete member of at most `most` bytes, its CRC checked where there is one. `holds`: its content, for the error.
+    """A complete member of at most `most` bytes, with its CRC checked.
 
-    Raises: UcplError E400, E402, E408.
+    `holds`: its content, for the error. Raises: UcplError E400, E402, E408.
     """
     if member.size > most:
         what = f"{file}: member {member.name} has {member.size} bytes, more than {most} are not read"
@@ -133,7 +140,10 @@ def _undamaged(data: bytes, member: Member, file: str, holds: str = "") -> bytes
 
 
 def crc_of_bytes(fd: int, start: int, size: int, file: str) -> int:
-    """The CRC-32 of bytes of a file, however many there are. Raises: UcplError E400."""
+    """The CRC-32 of any number of bytes of a file.
+
+    Raises: UcplError E400.
+    """
     found = 0
     for at in range(0, size, _CHUNK):
         found = crc32(read_exactly(fd, start + at, min(_CHUNK, size - at), file), found)
@@ -141,14 +151,18 @@ def crc_of_bytes(fd: int, start: int, size: int, file: str) -> int:
 
 
 def ends_of(start: int, size: int) -> list[tuple[int, int]]:
-    """Byte ranges of an archive that are read first, and those of a small one's first members."""
+    """Byte ranges of an archive that are read first.
+
+    In a small archive they include its first members.
+    """
     return [(start, start + min(_HEAD, size)), (start + max(0, size - _TAIL_AFAR), start + size)]
 
 
 def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = None) -> ZipDirectory:
-    """The checked directory of the archive that fills `size` bytes from `start` (default: the whole file).
+    """The checked directory of an archive at `size` bytes from `start`.
 
-    `file` is the name that errors give. Positions of members are positions in the file.
+    The default is the complete file. `file` is the name that errors give. Positions of members are positions in the
+    file.
 
     Raises: UcplError E400-E407.
     """
@@ -219,12 +233,15 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
 
 @frozen
 class _Tail:
-    """An archive whose end was read: what lies there is not read again. A small one is its own end."""
+    """An archive whose end was read once.
+
+    A small one is its own end.
+    """
 
     fd: int
     file: str
     start: int  # of the archive, in the file
-    begins: int  # of what was read, in the archive
+    begins: int  # of the bytes read, in the archive
     data: bytes
 
     @classmethod
@@ -242,7 +259,10 @@ class _Tail:
         return read_exactly(self.fd, self.start + at, size, self.file)
 
     def end(self) -> int:
-        """Where the record of the archive's end lies within what was read; negative: nowhere there."""
+        """The place of the end record in the bytes read; negative.
+
+        Not found.
+        """
         data = self.data
         at = data.rfind(b"PK\x05\x06")
         while at >= 0:
@@ -253,7 +273,10 @@ class _Tail:
 
 
 def _find_directory(archive: _Tail, size: int) -> tuple[int, int, int]:
-    """(entries, start, bytes) of the directory, from the records at the archive's end. Positions within the archive."""
+    """(entries, start, bytes) of the directory, from the records at the end.
+
+    Positions are within the archive.
+    """
     fd, file, start = archive.fd, archive.file, archive.start
     at = archive.end()
     if at < 0 and archive.begins:  # a long comment
@@ -324,7 +347,7 @@ def _checked_name(raw: bytes, file: str) -> str:
 
 
 def _zip64(extra: bytes, fields: tuple[int, ...], file: str, name: str) -> tuple[int, int, int]:
-    """(unpacked, packed, header) with those that are 0xFFFFFFFF taken from the zip64 field, in this order."""
+    """(unpacked, packed, header), with 0xFFFFFFFF replaced from the zip64 field."""
     pos = 0
     while pos + 4 <= len(extra):
         kind, size = struct.unpack_from("<2H", extra, pos)
@@ -348,15 +371,18 @@ def _zip64(extra: bytes, fields: tuple[int, ...], file: str, name: str) -> tuple
 
 @frozen
 class _Archive:
-    """Where an archive is read: members end where the directory starts."""
+    """The range of an archive's members, which end at the directory."""
 
     tail: _Tail
     directory_start: int
-    head: bytes  # what stands before the first large member: its header, and small ones
+    head: bytes  # the bytes before the first large member: its header, and small ones
 
     @classmethod
     def of(cls, tail: _Tail, raw: bytes, count: int, directory_start: int) -> _Archive:
-        """raw: the directory, of which nothing is known yet. Raises: UcplError E400."""
+        """raw: the directory, unchecked.
+
+        Raises: UcplError E400.
+        """
         ranges: list[tuple[int, int]] = []  # of the members' own headers, within the archive
         pos, first = 0, _HEAD
         for _ in range(count):
@@ -378,7 +404,10 @@ class _Archive:
 
 
 def _hint(fd: int, file: str, ranges: list[tuple[int, int]]) -> None:
-    """Say of what lies elsewhere that it will be read: it is asked for at once. Raises: UcplError E400."""
+    """Request these remote ranges ahead of their use.
+
+    Raises: UcplError E400.
+    """
     try:
         hint(fd, ranges)
     except OSError as error:
@@ -398,7 +427,7 @@ class _Entry:
 
 
 def _check_local(archive: _Archive, entry: _Entry) -> int:
-    """Where the member's data starts, once its own header agrees with the directory."""
+    """The begin of the member's data, with its header checked."""
     file, name, raw_name = archive.tail.file, entry.name, entry.raw_name
     raw = archive.read(entry.header, min(30 + len(raw_name), archive.directory_start - entry.header))
     fields = _LOCAL.unpack_from(raw)

@@ -1,1 +1,1 @@
-"""Frontends: texts made from what is found, a checkpoint in the wild or a model of another library."""
+"""Layouts and models from a checkpoint or from another library."""

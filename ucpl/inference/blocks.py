@@ -1,4 +1,4 @@
-"""Weights in blocks that share a scale, as transformers keeps them: `..weight`, and `..weight_scale_inv` beside it."""
+"""Weights with a scale per block, as in transformers: `..weight` and `..weight_scale_inv`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIDE_MAX = 1 << 31
 
 
 def sides_of(config: Mapping[str, Json]) -> tuple[int, ...]:
-    """The sides of a block, one for each axis of a matrix; none where a config does not say them all."""
+    """The sides of a block, one per axis, or ()."""
     said = config.get("quantization_config")
     found = said.get("weight_block_size") if isinstance(said, dict) else None
     sides = tuple(b for b in found if isinstance(b, int) and 0 < b < _SIDE_MAX) if isinstance(found, list) else ()
@@ -27,7 +27,10 @@ def sides_of(config: Mapping[str, Json]) -> tuple[int, ...]:
 def blocks_along(
     sides: tuple[int, ...], dtype: str, shape: tuple[int, ...], scale: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Of each axis of a weight, how many elements have one scale; None where a scale of that shape is not of it."""
+    """The elements per scale along each axis of a weight.
+
+    None: a scale of that shape is not of it.
+    """
     if len(sides) != 2 or len(shape) < 2 or not dtype.startswith("f8_"):
         return None
     by = (*(1 for _ in shape[2:]), *sides)
@@ -35,7 +38,10 @@ def blocks_along(
 
 
 def scalings_of(checkpoint: Checkpoint) -> dict[str, nodes.Scaling]:
-    """The scales of a checkpoint, each with what it is of: where its config says the blocks, and shapes agree."""
+    """The scales of a checkpoint, each with its weight.
+
+    The config must have the sizes of blocks, and shapes must agree.
+    """
     config = config_of(checkpoint)
     sides = sides_of(config) if config is not None else ()
     if not sides:

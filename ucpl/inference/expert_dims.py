@@ -1,4 +1,7 @@
-"""Names for the dims of AutoEP's experts, by which those of a rank can be stacked. Most checkpoints have none of these."""
+"""Names for the dims of AutoEP's experts, for stacks.
+
+Most checkpoints have none of these.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ Shape = tuple[int, ...]
 
 
 def named_dims(name: str, shape: Shape, experts: Experts | None) -> tuple[nodes.Dimension, ...]:
-    """The dims of a tensor: of AutoEP's experts they have names, by which the experts of a rank can be stacked."""
+    """The dims of a tensor; those of AutoEP's experts have names."""
     if experts is None or name not in experts.of or not experts.of[name].is_fused:
         return tuple(nodes.Dimension(None, n) for n in shape)
     return tuple(nodes.Dimension(one) for one in _names(shape))
 
 
 def bindings(shapes: dict[str, Shape], experts: Experts | None) -> tuple[nodes.Dims, ...]:
-    """What those names are."""
+    """The sizes of these names."""
     found = {
         one: n
         for name, shape in shapes.items()

@@ -1,4 +1,4 @@
-"""Facts about a model's experts as a layout in the language that extends a shipped one."""
+"""A model's experts as a layout that extends a shipped one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ GROUP_ELEMENTS_MAX = 178_956_971  # max_group_size of moe/utils.py, split_params
 
 @frozen(eq=False)
 class DealtExperts:
-    """Experts over `ep` ranks, the layers with experts on stages of a pipeline: by prefix, (stage, number among its own)."""
+    """Experts over `ep` ranks, by prefix of their layer.
+
+    Each has (stage, number among its own) on stages of a pipeline.
+    """
 
     experts: Experts
     ep: int
@@ -48,17 +51,18 @@ class DealtExperts:
         return cls(experts, ep, places, 1 if pipeline is None else pipeline.stages, is_stored)
 
     def tps(self, one: Expert) -> tuple[int | None, ...]:
-        """Tensor-parallel ranks whose files hold a tensor. None: those whose ranks hold the expert.
+        """Tensor-parallel ranks whose files hold a tensor.
 
-        DeepSpeed writes an expert from the first rank that holds it and reads it by each rank's own number, so a target has
-        a file for each.
+        None: those whose ranks hold the expert. DeepSpeed writes an expert from the first rank that holds it and reads
+        it by each rank's own number, so a target has a file for each.
         """
         return one.tps if self.is_stored and not self.experts.is_within_tp and one.tps else (None,)
 
 
 def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[Note, ...]]:
-    """(base, experts, ep, notes): over how many ranks the call deals experts, and the base without what was said of them.
+    """(base, experts, ep, notes).
 
+    The call's degree, and the base without its argument.
     Raises: UcplError E478.
     """
     plain, given = arguments(base, (EP,))
@@ -72,7 +76,7 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
             )
         fail("E478", f"`{base.call.name}` for {why}", asked, remedy=remedy)
     dp, tp = plain.asked("dp"), plain.asked(TP)
-    # Experts that were whole stay whole; where there was one tensor-parallel rank, DeepSpeed's default is that they are.
+    # Complete experts stay complete; with one tensor-parallel rank, this is DeepSpeed's default.
     experts = evolve(source, is_within_tp=tp == 1 or (source.is_within_tp and base.inherited.get(TP, (1, ""))[0] != 1))
     ranks, said = (dp, "dp") if experts.is_within_tp else (dp * tp, "dp * tp")
     ep, origin = experts.ep, "as the source's"
@@ -102,7 +106,10 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
 
 
 def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
-    """What AutoEP's layers are written beside: their tensors hold several experts, which round robin would deal as one."""
+    """Check that AutoEP's layers are combined with supported options only.
+
+    Their tensors hold several experts, which round robin would deal as one.
+    """
     if base.asked(TP) > 1:
         remedy = "tp = 1, with an ep that divides dp; plain() is one file of all"
         fail("E478", "AutoEP's experts beside tensor parallelism are not written", asked, remedy=remedy)
@@ -112,7 +119,10 @@ def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
 
 
 def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
-    """DeepSpeed states once, for all ranks, which of a rank's experts are trained, by their numbers on a rank."""
+    """Check that all ranks train the same of their experts.
+
+    DeepSpeed states this once for all ranks.
+    """
     trained = {name for item in model.items if isinstance(item, nodes.Group) for name in item.members or ()}
     first: dict[tuple[str, str, int], str] = {}
     for name, one in experts.of.items():
@@ -132,7 +142,10 @@ def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -
 
 
 def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
-    """With tensor parallelism and without names of groups, a rank's highest number in param_shapes says how many it has."""
+    """Check that a rank's last expert is trained.
+
+    With tensor parallelism and without names of groups, its number in param_shapes gives the number of experts.
+    """
     trained = {name for item in model.items if isinstance(item, nodes.Group) for name in item.members or ()}
     highest: dict[str, int] = {}
     for name in trained & experts.of.keys():
@@ -152,13 +165,16 @@ def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) ->
 
 
 def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
-    """DeepSpeed opens another group once a rank's experts would have too many elements in one: that is not made here."""
+    """Check that no group of experts would be split.
+
+    DeepSpeed opens another group once a rank's experts have too many elements in one; this is not implemented here.
+    """
     numels = {path: prod(shape) for path, shape in shapes_of(model).items()}
     groups = [g.members or () for g in model.items if isinstance(g, nodes.Group)]
     for degree in (experts.ep, ep):
         local = [[numels[m] for m in g if experts.rank(m, degree) == 0] for g in groups if g and g[0] in experts.of]
         for held, following in zip(local, (*local[1:], *([[]] if local else [])), strict=True):
-            more = following[0] if following and degree == experts.ep else 0  # what opened the next group
+            more = following[0] if following and degree == experts.ep else 0  # the elements that opened the next group
             if sum(held) + more > GROUP_ELEMENTS_MAX:
                 fail(
                     "E478",
@@ -169,7 +185,10 @@ def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: L
 
 
 def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Extended:
-    """Experts on a mesh of their own, in groups and flat buffers that few ranks share."""
+    """Experts on their own mesh, with groups and flat buffers.
+
+    Fewer ranks share these.
+    """
     own, experts = items_of(base.library, base.call), dealt.experts
     ranks: nodes.Expr = nodes.Name("dp")
     if not experts.is_within_tp:
@@ -187,7 +206,7 @@ def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Exte
         nodes.Mesh("expert", ("pp", *axes, *((TP,) if experts.is_within_tp else ()))),
     ]
     if stage_of(base) == 3:
-        from ucpl.inference import sliced_experts  # what asks a store how sub-groups are packed
+        from ucpl.inference import sliced_experts  # imports a store's rule for packing sub-groups
 
         items += sliced_experts.entries(base, dealt.experts, dealt.ep)
         items += sliced_experts.groups(base, dealt.experts, dealt.ep, own)
@@ -198,7 +217,7 @@ def with_experts(base: Base, dealt: DealtExperts, cuts: Cuts, name: str) -> Exte
 
 
 def _expert_entries(base: Base, dealt: DealtExperts, cuts: Cuts) -> list[nodes.LayoutItem]:
-    """The files of experts, and a line for each tensor: on its stage, where its expert is."""
+    """The files of experts, and a line for each tensor."""
     tensors = {item.path for item in base.model.items if isinstance(item, nodes.Tensor)}
     files: dict[str, nodes.LayoutItem] = {}
     entries: list[nodes.LayoutItem] = []
@@ -219,7 +238,7 @@ def _expert_entries(base: Base, dealt: DealtExperts, cuts: Cuts) -> list[nodes.L
 
 
 def _expert_groups(own: Sequence[nodes.LayoutItem], model: nodes.Model, experts: Experts) -> Iterator[nodes.LayoutItem]:
-    """The groups of experts, and the lines of the base with edp for dp."""
+    """The groups of experts, and the base's lines with edp for dp."""
     groups = [item for item in model.items if isinstance(item, nodes.Group)]
     for number, group in enumerate(groups):
         if not group.members or group.members[0] not in experts.of:

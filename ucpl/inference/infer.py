@@ -1,4 +1,4 @@
-"""infer: the model and the layout of a checkpoint found in the wild, as the language says them."""
+"""infer: the model and the layout of an existing checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYOUT_NAME = "stored"
 
 @frozen(eq=False)
 class Inferred:
-    """What a checkpoint is: its model, and the layout that it is stored in."""
+    """A checkpoint's model, and its layout."""
 
     checkpoint: Checkpoint
     library: Library
@@ -46,7 +46,10 @@ class Inferred:
     placement: Placement
 
     def text(self) -> str:
-        """The closed .ucpl text: needs no other file and converts identically. Raises: UcplError E011, E017."""
+        """The closed .ucpl text, which needs no other file and converts identically.
+
+        Raises: UcplError E011, E017.
+        """
         names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
         if why := why_unwritten(names, in_keys=True):
             self._refuse("E017", why)
@@ -64,7 +67,7 @@ class Inferred:
         fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
 
     def call_text(self) -> str:
-        """The call that the text answers to: what its conditions had to know is fixed in it, and no parameter."""
+        """The call of the text's layout, with its remaining parameters."""
         arguments = ", ".join(f"{p.name} = {print_expr(p.default)}" for p in self._written().parameters if p.default)
         return f"{LAYOUT_NAME}({arguments})"
 
@@ -73,7 +76,10 @@ class Inferred:
 
 
 def infer(checkpoint: Checkpoint) -> Inferred:
-    """The model and layout of an opened checkpoint. Raises UcplError where its framework cannot be told in the language."""
+    """The model and layout of an opened checkpoint.
+
+    Raises: UcplError if the language cannot describe its framework.
+    """
     library = load()
     settings = inherited_settings(checkpoint)
     call = nodes.Call(layout_name(checkpoint))
@@ -98,7 +104,7 @@ def infer(checkpoint: Checkpoint) -> Inferred:
 
 
 def is_model_parallel(checkpoint: Checkpoint) -> bool:
-    """Whether more than the shards of data parallelism must be told of it."""
+    """Test whether a checkpoint is parallel beyond data parallelism."""
     tp = checkpoint.state.settings.get(TP)
     apart = checkpoint.state.parallel.pipeline is not None or checkpoint.state.parallel.experts is not None
     if apart or (tp is not None and tp.value != 1):
@@ -128,7 +134,7 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
 
 
 def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
-    """The model statement: tensors in the checkpoint's order, aliases, the optimizer's groups, states."""
+    """The model statement: tensors in order, aliases, groups of the optimizer, states."""
     items: list[nodes.ModelItem] = [
         *bindings({t.name: t.shape for t in checkpoint.state.tensors}, checkpoint.state.parallel.experts)
     ]
@@ -186,12 +192,18 @@ def stated_of(checkpoint: Checkpoint) -> Stated:
 
 
 def canonical(key: Key) -> tuple[str, ...]:
-    """A key by its text: a step is a dict key, by its text too, or a list index."""
+    """A key as texts.
+
+    A step is a dict key or a list index.
+    """
     return tuple(map(str, key))
 
 
 def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> StateDtypes:
-    """The dtype of each state of each tensor, as the files say. Raises: UcplError E330 where one tensor's has two."""
+    """The dtype of each state of each tensor, from the files.
+
+    Raises: UcplError E330 if one tensor's state has two.
+    """
     stated = {(f, canonical(k)): e.dtype for (f, k), e in checkpoint.extents.items()}
     out: StateDtypes = {}
     for part in placement.parts:
@@ -214,7 +226,10 @@ def state_dtypes(checkpoint: Checkpoint, placement: Placement) -> StateDtypes:
 
 
 def _holders(part: Part, dtypes: dict[int, str]) -> Iterable[tuple[int, int]]:
-    """(tensor, stored tensor) of all that a part has: one stored tensor of each tensor where all are of one dtype."""
+    """(tensor, stored tensor) of a part.
+
+    If all stored tensors have one dtype, there is one of these per tensor.
+    """
     if len(set(dtypes.values())) == 1:
         first = next(iter(dtypes))
         return [(tensor, first) for tensor in part.tensors]

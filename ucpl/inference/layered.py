@@ -1,7 +1,8 @@
-"""The layers of a PipelineModule from the names of its tensors, where no file of a layer is there: `3.weight` is of layer 3.
+"""The layers of a PipelineModule from names of tensors.
 
-Universal folders have these names, and so has what came from a pipeline to a module without one. They do not say how many
-layers there are, functions among them, nor which layers a tied module is: the call of a target does.
+`3.weight` is of layer 3. They are used if no file of a layer exists. Universal folders have these names, and so has a
+pipeline converted to a module without one. The number of layers, functions included, and the layers of a tied module
+are unknown: the call of a target gives them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Names = dict[str, tuple[tuple[str, str], ...]]  # (name in the layer, tensor), b
 
 @frozen(eq=False)
 class _Named:
-    """Tensors by the layer or the tied module that their names begin with."""
+    """Tensors by the layer or tied module of their names."""
 
     own: Names = field(factory=dict)
     tied: Names = field(factory=dict)
@@ -41,19 +42,23 @@ class _Named:
 
 
 def is_asked(base: Base) -> bool:
-    """Whether a call speaks of stages or layers."""
+    """Test whether a call has arguments on stages or layers."""
     return base.asked("pp") > 1 or is_dealt(base) or bool(arguments(base, (TIED,))[1])
 
 
 def of_names(base: Base, source: Checkpoint | None) -> tuple[Base, Pipeline, tuple[Note, ...]]:
-    """(base, pipeline, notes): the layers on one stage, and the base without what was said of ties. Raises: UcplError E475."""
+    """(base, pipeline, notes).
+
+    The layers on one stage, and the base without ties.
+    Raises: UcplError E475.
+    """
     asked = Label("<call>", where=base.call.name)
     named = _named(source, base, asked)
     plain, given = arguments(base, (TIED,))
     count = _count(plain)
     places, origin = _ties(named, count, Scope().evaluate(given[TIED]) if TIED in given else None, asked)
     numbers = {number for mine in places.values() for number in mine} | named.numbers
-    # What a call says of the count is held against it where the layers are dealt.
+    # The call's count of layers is checked at the time of dealing.
     total = max((count or 0) if LAYERS not in arguments(plain, (LAYERS,))[1] else 0, max(numbers) + 1)
     keys = {number: key for key, mine in places.items() for number in mine}
     layers = tuple(_layer(number, keys.get(number), named) for number in range(total))
@@ -87,7 +92,7 @@ def _no_pipeline(base: Base, why: str, asked: Label) -> None:
 
 
 def _count(base: Base) -> int | None:
-    """How many layers a call says that there are."""
+    """The number of layers in a call."""
     _, given = arguments(base, (STAGES, LAYERS))
     scope = Scope()
     if LAYERS in given:
@@ -99,7 +104,10 @@ def _count(base: Base) -> int | None:
 
 
 def _ties(named: _Named, count: int | None, said: object, asked: Label) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Which layers each tied module is: as given, or the only two that no tensor is named after. Raises: UcplError E475."""
+    """The layers of each tied module.
+
+    They are given, or the only two that no tensor is named after. Raises: UcplError E475.
+    """
     keys = sorted(named.tied)
     if said is not None:
         return _said(named, said), "given"
@@ -141,13 +149,19 @@ def _said(named: _Named, said: object) -> dict[str, tuple[int, ...]]:
 
 
 def _layer(number: int, key: str | None, named: _Named) -> Layer:
-    """A tied module has a file for each of its layers: where one is a function there, DeepSpeed passes its file over."""
+    """A layer, with a file for each layer of a tied module.
+
+    DeepSpeed skips the file if the layer is a function.
+    """
     names = named.tied[key] if key is not None else named.own.get(str(number), ())
     return Layer(number, f"layer_{number:02d}" if names else None, names, key)
 
 
 def _demand_order(pipeline: Pipeline, source: Checkpoint, asked: Label) -> None:
-    """A stage's flat buffers are in the order of its module: tied modules first, then layer by layer."""
+    """Check that the source's order is that of stages' flat buffers.
+
+    Tied modules are first, then layer by layer.
+    """
     ties = [x for x in pipeline.layers if x.tied is not None]
     order = dict.fromkeys(t for x in (*ties, *pipeline.layers) for _, t in x.names)
     place = {tensor: i for i, tensor in enumerate(order)}

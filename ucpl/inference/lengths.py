@@ -1,6 +1,6 @@
-"""How long a stored axis is, as a number and a multiple of the one dim of it that is unknown.
+"""The length of a stored axis with one unknown dim.
 
-Summed over the ranks that it is cut for, a part of a sum that an axis does not cut counts once a piece.
+Lengths are summed over the ranks of the cut. A part of a sum that the cut excludes counts once per piece.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNKNOWN = ("E101", "E105")
 
 @frozen
 class Length:
-    """`times` * x + `plus`, and, where it is padded, less than `short` fewer of them."""
+    """`times` * x + `plus`, and less than `short` fewer if padded."""
 
     plus: int
     times: int = 0
@@ -28,7 +28,7 @@ class Length:
     short: int = 0
 
     def size(self, total: int) -> int | None:
-        """x of an axis of that length; None where none makes it so long."""
+        """x of an axis of that length, or None."""
         size, rest = divmod(total - self.plus, self.times)
         return size if rest == 0 and size >= 0 else None
 
@@ -39,7 +39,7 @@ class Length:
 
 
 def number(scope: Scope, expr: nodes.Expr) -> int | None:
-    """What an expression comes to; None where it rests on what is not known yet."""
+    """The value of an expression, or None if it is unknown."""
     try:
         return scope.integer(expr)
     except UcplError as error:
@@ -49,7 +49,7 @@ def number(scope: Scope, expr: nodes.Expr) -> int | None:
 
 
 def ways_of(axis: nodes.Axis, scope: Scope) -> int | None:
-    """Into how many pieces an axis is cut, all mesh axes together; None where one is unknown."""
+    """The number of pieces of an axis over all mesh axes."""
     found = [number(scope, nodes.Name(a)) for a in sorted(_cutting(axis))]
     return None if None in found else prod(n for n in found if n is not None)
 
@@ -59,7 +59,10 @@ def _cutting(axis: nodes.Record) -> set[str]:
 
 
 def length_of(axis: nodes.Axis, scope: Scope, ways: int = 1) -> Length | None:
-    """The lengths of all pieces of an axis together, `ways` of them. None: they say nothing of one dim."""
+    """The total length of all pieces of an axis.
+
+    ways: their number. None: they do not determine one dim.
+    """
     match axis:
         case nodes.Dim():
             return _dim(axis, scope, ways)
@@ -99,7 +102,10 @@ def _padded(inner: Length | None, multiple: int | None, ways: int) -> Length | N
 
 
 def _product(axes: tuple[nodes.Axis, ...], scope: Scope, ways: int) -> Length | None:
-    """Axes side by side: what cuts one of them cuts the product, and no axis cuts two of them."""
+    """The length of a product of axes.
+
+    A cut of one factor cuts the product, and no mesh axis cuts two of them.
+    """
     cuts = [_cutting(axis) for axis in axes]
     if sum(map(len, cuts)) != len(set[str]().union(*cuts)):
         return None

@@ -1,4 +1,4 @@
-"""The lines of a shipped layout with `edp` for `dp`: what experts' groups and flat buffers are cut over."""
+"""A shipped layout's lines with `edp` for `dp`, for experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = TypeVar("Record", bound=AttrsInstance)
 
 
 def shapes_of(model: nodes.Model) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of a model that a checkpoint gave: sizes of dims that have names are beside them."""
+    """Shapes of all tensors of a checkpoint's model, with named dims resolved."""
     known = {
         b.name: b.value.value
         for i in model.items
@@ -30,7 +30,7 @@ def shapes_of(model: nodes.Model) -> dict[str, tuple[int, ...]]:
 
 
 def states_of(own: Sequence[nodes.LayoutItem], group: str, number: int) -> Iterator[nodes.LayoutItem]:
-    """The state lines of the base with edp for dp, of one group and its flat buffer of that number."""
+    """The base's state lines of one group, with edp."""
     for item in own:
         if isinstance(item, nodes.States) and item.groups == ("*",) and not isinstance(item.shape, str):
             clauses = [
@@ -46,7 +46,10 @@ def _numbered(text: object, number: int) -> object:
 
 
 def edp_for_dp(node: Record) -> Record:
-    """The same with edp where dp stands, as an axis or in an expression, and with the ways of dealing among edp."""
+    """The record with edp in place of dp.
+
+    Ways of dealing are then those among edp.
+    """
     return rewritten(node, _change)
 
 

@@ -1,4 +1,4 @@
-"""Weights of fewer bits than a byte that a checkpoint calls integers: what they are, as comments of what `infer` writes."""
+"""Comments of `infer` on packed weights that are integers in files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def packed_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _of_mxfp4(checkpoint: Checkpoint) -> Iterator[str]:
-    """Pairs of u8 tensors, [..., g, 16] and [..., g], with the lines that say them as numbers, of the first pair."""
+    """Pairs of u8 tensors, [..., g, 16] and [..., g], as numbers.
+
+    The lines are of the first pair.
+    """
     tensors = {t.name: t for t in checkpoint.state.tensors}
     pairs = []
     for name, blocks in tensors.items():
@@ -48,7 +51,7 @@ def _of_mxfp4(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _of_integers(checkpoint: Checkpoint) -> Iterator[str]:
-    """GPTQ and AWQ keep integers of a few bits in words of 32."""
+    """GPTQ and AWQ: integers of a few bits in 32-bit words."""
     config = config_of(checkpoint)
     said = config.get("quantization_config") if config is not None else None
     method = said.get("quant_method") if isinstance(said, dict) else None

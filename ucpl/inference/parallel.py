@@ -1,9 +1,9 @@
-"""Facts about model-parallel tensors as a layout in the language: one that extends a shipped one with how this model is cut.
+"""Model-parallel tensors as a layout that extends a shipped one.
 
-For a source the widths are those found; for a target at another tensor-parallel degree they are DeepSpeed's own
-(module_inject/tp_shard.py of release 0.19.8, `get_shard_size`), which rest on a number that its checkpoints do not keep:
-the model's key-value heads. `kv_heads` says it. Where all numbers that the source's widths allow lead to one cut, it is not
-asked for.
+For a source the widths are those found. For a target at another tensor-parallel degree they are DeepSpeed's own
+(module_inject/ tp_shard.py of release 0.19.8, `get_shard_size`), which depend on a number that its checkpoints lack:
+the model's key-value heads. `kv_heads` gives it. If all numbers that the source's widths allow lead to one cut, it is
+not needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Cuts = Mapping[str, Sharding]  # of tensors over tensor-parallel ranks: those th
 Note = tuple[str, object, str]  # (name, value, origin), as a plan prints them
 KV_HEADS = "kv_heads"
 GRAIN = "tp_grain_size"
-RULE, CHUNK = "tp_rule", "chunk"  # what cuts a source's tensors, where that is not AutoTP
+RULE, CHUNK = "tp_rule", "chunk"  # the cut of a source's tensors, if it is not AutoTP's
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a step of a name that is a number
 _LINES_SHOWN = 16
 _WORDS = "where `_@tp ...` cuts rows, `_ _@tp ...` columns, and `...` is a copy on every rank"
@@ -59,12 +59,12 @@ _CONFIG_KEYS += ("num_attention_heads", "n_heads", "attention_heads")
 
 @frozen(eq=False)
 class Base:
-    """A layout of any model that is to be extended, and what it is over."""
+    """A layout of any model that is extended, and its model."""
 
     library: Library
     call: nodes.Call
     model: nodes.Model
-    inherited: Inherited = field(factory=dict)  # values for what the call leaves open
+    inherited: Inherited = field(factory=dict)  # values for arguments that the call leaves open
     config: Config | None = None
 
     @property
@@ -72,7 +72,10 @@ class Base:
         return _layout(self.library, self.call.name)
 
     def asked(self, axis: str, default: int = 1) -> int:
-        """The degree of an axis that the call leads to: its argument, else what is inherited, else 1."""
+        """The degree of an axis in the call.
+
+        Its argument, an inherited one, or 1.
+        """
         for position, argument in enumerate(self.call.arguments):
             name = argument.name
             if name is None and position < len(self.layout.parameters):
@@ -85,7 +88,7 @@ class Base:
 
 @frozen(eq=False)
 class Extended:
-    """A library with the layout that was made, its call, and where its numbers come from."""
+    """A library with the new layout, its call, and its origins."""
 
     library: Library
     call: nodes.Call
@@ -103,7 +106,7 @@ def _layout(library: Library, name: str) -> nodes.Layout:
 
 
 def is_open(library: Library, call: nodes.Call) -> bool:
-    """Whether a layout is of any model, knows of tensor parallelism, and says of no tensor by name how it is cut."""
+    """Test for a tensor-parallel layout of any model without cuts."""
     known = _layout(library, call.name)
     if known.of != "any" or TP not in {p.name for p in known.parameters}:
         return False
@@ -112,7 +115,10 @@ def is_open(library: Library, call: nodes.Call) -> bool:
 
 
 def says_cuts_alone(library: Library, call: nodes.Call) -> bool:
-    """Whether a layout of any model says how tensors are cut over tp, and nothing of where on ranks and in files they lie."""
+    """Test for a layout of any model with only cuts over tp.
+
+    Places are those on ranks and in files.
+    """
     known = _layout(library, call.name)
     lines = [
         i for link in library.chain(call.name) for i in link.node.items if isinstance(i, nodes.Entry) and i.path != "*"
@@ -127,13 +133,16 @@ def says_cuts_alone(library: Library, call: nodes.Call) -> bool:
 
 
 def is_cut(checkpoint: Checkpoint) -> bool:
-    """Whether tensor-parallel ranks hold parts."""
+    """Test whether tensor-parallel ranks hold parts."""
     setting = checkpoint.state.settings.get(TP)
     return setting is not None and setting.value != 1
 
 
 def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
-    """Where ranks hold parts, each tensor's must be known. Raises: UcplError E464."""
+    """Check that the cut of each tensor is known.
+
+    Raises: UcplError E464.
+    """
     if not is_cut(checkpoint):
         return
     unknown = [tensor.name for tensor in checkpoint.state.tensors if tensor.name not in shardings]
@@ -149,14 +158,17 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
 
 
 def _to_start_from(unknown: Sequence[str], checkpoint: Checkpoint) -> str:
-    """A layout with a line for each kind of tensor that is open, all of them as copies: its author knows which are not."""
+    """A layout to start from, with copy lines for open tensors.
+
+    The user changes the lines of tensors that are no copies.
+    """
     lines = _open_lines(unknown, checkpoint)
     more = [f"  # and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
     return "\n".join((f"to start from, {_WORDS}:", _opening(checkpoint), *lines[:_LINES_SHOWN], *more, "}"))
 
 
 def started(checkpoint: Checkpoint) -> str:
-    """A .ucpl to start from, where not all cuts are known: lines that are open are marked, those that are known are said."""
+    """A .ucpl to start from, with open lines marked."""
     unknown = [
         tensor.name for tensor in checkpoint.state.tensors if tensor.name not in checkpoint.state.parallel.shardings
     ]
@@ -198,14 +210,14 @@ def origins(shardings: Mapping[str, Sharding]) -> tuple[Note, ...]:
 
 
 def names_a_class(base: Base) -> bool:
-    """Whether a target at a tensor-parallel degree comes with a config.json, which names the class of its model."""
+    """Test whether a tensor-parallel target has a config.json with its class."""
     return base.config is not None and "model_type" in base.config and base.asked(TP) > 1
 
 
 def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
-    """How tensors are cut at the tensor-parallel degree of the call, and the base without what was said of it.
+    """Cuts at the call's tensor-parallel degree, and the base without their arguments.
 
-    Raises: UcplError E472 where the cuts at that degree are not known, E473 where they contradict the source's.
+    Raises: UcplError E472 if the cuts at that degree are unknown, E473 if they contradict the source's.
     """
     call = base.call
     given = [a for a in call.arguments if a.name == KV_HEADS]
@@ -236,9 +248,9 @@ def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
 
 
 def _chunked(shardings: Cuts, degree: int, origin: str) -> tuple[Cuts, tuple[Note, ...]]:
-    """Each section as torch.chunk cuts it: parts of one size, the last short where it does not divide.
+    """Cut each section as torch.chunk does: equal parts, the last one shorter.
 
-    So do models that are written for tensor parallelism, and DeepSpeed's own loader of universal checkpoints (0.19.8,
+    Models that are written for tensor parallelism do so, and DeepSpeed's own loader of universal checkpoints (0.19.8,
     checkpoint/universal_checkpoint.py). Raises: UcplError E473 where a rank would hold nothing.
     """
     out: dict[str, Sharding] = {}
@@ -275,7 +287,7 @@ def _cut(shardings: Mapping[str, Sharding]) -> int:
 
 
 def heads_of(config: Mapping[str, object]) -> tuple[int, str] | None:
-    """(key-value heads, where it stands) of a Hugging Face config, in the order in which DeepSpeed looks."""
+    """(key-value heads, key) of a Hugging Face config, in DeepSpeed's order."""
     inner = config.get("text_config")
     said = inner if isinstance(inner, Mapping) else config
     for key in _CONFIG_KEYS:
@@ -286,7 +298,10 @@ def heads_of(config: Mapping[str, object]) -> tuple[int, str] | None:
 
 
 def rule(size: int, degree: int, kv_heads: int, grain: int, module: str) -> tuple[int, ...]:
-    """Widths of `size` positions over `degree` ranks as DeepSpeed makes them. kv_heads 0: the model's config names none."""
+    """DeepSpeed's widths of `size` positions over `degree` ranks.
+
+    kv_heads 0: the model's config names none.
+    """
     by_heads = "mlp" not in module and module not in ("lm_head", "embed_out")
     by_heads &= not any(s in module for s in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
     if kv_heads and size % kv_heads == 0 and by_heads:
@@ -307,7 +322,10 @@ def recut(
     heads: tuple[int, str] | None,
     grain_said: tuple[int, str] = (1, "DeepSpeed's default"),
 ) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
-    """The same tensors cut over another number of ranks by DeepSpeed's rule. Raises: UcplError E472, E473."""
+    """The same tensors, cut over another number of ranks by DeepSpeed's rule.
+
+    Raises: UcplError E472, E473.
+    """
     grain, grain_origin = grain_said
     if degree == 1:
         return {name: evolve(s, dim=None, sections=()) for name, s in shardings.items()}, ()
@@ -346,7 +364,10 @@ class _Cut:
 
 
 def _only_heads(sections: Sequence[_Cut], fitting: Sequence[int], degree: int, grain: int) -> tuple[int, str]:
-    """(key-value heads, why) where the source's widths leave one cut. Raises: UcplError E472 where they leave several."""
+    """(key-value heads, reason) if the source's widths leave one cut.
+
+    Raises: UcplError E472 if they leave several.
+    """
     found: dict[tuple[tuple[int, ...], ...], int] = {}
     for n in fitting:
         found.setdefault(tuple(c.over(degree, n, grain) for c in sections), n)
@@ -368,7 +389,10 @@ def _only_heads(sections: Sequence[_Cut], fitting: Sequence[int], degree: int, g
 
 
 def _over(name: str, sharding: Sharding, degree: int, kv_heads: int, grain: int) -> Sharding:
-    """A tensor's sections over another number of ranks. Raises: UcplError E473 where a rank would have none of it."""
+    """A tensor's sections over another number of ranks.
+
+    Raises: UcplError E473 if a rank would have none of it.
+    """
     module = name.rpartition(".")[0]
     new = tuple(
         x if x.widths is None else Section(x.size, rule(x.size, degree, kv_heads, grain, module))
@@ -386,7 +410,10 @@ def _over(name: str, sharding: Sharding, degree: int, kv_heads: int, grain: int)
 
 
 def _demand_positions(shardings: Mapping[str, Sharding], degree: int) -> None:
-    """A position for each rank, before widths of that many ranks are made. Raises: UcplError E473."""
+    """Check that each rank has a position, before widths are computed.
+
+    Raises: UcplError E473.
+    """
     for name, s in shardings.items():
         if s.dim is not None and s.shape[s.dim] < degree:
             fail(
@@ -411,7 +438,7 @@ def _unruly(sections: Sequence[_Cut], grain: int) -> NoReturn:
 
 
 def pattern(sharding: Sharding) -> tuple[nodes.Axis, ...]:
-    """How a tensor is cut, as the axes of its entry: `(_[..24]@tp + _[24..]@tp) ...`."""
+    """A tensor's cut as the axes of its entry: `(_[..24]@tp + _[24..]@tp) ...`."""
     if sharding.dim is None:
         return (nodes.Rest(),)
     terms: list[nodes.Axis] = []
@@ -435,7 +462,10 @@ def pattern(sharding: Sharding) -> tuple[nodes.Axis, ...]:
 
 
 def split(widths: tuple[int, ...]) -> nodes.Split:
-    """The shortest true way to say widths: equal, `@spread(tp)`, `@spread(tp, unit)`, or one by one."""
+    """The shortest exact text of widths.
+
+    It is equal widths, `@spread(tp)`, `@spread(tp, unit)`, or one by one.
+    """
     sizes = sorted(set(widths), reverse=True)
     if len(sizes) == 1:
         return nodes.Split(TP)
@@ -447,7 +477,7 @@ def split(widths: tuple[int, ...]) -> nodes.Split:
 
 
 def cut(base: Base, shardings: Cuts, name: str) -> Extended:
-    """A layout that extends the one called: an entry for each tensor that is not a plain copy on every rank."""
+    """A layout that adds an entry per cut tensor."""
     entries: list[nodes.Entry] = []
     aliases: dict[str, list[str]] = {}
     for item in base.model.items:
@@ -464,7 +494,10 @@ def cut(base: Base, shardings: Cuts, name: str) -> Extended:
 
 
 def extended(base: Base, name: str, extra: tuple[nodes.Parameter, ...], items: Sequence[nodes.LayoutItem]) -> Extended:
-    """A layout of these items that extends the one called, with its parameters and some more, in a library that knows it."""
+    """A layout of these items that extends the called one.
+
+    It has its parameters and some more, in a library that has both.
+    """
     known = base.layout
     inner = nodes.Call(known.name, tuple(nodes.Argument(p.name, nodes.Name(p.name)) for p in known.parameters))
     made = nodes.Layout(name, (*known.parameters, *extra), "any", inner, tuple(items))

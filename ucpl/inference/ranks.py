@@ -1,7 +1,7 @@
-"""How tensors lie on model-parallel ranks, as a layout in the language: cuts over tp, stages of a pipeline, and experts.
+"""Tensors on model-parallel ranks as a layout: tp, pipeline stages, and experts.
 
-Each is a fact of its own (parallel, stages, experts), and a layout is made of those that a checkpoint has: first the lines of
-all tensors, then what experts add.
+Each of these is a separate fact (parallel, stages, experts), and a layout combines those of a checkpoint: first the
+lines of all tensors, then those of experts.
 """
 
 from __future__ import annotations
@@ -23,34 +23,40 @@ if TYPE_CHECKING:
 
 
 def stored(base: Base, checkpoint: Checkpoint) -> Extended:
-    """The layout of a checkpoint whose files say how its tensors lie. Raises: UcplError E464 where they do not."""
+    """The layout of a checkpoint whose files give the places of tensors.
+
+    Raises: UcplError E464 if they do not.
+    """
     cuts: Cuts = checkpoint.state.parallel.shardings if parallel.is_cut(checkpoint) else vocabulary.padded(checkpoint)
     return _stored(base, checkpoint, cuts)
 
 
 def described(base: Base, checkpoint: Checkpoint) -> Extended:
-    """The layout of a checkpoint of which the base says how tensors are cut, and the files on which stages and ranks they lie.
+    """The layout of a checkpoint with cuts from the base.
 
-    Raises: UcplError E464 where it does not say how a tensor is cut.
+    The files give the stages and ranks. Raises: UcplError E464 if the base lacks the cut of a tensor.
     """
     more = vocabulary.padded(checkpoint)
     seen = evolve(base, model=vocabulary.with_rows(base.model, {path: one.rows for path, one in more.items()}))
     cuts = {**_said(seen), **more}
     chain = base.library.chain(base.call.name)
     if all(isinstance(item, nodes.Entry) for link in chain[:-1] for item in link.node.items):
-        # Its lines say cuts, which are known now: what it extends knows all axes, whichever of them it handed on.
+        # Its cuts are known now: use the layout that it extends, which has all axes.
         base = evolve(base, call=nodes.Call(chain[-1].node.name))
     return _stored(base, checkpoint, cuts)
 
 
 def _said(base: Base) -> Cuts:
-    """How the base itself says that tensors are cut."""
+    """The cuts of tensors in the base itself."""
     layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
     return {path: evolve(one, origin=f"layout {base.call.name}") for path, one in shardings_of(layout).items()}
 
 
 def is_apart(checkpoint: Checkpoint) -> bool:
-    """Whether its files tell of stages or experts, of which a layout that says how tensors are cut need not speak."""
+    """Test whether a checkpoint's files give stages or experts.
+
+    A layout with cuts need not have these.
+    """
     return checkpoint.state.parallel.pipeline is not None or checkpoint.state.parallel.experts is not None
 
 
@@ -65,9 +71,10 @@ def _stored(base: Base, checkpoint: Checkpoint, cuts: Cuts) -> Extended:
 
 
 def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
-    """The layout of a target that is called by the name of a shipped one, at its degrees. cuts: of the source's tensors.
+    """The layout of a target with a shipped name, at its degrees.
 
-    Raises: UcplError E472, E473, E475-E478 where it is not known how tensors lie there, or they cannot.
+    cuts: of the source's tensors. Raises: UcplError E472, E473, E475-E478 if the places of tensors there are unknown or
+    impossible.
     """
     want = vocabulary.asked(base, source) if source is not None else None
     base = evolve(base, call=vocabulary.without(base.call))
@@ -116,7 +123,10 @@ def target(base: Base, source: Checkpoint | None, cuts: Cuts) -> Extended:
 
 
 def _is_pipelined(base: Base, source: Checkpoint | None) -> bool:
-    """Whether a target of a pipeline is one. Without ZeRO it is where the call says so, or the source is without, too."""
+    """Test whether a target is a pipeline.
+
+    Without ZeRO it is one if the call has stages, or if the source is without ZeRO, too.
+    """
     match stages.stage_of(base):
         case 1:
             return True
@@ -129,7 +139,10 @@ def _is_pipelined(base: Base, source: Checkpoint | None) -> bool:
 
 
 def _dealt(base: Base, cuts: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
-    """Cuts at the degree of the call: of those of the source, else of the class that a config names."""
+    """Cuts at the call's degree.
+
+    The source's, or those of its config's class.
+    """
     if not cuts and parallel.names_a_class(base):
         from ucpl.inference import autotp  # a class of transformers is asked
 
@@ -138,7 +151,7 @@ def _dealt(base: Base, cuts: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
 
 
 def _made(base: Base, cuts: Cuts, pipeline: Pipeline | None, dealt: experts.DealtExperts | None, name: str) -> Extended:
-    """A layout that extends the one called, with a line for each tensor that does not lie as any would."""
+    """A layout that extends the called one by lines of unusual tensors."""
     first = name if dealt is None else LAYERED
     made = Extended(base.library, base.call)
     if pipeline is not None:

@@ -1,9 +1,9 @@
-"""Sizes that a spec leaves open, from the shapes of a checkpoint: `dim` names that no statement, -D or config gives.
+"""Open sizes of a spec, from the shapes of a checkpoint.
 
-Every stored axis of which one dim is unknown is an equation: alone, in a product, a sum or a part, cut evenly or not (the
-pieces of all ranks together). What one says is known to the next. Where an axis is padded, it says between which sizes the
-dim is, and another has to say it. The values that a name's template takes (`layers.{l}.weight`) say how many indices there
-are. Every value is printed with the tensor it is from.
+An open `dim` has no value in a statement, -D or config. Every stored axis with one unknown dim is an equation: alone,
+in a product, a sum or a part, cut evenly or not (the pieces of all ranks together). Each solution is used for the next
+equation. A padded axis gives a range of sizes, and another axis has to determine the size. The values of a name's
+template (`layers.{l}.weight`) give the number of indices. Every value is printed with its tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def sizes_from(
     config: Mapping[str, Json] | None = None,
     given: dict[str, Value] | None = None,
 ) -> Found:
-    """Sizes of the open dims of the layout's model. Raises: UcplError E163 where two tensors disagree."""
+    """Sizes of the open dims of the layout's model.
+
+    Raises: UcplError E163 if two tensors disagree.
+    """
     layout = library.layout(call.name).node
     assert isinstance(layout, nodes.Layout)
     if layout.of == "any":
@@ -80,7 +83,7 @@ def sizes_from(
 
 @define
 class _Learner:
-    """Sizes said by entries, one after another: a dim that one has found is known to the next."""
+    """Sizes from entries, one after another: each solution helps the next."""
 
     open_names: set[str]
     scope: Scope
@@ -112,7 +115,7 @@ class _Learner:
             self.say(hole, said, entry)
 
     def axis(self, axis: nodes.Axis, stored: tuple[str, list[int]], entry: nodes.Entry) -> None:
-        """What one stored axis says, its length on all ranks together."""
+        """Solve one stored axis, by its length on all ranks together."""
         name, lengths = stored
         ways = ways_of(axis, self.scope)
         total, origin = _total(axis, lengths, ways, name)
@@ -125,7 +128,7 @@ class _Learner:
             self.say(length.name, (size, origin), entry)
 
     def between(self, name: str, sizes: range, said: tuple[str, nodes.Entry]) -> None:
-        """One more axis that leaves some sizes open; what all of them leave may be one."""
+        """Add an axis that leaves some sizes open."""
         was = self.ranges.get(name, (sizes, *said))[0]
         left = range(max(was.start, sizes.start), min(was.stop, sizes.stop))
         self.ranges[name] = (left, *said)
@@ -133,7 +136,10 @@ class _Learner:
             self.say(name, (left[0], said[0]), said[1])
 
     def demand_ranges(self) -> None:
-        """Raises: UcplError E101 for a dim of which nothing is known but that it is padded to what is stored."""
+        """Stop for dims that only padded axes bound.
+
+        Raises: UcplError E101.
+        """
         for name, (left, origin, entry) in self.ranges.items():
             if name not in self.found and left:
                 fail(
@@ -155,7 +161,10 @@ class _Learner:
 
 
 def _total(axis: nodes.Axis, lengths: list[int], ways: int | None, name: str) -> tuple[int | None, str]:
-    """The length of all pieces of an axis together, and where that is from; None where pieces are missing."""
+    """The total length of an axis's pieces, and its origin, or None.
+
+    None: pieces are missing.
+    """
     cuts = [s for node in walk(axis) if isinstance(node, nodes.Cut) for s in node.splits]
     if ways is None:
         return None, ""
@@ -166,7 +175,7 @@ def _total(axis: nodes.Axis, lengths: list[int], ways: int | None, name: str) ->
 
 
 def with_sizes(library: Library, model: str, found: Found) -> Library:
-    """A library whose model has the sizes found, as if it had said them."""
+    """A library whose model has the sizes found."""
     if model == "any" or not found:
         return library
     known = library.model(model).node

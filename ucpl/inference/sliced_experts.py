@@ -1,7 +1,8 @@
-"""AutoEP's experts at stage 3 in the language: a rank's experts of a layer are stacked, and the stack is cut over `edp`.
+"""AutoEP's experts at stage 3 in the language: stacks, cut over `edp`.
 
-`"experts.w1@0" = ("experts.w1.0": expert_rows_8 + "experts.w1.1": expert_rows_8) expert_columns_10  at ep[0]` says what the
-parameter of a rank is; each slice is of that, whatever expert ends within it.
+A rank's experts of a layer are stacked. `"experts.w1@0" = ("experts.w1.0": expert_rows_8 + "experts.w1.1":
+expert_rows_8) expert_columns_10  at ep[0]` describes the parameter of a rank; each slice is of that, even if an expert
+ends within it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Shape = tuple[int, ...]
 
 
 def entries(base: Base, experts: Experts, ep: int) -> list[nodes.LayoutItem]:
-    """A stack for each parameter of experts on each expert-parallel rank; no expert is stored by itself."""
+    """A stack for each parameter of experts on each expert-parallel rank.
+
+    No expert is stored alone.
+    """
     tensors = {item.path: item for item in base.model.items if isinstance(item, nodes.Tensor)}
     stacks: dict[tuple[str, int], list[nodes.Tensor]] = {}
     out: list[nodes.LayoutItem] = []

@@ -1,7 +1,7 @@
-"""Facts about a pipeline's layers as a layout in the language that extends a shipped one.
+"""A pipeline's layers as a layout that extends a shipped one.
 
-For a source the stages are those found. For a target at another degree layers are dealt as the source's partition_method
-deals them, where its stages tell which one it is; `partition` and `stages` beside pp say it otherwise.
+For a source the stages are those found. For a target at another degree, layers are dealt by the source's
+partition_method, if its stages identify one; `partition` and `stages` with pp override it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _LAYERS_MAX = 1_000_000  # as many as a layout may store
 
 
 def arguments(base: Base, names: tuple[str, ...]) -> tuple[Base, dict[str, nodes.Expr]]:
-    """The base without the call's arguments `names`, and those. The layout called does not know them."""
+    """The base without the call's arguments `names`, and these.
+
+    The called layout does not have them.
+    """
     own = {p.name for p in base.layout.parameters}
     found = {a.name: a.value for a in base.call.arguments if a.name in names and a.name not in own}
     kept = tuple(a for a in base.call.arguments if a.name is None or a.name not in found)
@@ -32,7 +35,7 @@ def arguments(base: Base, names: tuple[str, ...]) -> tuple[Base, dict[str, nodes
 
 
 def is_dealt(base: Base) -> bool:
-    """Whether a call says how layers are dealt."""
+    """Test whether a call has arguments on the layers of stages."""
     return bool(arguments(base, (STAGES, PARTITION, LAYERS))[1])
 
 
@@ -46,10 +49,10 @@ def notes_of(pipeline: Pipeline) -> tuple[Note, ...]:
 
 
 def dealt(base: Base, pipeline: Pipeline, ep: int) -> tuple[Base, Pipeline, tuple[Note, ...]]:
-    """The layers as they lie at the pipeline-parallel degree of the call, and the base without what was said of them.
+    """The layers at the call's pipeline-parallel degree, and the plain base.
 
-    `ep`: over how many ranks each layer's experts are dealt. Raises: UcplError E476 where two methods deal the layers and
-    nothing says which, E477 where the stages are impossible.
+    The base lacks the arguments on stages. `ep`: the number of ranks over which each layer's experts are dealt. Raises:
+    UcplError E476 if two methods are possible, E477 if the stages are impossible.
     """
     plain, given = arguments(base, (STAGES, PARTITION, LAYERS))
     scope = Scope()
@@ -90,7 +93,10 @@ def dealt(base: Base, pipeline: Pipeline, ep: int) -> tuple[Base, Pipeline, tupl
 
 
 def _listed(listed: object, pipeline: Pipeline) -> list[int]:
-    """How many layers each stage has, as the call says. Raises: UcplError E477."""
+    """The number of layers of each stage in the call.
+
+    Raises: UcplError E477.
+    """
     sizes = [n for n in listed if isinstance(n, int)] if isinstance(listed, list) else []
     count = len(pipeline.layers)
     if not sizes or min(sizes) < 0 or sum(sizes) != count:
@@ -104,7 +110,7 @@ def _listed(listed: object, pipeline: Pipeline) -> list[int]:
 
 
 def with_argument(base: Base, name: str, value: int) -> Base:
-    """The base whose call says this, whatever it said before."""
+    """The base with this argument in its call."""
     kept = tuple(a for a in base.call.arguments if a.name != name)
     return evolve(base, call=evolve(base.call, arguments=(*kept, nodes.Argument(name, nodes.Number(value)))))
 
@@ -163,7 +169,7 @@ def _redealt(pipeline: Pipeline, degree: int, ep: int) -> Pipeline:
 
 
 def pipelined(base: Base, pipeline: Pipeline, cuts: Cuts, name: str) -> Extended:
-    """An entry for each place of each tensor: the copy that counts first."""
+    """An entry for each place of a tensor, the trusted copy first."""
     tensors = {item.path for item in base.model.items if isinstance(item, nodes.Tensor)}
     items: list[nodes.LayoutItem] = []
     for layer in pipeline.layers:

@@ -1,10 +1,10 @@
-"""Rows of a vocabulary that are padding: as many as a tensor-parallel degree asks for, and another number at another degree.
+"""Padded rows of a vocabulary, whose number depends on the tensor-parallel degree.
 
-Megatron pads a vocabulary to a multiple of `make_vocab_size_divisible_by` x tp; training changes these rows as it does others.
-Where a checkpoint says how many words there are and which tensors hold them (`original_vocab_size` and
-`vocabulary_parameter_patterns` of universal_checkpoint_info), a call may ask for other rows: `padded_vocab = 50304`, or the
-number that Megatron is given. What both sides have is the model's; more of the source's is live padding that stays behind, and
-more of the target's is zeros.
+Megatron pads a vocabulary to a multiple of `make_vocab_size_divisible_by` x tp; training changes these rows as it does
+others. If a checkpoint has the number of words and the tensors that hold them (`original_vocab_size` and
+`vocabulary_parameter_patterns` of universal_checkpoint_info), a call may request other rows: `padded_vocab = 50304`, or
+Megatron's own argument. The common rows are the model's; further rows of the source are trained padding that is left
+behind, and further rows of the target are zeros.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class Asked:
 
 
 def asked(base: Base, source: Checkpoint) -> Asked | None:
-    """What a target's call asks for; a universal folder has words alone. Raises: UcplError E479."""
+    """The rows that a target's call requests.
+
+    Raises: UcplError E479.
+    """
     said = {a.name: a.value for a in base.call.arguments if a.name in (ROWS, DIVISOR)}
     if not said:
         words = max(source.state.parallel.vocabulary.values(), default=0)
@@ -67,7 +70,7 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
 
 
 def is_universal(base: Base) -> bool:
-    """Whether whole tensors are stored, to which a loader gives the rows that its engine has."""
+    """Test whether tensors are stored completely, and a loader adds rows."""
     items = items_of(base.library, base.call)
     return any(isinstance(item, nodes.Framework) and format_named(item.call.name).is_of_any_ranks for item in items)
 
@@ -77,7 +80,7 @@ def _padded(words: int, multiple: int) -> int:
 
 
 def without(call: nodes.Call) -> nodes.Call:
-    """A call without what it says of rows, which no layout knows."""
+    """A call without arguments on rows, which no layout has."""
     return evolve(call, arguments=tuple(a for a in call.arguments if a.name not in (ROWS, DIVISOR)))
 
 
@@ -110,7 +113,7 @@ def padded(source: Checkpoint) -> dict[str, Sharding]:
 
 
 def with_rows(model: nodes.Model, rows: Mapping[str, int]) -> nodes.Model:
-    """The model with padding among the rows of these tensors, as what cuts them sees it."""
+    """The model with padded rows in these tensors."""
     items = tuple(
         evolve(item, dims=(nodes.Dimension(None, rows[item.path]), *item.dims[1:]))
         if isinstance(item, nodes.Tensor) and item.path in rows
@@ -121,7 +124,7 @@ def with_rows(model: nodes.Model, rows: Mapping[str, int]) -> nodes.Model:
 
 
 def dealt(want: Asked, source: Checkpoint, degree: int) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
-    """Tensors of words in a target, padded and cut, and what is told of them."""
+    """Padded and cut tensors of words in a target, with notes."""
     out = {}
     for tensor in source.state.tensors:
         if tensor.name in source.state.parallel.vocabulary and tensor.shape:

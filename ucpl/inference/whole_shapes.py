@@ -1,4 +1,4 @@
-"""Whole shapes of tensors whose cut over tensor-parallel ranks only a layout says, and no file."""
+"""Complete shapes of tensors whose cut only a layout has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _UP, _DOWN = ".dense_h_to_4h.weight", ".dense_4h_to_h.weight"
 
 
 def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> Checkpoint:
-    """The checkpoint with whole shapes of tensors whose cut only a layout says: the dim it cuts is as long as all parts."""
+    """The checkpoint with complete shapes of tensors that only a layout cuts.
+
+    The cut dim is as long as all parts together.
+    """
     from ucpl.inference.infer import inherited_settings, model_of  # a plan of two texts reads no checkpoint
 
     local = checkpoint.state.parallel.local_shapes
@@ -50,7 +53,10 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
 
 
 def demand_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None:
-    """A target that cuts a gate above an up projection as one matrix: no rank could compute with it. Raises: UcplError E322."""
+    """Stop if a target would cut a gated projection as one matrix.
+
+    No rank could compute with it. Raises: UcplError E322.
+    """
     if not _has_no_gate(library, call):
         return
     for name, sharding in shardings_of(layout).items():
@@ -69,12 +75,15 @@ def demand_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None
 
 
 def _has_no_gate(library: Library, call: nodes.Call) -> bool:
-    """Whether a layout is, or extends, the one of models without a gate."""
+    """Test for the layout of models without a gate, or an extension."""
     return any(link.node.name == _ONE and link.file.name == _SPEC for link in library.chain(call.name))
 
 
 def _demand_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.Entry], checkpoint: Checkpoint) -> None:
-    """A gate above an up projection, cut as one matrix: its rows would be in another order. Raises: UcplError E322."""
+    """Stop if a gated projection was cut as one matrix.
+
+    Its rows would be in another order. Raises: UcplError E322.
+    """
     for name, (rows, *_) in whole.items():
         back = name.removesuffix(_UP) + _DOWN
         axis = (lines[name].shape or (None,))[0]
@@ -89,5 +98,5 @@ def _demand_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.En
 
 
 def _is_cut(axis: nodes.Axis) -> bool:
-    """Whether tensor parallelism cuts an axis, or something in it."""
+    """Test whether tensor parallelism cuts an axis or a part of it."""
     return any(s.mesh_axis == TP for node in walk(axis) if isinstance(node, nodes.Cut) for s in node.splits)

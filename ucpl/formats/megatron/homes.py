@@ -1,4 +1,4 @@
-"""Facts about Megatron's files: homes of tensors in legacy folders, orders and stacks of Megatron-Core."""
+"""The places of a model in Megatron's legacy folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ __all__ = ["Core", "Home", "Legacy", "Run", "Stage", "core_of", "legacy_of"]
 
 @frozen
 class Home:
-    """One place of a tensor: a key of the files of one stage, and of one expert-parallel rank where only that has it."""
+    """One place of a tensor.
+
+    A key in the files of one stage.
+    It has an expert-parallel rank if only that rank has the tensor.
+    """
 
     stage: int
     key: tuple[str, ...]  # ("model", "decoder.layers.0.mlp.linear_fc1.weight"): numbers of layers and experts are local
@@ -21,21 +25,25 @@ class Home:
 
 @frozen
 class Run:
-    """Parameters that lie end to end in a tensor of `distrib_optim.pt`, each at a multiple of 64 from the first: a bucket."""
+    """A bucket: parameters end to end in a tensor of `distrib_optim.pt`.
+
+    Each begins at a multiple of 64 elements from the first.
+    """
 
     stage: int
-    keys: tuple[
-        str, ...
-    ]  # "0/(torch.bfloat16, torch.float32)": what the names of its states stand below, on each ep rank
+    keys: tuple[str, ...]  # "0/(torch.bfloat16, torch.float32)": prefix of its states' names, on each ep rank
     members: tuple[str, ...]  # in its order; of all expert-parallel ranks
     is_expert: bool = False
     bucket: int | None = None  # its number, where there are several
-    apart: bool = False  # each has a view of its own, under its name: some are not as they lie, as GroupedMLP's experts
+    apart: bool = False  # each has a view under its own name: some are transposed, as GroupedMLP's experts
 
 
 @frozen
 class Stage:
-    """What one stage's optimizer numbers, where it is not distributed: by group, the parameters in its order."""
+    """The numbers of a stage's optimizer that is not distributed.
+
+    Parameters by group.
+    """
 
     groups: tuple[tuple[str, ...], ...]
     is_expert: tuple[bool, ...]
@@ -43,7 +51,10 @@ class Stage:
 
 @frozen(eq=False)
 class Legacy(Own):
-    """`optimizer`: "distributed" (a file of its own, flat), "float16" (masters beside states), "fp32", or "" for none."""
+    """A model in legacy folders.
+
+    `optimizer`: "distributed" (a flat file of its own), "float16" (masters with states), "fp32", or "" for none.
+    """
 
     tp: int
     pp: int

@@ -1,8 +1,8 @@
-"""AutoTP's cuts of a model that no checkpoint tells of: what DeepSpeed does with a class of transformers, without DeepSpeed.
+"""AutoTP's cuts of a model of transformers, without an import of DeepSpeed.
 
-A class with a plan of tensor parallelism is cut by that plan (`plans`), any other by what DeepSpeed finds in its layers
-(`policies`). Read in deepspeed 0.19.8, runtime/engine.py (`_apply_autotp_partitioning`) and module_inject/; nothing of either
-library is imported here but the class itself, on torch's meta device (`inference/hf/networks.py`).
+No checkpoint has these cuts. If a class has a plan of tensor parallelism, the plan gives the cuts (`plans`); otherwise
+its layers do, as in DeepSpeed (`policies`). Source: deepspeed 0.19.8, runtime/engine.py (`_apply_autotp_partitioning`)
+and module_inject/. Only the class itself is imported, on torch's meta device (`inference/hf/networks.py`).
 """
 
 from ucpl.inference.autotp.drawn import Asked, Drawn

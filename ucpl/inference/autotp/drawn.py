@@ -1,4 +1,4 @@
-"""Cuts as they are found, module by module: widths by DeepSpeed's rule, each with the rule that said it."""
+"""Cuts per module: widths by DeepSpeed's rule, each with its origin."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ucpl.records import frozen
 
 __all__ = ["Asked", "Drawn", "Part", "refuse"]
 
-Part = tuple[int, bool]  # positions, and whether ranks share them out: else each rank holds all of them
+Part = tuple[int, bool]  # positions, and a flag: ranks divide them; otherwise each rank holds all
 
 
 @frozen
 class Asked:
-    """What DeepSpeed's config says, and what is said in its stead."""
+    """The options of DeepSpeed's config, or the call's values in their place."""
 
     degree: int
     kv_heads: int  # 0: the model's config names none
@@ -41,20 +41,26 @@ class Drawn:
     cuts: dict[str, Sharding] = field(factory=dict)
 
     def widths(self, size: int, module: str) -> tuple[int, ...]:
-        """Of `size` positions over the ranks. module: the name by which DeepSpeed asks; empty: by none."""
+        """Widths of `size` positions over the ranks.
+
+        module: the name by which DeepSpeed looks it up; empty: by none.
+        """
         return rule(size, self.asked.degree, self.asked.kv_heads, self.asked.grain, module)
 
     def column(self, path: str, module: Module, called: str, origin: str) -> None:
-        """Its outputs are dealt: rows of the weight, and of the bias the same."""
+        """Divide the outputs: rows of the weight and of the bias."""
         rows = module.shapes["weight"][0]
         self.parts(path, module, [(rows, True)], called, origin)
 
     def row(self, path: str, module: Module, called: str, origin: str) -> None:
-        """Its inputs are dealt, and what comes out is summed over ranks: columns of the weight, the bias whole."""
+        """Divide the inputs: columns of the weight, with a full bias.
+
+        The outputs are summed over ranks.
+        """
         self._cut(f"{path}.weight", 1, [(module.shapes["weight"][1], True)], called, origin)
 
     def parts(self, path: str, module: Module, parts: Sequence[Part], called: str, origin: str) -> None:
-        """Its outputs are several things, each dealt by itself."""
+        """Divide outputs of several parts, each separately."""
         for name in ("weight", "bias"):
             if name in module.shapes:
                 self._cut(f"{path}.{name}", 0, parts, called, origin)

@@ -1,4 +1,4 @@
-"""Query, key and value in one tensor, where a class has no plan: which order DeepSpeed takes them to have."""
+"""DeepSpeed's order of query, key and value in one tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def is_fused(name: str) -> bool:
 
 
 def parts_of(drawn: Drawn, text: str, module: Module, path: str) -> tuple[str, Sequence[Part]]:
-    """(what it is fused as, its parts). text: names and classes of its layer. Raises: UcplError E472."""
+    """(kind of fused tensor, its parts).
+
+    text: names and classes of its layer. Raises: UcplError E472.
+    """
     layer = max((name for name in _LAYERS if name in text), key=len, default="BloomBlock")
     rows, columns = module.shapes["weight"]
     heads, kind = drawn.network.heads, _LAYERS[layer]

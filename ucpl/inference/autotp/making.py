@@ -1,4 +1,4 @@
-"""A target's cuts at a tensor-parallel degree, from the class that its config names."""
+"""A target's cuts at a tensor-parallel degree, from its config's class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cuts_of", "dealt"]
 
-VOCABULARY = "vocab_parallel_lm_head"  # of DeepSpeed's config, beside autotp_size
+VOCABULARY = "vocab_parallel_lm_head"  # in DeepSpeed's config, with autotp_size
 _WITHOUT_CLASS = (
     "AutoTP cuts a model by its class, which files do not hold: install a transformers that has it beside ucpl (pip install"
     " transformers); or say the cuts in a layout of your own that extends zero1: --to 'FILE.ucpl:NAME(tp=2)'"
@@ -33,12 +33,12 @@ _ARGUMENTS = (KV_HEADS, GRAIN, VOCABULARY)
 
 
 def dealt(base: Base) -> tuple[Base, Cuts, tuple[Note, ...]]:
-    """The base without what was said of cuts, the cuts that DeepSpeed's AutoTP makes of the class, and what said each.
+    """AutoTP's cuts of a class, their origins, and the plain base.
 
-    Its model has second names that the class ties and the source lacks: DeepSpeed asks for all names of a module.
+    Its model has second names that the class ties and the source lacks: DeepSpeed requests all names of a module.
 
-    Raises: UcplError E396 where the class cannot be asked, E472 where DeepSpeed cuts it in no way, or the config is of another
-    model, E473 where a rank would hold nothing.
+    Raises: UcplError E396 if the class cannot be made, E472 if DeepSpeed cannot cut it or the config is of another
+    model, E473 if a rank would hold nothing.
     """
     assert base.config is not None
     network = _network_of(base.config)
@@ -78,7 +78,10 @@ def _network_of(config: Config) -> Network:
 
 
 def cuts_of(network: Network, asked: Asked) -> dict[str, Sharding]:
-    """Every parameter of a class, cut or whole, by its first name. Raises: UcplError E472, E473."""
+    """Every parameter of a class, cut or complete, by its first name.
+
+    Raises: UcplError E472, E473.
+    """
     drawn = Drawn(network, asked)
     if network.plan:
         by_plan(drawn)
@@ -93,7 +96,10 @@ def cuts_of(network: Network, asked: Asked) -> dict[str, Sharding]:
 
 
 def _demand_some_on_every_rank(drawn: Drawn) -> None:
-    """DeepSpeed runs with ranks that hold nothing of a tensor; a checkpoint of these is not written. Raises: UcplError E473."""
+    """Check that every rank has a part of each cut tensor.
+
+    DeepSpeed runs with empty ranks, but such a checkpoint is not written. Raises: UcplError E473.
+    """
     degree = drawn.asked.degree
     for name, s in drawn.cuts.items():
         empty = next((rank for rank in range(degree) if not s.width(rank)), None)
@@ -133,7 +139,10 @@ def _demand_this_model(base: Base, network: Network) -> None:
 
 
 def _demand_these_names(model: nodes.Model, network: Network) -> None:
-    """The model has what the class has, and two tensors where the class has two: DeepSpeed asks for all names of a module."""
+    """Check that the model has all names and tensors of the class.
+
+    If the class has two tensors, the model must have two: DeepSpeed requests all names of a module.
+    """
     tensors = {item.path for item in model.items if isinstance(item, nodes.Tensor)}
     here = tensors | {item.path for item in model.items if isinstance(item, nodes.Alias)}
     kind = network.root.class_name

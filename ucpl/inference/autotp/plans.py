@@ -1,4 +1,4 @@
-"""A plan of tensor parallelism, as transformers' classes have them: which modules are cut, and how."""
+"""A plan of tensor parallelism of transformers' classes: modules and their cuts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ucpl.records import frozen
 
 __all__ = ["by_plan"]
 
-# Styles that DeepSpeed knows, and what they do with a module's weight (module_inject/tp_plan_converter.py).
+# Styles that DeepSpeed implements, and their effect on a module's weight (module_inject/tp_plan_converter.py).
 _COLUMN, _ROW, _WHOLE = "column", "row", "whole"
 _STYLES = {
     "colwise": _COLUMN,
@@ -50,7 +50,10 @@ class _Line:
 
 
 def by_plan(drawn: Drawn) -> None:
-    """Cuts of a network that has a plan. Raises: UcplError E472 where DeepSpeed refuses the plan, too."""
+    """Cuts of a network that has a plan.
+
+    Raises: UcplError E472 if DeepSpeed rejects the plan, too.
+    """
     network = drawn.network
     lines = [_line(pattern, style, network.origins[pattern]) for pattern, style in network.plan.items()]
     unknown = sorted({line.style for line in lines if line.style not in _STYLES})
@@ -90,7 +93,7 @@ def _line(pattern: str, style: str, origin: str) -> _Line:
 
 
 def _matrices(root: Module) -> Iterator[tuple[str, Module]]:
-    """Modules with a weight of two dims, and embeddings: nothing is looked for within them."""
+    """Modules with a weight of two dims, and embeddings, without their submodules."""
 
     def below(path: str, module: Module) -> Iterator[tuple[str, Module]]:
         for child in module.children:
@@ -117,7 +120,10 @@ def _has_tied_head(drawn: Drawn) -> bool:
 
 
 def _tied_and_gathered(drawn: Drawn, lines: list[_Line], head: Head | None) -> set[str]:
-    """Modules that stay whole: a head whose output is put together on all ranks, and the embedding that it is tied to."""
+    """Modules that are not cut: a gathered head, and its tied embedding.
+
+    The output of a gathered head is joined on all ranks.
+    """
     network = drawn.network
     every = {path: m for path, m in network.root.walk() if "weight" in m.shapes}
     inputs = {path for path, m in every.items() if m.role == EMBEDDING} | ({network.inputs} & set(every))

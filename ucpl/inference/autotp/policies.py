@@ -1,4 +1,7 @@
-"""A class without a plan: what DeepSpeed finds in its layers. In each, which linear modules are summed over ranks."""
+"""Cuts of a class without a plan, by its layers.
+
+It finds the linear modules of each layer whose outputs are summed over ranks.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,17 @@ _OWN = "give a layout of your own that extends zero1 and cuts its tensors: --to 
 
 @frozen(eq=False)
 class _Policy:
-    """A class of layers, and the names of those of its linear modules that are summed over ranks."""
+    """A class of layers, and its linear modules that are summed."""
 
     layer: Module
     summed: frozenset[str] = field(factory=frozenset)
 
 
 def by_policies(drawn: Drawn) -> None:
-    """Cuts of a network without a plan. Raises: UcplError E472 where DeepSpeed has no policy for it."""
+    """Cuts of a network without a plan.
+
+    Raises: UcplError E472 if DeepSpeed has no policy for it.
+    """
     for policy in _policies(drawn.network.root):
         for path, layer in _of_class(drawn.network.root, policy.layer.kind):
             _layer(drawn, path, layer, policy)
@@ -92,7 +98,7 @@ def _layers(module: Module) -> list[Module]:
 
 
 def _summed(layer: Module, text: str) -> Iterator[str]:
-    """Linear modules right before a norm, the last one of all among them, and those of well-known names."""
+    """Linear modules before a norm, the last one, and known names."""
     names: list[str] = []
     for child in layer.children:
         names += _named(child, f".{child.name}", _NORM_NAMES) or _within(child)
@@ -115,7 +121,7 @@ def _named(module: Module, name: str, norms: Sequence[str]) -> list[str]:
 
 
 def _within(module: Module) -> list[str]:
-    """Names in it: each with that of the module that it is in, alone."""
+    """Names in a module, each with its parent's name only."""
     out: list[str] = []
     for child in module.children:
         out += _named(child, f"{module.name}.{child.name}", _NORMS_WITHIN) or _within(child)
@@ -145,7 +151,10 @@ def _layer(drawn: Drawn, path: str, layer: Module, policy: _Policy) -> None:
 
 @frozen(eq=False)
 class _At:
-    """A linear module in a layer. called: its name with its parent's before it."""
+    """A linear module in a layer.
+
+    called: its name with its parent's before it.
+    """
 
     layer: Module
     called: str
@@ -154,7 +163,7 @@ class _At:
 
     @property
     def is_whole(self) -> bool:
-        """Gates of experts, and what projects to few numbers."""
+        """True for gates of experts, and for projections to few numbers."""
         gates = ("mlp.gate", "block_sparse_moe.gate")
         of_shared = self.called == "mlp.shared_expert_gate" and "qwen2_moe" in self.layer.kind
         return self.called in gates or any(s in self.called for s in ("q_a_proj", "kv_a_proj_with_mqa")) or of_shared

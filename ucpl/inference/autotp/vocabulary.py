@@ -1,4 +1,4 @@
-"""The head that is cut by the vocabulary, and embeddings that are one tensor with it."""
+"""The head cut by the vocabulary, and embeddings tied to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("lm_head", "embed_out")
 
 @frozen
 class Head:
-    """path: of the head. modules: it, and the embeddings that share its weight."""
+    """path: of the head. modules: the head and embeddings with its weight."""
 
     path: str
     module: Module
@@ -34,9 +34,11 @@ class Head:
 
 
 def head_of(drawn: Drawn, *, is_asked: bool) -> Head | None:
-    """The head whose logits are parts of the vocabulary on each rank. None: DeepSpeed leaves it and its embedding whole.
+    """The head whose logits are parts of the vocabulary on each rank.
 
-    is_asked: DeepSpeed's config says so, and DeepSpeed refuses where it cannot. Raises: UcplError E472.
+    None: DeepSpeed cuts neither it nor its embedding.
+
+    is_asked: DeepSpeed's config requests this, and DeepSpeed stops if it cannot do it. Raises: UcplError E472.
     """
     network = drawn.network
     found = list(Head.candidates(network))

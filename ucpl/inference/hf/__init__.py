@@ -1,11 +1,11 @@
-"""import hf: a first spec of a transformers model, from its config, its class, or the headers of its files.
+"""import hf: a first spec of a transformers model.
 
-Names and shapes are facts: of a folder's safetensors headers where there are any, else of what the class that the config names
-would save, made on torch's meta device. What a size *is* (heads, a head's width, experts) is a fact, too: the class is built a
-second and a third time of a config with other numbers, and a size has a key's name where it follows the key in all of them.
-Where there is no class to ask, a table of well-known names tells, and what neither tells stays a number.
+Its sources are the headers of a folder's safetensors files, or else the tensors that the config's class would save,
+made on torch's meta device. The meaning of a size (heads, a head's width, experts) is found, too: the class is built
+twice more from a config with other numbers, and a size gets a key's name if it follows the key in all builds. Without
+the class, a table of common names is used, and sizes that remain unknown stay numbers.
 
-What fused tensors are made of (q, k, v; gate, up) is data in `recipes.py`, taken where the sizes agree.
+The parts of fused tensors (q, k, v; gate, up) are data in `recipes.py`, used if the sizes agree.
 """
 
 from ucpl.inference.hf.classes import Class

@@ -1,6 +1,6 @@
-"""Layers behind the last: files of some models have them (multi-token prediction), and their classes drop them on loading.
+"""Layers behind the last one (multi-token prediction), which classes drop on load.
 
-The text has them with a switch: `let mtp = 0` describes what the class saves, `-D mtp=1` files that have one such layer.
+The text has a switch for them: `let mtp = 0` describes the files of the class, `-D mtp=1` files with one such layer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _A_LAYER = re.compile(r"layers\W+\d+")
 
 
 def behind_of(numbers: dict[str, int], tensors: Iterable[Found], dropped: Iterable[str]) -> Behind | None:
-    """What a config says of layers that the class does not have, and that it takes from no file; None where there are none.
+    """The config's layers behind the last, or None.
 
-    dropped: the class's patterns of keys that files may have: a layer by its number is one behind the last of a released model.
+    dropped: the class's patterns of keys to ignore. One with a layer's number is a layer behind the last of a released
+    model.
     """
     layers, count = numbers.get(_LAYERS), numbers.get(MTP, 0)
     if layers is None or not count or not any(_A_LAYER.search(p) for p in dropped):
@@ -32,7 +33,10 @@ def behind_of(numbers: dict[str, int], tensors: Iterable[Found], dropped: Iterab
 
 
 def with_behind(tensors: tuple[Found, ...], behind: Behind) -> tuple[Found, ...]:
-    """The tensors with those of the layers behind: a whole layer like the last, what joins it to the model, and copies."""
+    """The tensors with those of the layers behind the last.
+
+    Each is a layer like the last, with tensors that join it to the model, and copies.
+    """
     head = f"{_CONTAINER}.{behind.layers - 1}."
     last = [t for t in tensors if t.name.startswith(head)]
     embed = next((t for t in tensors if t.name == "model.embed_tokens.weight"), None)

@@ -1,4 +1,7 @@
-"""The class that a config names, on torch's meta device: what it saves, of this config and of others like it."""
+"""A config's class on torch's meta device.
+
+Tensors of this and varied configs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _VARIATIONS = 2
 
 @frozen
 class Class:
-    """What is asked of a class. `versions`: the config's own first. `absent`: keys that only the class has."""
+    """Facts of a class.
+
+    `versions`: the config's own first. `absent`: keys that only the class has.
+    """
 
     versions: tuple[Version, ...]
     aliases: dict[str, str] = field(factory=dict)
@@ -61,7 +67,10 @@ class _Model(Protocol):
 
 
 def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> Class | None:
-    """The class that a config names, on the meta device. Without transformers, or where it fails: None, unless needed."""
+    """The class of a config on the meta device; None without transformers.
+
+    None also if it fails, unless it is needed.
+    """
     try:
         library = _Library(import_module("torch"), import_module("transformers"))
     except ImportError:
@@ -99,7 +108,10 @@ def _refuse_without_names(file: Path) -> NoReturn:
 
 
 def built_of(config: Config) -> tuple[object, object]:
-    """(the model that a config names, the config as transformers reads it), on the meta device. Raises: UcplError E396."""
+    """(model, config as transformers reads it), on the meta device.
+
+    Raises: UcplError E396.
+    """
     place = Path("config.json")
     kind = config.get("model_type")
     try:
@@ -123,7 +135,10 @@ def built_of(config: Config) -> tuple[object, object]:
 
 
 def _demand_built(config: Config, file: Path) -> None:
-    """A class makes objects for each layer and expert, whatever a config asks for. Raises: UcplError E396."""
+    """Check that a config does not request too many layers or experts.
+
+    A class makes objects for each. Raises: UcplError E396.
+    """
     for path, value in numbers_of(config).items():
         if value > LAYERS_MAX and COUNTED.search(path.rpartition(".")[2]):
             fail(
@@ -135,7 +150,10 @@ def _demand_built(config: Config, file: Path) -> None:
 
 
 def _asked(library: _Library, config: Config, place: str) -> Class:
-    """All that is asked of the class. place: the config's file, or its folder."""
+    """All facts of the class.
+
+    place: the config's file, or its folder.
+    """
     made = library.transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
     model = library.built(config, made)
     own = Version(library.saved(model, config))
@@ -157,10 +175,10 @@ def _asked(library: _Library, config: Config, place: str) -> Class:
 
 
 def _variations(library: _Library, config: Config, made: object) -> tuple[dict[str, int], list[Version]]:
-    """Keys that only the class has, and the class with other numbers: each key's own, the same for no two.
+    """Keys that only the class has, and the class with varied numbers.
 
-    A class that refuses them is asked with its layers in their order, then with as many as it has; if it refuses still, nothing
-    is known of its sizes.
+    Each key gets its own number. A class that rejects them is built with its layers in their order, then with the same
+    number of layers; if it still fails, nothing is known of its sizes.
     """
     from_dict = getattr(type(made), "from_dict", None)
     if from_dict is None:
@@ -180,7 +198,10 @@ def _variations(library: _Library, config: Config, made: object) -> tuple[dict[s
 
 
 def _absent(from_dict: object, config: Config, made: object, what: Other) -> dict[str, int]:
-    """Keys that the config lacks and the class gives a number that no other key moves: its defaults."""
+    """Keys that the config lacks with the class's defaults.
+
+    No other key changes such a number.
+    """
     assert callable(from_dict)
     ours = numbers_of(config)
     here = numbers_of(made.to_dict())  # type: ignore[attr-defined]
@@ -196,7 +217,7 @@ class _Library:
     transformers: ModuleType
 
     def built(self, config: Config, made: object) -> _Model:
-        """The class that `config` names, of a config that transformers made; no memory is taken, no weight is set."""
+        """The config's class, without memory and without initialised weights."""
         kind = _model_class(self.transformers, config)
         with _uninitialised(), self.typed(config), self.torch.device("meta"):
             if kind is not None:
@@ -221,7 +242,10 @@ class _Library:
         )
 
     def kept_in_fp32(self, model: _Model, config: Config) -> set[str]:
-        """Names of tensors that the class loads as fp32, whatever the config's dtype: a router's bias, say."""
+        """Names of tensors that the class always loads as fp32.
+
+        A router's bias.
+        """
         try:
             found = import_module("transformers.core_model_loading").build_glob_alternation
             plan = model._get_dtype_plan(getattr(self.torch, _said_dtype(config)))
@@ -238,7 +262,7 @@ class _Library:
 
     @contextmanager
     def typed(self, config: Config) -> Iterator[None]:
-        """What a class makes has the config's dtype, but for what it gives another one by itself."""
+        """Make the config's dtype torch's default, which the class may override."""
         before = self.torch.get_default_dtype()
         self.torch.set_default_dtype(getattr(self.torch, _said_dtype(config)))
         try:
@@ -248,7 +272,7 @@ class _Library:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """What a class has to say of numbers that are not the user's is not told."""
+        """Silence the class's messages about varied numbers."""
         logging = getattr(self.transformers, "logging", None)
         if logging is None:
             yield
@@ -278,7 +302,7 @@ class _Library:
 
 @contextmanager
 def _uninitialised() -> Iterator[None]:
-    """No weights are drawn: on the meta device that takes a minute and sets nothing."""
+    """Skip the initialisation of weights, which is slow on the meta device."""
     try:
         without = import_module("transformers.initialization").no_init_weights
     except (ImportError, AttributeError):
@@ -289,7 +313,10 @@ def _uninitialised() -> Iterator[None]:
 
 
 def _reverted(model: _Model, tensors: dict[str, _Tensor]) -> dict[str, _Tensor]:
-    """The tensors as transformers' own conversion writes them: old names, experts one by one."""
+    """The tensors under the names that transformers writes.
+
+    Its conversion restores old names, and experts one by one.
+    """
     if not tensors:
         return {}
     try:
@@ -301,7 +328,10 @@ def _reverted(model: _Model, tensors: dict[str, _Tensor]) -> dict[str, _Tensor]:
 
 
 def _model_class(transformers: ModuleType, config: Config) -> type | None:
-    """The class of a model that a config names. Whatever else of transformers it names is not called."""
+    """The class of a model that a config names.
+
+    No other object of transformers is called by a config.
+    """
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
@@ -310,14 +340,17 @@ def _model_class(transformers: ModuleType, config: Config) -> type | None:
 
 
 def _said_dtype(config: Config) -> str:
-    """The dtype of a config, where torch can make tensors of it by default; else float32."""
+    """The dtype of a config, or float32 if torch rejects it."""
     said = config.get("dtype") or config.get("torch_dtype")
     return said if isinstance(said, str) and said in ("bfloat16", "float16", "float64") else "float32"
 
 
 @frozen
 class Loaded:
-    """The model's tensor that from_pretrained makes of a folder's tensor. is_part: of several, or not as they are."""
+    """The model's tensor that from_pretrained makes of a folder's tensor.
+
+    is_part: of several, or changed.
+    """
 
     module: str
     is_part: bool = False
@@ -325,10 +358,11 @@ class Loaded:
 
 @frozen
 class Saved:
-    """Tensors that a class saves to a folder, by name. `tied`: second names; `dropped`: patterns of names that it ignores.
+    """Tensors that a class saves to a folder, by name.
 
-    A class may read other names, too, such as those of earlier releases: `loaded` gives the tensor of the model that a folder's
-    tensor becomes, `places` that of a tensor that is saved, and `modules` the shapes of the model's own tensors.
+    `tied`: second names; `dropped`: patterns of names that it ignores. A class may read other names, too, such as those
+    of earlier releases: `loaded` gives the tensor of the model that a folder's tensor becomes, `places` that of a
+    tensor that is saved, and `modules` the shapes of the model's own tensors.
     """
 
     name: str
@@ -342,7 +376,10 @@ class Saved:
 
 
 def saved_of(config: Config) -> Saved | None:
-    """The tensors of the class that a config names. None for a class of no known family if transformers cannot make it."""
+    """The tensors of the config's class, or None.
+
+    None: the class is of no known family, and transformers cannot make it.
+    """
     if (known := _of_family(config)) is not None:
         return known
     if config.get("auto_map") and _custom(config):
@@ -370,7 +407,7 @@ def saved_of(config: Config) -> Saved | None:
 
 
 def _of_family(config: Config) -> Saved | None:
-    """The tensors of a common class, which transformers need not be imported for."""
+    """The tensors of a common class, without an import of transformers."""
     shapes = shapes_of(config)
     if shapes is None:
         return None
@@ -382,7 +419,10 @@ def _of_family(config: Config) -> Saved | None:
 
 
 def _read_as(model: _Model) -> tuple[dict[str, str], Callable[[str], Loaded]]:
-    """The model's tensors by the names that are saved, and from_pretrained's renaming of a folder's tensors."""
+    """Names of tensors in the model and in files.
+
+    Returns the model's tensors by saved name, and from_pretrained's renaming of a folder's tensors.
+    """
     own = model.state_dict(keep_vars=True)
     try:
         loading = import_module("transformers.core_model_loading")
@@ -402,7 +442,7 @@ def _read_as(model: _Model) -> tuple[dict[str, str], Callable[[str], Loaded]]:
 
 
 def _custom(config: Config) -> bool:
-    """Whether the class is one that the folder brings along."""
+    """Test whether the folder itself contains the class."""
     named, mapped = config.get("architectures"), config.get("auto_map")
     name = named[0] if isinstance(named, list) and named else None
     values = mapped.values() if isinstance(mapped, dict) else ()

@@ -1,7 +1,7 @@
-"""Tensors of common decoder classes by the sizes of config.json, without an import of transformers.
+"""Tensors of common decoder classes by config.json, without transformers.
 
-Llama, Mistral, Qwen2 and Qwen3 cover most folders; an import of transformers takes some five seconds. tests/interop holds the
-table against the classes. A config that leaves a size to its class, or asks for more, is none of these.
+Llama, Mistral, Qwen2 and Qwen3 cover most folders; an import of transformers takes some five seconds. tests/interop
+compares the table with the classes. A config that leaves a size to its class, or requests more, is none of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @frozen
 class Family:
-    """Differences of a class from Llama. biases: of q, k and v; `None`: those of `attention_bias`."""
+    """Differences of a class from Llama.
+
+    biases: of q, k and v; `None`: those of `attention_bias`.
+    """
 
     kind: str
     biases: bool | None = False
@@ -41,7 +44,10 @@ KINDS: Mapping[str, str] = {key: family.kind for key, family in _FAMILIES.items(
 
 
 def shapes_of(config: Config) -> Shapes | None:
-    """Names and shapes of a class's own tensors, the head included if it is tied. None: the class itself is to be asked."""
+    """Names and shapes of a class's own tensors, with a tied head.
+
+    None: only the class itself has them.
+    """
     family = _FAMILIES.get(str(config.get("model_type")))
     if (
         family is None
@@ -78,7 +84,10 @@ def shapes_of(config: Config) -> Shapes | None:
 
 
 def _sizes(config: Config, family: Family) -> dict[str, int] | None:
-    """None: a size is absent that the class has a default for, or is no number."""
+    """The sizes, or None if one is missing or no number.
+
+    The class would have a default for a missing one.
+    """
     keys = (
         "vocab_size",
         "hidden_size",

@@ -1,4 +1,7 @@
-"""Tensors of a Hugging Face folder, held against those that its class reads: what from_pretrained would find or miss."""
+"""A comparison of a Hugging Face folder's tensors with its class.
+
+It predicts the missing and unexpected tensors of from_pretrained.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _SCALES = ("_scale_inv", "_scales", "_blocks")
 
 @frozen
 class Fitting:
-    """mismatched: (name, shape in the folder, that of the class). missing: of the class alone; unexpected: of the folder."""
+    """Differences between a folder and its class.
+
+    mismatched: (name, shape in the folder, that of the class). missing: of the class alone; unexpected: of the folder.
+    """
 
     kind: str  # "LlamaForCausalLM"
     mismatched: tuple[tuple[str, Shape, Shape], ...] = ()
@@ -67,7 +73,10 @@ def _fitted(saved: Saved, stored: Mapping[str, Shape]) -> Fitting:
 
 
 def _called(saved: Saved, name: str) -> str:
-    """The class's own name: with the base model's prefix, or without it, as from_pretrained finds it."""
+    """The class's own name, with or without the base model's prefix.
+
+    from_pretrained finds both.
+    """
     if name in saved.shapes or not saved.prefix:
         return name
     lead = f"{saved.prefix}."

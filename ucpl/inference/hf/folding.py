@@ -1,4 +1,7 @@
-"""Tensors whose names differ only in numbers, as one: layers that are alike, and their experts."""
+"""Tensors whose names differ only in numbers, as one.
+
+Equal layers and experts.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,13 @@ _STORED_MAX = 100_000  # places of one folded tensor, those without a name count
 
 @frozen
 class Folded:
-    """One tensor of the spec: one of the file, or all layers of one."""
+    """One tensor of the spec.
+
+    One of the file, or of all layers.
+    """
 
     pattern: Form
-    containers: tuple[str, ...]  # what each folded number counts: "model.layers"
+    containers: tuple[str, ...]  # the container of each folded number: "model.layers"
     spans: tuple[Span, ...]
     first: Found
 
@@ -34,7 +40,10 @@ class Folded:
 
 
 def fold(tensors: Iterable[Found]) -> list[Folded]:
-    """Tensors whose names differ only in numbers, as one: where the numbers are a full grid and all else agrees."""
+    """Join tensors whose names differ only in numbers.
+
+    The numbers must be a full grid, and all else must agree.
+    """
     groups: dict[tuple[Form, tuple[int, ...], str, bool], list[tuple[tuple[int, ...], Found]]] = {}
     for t in tensors:
         form, numbers = form_of(t.name)
@@ -52,7 +61,10 @@ def fold(tensors: Iterable[Found]) -> list[Folded]:
 
 
 def _folded(form: Form, spans: tuple[Span, ...], first: Found) -> Folded:
-    """A full grid, as one. A number behind the first that is always the same is part of the name (`layer.0` of every block)."""
+    """A full grid as one tensor.
+
+    A constant number behind the first is part of the name (`layer.0` of every block).
+    """
     pattern = list(form)
     containers: list[str] = []
     kept: list[Span] = []
@@ -79,7 +91,10 @@ def form_of(name: str) -> tuple[Form, tuple[int, ...]]:
 
 
 def is_literal(name: str) -> bool:
-    """Whether a template would read something into a name that is not there: a hole, or a number for a text."""
+    """Test whether a template would misread a name.
+
+    It may have braces, or a number in place of a text.
+    """
     return "{" in name or "}" in name or name.isdecimal()
 
 
@@ -97,7 +112,7 @@ def stepped(span: Span) -> range | None:
 
 
 def _grid(numbers: list[tuple[int, ...]]) -> tuple[Span, ...] | None:
-    """The sets of numbers, one for each place of a name, whose product they all are; or None."""
+    """Sets of numbers whose product they are, or None."""
     spans = [tuple(sorted(set(column))) for column in zip(*numbers, strict=True)]
     if prod(span[-1] + 1 for span in spans) > _STORED_MAX:
         return None

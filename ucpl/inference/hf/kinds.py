@@ -1,4 +1,7 @@
-"""Which layers have a tensor: all, a range, those that a list of the config names, or some numbers."""
+"""The layers with a tensor.
+
+All, a range, a list of the config, or numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ __all__ = ["Kinds"]
 
 @define
 class Kinds:
-    """Sets of layers, and the names that the text gives to those that the config lists."""
+    """Sets of layers, and their names if the config lists them."""
 
     facts: Facts
     sizes: Sizes
@@ -27,7 +30,10 @@ class Kinds:
     lets: dict[str, str] = field(factory=dict)  # name -> its expression
 
     def among(self, spans: list[Span | None], lengths: Vector, container: str) -> nodes.Among | None:
-        """The set as it stands in brackets behind the dim; None where it is all of it. The first span is the config's own."""
+        """The set in brackets behind the dim, or None for all.
+
+        The first span is the config's own.
+        """
         span, length = spans[0], lengths[0]
         assert span is not None
         if span == tuple(range(length)):
@@ -57,17 +63,20 @@ class Kinds:
         return nodes.Range(start, stop, nodes.Number(span.step) if span.step > 1 else None)
 
     def _bound(self, vector: Vector, container: str) -> nodes.Expr:
-        """A bound of a range: the key that it follows, else a number."""
+        """A bound of a range: its key, or else a number."""
         behind = self.facts.behind
         if behind is not None and vector == (behind.layers,) and container == behind.container:
             return nodes.Name("config.num_hidden_layers")
         found = self.sizes.count(vector, container) if len(set(vector)) > 1 else None
         return nodes.Number(vector[0]) if found is None else nodes.Name(found.text)
 
-    # ---- what the config lists -----------------------------------------------------------------------------------
+    # ---- lists of the config -------------------------------------------------------------------------------------
 
     def _listed(self, spans: list[Span | None], lengths: Vector) -> nodes.Among | None:
-        """The list of the config that says which, where it says so in every version, and not twice the same."""
+        """The list of the config that names these layers.
+
+        It must do so in every version, and not twice alike.
+        """
         if any(s is None for s in spans):
             return None
         versions = [self.facts.lists, *(v.lists for v in self.facts.variations)]
@@ -91,7 +100,10 @@ class Kinds:
 
 
 def _readings(path: str, items: list[Json]) -> Iterator[tuple[str, str, Json]]:
-    """How a list can say which layers: by a value at each, or by their numbers (None)."""
+    """Ways to read a list of layers.
+
+    A value per layer, or numbers (None).
+    """
     key = path.rpartition(".")[2]
     for value in dict.fromkeys(items):
         if isinstance(value, str):
@@ -103,7 +115,7 @@ def _readings(path: str, items: list[Json]) -> Iterator[tuple[str, str, Json]]:
 
 
 def _named(items: list[Json], value: Json, length: int, others: bool) -> Span | None:
-    """The layers that a list names, or the others; None where it does not speak of as many."""
+    """The layers that a list names, or the others, or None."""
     if value is None:
         found = tuple(sorted(v for v in items if isinstance(v, int)))
         fits = bool(found) and found[0] >= 0 and found[-1] < length

@@ -33,7 +33,7 @@ class Versions:
         self._behind = facts.behind
 
     def shape(self, f: Folded) -> tuple[Vector, ...] | None:
-        """The sizes of each axis, or None where a version has no such tensor."""
+        """The sizes of each axis, or None without the tensor."""
         form, numbers = form_of(f.sample)
         shapes = [f.first.shape]
         for version in self._versions:
@@ -48,17 +48,23 @@ class Versions:
         return tuple(zip(*shapes, strict=True))
 
     def length(self, container: str) -> Vector:
-        """How many a container has. A version that lacks it has as many as the first."""
+        """The length of a container in each version.
+
+        A version that lacks it has the length of the first.
+        """
         return tuple(lengths.get(container, self._lengths[0][container]) for lengths in self._lengths)
 
     def counted(self, container: str) -> Vector:
-        """How many a container has by the class's own count: without the layers behind the last."""
+        """The class's own length of a container, without layers behind the last."""
         first, *others = self.length(container)
         behind = self._behind
         return (first - behind.count if behind is not None and behind.container == container else first, *others)
 
     def spans(self, f: Folded, place: int) -> list[Span | None]:
-        """The numbers at a place of a name, in each version; None where a version has no such tensor."""
+        """The numbers at a place of a name in each version.
+
+        None: a version lacks the tensor.
+        """
         form, _ = form_of(f.sample)
         number = [i for i, part in enumerate(form) if part is None]
         at = number.index([i for i, part in enumerate(f.pattern) if part is None][place])
@@ -79,7 +85,7 @@ def _by_form(tensors: Iterable[Found]) -> dict[Form, _Same]:
 
 
 def _lengths(version: dict[Form, _Same]) -> dict[str, int]:
-    """How many each container has: one more than the greatest number in it."""
+    """The length of each container: one more than its greatest number."""
     out: dict[str, int] = {}
     for form, same in version.items():
         places = [i for i, part in enumerate(form) if part is None]

@@ -1,4 +1,4 @@
-"""A class of transformers as records: its modules and parameters, its plan of tensor parallelism, its heads."""
+"""A class of transformers as records: modules, parameters, plan, and heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ucpl.records import frozen
 __all__ = ["EMBEDDING", "LINEAR", "LIST", "NORM", "Heads", "Module", "Network"]
 
 Shape = tuple[int, ...]
-LINEAR, EMBEDDING, NORM, LIST = "linear", "embedding", "norm", "list"  # what is asked of a module's class
+LINEAR, EMBEDDING, NORM, LIST = "linear", "embedding", "norm", "list"  # kinds of modules
 
 
 @frozen(eq=False)
@@ -34,7 +34,7 @@ class Module:
         return len(self.shapes.get("weight", ())) == 2
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Module]]:
-        """(path, module) of everything below it, in the order in which it is registered."""
+        """(path, module) of all submodules, in order of registration."""
         for child in self.children:
             here = f"{path}.{child.name}" if path else child.name
             yield here, child
@@ -49,7 +49,7 @@ class Module:
 
 @frozen
 class Heads:
-    """What a config says of attention. Each with the key that says it, or 0 and nothing."""
+    """A config's numbers for attention, each with its key."""
 
     kv: int = 0  # key-value heads: query heads where it names no others
     kv_key: str = ""
@@ -65,7 +65,7 @@ class Network:
     shapes: Mapping[str, Shape]  # of every parameter, by its first name
     owners: Mapping[str, str] = field(factory=dict)  # another name of a parameter -> its first
     plan: Mapping[str, str] = field(factory=dict)  # patterns of modules -> a style, from the config, class and instance
-    origins: Mapping[str, str] = field(factory=dict)  # pattern -> where it stands
+    origins: Mapping[str, str] = field(factory=dict)  # pattern -> its place
     heads: Heads = Heads()
     takes_loss: bool = True  # its loss can be replaced by one of parts of the vocabulary
     inputs: str = ""  # the module of input embeddings

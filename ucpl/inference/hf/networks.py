@@ -1,4 +1,4 @@
-"""The class that a config names, made on torch's meta device, as records (modules.py)."""
+"""The class of a config on the meta device, as records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ucpl.inference.hf.records import Config
 
 __all__ = ["network_of"]
 
-# Where a config says them, in the order in which DeepSpeed 0.19.8 looks (module_inject/tp_shard.py).
+# Keys of a config in the order in which DeepSpeed 0.19.8 looks for them (module_inject/tp_shard.py).
 KV_KEYS: tuple[str, ...] = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "n_head_kv", "kv_n_heads")
 KV_KEYS += ("num_attention_heads", "n_heads", "attention_heads")
 _QUERY_KEYS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "attention_heads")
@@ -35,7 +35,10 @@ class _Torch(Protocol):
 
 
 def network_of(config: Config) -> Network:
-    """The model of a config.json. Raises: UcplError E396 where transformers is not installed, or cannot make it."""
+    """The model of a config.json.
+
+    Raises: UcplError E396 if transformers is not installed, or cannot make it.
+    """
     made, of = built_of(config)
     tie = getattr(made, "tie_weights", None)
     if callable(tie):  # which is done where weights are drawn, and none are
@@ -75,7 +78,7 @@ def _module(name: str, module: _Torch) -> Module:
 
 
 def _is_plain(embedding: object) -> bool:
-    """Whether it looks rows up, and does nothing that a part of the rows would change."""
+    """Test whether an embedding only looks rows up."""
     nn = import_module("torch.nn")
     if not isinstance(embedding, nn.Embedding):
         return True
@@ -85,7 +88,10 @@ def _is_plain(embedding: object) -> bool:
 
 
 def _plan_of(model: object, config: object) -> tuple[dict[str, str], dict[str, str]]:
-    """Patterns of the config, of the class and of the instance; `model.x` is left out where `x` is there already."""
+    """Patterns of the config, the class and the instance.
+
+    `model.x` is left out if `x` is present.
+    """
     kind = type(model).__name__
     told = (
         (getattr(config, "base_model_tp_plan", None), f"base_model_tp_plan of {type(config).__name__}"),
@@ -120,7 +126,10 @@ def _heads_of(config: object) -> Heads:
 
 
 def _takes_loss(model: object) -> bool:
-    """Whether another loss can be set, as DeepSpeed sets one of its own where logits are parts of the vocabulary."""
+    """Test whether another loss can be set.
+
+    DeepSpeed sets its own if logits are parts of the vocabulary.
+    """
     other = object()
     try:
         before = model.loss_function  # type: ignore[attr-defined]
@@ -133,7 +142,7 @@ def _takes_loss(model: object) -> bool:
 
 
 def _inputs_of(model: object, root: _Torch) -> str:
-    """The path of the module of input embeddings. Empty: it has none that it tells."""
+    """The path of the module of input embeddings, or ""."""
     ask = getattr(model, "get_input_embeddings", None)
     try:
         found = ask() if callable(ask) else None

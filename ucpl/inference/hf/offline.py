@@ -1,4 +1,4 @@
-"""Classes of transformers, asked on this machine alone: a config is a file that anybody may have written."""
+"""Classes of transformers without network access, since any config may be malicious."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from warnings import catch_warnings, simplefilter
 
 __all__ = ["offline"]
 
-# What transformers and the hub's client look at while they run. A backbone, an attention kernel or a base model that a config
-# names would be fetched; a class that it brings along would be offered to be run, for some seconds, at the terminal.
+# Switches that transformers and the hub's client read. Otherwise a backbone, an attention kernel or a base model that a
+# config names would be fetched, and code of the folder would be offered for execution, for some seconds, at the
+# terminal.
 _SWITCHES = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE", True),
     ("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0),
@@ -19,7 +20,10 @@ _SWITCHES = (
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing is fetched, and nobody is asked whether to run code of others. What is missing then is the class's error."""
+    """Prevent downloads, and questions about remote code.
+
+    A missing file then is an error of the class.
+    """
     with ExitStack() as stack:
         for module, name, value in _SWITCHES:
             stack.enter_context(_set(module, name, value))
@@ -29,7 +33,10 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without progress bars, warnings and reports of transformers: standard error is for diagnostics of ours."""
+    """Silence progress bars, warnings and reports of transformers.
+
+    Standard error is for ucpl's diagnostics.
+    """
     try:
         logging = import_module("transformers.utils.logging")
         level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -15,7 +15,7 @@ _U8 = nodes.Clause("dtype", ("u8",))
 
 @frozen
 class PairText:
-    """Names of weight and scale, the dims in brackets, and of each axis of the weight its dim and the dim of its blocks."""
+    """Names of weight and scale, and dims of their axes."""
 
     pair: Pair
     paths: tuple[str, str]
@@ -24,7 +24,7 @@ class PairText:
     blocks: tuple[str, ...]
 
     def tensors(self, extents: tuple[nodes.Dimension, ...], dtypes: tuple[str, str]) -> list[str]:
-        """What the model has."""
+        """The model's tensors."""
         weight, scale = (
             tuple(nodes.Dimension(names[i]) for i in self.pair.order) for names in (self.dims, self.blocks)
         )
@@ -51,7 +51,7 @@ class PairText:
         ]
 
     def cut(self, keys: tuple[str, str], axis: int, grain: int) -> list[str]:
-        """Cut along an axis where `grain` elements begin, which is where blocks begin."""
+        """Cut along an axis at multiples of `grain` elements, where blocks begin."""
 
         def pieces(names: tuple[str, ...], grain: int) -> tuple[nodes.Axis, ...]:
             split = nodes.Split("tp", "chunk", grain=nodes.Number(grain) if grain > 1 else None)

@@ -1,7 +1,8 @@
-"""Weights in blocks that share a scale: which tensors of the files are a pair, and their axes as one dim each.
+"""Weights with a scale per block.
 
-fp8 has `..weight` and `..weight_scale_inv`, a scale for each block of rows and columns. mxfp4 has `.._blocks` and `.._scales`
-for a tensor of the class whose rows, outputs first, are in groups of 32, two elements to a byte.
+Pairs of tensors, with axes as dims. fp8 has `..weight` and `..weight_scale_inv`, a scale for each block of rows and
+columns. mxfp4 has `.._blocks` and `.._scales` for a tensor of the class whose rows, outputs first, are in groups of 32,
+two elements to a byte.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 @frozen
 class Pair:
-    """Two tensors of the files. `by`: of each axis of `whole`, how many elements have one scale."""
+    """Two tensors of the files.
+
+    `by`: the elements per scale along each axis of `whole`.
+    """
 
     weight: Folded
     scale: Folded
@@ -38,13 +42,16 @@ class Pair:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The axes of `whole` in the order in which the files store them."""
+        """The axes of `whole` in the files' order."""
         return (0, 2, 1) if self.packed else tuple(range(len(self.by)))
 
 
 @frozen
 class Whole:
-    """An axis as one dim. It is cut by what `of` counts, each of which is `unit` elements."""
+    """An axis as one dim, which is cut by units.
+
+    A unit is one of `of`, and has `unit` elements.
+    """
 
     size: Size
     of: str = ""
@@ -52,7 +59,7 @@ class Whole:
 
 
 def pairs_of(facts: Facts, folded: list[Folded]) -> list[Pair]:
-    """Weights and scales that the files have, where shapes and the config agree."""
+    """Weights and scales in the files, if shapes and the config agree."""
     by_pattern = {f.pattern: f for f in folded}
     found = (_fp8(facts, f, by_pattern) or _mxfp4(facts, f, by_pattern) for f in folded)
     return [pair for pair in found if pair is not None]
@@ -80,7 +87,7 @@ def _mxfp4(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | No
 
 
 def _beside(f: Folded, own: str, other: str, by_pattern: dict[Form, Folded]) -> Folded | None:
-    """The tensor of all the same places whose name ends in `other` for `own`."""
+    """The tensor with `other` for `own` in its name."""
     leaf = f.pattern[-1]
     if leaf is None or not leaf.endswith(own):
         return None
@@ -90,7 +97,10 @@ def _beside(f: Folded, own: str, other: str, by_pattern: dict[Form, Folded]) -> 
 
 
 def whole_of(axis: Axis | None, size: int) -> Whole | None:
-    """An axis of several dims, or of parts, as one dim of the product or sum. None: a number that nobody explains."""
+    """An axis of several dims or parts as one dim, or None.
+
+    The dim is their product or sum. None: an unexplained number.
+    """
     if axis is None:
         return None
     terms = [(*axis.outer, *sizes) for _, sizes in axis.parts] if isinstance(axis, Stacked) else [axis]
@@ -112,7 +122,10 @@ def whole_of(axis: Axis | None, size: int) -> Whole | None:
 
 
 def grains_of(pairs: list[tuple[Pair, list[Whole | None]]]) -> dict[str, int]:
-    """By the name of what is cut (heads, the inner width): how many of it begin at the begin of a block, in all its weights."""
+    """The count of units at block boundaries, in all weights, by unit.
+
+    A unit is a head or the inner width, say.
+    """
     out: dict[str, int] = {}
     for pair, axes in pairs:
         for whole, by in zip(axes, pair.by, strict=True):
@@ -122,7 +135,7 @@ def grains_of(pairs: list[tuple[Pair, list[Whole | None]]]) -> dict[str, int]:
 
 
 def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
-    """What a reader of the text must know of a quantised model; nothing where the config says nothing."""
+    """Notes on a quantised model, for the text."""
     said = facts.config.get("quantization_config")
     if not isinstance(said, dict):
         return ()

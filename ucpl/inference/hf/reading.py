@@ -22,11 +22,12 @@ __all__ = ["import_hf"]
 
 
 def import_hf(path: str | Path) -> str:
-    """The text of a .ucpl with a model, a layout `hf()`, and one `tensor_parallel(tp)` where something is cut.
+    """The text of a .ucpl with a model and a layout `hf()`.
 
-    path: a config.json, a folder with one, a folder with .safetensors files, or such a file.
+    It also has a layout `tensor_parallel(tp)` if some tensor is cut. path: a config.json, a folder with one, a folder
+    with .safetensors files, or such a file.
 
-    Raises: UcplError E395, E396, and what the files raise (E380-E386, E400, E430-E434).
+    Raises: UcplError E395, E396, and errors of reading files (E380-E386, E400, E430-E434).
     """
     with reading(path):
         return text_of(_facts(Path(path)))
@@ -48,7 +49,10 @@ def _facts(path: Path) -> Facts:
 
 
 def _demand_allowed(*paths: Path) -> None:
-    """What may not be looked at is not there, for all that was asked so far. Raises: UcplError E400."""
+    """Stop for paths without permission, which otherwise seem to be missing.
+
+    Raises: UcplError E400.
+    """
     for path in paths:
         try:
             os.stat(path)
@@ -90,7 +94,7 @@ def _store() -> Framework:
 
 
 def _of_files(path: Path, made: Facts) -> Facts:
-    """The tensors of the files, with what the class knows of those that it has, too."""
+    """The tensors of the files, with the class's facts of these."""
     opened = _store().open(path)
     buffers = {t.name for t in made.tensors if t.is_buffer}
     order = {t.name: i for i, t in enumerate(made.tensors)}

@@ -1,7 +1,7 @@
-"""What classes of transformers put where, as data: the roles of the axes of well-known modules, and what is fused.
+"""Roles of axes in transformers' modules, and fused tensors, as data.
 
-A line here is a question, not an answer: it is taken where the sizes agree, in every version of the class. A role stands for
-the keys of a config that may have it (`sizes.py`); `=key` is that key.
+A line here is a candidate: it is used if the sizes agree in every version of the class. A role means the keys of a
+config that may have it (`sizes.py`); `=key` is that key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @frozen
 class Leaf:
-    """The roles of the axes of a weight; a bias has that of the outputs. is_transposed: whether inputs come first."""
+    """The roles of the axes of a weight.
+
+    A bias has that of the outputs. is_transposed: inputs come first.
+    """
 
     name: re.Pattern[str] = field(converter=_compiled)
     axes: tuple[tuple[str, ...], ...]
@@ -30,7 +33,10 @@ class Leaf:
 
 @frozen
 class Parts:
-    """What one axis of a fused tensor is made of: for each value of the `outer` dims, parts end to end."""
+    """The parts of one axis of a fused tensor.
+
+    For each value of the `outer` dims, they are end to end.
+    """
 
     models: re.Pattern[str] = field(converter=_compiled)  # model_type
     name: re.Pattern[str] = field(converter=_compiled)  # the end of a name on disk, without `weight`
@@ -125,14 +131,17 @@ PRODUCTS: tuple[Leaf, ...] = (
 
 
 def roles_of(name: str) -> list[tuple[tuple[str, ...], ...]]:
-    """What the axes of a tensor of this name may be, the likelier first."""
+    """The possible roles of a tensor's axes, the likelier first."""
     found = [leaf for leaf in (*PRODUCTS, *ROLES) if leaf.name.search(name)]
     is_bias = name.endswith(".bias")
     return [leaf.axes[-1:] if is_bias and leaf.is_transposed else leaf.axes for leaf in found]
 
 
 def parts_of(models: set[str], name: str, axis: int) -> list[Parts]:
-    """What this axis of a tensor of this name may be made of, in one of these models. A bias has the outputs alone."""
+    """The possible parts of an axis, by tensor's name and model.
+
+    A bias has the outputs alone.
+    """
     end = re.sub(_END, "", name)
     is_bias = name.endswith(".bias")
     return [

@@ -1,4 +1,4 @@
-"""What is known of a model before its text is written."""
+"""Facts of a model before its text is written."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Found:
 
 @frozen
 class Version:
-    """What the class saves for one config. The first version is the config's own; others have other numbers in it.
+    """The tensors of the class for one config.
 
+    The first version is the config's own; others have other numbers in it.
     numbers: by the path of a key ("text_config.hidden_size"), whole numbers. lists: by the paths of their keys, lists
     that say something of each layer, or name some.
     """
@@ -41,7 +42,10 @@ class Version:
 
 @frozen
 class Behind:
-    """layers: how many the class has. count: how many are behind them. is_stored: whether the files at hand have them."""
+    """Layers behind the last.
+
+    layers: the class's count. count: the layers behind them. is_stored: the files have them.
+    """
 
     layers: int
     count: int
@@ -64,10 +68,10 @@ class Behind:
 
 @frozen
 class Facts:
-    """All that is known of a model before its text is written.
+    """All facts of a model before its text is written.
 
-    variations: of the class, beside `tensors`; none where there is no class.
-    absent: keys that the class has and the config lacks, each with what stands for it: its default.
+    variations: of the class, besides `tensors`; empty without a class.
+    absent: keys that the class has and the config lacks, each with its default.
     """
 
     tensors: tuple[Found, ...]

@@ -1,4 +1,7 @@
-"""What a size is: the product or sum of keys of the config that it follows in every version of the class."""
+"""The meaning of a size: the product or sum of config keys.
+
+The size follows them in every version of the class.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,11 @@ _TRIES_MAX = 2_000  # of one axis
 
 @frozen
 class Size:
-    """One dim: its name, what it is in the language, and its size in every version. `cut`: how tensor parallelism cuts it."""
+    """One dim.
+
+    Its name, its text in the language, and its size per version.
+    `cut`: its cut by tensor parallelism.
+    """
 
     name: str
     text: str
@@ -53,7 +60,7 @@ class Size:
 
 @frozen
 class Stacked:
-    """An axis of parts end to end, for each value of the outer dims."""
+    """An axis of parts end to end, per value of outer dims."""
 
     outer: tuple[Size, ...]
     parts: tuple[tuple[str, tuple[Size, ...]], ...]
@@ -79,13 +86,16 @@ class Sizes:
 
     @property
     def is_told(self) -> bool:
-        """Whether a class was asked: without one, only roles tell."""
+        """True if a class was built; otherwise only roles are known."""
         return bool(self.facts.variations)
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
     def axis(self, vector: Vector, roles: list[tuple[str, ...]], name: str) -> tuple[Size, ...] | None:
-        """The dims of an axis of this size: by its roles, else by what it follows. None: a number that nobody explains."""
+        """The dims of an axis: by its roles, or else by keys.
+
+        None: an unexplained number.
+        """
         for role in roles:
             found = self._solved(((role, ""),), vector, name)
             if found is not None:
@@ -95,7 +105,7 @@ class Sizes:
         return min(self._following(vector), key=lambda sizes: -_likeness(name, sizes), default=None)
 
     def stacked(self, vector: Vector, recipe: Parts, name: str) -> Stacked | None:
-        """The parts of a fused axis, where their sizes add up in every version."""
+        """The parts of a fused axis, if their sizes always add up."""
         terms = tuple((recipe.outer + roles, label) for label, roles in recipe.parts)
         found = self._solved(terms, vector, name)
         if found is None:
@@ -105,7 +115,10 @@ class Sizes:
         return Stacked(found[0][:n], parts)
 
     def count(self, vector: Vector, container: str) -> Size | None:
-        """The key that counts what a container has: where the class was counted otherwise, the key that moved with it."""
+        """The key that counts a container.
+
+        If the class has other counts, it is the key that changed with it.
+        """
         wanted = EXPERTS if "expert" in container.rpartition(".")[2] else COUNTS
         keys = [k for k in self.keys if wanted.search(_last(k))]
         found = [k for k in keys if self.keys[k] == vector]
@@ -130,7 +143,10 @@ class Sizes:
     def _solved(
         self, terms: tuple[tuple[tuple[str, ...], str], ...], vector: Vector, name: str
     ) -> list[tuple[Size, ...]] | None:
-        """Sizes for the roles of all terms, one for each role, so that the products add up to the vector."""
+        """One size for each role of all terms.
+
+        The products must add up to the vector.
+        """
         roles = list(dict.fromkeys(role for term, _ in terms for role in term))
         if not roles:
             return None
@@ -145,7 +161,7 @@ class Sizes:
         return None
 
     def role(self, role: str) -> list[Size]:
-        """What can have a role."""
+        """The candidates for a role."""
         if role not in self._roles:
             self._roles[role] = list(self._candidates(role))
         return self._roles[role]
@@ -178,7 +194,7 @@ class Sizes:
                 yield from self._ratios("linear_num_value_heads", "linear_num_key_heads", "linear_r")
 
     def _quotients(self) -> Iterator[Size]:
-        """The width of a head, where it is the model's width over its heads."""
+        """The width of a head: the model's width over its heads."""
         for width in self.role("width"):
             for heads in self.role("heads"):
                 same_level = width.key.rpartition(".")[0] == heads.key.rpartition(".")[0]
@@ -246,7 +262,10 @@ def _last(path: str) -> str:
 
 
 def _likeness(name: str, sizes: tuple[Size, ...]) -> int:
-    """How many words of the keys a tensor's name has: `encoder` of `encoder_layers`."""
+    """The number of a key's words in a tensor's name.
+
+    `encoder` of `encoder_layers`.
+    """
     words = set(re.findall(r"[a-z]+", name.lower().replace("_", " ")))
     return sum(len(words & set(re.findall(r"[a-z]+", s.key.lower().replace("_", " ")))) for s in sizes)
 

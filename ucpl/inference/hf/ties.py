@@ -1,4 +1,7 @@
-"""Second names that a class ties and a Hugging Face folder leaves out: DeepSpeed asks for all names of a module."""
+"""Second names that a class ties and a folder leaves out.
+
+DeepSpeed requests all names of a module.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ __all__ = ["pairs", "tied", "with_ties"]
 
 
 def tied(model: nodes.Model, config: Config) -> tuple[nodes.Model, tuple[Note, ...]]:
-    """The model with the second names of the class that its config names; as it is where that cannot be asked."""
+    """The model with the second names of its config's class.
+
+    It is unchanged if the class cannot be made.
+    """
     from ucpl.inference.hf.networks import network_of
 
     try:
@@ -29,7 +35,10 @@ def tied(model: nodes.Model, config: Config) -> tuple[nodes.Model, tuple[Note, .
 
 
 def pairs(config: Config) -> dict[str, str]:
-    """Second names of the class that a config names, each with the first; none where the class cannot be asked."""
+    """Second names of the config's class, each with the first.
+
+    Empty if the class cannot be made.
+    """
     from ucpl.inference.hf.networks import network_of
 
     try:
@@ -39,7 +48,10 @@ def pairs(config: Config) -> dict[str, str]:
 
 
 def with_ties(model: nodes.Model, network: Network) -> tuple[nodes.Model, tuple[Note, ...]]:
-    """The model with the second names that a class has and the model lacks, whichever of two names it has."""
+    """The model with second names of the class that it lacks.
+
+    The model may have either of two names.
+    """
     paths = {item.path for item in model.items if isinstance(item, nodes.Tensor | nodes.Alias)}
     each = [pair if pair[1] in paths else pair[::-1] for pair in network.owners.items()]
     lacking = {alias: owner for alias, owner in each if alias not in paths and owner in paths}

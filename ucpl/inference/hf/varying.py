@@ -1,6 +1,6 @@
-"""A config with other numbers in it: each size its own, so that a coincidence of two sizes ends.
+"""A config with other numbers, so that equal sizes become different.
 
-What must divide divides still: groups of heads their heads, heads the width. Numbers that are no sizes (tokens, periods,
+Divisibility is kept: heads by their groups, the width by heads. Numbers that are no sizes (tokens, periods,
 positions in lists) stay as they are.
 """
 
@@ -28,7 +28,7 @@ _LAYERS = re.compile(r"layer|block")
 _SSM_GROUPS = re.compile(r"^(mamba_n_groups|mamba_ngroups|n_groups)$")
 _GROUPS = re.compile(rf"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$|{_SSM_GROUPS.pattern}")
 EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts)$")
-COUNTED = re.compile(f"{COUNTS.pattern}|{EXPERTS.pattern}")  # what a class has many objects for
+COUNTED = re.compile(f"{COUNTS.pattern}|{EXPERTS.pattern}")  # keys that make a class create many objects
 _SIZES = re.compile(
     r"size|dim|embd|inner|rank|width|channel|d_model|d_ff|d_kv|d_state|d_conv|d_head|kernel|state|bins|position|buckets"
 )
@@ -39,14 +39,14 @@ _COUNT_MAX = 400  # layers: a class of more is built again with as many
 
 @frozen
 class Other:
-    """What else than sizes is varied: how many layers there are, and of which kind each is."""
+    """Variations besides sizes: the number of layers, and the kind of each."""
 
     counts: bool
     kinds: bool
 
 
 def numbers_of(config: Config, prefix: str = "") -> dict[str, int]:
-    """Whole numbers above zero of a config, by their paths: those that the language can name."""
+    """A config's positive integers whose paths the language can name."""
     out: dict[str, int] = {}
     for key, value in config.items():
         if not (isinstance(key, str) and key.isascii() and key.isidentifier()):
@@ -59,7 +59,10 @@ def numbers_of(config: Config, prefix: str = "") -> dict[str, int]:
 
 
 def lists_of(config: Config, prefix: str = "") -> dict[str, list[Json]]:
-    """Lists of a config that speak of layers, by their paths: one item a layer, or the numbers of some."""
+    """Lists of a config on layers, by path.
+
+    They have one item per layer, or the numbers of some.
+    """
     out: dict[str, list[Json]] = {}
     for key, value in config.items():
         if not (isinstance(key, str) and key.isascii() and key.isidentifier()):
@@ -72,7 +75,10 @@ def lists_of(config: Config, prefix: str = "") -> dict[str, list[Json]]:
 
 
 def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Config:
-    """The config with other sizes. absent: numbers that it leaves to the class."""
+    """The config with other sizes.
+
+    absent: numbers that it leaves to the class.
+    """
     levels: dict[str, dict[str, int]] = {}
     for path, value in (numbers_of(config) | absent).items():
         prefix, _, key = path.rpartition(".")
@@ -97,9 +103,9 @@ def varied(config: Config, absent: dict[str, int], seed: int, what: Other) -> Co
 
 
 def _turned(items: list[Json], by: int, counts: list[int]) -> list[Json]:
-    """A list with one item a layer, turned; numbers of layers, each a little further, and of those that there are.
+    """A list per layer, rotated; numbers of layers are shifted.
 
-    Numbers go further than items do: where both say the same of the config's own layers, they say two things of others.
+    Numbers shift further than items: two lists that agree for the config's own layers then differ.
     """
     numbers = [v for v in items if isinstance(v, int)]
     if len(numbers) < len(items) or len(set(numbers)) < len(items):
@@ -109,7 +115,7 @@ def _turned(items: list[Json], by: int, counts: list[int]) -> list[Json]:
 
 
 def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str, int]:
-    """Other sizes for those of one config; what is above one stays so."""
+    """Other sizes for those of one config, above one where they were."""
     out: dict[str, int] = {}
     for key, value in level.items():
         # One group of keys and values may be another kind of attention; one of a state-space layer is a number like others.
@@ -141,7 +147,7 @@ def _sizes(level: dict[str, int], primes: Iterator[int], seed: int) -> dict[str,
 
 
 def _expanded(level: dict[str, int], out: dict[str, int]) -> dict[str, int]:
-    """Heads of a state-space layer, where they share an expanded width: their product stays that width."""
+    """Heads of a state-space layer, with the product at the expanded width."""
     for prefix, heads, width in (("mamba_", "mamba_n_heads", "mamba_d_head"), ("", "num_heads", "head_dim")):
         expand, hidden = level.get(f"{prefix}expand", 1), level.get("hidden_size", 0)
         if expand > 1 and heads in level and level[heads] * level.get(width, 0) == expand * hidden:
@@ -150,7 +156,7 @@ def _expanded(level: dict[str, int], out: dict[str, int]) -> dict[str, int]:
 
 
 def _counts(level: dict[str, int], lists: set[int], seed: int) -> dict[str, int]:
-    """Other numbers of layers, where no list of the config has one item a layer."""
+    """Other numbers of layers, if no list has one item per layer."""
     found = [key for key, value in level.items() if COUNTS.search(key) and value not in lists]
     return {key: level[key] + (i + 1) * (seed + 1) for i, key in enumerate(found) if level[key] < _COUNT_MAX}
 

@@ -1,4 +1,7 @@
-"""The text of a spec: a model, its layout on disk, and a layout of tensor parallelism where something is cut."""
+"""The text of a spec.
+
+A model, its layout on disk, and tensor parallelism.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def text_of(facts: Facts) -> str:
 
 @define
 class _Lines:
-    """Statements of the text, by where they stand."""
+    """Statements of the text, by place."""
 
     tensors: list[str] = field(factory=list)  # of the model
     entries: list[str] = field(factory=list)  # of `hf`
@@ -52,7 +55,7 @@ class _Lines:
 
 @frozen
 class _Stored:
-    """A stored tensor on its way into the text: its path, the dims in its brackets, its key, the axes of its pattern."""
+    """A stored tensor for the text: path, dims, key, and axes."""
 
     path: str
     indices: tuple[str, ...]
@@ -63,7 +66,7 @@ class _Stored:
 
 @frozen
 class _Dim:
-    """A dim as the text names it, and how tensor parallelism cuts it."""
+    """A dim's name in the text, and its cut by tensor parallelism."""
 
     name: str
     cut: str | None = None
@@ -72,7 +75,10 @@ class _Dim:
 
 @frozen
 class _Named:
-    """An axis with names for its dims. `parts` is empty where it is no stack."""
+    """An axis with names for its dims.
+
+    `parts` is empty if it is no stack.
+    """
 
     outer: tuple[_Dim, ...]
     parts: tuple[tuple[str, tuple[_Dim, ...]], ...] = ()
@@ -182,7 +188,10 @@ class _Writer:
             lines.parallel.append(_entry(planned, cut=True))
 
     def wholes(self, pair: Pair) -> list[Whole | None]:
-        """The axes of a weight in blocks, as one dim each; cut as the class's plan says where its dims say nothing."""
+        """The axes of a weight in blocks, as one dim each.
+
+        If dims give no cut, the class's plan does.
+        """
         found = [whole_of(self.meant(pair.whole, i), n) for i, n in enumerate(pair.whole.first.shape)]
         axis = self.planned_axis(pair.whole)
         if axis is not None and axis < len(found) and not any(w is not None and w.of for w in found):
@@ -192,7 +201,10 @@ class _Writer:
         return found
 
     def write_pair(self, lines: _Lines, found: tuple[Pair, list[Whole | None]], path: str, scale: str) -> None:
-        """A weight in blocks and its scale: model, files, products, and ranks that have the scales of what they have."""
+        """Write a weight in blocks and its scale: model, files, products, ranks.
+
+        Ranks have the scales of their parts.
+        """
         pair, wholes = found
         indices = tuple(self.counts[c] for c in pair.weight.containers)
         extents = tuple(self.extent(pair.weight, i) for i in range(len(indices)))
@@ -234,7 +246,10 @@ class _Writer:
         return f"   # square, {shape[0]} by {shape[1]}: which axis is which, no shape tells" if square else ""
 
     def axes(self, f: Folded, taken: set[str]) -> tuple[_Named, ...]:
-        """The axes with their dims named. taken: names that the tensor has already."""
+        """The axes with their dims named.
+
+        taken: names that the tensor has already.
+        """
         out = []
         for i, size in enumerate(f.first.shape):
             found = self.meant(f, i)
@@ -244,12 +259,15 @@ class _Writer:
         return tuple(out)
 
     def vector(self, f: Folded, axis: int) -> Vector:
-        """The size of an axis in every version; alone where a version lacks the tensor: its roles must tell."""
+        """The size of an axis in every version, or its own only.
+
+        If a version lacks the tensor, roles must decide.
+        """
         shape = self.versions.shape(f)
         return shape[axis] if shape is not None else (f.first.shape[axis],)
 
     def meant(self, f: Folded, axis: int) -> Axis | None:
-        """What an axis is made of; None: a number that nobody explains."""
+        """The dims of an axis; None: an unexplained number."""
         name = joined(f.pattern, "*")
         wanted = [axes[axis] for axes in roles_of(name) if axis < len(axes)]
         return self.solved(name, axis, wanted, self.vector(f, axis))
@@ -262,7 +280,7 @@ class _Writer:
         return self.sizes.axis(vector, wanted, name)
 
     def unexplained(self, name: str, size: int, vector: Vector) -> None:
-        """A number that stays one is told where it looks like a key, or is known to follow some."""
+        """Report a number that equals a key's, or that follows some key."""
         if self.sizes.is_told:
             if len(set(vector)) > 1:
                 self.say(f"{name}: {size} follows the config in a way that no product of keys tells.")
@@ -289,7 +307,7 @@ class _Writer:
         return _Named((self.dim(Size(f"{letter}{size}", str(size), (size,)), taken),))
 
     def dim(self, size: Size, taken: set[str]) -> _Dim:
-        """A dim of that name and value; another name where it is taken by another value, or by another axis."""
+        """A dim of that value, renamed if the name is taken."""
         name, n = size.name, 2
         while self.dims.get(name, size.text) != size.text or name in taken:
             name, n = f"{size.name}{n}", n + 1
@@ -300,7 +318,7 @@ class _Writer:
     # ---- indices -------------------------------------------------------------------------------------------------
 
     def count(self, folded: list[Folded]) -> None:
-        """A dim for every numbered container: named after the config key that counts it, if one does."""
+        """A dim for every numbered container, named after its config key."""
         containers = dict.fromkeys(c for f in folded for c in f.containers)
         used: set[str] = set()
         for container in containers:
@@ -327,7 +345,7 @@ class _Writer:
     # ---- names ---------------------------------------------------------------------------------------------------
 
     def paths(self, folded: list[Folded]) -> list[str]:
-        """Names in the spec: those of the file without the numbers that are folded, unless two would be the same."""
+        """Names in the spec, without folded numbers unless they would collide."""
         short = [_short(f) for f in folded]
         aliases = set(self.facts.aliases)
         taken = {f.sample for f in folded if not f.containers} | aliases
@@ -343,7 +361,7 @@ class _Writer:
         return ".".join(f"{{{next(numbers)}}}" if p is None else p for p in f.pattern)
 
     def planned(self, f: Folded, stored: _Stored) -> _Stored | None:
-        """The pattern with the cut that the class's plan states for the tensor's module, where its dims say none."""
+        """The pattern with the cut of the class's plan."""
         axis = self.planned_axis(f)
         if axis is None or axis >= len(stored.axes) or len(stored.axes[axis].outer) != 1 or stored.axes[axis].parts:
             return None  # the bias of a rowwise module is held by every rank
@@ -368,7 +386,7 @@ class _Writer:
 
 
 def _tensors(stored: _Stored) -> list[tuple[str, list[str]]]:
-    """The model tensors of a stored one: itself, or its parts, each with the names of its dims."""
+    """The model tensors of a stored one: itself, or its named parts."""
     fused = next((i for i, a in enumerate(stored.axes) if a.parts), None)
     plain = [[d.name for d in a.outer] for a in stored.axes]
     if fused is None:
@@ -430,14 +448,17 @@ def _is_cut(axis: _Named) -> bool:
 
 
 def _model_types(config: dict[str, Json]) -> list[str]:
-    """What kinds of model a config speaks of, those of its parts too."""
+    """The kinds of model in a config and its parts."""
     own = config.get("model_type")
     inner = [name for value in config.values() if isinstance(value, dict) for name in _model_types(value)]
     return [*([own] if isinstance(own, str) else []), *inner]
 
 
 def _counting(container: str, found: Size | None, taken: dict[str, str]) -> str:
-    """The name of the dim that counts a container: `l`, and of a second stack of layers its tower's, `decoder_l`."""
+    """The dim that counts a container.
+
+    `l`, or `decoder_l` of a second stack.
+    """
     parts = [p for p in container.split(".") if p not in ("", "*")]
     last = identifier(parts[-1]) if parts else "index"
     if _EXPERTS.search(last):
@@ -457,18 +478,18 @@ def _model_name(config: dict[str, Json]) -> str:
 
 
 def _remark(text: str) -> str:
-    """A line of remarks. Names and words of a config are whatever somebody wrote: none of them ends the line."""
+    """A line of remarks with only printable characters of a config."""
     return f"# {''.join(c if c.isprintable() else ' ' for c in text)}"
 
 
 def _short(f: Folded) -> str:
-    """A folded name without numbers; one by itself keeps its own."""
+    """A folded name without numbers; a single one keeps its own."""
     parts = [p for p in f.pattern if p is not None and not (f.containers and p.isdecimal())]
     return ".".join(parts)
 
 
 def _marked(f: Folded, taken: set[str]) -> str:
-    """A name that keeps a mark where numbers were, so that it is no other's."""
+    """A unique name with marks in place of numbers."""
     mark = "#"
     while f.containers and joined(f.pattern, mark) in taken:
         mark += "#"
