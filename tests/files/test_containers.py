@@ -200,7 +200,7 @@ def test_what_is_no_folder_of_the_trainer_says_what_stays(source: Path, tmp_path
     target = tmp_path / ("t.pt" if call == "plain()" else "t")
     out = good("convert", source, target, "--to", call).out
     count = 8 if call == "plain()" else 6
-    assert f"companions    {count} files beside the shards are left out: a target of " in out
+    assert f"companions    {count} files next to the shards are left out: a target of " in out
     assert target.is_file() or not (target / "trainer_state.json").exists()
 
 
@@ -286,7 +286,7 @@ def test_weights_in_several_files_are_one(source: Path, tmp_path: Path) -> None:
 def test_weights_of_another_dtype_are_held_against_masters(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
     out = good("verify", source).out
-    assert "in a folder of transformers' Trainer: 8 files beside the shards" in out
+    assert "in a folder of transformers' Trainer: 8 files next to the shards" in out
     assert "model.safetensors is what the shards say: 17 tensors" in out
     changed(source, lambda tensors: tensors["lm_head.weight"].view(torch.int16)[0].bitwise_xor_(1))
     assert "E708" in ucpl("verify", source).err
@@ -342,7 +342,7 @@ def test_weights_of_masters_beside_narrow_shards_stay_as_they_are(source: Path, 
     good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=2, bf16=1)")
     shutil.copy(source / "model.safetensors", tmp_path / "narrow" / "model.safetensors")
     out = good("convert", tmp_path / "narrow", tmp_path / "t", "--to", "zero1(dp=3, fp16=1)").out
-    assert "weights beside the shards, bit for bit: model.safetensors" in out
+    assert "weights next to the shards, bit for bit: model.safetensors" in out
     assert "model.safetensors is what the shards say: 17 tensors" in out
     changed(tmp_path / "narrow", lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
     good("convert", tmp_path / "narrow", tmp_path / "u", "--to", "zero1(dp=3)")

@@ -333,7 +333,7 @@ def compress(state: Part) -> None:
     [
         (lose_chunk, "E521", "element [2] of `model.five` is in no chunk"),
         (lose_place, "E520", "about `model.five`: a chunk at [0], and no place for it"),
-        (lose_description, "E520", "says where `model.five` lies, and not what it is"),
+        (lose_description, "E520", "has a place of `model.five`, but no description"),
         (lose_weight, "E524", "the optimizer has states of `five`"),
         (widen_chunk, "E522", "places [12, 14] of `model.embed_tokens.weight` at [0, 0]"),
         (lead_out, "E393", "'../elsewhere.distcp', outside of the checkpoint's folder"),

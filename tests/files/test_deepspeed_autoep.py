@@ -100,7 +100,7 @@ def layers(change: Callable[[Any], None]) -> Callable[[Any], None]:
         (layers(lambda v: v["expert_placement"]["ranks"][0].update(experts=[1, 0])), "E457", "the experts [1, 0]"),
         (layers(lambda v: v.update(num_experts=6)), "E456", "6 experts over 2 ranks, and its files make 4 over 2"),
         (layers(lambda v: v.update(ep_size=4)), "E456", "4 experts over 4 ranks"),
-        (lambda v: v.update(ds_autoep_folding={"version": 1}), "E457", "beside tensor or pipeline parallelism"),
+        (lambda v: v.update(ds_autoep_folding={"version": 1}), "E457", "with tensor or pipeline parallelism"),
         (lambda v: v["ds_config"]["zero_optimization"].update(round_robin_gradients=True), "E457", "deals them"),
     ],
     ids=["another order", "another number", "another degree", "folded", "dealt"],

@@ -153,7 +153,7 @@ def test_what_cuts_is_told_with_its_origin() -> None:
 
     assert said("zero1(dp=1, tp=2, pp=1)")["cuts over tp"] == ("11 tensors", "as the source's")
     chunked = said("zero1(dp=1, tp=4, pp=1)")
-    assert "as torch.chunk cuts what universal_checkpoint_info of mp_rank_00" in chunked["cuts over tp"][1]
+    assert "as torch.chunk cuts the tensors in universal_checkpoint_info of mp_rank_00" in chunked["cuts over tp"][1]
     assert "1.mlp.dense_h_to_4h.weight [6, 6, 6, 4]" in chunked["unequal parts"][0]
 
 
@@ -318,7 +318,7 @@ def test_tensors_say_themselves_how_they_are_cut(source: Path, tmp_path: Path) -
     convert(copy, tmp_path / "plain.pt", to="plain()")
     assert_is_truth(tmp_path, source)
     told = {o.name: (o.value, o.origin) for o in plan(str(copy), "zero1(dp=1, tp=4)").origins}
-    assert "as torch.chunk cuts what tensor_model_parallel of tensors of" in told["cuts over tp"][1]
+    assert "as torch.chunk cuts the tensors in tensor_model_parallel of tensors of" in told["cuts over tp"][1]
     other = with_attributes(source, tmp_path, halves=False)
     (tmp_path / "other").mkdir()
     convert(other, tmp_path / "other" / "plain.pt", to="plain()")

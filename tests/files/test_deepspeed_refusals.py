@@ -165,7 +165,7 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     ),
     "a shard of another stage": (
         *(Z1, optim(3), lambda v: v[STATE].update(zero_stage=2), "E456"),
-        "shards of stage 1 and of stage 2 lie in one folder",
+        "one folder has shards of stage 1 and of stage 2",
     ),
     "shards of stage 3 without slices of the module": (
         *(Z1, "*optim*", lambda v: v[STATE].update(zero_stage=3), "E456"),
@@ -245,7 +245,7 @@ CASES: dict[str, tuple[str, str, Callable[[Any], object], str, str]] = {
     ),
     "sub-groups of another size": (
         *(Z3, meta(0), lambda v: v["ds_config"]["zero_optimization"].update(sub_group_size=10**9), "E456"),
-        "are not what sub_group_size 1000000000 makes",
+        "contradict sub_group_size 1000000000",
     ),
     "a master too few": (
         *(Z0, meta(), lambda v: v["optimizer"]["fp32_groups"][0].pop(), "E455"),

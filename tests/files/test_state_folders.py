@@ -55,7 +55,7 @@ def test_a_model_that_a_loop_has_saved_beside_its_state_follows_it(state: Path, 
     good("convert", state, tmp_path / "m", "--to", "safetensors()")
     (state / "model.safetensors").write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())
     out = good("convert", state, tmp_path / "t", "--to", "zero2(dp=3)").out
-    assert "weights beside the shards, bit for bit: model.safetensors" in out
+    assert "weights next to the shards, bit for bit: model.safetensors" in out
     out = good("convert", state, tmp_path / "u", "--to", "zero2(dp=3, bf16=1)").out
     assert "written anew: model.safetensors: in bf16, f32 in the source's\n" in out
     before, after = (load_file(f / "model.safetensors") for f in (state, tmp_path / "u"))

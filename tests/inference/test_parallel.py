@@ -155,7 +155,7 @@ def test_two_numbers_of_heads_that_would_cut_otherwise_are_not_chosen_from() -> 
     assert code(caught) == (
         "E472",
         "24 positions of `a.w` over tp = 3 are [12, 12, 0] with kv_heads = 2 and [12, 6, 6] with 4,"
-        " and the source does not say which",
+        " and the source does not determine it",
     )
 
 
@@ -174,7 +174,7 @@ def test_one_number_of_heads_that_holds_is_taken() -> None:
 def test_where_the_rule_by_size_fits_too_it_is_the_default_and_said() -> None:
     made, notes = recut({"a.w": cut(6, 6)}, 5, None)
     assert widths_of(made) == {"a.w": [(3, 3, 2, 2, 2)]}
-    assert notes[0][1] == 0 and str(notes[0][2]).startswith("default, as where the model's config names no heads")
+    assert notes[0][1] == 0 and str(notes[0][2]).startswith("default of a config without heads")
 
 
 def test_a_rank_without_anything_is_refused() -> None:

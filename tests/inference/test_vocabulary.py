@@ -103,7 +103,7 @@ def test_a_source_that_is_no_pipeline_and_is_described(truth: dict[str, Any], tm
 def test_what_is_asked_for_is_told_with_its_reason() -> None:
     origins = ucpl.plan(str(SOURCE), "zero1(tp=4, make_vocab_size_divisible_by=5)").origins
     told = next(one for one in origins if one.name == "rows of the vocabulary")
-    assert (told.value, told.origin) == ("40, of which 34 are words", "make_vocab_size_divisible_by = 5, times tp")
+    assert (told.value, told.origin) == ("40, 34 of them are words", "make_vocab_size_divisible_by = 5, times tp")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_is_asked_for_is_told_with_its_reason() -> None:
     [
         (SOURCE, "zero1(tp=1, padded_vocab=33)", "34 words do not fit into 33 rows"),
         (SOURCE, "zero1(tp=1, make_vocab_size_divisible_by=0)", "34 words do not fit into 0 rows"),
-        (MUTE, "zero1(tp=1, padded_vocab=40)", "nothing says which tensors of the source have a row for each word"),
+        (MUTE, "zero1(tp=1, padded_vocab=40)", "the source does not name the tensors with a row for each word"),
     ],
 )
 def test_rows_that_cannot_be(source: Path, call: str, said: str) -> None:

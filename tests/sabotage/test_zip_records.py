@@ -157,7 +157,7 @@ def test_an_archive_within_a_file_and_bytes_that_are_not_there(tmp_path: Path) -
         for start, size in ((-1, 5), (0, -1), (7, len(data) + 6)):
             with pytest.raises(UcplError, match=r"E402: two: bytes .* are asked for, it has"):
                 read_zip_directory(fd, "two", start, size)
-        with pytest.raises(UcplError, match=f"E400: two ends at byte {len(data) + 12}, within what is read"):
+        with pytest.raises(UcplError, match=f"E400: two ends at byte {len(data) + 12}, before the end of the data"):
             read_exactly(fd, len(data), 13, "two")
         member = found.members["a/byteorder"]
         assert read_member(fd, member, "two", most=6) == b"little"

@@ -8,7 +8,7 @@ __all__ = ["AGAIN", "OWN", "UNPACK", "Found", "holds_text", "magic_of"]
 
 _CHARACTER = 4  # bytes, at most
 UNPACK = "unpack it first: {tool}"
-AGAIN = "copy or download the file again from where it was written"
+AGAIN = "copy or download the file again"
 OWN = "read it with its own library, and write its tensors as model.safetensors"
 
 # First bytes: a name, and a way on.

@@ -64,7 +64,7 @@ def run(data: bytes, file: str, build: Build, *, alone: bool = False) -> tuple[o
         if size - machine.pos < 8:
             what = "ends before it is complete"
         else:
-            what = "has an instruction that does not fit what stands before it"
+            what = "has an instruction that does not fit the one before it"
         fail("E420", f"{file}: the pickle {what}", Label(file, where=f"byte {machine.start} of {size} of the pickle"))
 
 

@@ -222,7 +222,7 @@ class _Header:
         if end - begin != nbytes:
             self.wrong("E433", f"tensor {name!a} has {end - begin} bytes, its shape asks for {nbytes}", name)
         if dtype.name in PAIRED and (not shape or shape[-1] % 2):
-            self.wrong("E433", f"tensor {name!a} has the shape {shape}, and two elements lie in a byte", name)
+            self.wrong("E433", f"tensor {name!a} has the shape {shape}, and a byte holds two elements", name)
         return begin, end, dtype.name, in_file(dtype.name, tuple(shape))[1]
 
 

@@ -50,10 +50,10 @@ def _refuse_without_metadata(path: Path, chunks: list[str]) -> NoReturn:
     more = f" and {len(chunks) - 1} more" if len(chunks) > 1 else ""
     fail(
         "E452",
-        f".metadata is missing: {chunks[0]}{more} hold chunks of tensors, and it alone says which",
+        f".metadata is missing: {chunks[0]}{more} hold chunks of tensors, and only it names the tensors",
         Label(str(path / ".metadata"), "not there"),
-        remedy="copy it from where the run saved: names that begin with a dot are left out by `cp *`; torch writes it last,"
-        " so that a save that was interrupted has none, and an earlier one is whole",
+        remedy="copy it from the original folder: names that begin with a dot are left out by `cp *`; torch writes it last,"
+        " so that an interrupted save has none: then use an earlier, complete one",
     )
 
 

@@ -108,7 +108,7 @@ class TorchFile:
         if max(size, numel * dtype.itemsize) > SCALAR_BYTES_MAX:
             fail(
                 "E415",
-                f"{self.file}: a tensor of shape {list(tensor.shape)} stands where a scalar is expected",
+                f"{self.file}: a tensor of shape {list(tensor.shape)} is found where a scalar is expected",
                 Label(str(self.path), where=f"storage {tensor.storage.name}"),
             )
         if numel == 0:
@@ -299,7 +299,7 @@ def _check_geometry(tensor: TensorRef, member: Member, file: str, path: Path) ->
     if is_outside:
         fail(
             "E415",
-            f"{file}: a tensor lies outside its storage of {elements} elements",
+            f"{file}: a tensor is outside its storage of {elements} elements",
             Label(str(path), geometry, where=where),
         )
     if numel > REPEATS_MAX and numel > elements:

@@ -111,7 +111,7 @@ def read_exactly(fd: int, start: int, size: int, file: str) -> bytes:
         except OSError as error:
             fail("E400", f"{file} cannot be read at byte {start + size - left}: {error.strerror}", Label(file))
         if not part:
-            fail("E400", f"{file} ends at byte {start + size - left}, within what is read", Label(file))
+            fail("E400", f"{file} ends at byte {start + size - left}, before the end of the data", Label(file))
         parts.append(part)
         left -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -300,7 +300,7 @@ def _find_directory(archive: _Tail, size: int) -> tuple[int, int, int]:
         if locator.startswith(b"PK\x06\x07"):
             _, disk64, end64_start, disks = _LOCATOR.unpack(locator)
             if end64_start + 56 > end_start - 20:
-                fail("E402", f"{file}: the zip64 end record lies behind its place", Label(file))
+                fail("E402", f"{file}: the zip64 end record is behind its place", Label(file))
             end64 = _END64.unpack(archive.read(end64_start, 56))
             if end64[0] != b"PK\x06\x06" or end64_start + 12 + end64[1] != end_start - 20:
                 fail("E402", f"{file}: the zip64 end record is damaged", Label(file))

@@ -66,7 +66,7 @@ def left_values(source: Checkpoint, structure: Structure) -> dict[str, str]:
         elif why := target.value_dropped(name, structure.settings):
             out[name] = why
     if META in out:
-        out[META] = "it is Lightning's file of what is in no chunk"
+        out[META] = "it is Lightning's file of values outside chunks"
     return out
 
 

@@ -57,7 +57,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
         fail("E400", f"{path} cannot be read: {error.strerror}", Label(str(path)))
     except (OSError, ValueError):  # a ValueError: a path that no file can have
         text = str(path)
-        remedy = f"a checkpoint is a folder or a file; where {text} describes it, it stands behind --from"
+        remedy = f"a checkpoint is a folder or a file; if {text} describes it, put it behind --from"
         fail("E437", f"{path} does not exist", Label(text), remedy=remedy if ".ucpl:" in text or "(" in text else "")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         fail("E400", f"{path} is neither a folder nor a regular file", Label(str(path)))

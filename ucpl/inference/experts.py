@@ -112,7 +112,7 @@ def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
     """
     if base.asked(TP) > 1:
         remedy = "tp = 1, with an ep that divides dp; plain() is one file of all"
-        fail("E478", "AutoEP's experts beside tensor parallelism are not written", asked, remedy=remedy)
+        fail("E478", "AutoEP's experts with tensor parallelism are not written", asked, remedy=remedy)
     if edp > 1 and base.asked("round_robin"):
         remedy = "round_robin = 0, and round_robin_gradients off in the config of the run that loads it"
         fail("E478", "round_robin deals AutoEP's tensors, of several experts each", asked, remedy=remedy)
@@ -158,7 +158,7 @@ def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) ->
             fail(
                 "E478",
                 f"{frozen_.name} is frozen, the last expert of a rank at ep = {ep}, and an elastic checkpoint names no groups:"
-                " beside tensor parallelism nothing in it would say how many experts a rank has",
+                " with tensor parallelism the number of a rank's experts would be unknown",
                 asked,
                 remedy="elastic = 0; or tp = 1; or freeze others of a rank's experts, and not the last",
             )

@@ -63,7 +63,7 @@ class Inferred:
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
 
     def _refuse(self, code: str, why: str) -> NoReturn:
-        remedy = "convert without a text: what is inferred needs none"
+        remedy = "convert without a text: inferred layouts need none"
         fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
 
     def call_text(self) -> str:

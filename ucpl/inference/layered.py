@@ -83,7 +83,7 @@ def _named(source: Checkpoint | None, base: Base, asked: Label) -> _Named:
         else:
             _no_pipeline(base, f"{tensor.name} is of no layer by its name", asked)
     if not named.own:
-        _no_pipeline(base, "nothing says which tensors are a layer", asked)
+        _no_pipeline(base, "no tensor is of a layer by its name", asked)
     return named
 
 

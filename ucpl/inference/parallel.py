@@ -151,7 +151,7 @@ def demand(shardings: Mapping[str, Sharding], checkpoint: Checkpoint) -> None:
         more = f"; so with {len(unknown) - 1} more" if len(unknown) > 1 else ""
         fail(
             "E464",
-            f"`{unknown[0]}` is {shown} on tensor-parallel ranks, and nothing says what of the whole these are{more}",
+            f"`{unknown[0]}` is {shown} on tensor-parallel ranks, and their places in the full tensor are unknown{more}",
             Label(str(checkpoint.root), where=unknown[0]),
             notes=(_to_start_from(unknown, checkpoint),),
         )
@@ -177,7 +177,7 @@ def started(checkpoint: Checkpoint) -> str:
         for name, s in checkpoint.state.parallel.shardings.items()
         if s.dim is not None
     ]
-    said = f"# Nothing says how tensors are cut whose lines are marked as open: {_WORDS}."
+    said = f"# The cuts of tensors with lines marked as open are unknown: {_WORDS}."
     lines = [f"{line}: open" for line in _open_lines(unknown, checkpoint)]
     return "\n".join(("ucpl 1", "", said, _opening(checkpoint), *known, *lines, "}", ""))
 
@@ -229,7 +229,7 @@ def dealt(base: Base, shardings: Cuts) -> tuple[Base, Cuts, tuple[Note, ...]]:
     if not shardings:
         fail(
             "E472",
-            f"`{call.name}` at tp = {degree}: the source is not tensor parallel, and nothing says how its tensors are cut",
+            f"`{call.name}` at tp = {degree}: the source is not tensor parallel, and the cuts of its tensors are unknown",
             Label("<call>", where=f"tp = {degree}"),
             remedy=_SAY_CUTS,
         )
@@ -270,7 +270,7 @@ def _chunked(shardings: Cuts, degree: int, origin: str) -> tuple[Cuts, tuple[Not
             if x.widths is not None and len(set(x.widths)) > 1:
                 uneven.append(f"{name} {list(x.widths)}")
         out[name] = evolve(s, sections=sections, origin=origin)
-    notes: list[Note] = [("cuts over tp", f"{_cut(shardings)} tensors", f"as torch.chunk cuts what {origin} names")]
+    notes: list[Note] = [("cuts over tp", f"{_cut(shardings)} tensors", f"as torch.chunk cuts the tensors in {origin}")]
     if uneven:
         notes.append(("unequal parts", ", ".join(uneven[:3]) + (", ..." if len(uneven) > 3 else ""), "torch.chunk"))
     return out, tuple(notes)
@@ -379,11 +379,11 @@ def _only_heads(sections: Sequence[_Cut], fitting: Sequence[int], degree: int, g
         fail(
             "E472",
             f"{sections[i].size} positions of `{sections[i].name}` over tp = {degree} are {list(one[i])} with kv_heads = {a}"
-            f" and {list(other[i])} with {b}, and the source does not say which",
+            f" and {list(other[i])} with {b}, and the source does not determine it",
             Label("<call>", where=f"tp = {degree}"),
         )
     if len(found) > 1:  # another number would be a contradiction of shapes when DeepSpeed loads, never a silent one
-        said = "default, as where the model's config names no heads; kv_heads=N where it names N, which cuts otherwise"
+        said = "default of a config without heads; give kv_heads=N if the model's config has N, which changes the cut"
         return 0, said
     return fitting[0], "the only cut that the source's widths allow"
 

@@ -146,7 +146,7 @@ class _Learner:
                     "E101",
                     f"dim `{name}` has no size: it is from {left[0]} to {left[-1]} by the padded {origin}",
                     at(entry.span, "padded here"),
-                    remedy=f"give it, with -D {name}=... or `dim {name} = ...`: padding does not say where it begins",
+                    remedy=f"give it, with -D {name}=... or `dim {name} = ...`: the begin of padding is unknown",
                 )
 
     def say(self, name: str, said: tuple[int, str], entry: nodes.Entry) -> None:

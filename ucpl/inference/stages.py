@@ -65,7 +65,7 @@ def dealt(base: Base, pipeline: Pipeline, ep: int) -> tuple[Base, Pipeline, tupl
         plain = with_argument(plain, "pp", len(sizes))
     degree = plain.asked("pp")
     if degree < 1:
-        fail("E477", f"pp = {degree}: layers lie on a stage at least", asked)
+        fail("E477", f"pp = {degree}: at least one stage is needed", asked)
     if sizes is not None:
         if len(sizes) != degree:
             fail("E477", f"stages = {sizes} are {len(sizes)} stages, and pp is {degree}", asked)
@@ -157,7 +157,7 @@ def _redealt(pipeline: Pipeline, degree: int, ep: int) -> Pipeline:
         )
         fail(
             "E476",
-            f"{len(pipeline.layers)} layers on pp = {degree}: {said}, and the source does not say which",
+            f"{len(pipeline.layers)} layers on pp = {degree}: {said}, and the source does not determine it",
             Label("<call>", where=f"pp = {degree}"),
             Label("<source>", pipeline.origin, where=f"layers of stages {pipeline.sizes}"),
         )

@@ -58,7 +58,7 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
     if not source.state.parallel.vocabulary:
         fail(
             "E479",
-            f"`{base.call.name}` with {name}: nothing says which tensors of the source have a row for each word",
+            f"`{base.call.name}` with {name}: the source does not name the tensors with a row for each word",
             where,
             Label(str(source.root)),
         )
@@ -138,4 +138,4 @@ def dealt(want: Asked, source: Checkpoint, degree: int) -> tuple[dict[str, Shard
             section = Section(want.rows, chunked(want.rows, degree))
             out[tensor.name] = Sharding(tensor.shape, 0, (section,), want.origin)
     words = max(source.state.parallel.vocabulary.values())
-    return out, (("rows of the vocabulary", f"{want.rows}, of which {words} are words", want.origin),)
+    return out, (("rows of the vocabulary", f"{want.rows}, {words} of them are words", want.origin),)

@@ -67,7 +67,7 @@ def demand_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None
             fail(
                 "E322",
                 f"`{name}` has {sharding.shape[0]} rows, twice the columns of `{name.removesuffix(_UP) + _DOWN}`: a gate and"
-                f" an up projection, of which each rank needs its part, and `{_ONE}` would cut them as one matrix: the first"
+                f" an up projection. Each rank needs its part of both, and `{_ONE}` would cut them as one matrix: the first"
                 " ranks would hold the gate",
                 Label(_SPEC, where=name),
                 remedy="--to 'megatron_deepspeed.ucpl:llama(...)', with the same degrees, which cuts the two",
@@ -90,8 +90,8 @@ def _demand_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.En
         if name.endswith(_UP) and rows == 2 * whole.get(back, (0, 0))[-1] and isinstance(axis, nodes.Cut):
             fail(
                 "E322",
-                f"`{name}` has {rows} rows, twice the columns of `{back}`: a gate and an up projection, of which each rank"
-                f" has its part, and `{_ONE}` takes the ranks' rows for parts of one matrix",
+                f"`{name}` has {rows} rows, twice the columns of `{back}`: a gate and an up projection. Each rank has its part"
+                f" of both, and `{_ONE}` takes the ranks' rows for parts of one matrix",
                 Label(str(checkpoint.root), where=name),
                 remedy="--from 'megatron_deepspeed.ucpl:llama()', which cuts the two",
             )

@@ -157,7 +157,7 @@ class Chunks:
                     Label(str(self.root / chunk.place.file), f"{list(held.shape)}", where=f"byte {chunk.place.start}"),
                     Label(str(self.root / one.place.file), f"{list(tensor.shape)}", where=f"byte {one.place.start}"),
                 ),
-                remedy="convert it: what is read, and written anew, has them in their place; torch cannot load it as it is",
+                remedy="convert it: the copy has all elements in their place; torch cannot load the source itself",
             )
         )
         placed = evolve(one, offset=chunk.offset, shape=chunk.shape)

@@ -138,7 +138,7 @@ class _Ranks:
                 part = self.parts[rank]
                 fail(
                     "E456",
-                    f"{part.file} has nothing of `{flat.key}`, of which it should have elements {low} to {high}",
+                    f"{part.file} lacks elements {low} to {high} of `{flat.key}`",
                     Label(str(part.path), where=f"{_STATE}/{flat.key}"),
                 )
             tensor = value.tensor()
@@ -252,8 +252,8 @@ class _Ranks:
         if self.tops()[0].find(_OPTIM) is None or not self.has_views:
             return ()
         why = (
-            "with use_orig_params its numbers are those of the module's parameters, in an order that flat parameters do not"
-            " tell; SHARDED_STATE_DICT names them"
+            "with use_orig_params its numbers count the module's parameters, and flat parameters do not keep their order;"
+            " SHARDED_STATE_DICT names them"
         )
         return (NotRead(_OPTIM, why, is_optimizer=True, kind="value"),)
 

@@ -68,7 +68,7 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     if not any(one.dim is not None for one in shardings.values()):
         fail(
             "E472",
-            f"`{base.call.name}` at tp = {degree}: the source is not tensor parallel, and nothing says how its tensors are cut",
+            f"`{base.call.name}` at tp = {degree}: the source is not tensor parallel, and the dims to cut are not known",
             Label("<call>", where=f"tp = {degree}"),
             remedy="write a layout that extends dcp, with a line for each tensor that tp cuts: "
             '"layers.0.q.weight" = _@chunk(tp)@chunk(fsdp) ...  as "{prefix}layers.0.q.weight"',

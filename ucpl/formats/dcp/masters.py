@@ -70,15 +70,15 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
             return evolve(made, notes=(*made.notes, told))
         if held.amiss and state in _NAMES:
             said.append(
-                f"state `{state}` is f32 beside weights of 16 bits, and no master that is known: {held.amiss}. Masters are made"
-                f' of the weights; where it is the master, say {SETTING} = "{state}" in the call of --from'
+                f"state `{state}` is f32 and the weights have 16 bits, but it is not their master: {held.amiss}."
+                f' Masters are made of the weights; if it is the master, say {SETTING} = "{state}" in the call of --from'
             )
         elif not held.amiss and (held.is_told or state in _NAMES):
             why = proof if held.is_told else "all weights that were looked at are equal"
             why += "" if is_all else f", and {len(trained) - len(holders)} parameters have none"
             said.append(
-                f"state `{state}` is f32 beside weights of 16 bits, and may be their master ({why}). Masters are made of the"
-                f" weights, and it goes along as a state; where it is the master, say {SETTING} ="
+                f"state `{state}` is f32 and the weights have 16 bits: it may be their master ({why}). Masters are made of the"
+                f" weights, and this state is copied as a state; if it is the master, say {SETTING} ="
                 f' "{state}" in the call of --from'
             )
     return (

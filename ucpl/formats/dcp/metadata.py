@@ -131,7 +131,7 @@ def read_metadata(root: Path) -> Metadata:
     if unknown is not None:
         fail(
             "E520",
-            f"{METADATA} says where `{unknown}` lies, and not what it is",
+            f"{METADATA} has a place of `{unknown}`, but no description",
             Label(str(path), "stored", where=f"storage_data/{unknown}"),
             Label(str(path), "is not described", where=f"state_dict_metadata/{unknown}"),
         )
@@ -284,7 +284,7 @@ def _demand_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
         if text != name:
             fail(
                 "E520",
-                f"{METADATA} says that `{name}` stands at `{text}` of the state dict, and a value is called by its path",
+                f"{METADATA} gives `{name}` the path `{text}` in the state dict, but a value's name is its path",
                 Label(str(path), text, where=f"planner_data/{name}"),
             )
         for n in range(1, len(steps)):

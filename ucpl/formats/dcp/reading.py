@@ -202,7 +202,7 @@ class Opened:
                 "E460",
                 f"`{state}` of `{name}` is {kind_text(self.chunks.archive(place).value)}, whose parts no layout describes",
                 Label(str(self.root / place.file), where=entry),
-                remedy=f"{' '.join(f'--drop {one}' for one in _objects(self, name))} leaves out what cannot be read",
+                remedy=f"{' '.join(f'--drop {one}' for one in _objects(self, name))} leaves out the states that cannot be read",
             )
 
     def is_number(self, state: str) -> bool:

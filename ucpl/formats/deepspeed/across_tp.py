@@ -49,8 +49,8 @@ def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Sh
     shardings = {**cut_by_attributes(module.tensors, local, module.file.file), **shardings}
     unknown = [name for name in local if name not in shardings]
     if unknown:
-        more = f", nor {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        gathered.remark(f"nothing says how {unknown[0]} is cut over tp{more}: a layout has to")
+        more = f" and of {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        gathered.remark(f"the cut of {unknown[0]}{more} over tp is not stated: a layout has to state it")
     return shardings
 
 

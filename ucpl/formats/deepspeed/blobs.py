@@ -91,7 +91,9 @@ def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
     names = module.left_out.names
     cut = next((name for name, one in names.items() if one.value is not None and tp > 1), None)
     if cut is not None:
-        not_yet(module.file.path, f"{cut} is a second name of what was left out, on {tp} tensor-parallel ranks")
+        not_yet(
+            module.file.path, f"{cut} is a second name of a parameter that was left out, on {tp} tensor-parallel ranks"
+        )
     if names:
         gathered.blobs[BLOB] = {name: one.noted(module.file.file) for name, one in names.items()}
     gathered.unstored += module.left_out.lines(module.file)

@@ -119,7 +119,7 @@ class _Patterns:
 
     def pattern(self, text: str) -> re.Pattern[str]:
         if len(text) > _PATTERN_CHARACTERS_MAX or _GROUP_REPEATED.search(text):
-            refuse(self.file, text[:80], "a pattern that may take for ever to match")
+            refuse(self.file, text[:80], "a pattern that may take too long to match")
         try:
             return re.compile(text)
         except (re.error, OverflowError, RecursionError) as error:

@@ -268,7 +268,7 @@ def _groups_of_experts(file: TorchFile, files: _Files) -> frozenset[int]:
     if not ours:
         not_yet(file.path, "no group of the optimizer has experts")
     if min(ours) < max(frozenset(range(len(groups))) - ours, default=-1):
-        not_yet(file.path, "a parameter group of experts stands before another")
+        not_yet(file.path, "a parameter group of experts precedes another")
     return ours
 
 

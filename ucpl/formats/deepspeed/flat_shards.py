@@ -137,9 +137,9 @@ class _Read:
         if cut is not None and held.shape == (sum(last - first for first, last, _ in touched),) != (high - low,):
             not_yet(
                 part.path,
-                f"its part cuts {cut}, which Muon trains: DeepSpeed keeps the momentum of such a tensor whole on each rank that"
-                " has a part of it, and no layout says that yet. At ZeRO-3, at one rank, or where no part ends within a tensor,"
-                " it is read",
+                f"its part cuts {cut}, which Muon trains: DeepSpeed keeps the full momentum of such a tensor on each rank that"
+                " has a part of it, and layouts cannot describe this yet. At ZeRO-3, at one rank, or if no part ends within a"
+                " tensor, it can be read",
             )
 
     # ---- all ranks' ------------------------------------------------------------------------------------------------
@@ -175,7 +175,11 @@ class _Read:
         hypers = _rates(self.module, len(self.runs))
         gathered.remarks.append(
             "elastic_checkpoint keeps no hyper-parameters: weight decay, betas and the like are not in this checkpoint"
-            + ("; learning rates are those of the schedule" if hypers[:1] != [{}] else ", nor are learning rates")
+            + (
+                "; learning rates are those of the schedule"
+                if hypers[:1] != [{}]
+                else ", and learning rates are missing, too"
+            )
         )
         step = Value.of(self.sharers.optims[0]).at(_STATE).find(f"{_BASE}_step")
         if step is None or "step" in gathered.scalars:

@@ -176,7 +176,7 @@ class Gathered:
                         f"each rank has a number {name} of its own for {member}",
                         Label(str(where.path), where=key_text(where.key)),
                         remedy="It is of a rank's part (Adafactor's RMS), which no other degree has. Begin from the weights"
-                        " (model.safetensors beside the shards, zero_to_fp32.py), with moments at zero.",
+                        " (model.safetensors next to the shards, zero_to_fp32.py), with moments at zero.",
                     )
                 fail(
                     "E456",

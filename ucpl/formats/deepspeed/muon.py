@@ -37,7 +37,7 @@ def demand_whole_tensors(writer: Writer, file: TargetFile, states: dict[int, dic
             fits = [str(dp) for dp in range(1, _TRIED) if _cut_within(flat, dp) is None][:_SHOWN]
             fail(
                 "E471",
-                f"dp = {writer.dp} cuts {cut}, which Muon trains: at ZeRO-1 and 2 DeepSpeed keeps its momentum whole on each"
+                f"dp = {writer.dp} cuts {cut}, which Muon trains: at ZeRO-1 and 2 DeepSpeed keeps its full momentum on each"
                 " rank that has a part of it",
                 Label(file.path, where=f"optimizer_state_dict/base_optimizer_state/state/{g}/{STATE}"),
                 remedy=f"Choose zero3, or a dp that cuts no tensor of group {flat.group}: {', '.join(fits)}.",

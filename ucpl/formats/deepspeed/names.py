@@ -141,7 +141,7 @@ def _refuse_two_runs(root: Path, prefixes: dict[str, str]) -> None:
         (_, one), (_, other) = sorted(prefixes.items())[:2]
         fail(
             "E453",
-            "optimizer shards of two runs lie in one folder: some names begin with bf16_ and some do not",
+            "one folder has optimizer shards of two runs: some names begin with bf16_ and some do not",
             Label(str(root / one)),
             Label(str(root / other)),
         )
@@ -153,7 +153,7 @@ def _refuse_two_forms(root: Path, models: dict[tuple[int | None, int], str]) -> 
     if whole and parts:
         fail(
             "E453",
-            "model states of stage 3 (one file a rank) lie beside those of another stage",
+            "one folder has model states of stage 3 (one file a rank) and of another stage",
             Label(str(root / parts[0]), "stage 3"),
             Label(str(root / whole[0]), "stage 0, 1 or 2"),
         )

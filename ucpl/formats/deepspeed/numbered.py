@@ -167,7 +167,7 @@ def _said(found: Numbered, order: Order) -> Named:
             held += found.cost(known[rest[0]])
             mine.append(rest.pop(0))
         if held != group.room:
-            fail("E466", f"{order.origin} ends in group {g}, or a parameter is not whole in it", whose)
+            fail("E466", f"{order.origin} ends in group {g}, or a parameter is cut by its end", whose)
         out.append(mine)
     if rest:
         fail("E466", f"{order.origin} names {len(owners)} parameters, and the optimizer ends before {rest[0]}", whose)

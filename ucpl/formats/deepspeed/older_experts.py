@@ -91,7 +91,7 @@ def _groups(optims: tuple[TorchFile, ...], names: _Names) -> list[dict[str, Shap
         if mappings is None:
             fail(
                 "E457",
-                f"{part.file}: param_shapes and {_NAMES} do not show which parameters the optimizer's buffers hold,"
+                f"{part.file}: param_shapes and {_NAMES} do not name the parameters in the optimizer's buffers,"
                 " as of experts before DeepSpeed 0.7",
                 Label(str(part.path), where=_STATE),
                 remedy=_ADVICE,

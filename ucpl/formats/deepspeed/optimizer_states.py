@@ -180,7 +180,7 @@ def _refuse_empty(writer: Writer, file: TargetFile, group: int) -> NoReturn:
         "E471",
         f"stage {writer.here['pp']} of the pipeline holds no parameter of group {group}, and DeepSpeed keeps no empty one",
         Label(file.path),
-        remedy="Deal the layers otherwise: stages = [...] beside pp.",
+        remedy="Deal the layers differently: give stages = [...] with pp.",
     )
 
 

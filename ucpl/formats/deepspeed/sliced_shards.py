@@ -41,7 +41,7 @@ def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> 
             size = gathered.number("sub_group_size")
             fail(
                 "E456",
-                f"sub-groups of {[len(module.groups[s]) for s in mine]} parameters are not what sub_group_size {size} makes",
+                f"sub-groups of {[len(module.groups[s]) for s in mine]} parameters contradict sub_group_size {size}",
                 Label(str(module.file.path), "a list for each sub-group", where="param_shapes"),
                 Label(
                     str(module.file.path), f"{packed} parameters", where="ds_config/zero_optimization/sub_group_size"

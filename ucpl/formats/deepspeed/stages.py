@@ -260,7 +260,7 @@ def _dealt(found: _Found, stated: _Stated, held: list[set[str]]) -> Pipeline:
             made = _completed(found, count, held, bounds, is_last_behind)
             if made is not None and _agrees(made, bounds, own, held):
                 return Pipeline(made, bounds, _elements(made, stated), (), "param_shapes of each stage")
-    not_yet(stated.metas[0].path, "its layers do not lie on stages one after another")
+    not_yet(stated.metas[0].path, "its stages do not have consecutive layers")
 
 
 def _direct(own: dict[int, int], stages: int, count: int) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ def _refuse_names(listing: Listing) -> None:
     if (root / "offloaded_tensors").is_dir():
         not_yet(root / "offloaded_tensors", "its optimizer state is in swap files (NVMe offload)")
     if listing.layers and listing.experts:  # DeepSpeed saves a pipeline with experts by rank, not by layer
-        not_yet(root / listing.experts[0], "it has experts beside files of layers")
+        not_yet(root / listing.experts[0], "it has experts and files of layers")
 
 
 def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: tuple[int, int]) -> None:
@@ -130,7 +130,7 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
     for part in (part for row in rows for part in row):
         has_module = Value.of(part).at("module").held is not None
         if has_module and listing.layers:
-            not_yet(part.path, "it has a module beside the files of layers")
+            not_yet(part.path, "it has a module and files of layers")
         if not has_module and not listing.layers:
             not_yet(part.path, _LAYERS)
     if pp > 1 and not (listing.layers or listing.experts):
@@ -150,7 +150,7 @@ def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing
         not_yet(first.path, "its experts are AutoEP's, and none of them has a file")
     folded = Value.of(first).find(auto_ep.FOLDING)
     if degrees != (1, 1) or (folded is not None and folded.held):
-        not_yet(first.path, "its experts are AutoEP's beside tensor or pipeline parallelism")
+        not_yet(first.path, "it combines AutoEP's experts with tensor or pipeline parallelism")
 
 
 # ---- degrees ---------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _tp_of_layers(listing: Listing) -> int:
         )
         fail(
             "E453",
-            "files of layers of two runs lie in one folder: some are of a tensor-parallel rank and some are not",
+            "one folder has files of layers of two runs: some are of a tensor-parallel rank and some are not",
             Label(str(listing.root / one)),
             Label(str(listing.root / other)),
         )
@@ -304,7 +304,7 @@ def _stage(optims: list[TorchFile], is_sliced: bool) -> int:
         (one, a), (other, b) = sorted(stages.items())[:2]
         fail(
             "E456",
-            f"shards of stage {one} and of stage {other} lie in one folder",
+            f"one folder has shards of stage {one} and of stage {other}",
             Label(str(a.path), f"stage {one}"),
             Label(str(b.path), f"stage {other}"),
         )

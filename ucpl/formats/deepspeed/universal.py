@@ -185,7 +185,7 @@ class _Universal:
             gathered.not_read += unknown_keys(self.shared.file, self.shared.value, SHARED, by="DeepSpeed")
         if self.ranks > 1 and module.tensors:
             gathered.remark(
-                "the source was model-parallel: its cut weights in `module` are not read, the masters are whole"
+                "the source was model-parallel: its cut weights in `module` are not read, the masters are complete"
             )
         if lost := lost_buffers(self.metas):
             gathered.remark(f"buffers of a pipeline's layers have no file here: {shown(lost)}")

@@ -97,7 +97,7 @@ def _atoms(writer: Writer, cuts: Cuts) -> Made:
         ):  # of a module whose tensors the source has by other names by now
             fail(
                 "E471",
-                f"a universal folder of what this source has now has no place for {key_text(writer.targets[i].key)} of {path}",
+                f"a universal folder of this source has no place for {key_text(writer.targets[i].key)} of {path}",
                 Label(str(writer.source.root)),
             )
         file = writer.file(path)

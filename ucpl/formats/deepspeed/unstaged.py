@@ -65,7 +65,7 @@ def told_of(topology: Topology, by_tp: list[Files], order: Order | None = None) 
     )
     remarks: tuple[str, ...] = ()
     if topology.pp == 1 and finder.order is None:
-        remarks = ("no file of a pipeline without ZeRO says which layers are tied: on more stages each is for itself",)
+        remarks = ("a pipeline without ZeRO does not record its tied layers: on more stages each is separate",)
     return Told(tuple(groups), how, remarks)
 
 

@@ -96,7 +96,7 @@ def _of_model_alone(container: Container, structure: Structure) -> Sorted:
     kept = {one.name for one in placed}
     why = f"a target of {structure.framework} is no folder of {container.kind.title}"
     left = dict.fromkeys((f.name for f in container.files if f.name not in kept), why)
-    said = (f"{len(left)} files beside the shards are left out: {why}",) if left else ()
+    said = (f"{len(left)} files next to the shards are left out: {why}",) if left else ()
     return Sorted(tuple(placed), left, (*_carried_text(placed, []), *said))
 
 
@@ -154,7 +154,7 @@ def _carried_text(placed: list[Placed], unknown: list[Beside]) -> list[str]:
     weights = [one.name for one in placed if one.of.rule is not None and one.of.rule.fate == "weights"]
     out = [f"written anew: {_listed(names)}: {why}" for why, names in anew.items()]
     out += [f"as they are: {_listed(known)}"] if known else []
-    out += [f"weights beside the shards, bit for bit: {_listed(weights)}"] if weights else []
+    out += [f"weights next to the shards, bit for bit: {_listed(weights)}"] if weights else []
     out += [f"not known here, and carried as they are: {_listed([f.name for f in unknown])}"] if unknown else []
     return out
 
@@ -254,5 +254,5 @@ def _unseen(container: Container, file: Beside) -> Diagnostic:
         "E488",
         f"{file.name} cannot be looked at: {file.reason}",
         (Label(str(container.top / file.name)),),
-        remedy=f"--drop {file.name} leaves it out; or copy it again from where the run wrote it",
+        remedy=f"--drop {file.name} leaves it out; or copy it again from the original run",
     )

@@ -106,7 +106,7 @@ def _names(kind: Kind, top: Path, steps: Sequence[Path], skipped: dict[str, str]
         for name in sorted(files):
             count += 1
             if count > FILES_MAX:
-                fail("E489", f"{top} has more than {FILES_MAX:,} files beside the shards", Label(str(top)))
+                fail("E489", f"{top} has more than {FILES_MAX:,} files next to the shards", Label(str(top)))
             below = here / name
             shown = below.relative_to(top).as_posix()
             if shown in POINTERS:

@@ -267,7 +267,7 @@ class _Folder:
         if odd or len(sets) != 1:
             fail(
                 "E384",
-                f"{path} has {len(here)} .safetensors files, and no index says how they belong together",
+                f"{path} has {len(here)} .safetensors files without an index that joins them",
                 Label(str(path), where=", ".join(here[:6]) + (", ..." if len(here) > 6 else "")),
             )
         ((stem, count),) = sets
@@ -391,7 +391,7 @@ def _refuse_odd(path: Path) -> NoReturn:
             "E380",
             f"{path.name} is a link to {os.readlink(path)}, which is not there",
             Label(str(path), "leads nowhere"),
-            remedy="download the file again, or copy the folder with what its links lead to (`cp -rL`)",
+            remedy="download the file again, or copy the folder with the targets of its links (`cp -rL`)",
         )
     fail("E400", f"{path.name} is no regular file", Label(str(path)), remedy="put the file there whose name it has")
 

@@ -62,7 +62,7 @@ def demand(base: Base) -> None:
     idle = next((a.name for a in base.call.arguments if a.name in _ALONE), None)
     if form != BUCKETS and idle is not None:
         refuse(
-            f"{idle} is nothing that a {FORMS[0]} folder hangs on, which Megatron loads at any",
+            f"{idle} has no effect on a {FORMS[0]} folder, which Megatron loads at any",
             base,
             f'take it out, or say optimizer = "{BUCKETS}"',
         )
@@ -80,7 +80,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     if source is not None and any(map(names.is_expert, made.shapes)) and has_grouped_mlp(arguments_in(source)):
         refuse(
             f'optimizer = "{BUCKETS}" of a run whose experts are those of GroupedMLP: it would take transposed moments out of'
-            " buckets that have each expert by itself",
+            " buckets that have each expert separately",
             base,
             "take it out: fully_reshardable is loaded by a job with GroupedMLP and by others",
         )

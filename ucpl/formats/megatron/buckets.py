@@ -409,7 +409,7 @@ class Shares:
         if count > most:
             fail(
                 "E533",
-                f"`{name}` is of {lead}s, and what is stored are not as many as its name and shape say",
+                f"`{name}` is of {lead}s, and fewer are stored than its name and shape imply",
                 Label(str(self.root / METADATA), f"{list(stored.shape)}, {len(stored.chunks)} chunks", where=name),
             )
         return count

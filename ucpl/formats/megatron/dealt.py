@@ -158,7 +158,7 @@ class Dealt:
             )
         if self.is_ahead and self.is_tied and self.degrees["pp"] > 1:
             refuse(
-                "a tied head beside layers that predict tokens ahead, on several stages, is nothing that Megatron-Core saves",
+                "Megatron-Core does not save a tied head with layers of multi-token prediction on several stages",
                 self.base,
                 "pp = 1",
             )
@@ -326,7 +326,7 @@ class Dealt:
             flags = {"bf16": "bf16", "fp16": "f16"}
             dtype = next((d for flag, d in flags.items() if self.base.inherited.get(flag, (0, ""))[0]), "f32")
         if dtype not in _GRADIENTS:
-            refuse(f"`{name}` is {dtype}, of which Megatron's distributed optimizer has no buffer", self.base)
+            refuse(f"`{name}` is {dtype}, and Megatron's distributed optimizer has no buffer of that dtype", self.base)
         return dtype
 
     def demand_aligned(self, members: tuple[str, ...]) -> None:

@@ -67,7 +67,7 @@ def found(path: Path, holds: Callable[[Path], bool]) -> Step:
     text = (read_name(path / TRACKER) if (path / TRACKER).is_file() else None) or "no name"
     fail(
         "E532",
-        f"{path / TRACKER} says {text[:40]!a}, and no folder of that iteration is beside it",
+        f"{path / TRACKER} says {text[:40]!a}, and no folder of that iteration is next to it",
         Label(str(path / TRACKER), text[:40]),
         remedy=f"name an iteration's folder: {path / others[-1]}" if others else "",
     )

@@ -80,7 +80,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     if (numbered := next((name for name in shapes if in_modules(name) != name), None)) is not None:
         fail(
             "E547",
-            f"`{numbered}` is an expert's weight as grouped experts call it, and it is named as an expert's by itself here",
+            f"`{numbered}` has the name of a weight of grouped experts, and names here are those of single experts",
             Label("<call>", where=base.call.name),
             remedy=f"call it `{in_modules(numbered)}`, and say grouped = 1 for files with the grouped names",
         )

@@ -124,7 +124,7 @@ def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root:
         " layers by the number that they have on their stage, so that those of all stages have the same names",
         Label(str(root / METADATA), f"num_layers = {said}", where="args"),
         Label(str(root / METADATA), f"{len(layers)} layers", where=_LAYERS),
-        remedy="what lies under such a name is of one stage or the other, and no file tells which: save the run with one stage,"
+        remedy="a value under such a name can be of any stage: save the run with one stage,"
         " or with --ckpt-format torch_dist, whose names are the model's",
     )
 

@@ -146,7 +146,7 @@ def by_rule(
                 f" {values[0]} and {values[1]}",
                 Label("<source>", where=members[0]),
                 Label("<source>", where=name),
-                remedy="Megatron tells apart what has weight decay, and experts, alone; without the optimizer, the weights are"
+                remedy="Megatron distinguishes only weight decay and experts; without the optimizer, the weights are"
                 " converted: --drop of its states",
             )
     is_silent = not any(hyper for hyper, _ in found.values())
@@ -262,9 +262,9 @@ def demand_found_again(
                 fail(
                     "E471",
                     f"`{name}` is in parameter group {number} of the target, and by Megatron's rule it would be found in group"
-                    f" {found[name]}: no file says which parameter is in which group",
+                    f" {found[name]}: files do not record the groups of parameters",
                     Label("<source>", where=name),
-                    remedy="Megatron tells apart what has weight decay, experts, and embeddings whose rate is another, alone;"
+                    remedy="Megatron distinguishes only weight decay, experts, and embeddings with another learning rate;"
                     " without the optimizer, the weights are converted: --drop of its states",
                 )
 

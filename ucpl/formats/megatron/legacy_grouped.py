@@ -62,7 +62,7 @@ def experts_in(
                 "E548",
                 f"`{name}` has all experts of a rank in one tensor, and neither a router nor num_experts says how many",
                 Label(place, where=name),
-                remedy="save it as torch_dist (--ckpt-format torch_dist), which has each by itself",
+                remedy="save it as torch_dist (--ckpt-format torch_dist), which has each expert separately",
             )
         count, first = total // ep, match["number"] == "1"
         dim = 1 if first else 0

@@ -191,7 +191,7 @@ def _refuse_unknown(ranks: Ranks, held: dict[Place, list[dict[str, Value]]]) -> 
     for name in experts:
         if names.expert_of(name) is None and not is_grouped(name) and max(ranks.ep, ranks.tp) > 1:
             if not name.endswith(_EXTRA):
-                _refuse(ranks, f"`{name}` is of experts, and of which is not in its name", name)
+                _refuse(ranks, f"`{name}` is of experts, and its name has no expert's number", name)
     if experts and etp not in (None, ranks.tp):
         _refuse(ranks, f"experts are cut over {etp} ranks, and the rest of the model over {ranks.tp}", "args")
     if said.get("moe_mlp_glu_interleave_size") not in (None, 0):
@@ -311,7 +311,7 @@ def _hold_against(ranks: Ranks, made: Modules, dialect: names.Dialect) -> None:
         if size is not None and shape[dim] != size * times:
             fail(
                 "E543",
-                f"`{name}` is {list(shape)} as a whole, and the run's arguments say {word} = {size}",
+                f"`{name}` is {list(shape)} over all ranks, and the run's arguments say {word} = {size}",
                 Label(ranks.place, f"{word} = {size}", where="args"),
                 Label(ranks.place, f"cut over tp {ranks.tp}", where=name),
             )

@@ -130,7 +130,7 @@ class Dialect:
         if theirs is None or len(theirs) != 2:
             fail(
                 "E543",
-                f"`{name}` is beside no {other}, and whether it is a gate and an up projection is not known",
+                f"`{name}` may be a gate and an up projection, and there is no {other} that shows it",
                 Label(self.place, where=name),
             )
         if not mine or mine[0] not in (theirs[1], 2 * theirs[1]):
@@ -159,7 +159,7 @@ class Dialect:
             fail(
                 "E547",
                 f"{size} positions of dim {dim} of `{name}` do not divide by tp = {ways}",
-                Label(self.place, f"{list(whole)} as a whole", where=name),
+                Label(self.place, f"{list(whole)} over all ranks", where=name),
             )
         section = Section(size, (size // ways,) * ways)
         return Sharding(whole, dim, (section,) * parts, origin=NAMES)
@@ -184,7 +184,7 @@ class Dialect:
             return None
         fail(
             "E542",
-            f"nothing says how `{name}`, {list(mine)} on a rank, is cut over {ways} tensor-parallel ranks: no layer of"
+            f"the cut of `{name}`, {list(mine)} on a rank, over {ways} tensor-parallel ranks is unknown: no layer of"
             " Megatron-Core's has a tensor of that name",
             Label(self.place, where=name),
         )
@@ -203,7 +203,7 @@ class Dialect:
             return 0 if is_own else None
         fail(
             "E542",
-            f"nothing says whether `{name}`, {list(mine)} on a rank, is whole on each of {ways} tensor-parallel ranks, as in"
+            f"`{name}`, {list(mine)} on a rank, may be a full copy on each of {ways} tensor-parallel ranks, as in"
             " blocks of Transformer Engine's, or cut by rows, as in Megatron-Core's own (transformer_impl of `args`)",
             Label(self.place, where=name),
         )

@@ -357,7 +357,7 @@ def _buckets(
         f"{found.file}: a buffer of {numel} elements is of {len(parameters)} parameters with {held}; {what}",
         Label(str(found.path), f"{_SAVED} = {numel}", where="/".join(map(str, found.key))),
         Label(str(ranks.place), f"{len(parameters)} parameters, each from a multiple of 64"),
-        remedy="save it as torch_dist (--ckpt-format torch_dist), which says where each lies",
+        remedy="save it as torch_dist (--ckpt-format torch_dist), which records the place of each",
     )
 
 

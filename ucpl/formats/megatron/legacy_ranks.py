@@ -113,7 +113,7 @@ def read_ranks(step: Step) -> Ranks:
                 f"the run's arguments say {name} = {said[name]}, and the folders are of {degrees[axis]}",
                 Label(str(begun.path), f"{name} = {said[name]}", where="args"),
                 Label(str(step.root), f"{len(found)} folders, {found[-1].folder} the last"),
-                remedy="copy the missing folders of ranks from where the run wrote them",
+                remedy="copy the missing folders of ranks from the original run",
             )
     folders: dict[Place, Rank] = {}
     for place in product(*(range(degrees[axis]) for axis in _SIZES)):
@@ -164,6 +164,6 @@ def _demand(step: Step, rank: Rank, file: str) -> str:
             "E540",
             f"{rank.folder} has no {file}",
             Label(str(step.root / rank.folder / file), "not there"),
-            remedy="copy it from where the run wrote it",
+            remedy="copy it from the original run",
         )
     return f"{rank.folder}/{file}"

@@ -68,7 +68,7 @@ class Drawn:
     def _cut(self, name: str, dim: int, parts: Sequence[Part], called: str, origin: str) -> None:
         shape = self.network.shapes[self.network.owner(name)]
         if sum(size for size, _ in parts) != shape[dim]:
-            refuse(f"`{name}` is {list(shape)}, of which {origin} makes no {[size for size, _ in parts]}", name)
+            refuse(f"`{name}` is {list(shape)}, and {origin} cuts it into {[size for size, _ in parts]}", name)
         sections = tuple(Section(size, self.widths(size, called) if is_dealt else None) for size, is_dealt in parts)
         made = Sharding(shape, dim, sections, origin)
         first = self.cuts.setdefault(self.network.owner(name), made)

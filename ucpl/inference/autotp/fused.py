@@ -47,7 +47,7 @@ def parts_of(drawn: Drawn, text: str, module: Module, path: str) -> tuple[str, S
         return layer, [(rows, True)]
     if kind == _ONE:
         if not 0 < heads.hidden < rows:
-            refuse(f"{path} of {rows} rows, of which hidden_size = {heads.hidden} are said to be queries", path)
+            refuse(f"{path} has {rows} rows, and hidden_size = {heads.hidden} of them should be queries", path)
         return layer, [(heads.hidden, True), (rows - heads.hidden, False)]
     if kind == _PACKED or drawn.asked.kv_heads == 2:
         each = (

@@ -26,7 +26,7 @@ __all__ = ["cuts_of", "dealt"]
 
 VOCABULARY = "vocab_parallel_lm_head"  # in DeepSpeed's config, with autotp_size
 _WITHOUT_CLASS = (
-    "AutoTP cuts a model by its class, which files do not hold: install a transformers that has it beside ucpl (pip install"
+    "AutoTP cuts a model by its class, which files do not hold: install a transformers that has it next to ucpl (pip install"
     " transformers); or say the cuts in a layout of your own that extends zero1: --to 'FILE.ucpl:NAME(tp=2)'"
 )
 _ARGUMENTS = (KV_HEADS, GRAIN, VOCABULARY)

@@ -86,7 +86,7 @@ def by_plan(drawn: Drawn) -> None:
 
 def _line(pattern: str, style: str, origin: str) -> _Line:
     if len(pattern) > _PATTERN_CHARACTERS_MAX or pattern.count("*") > 4:
-        refuse(f"a pattern that may take for ever to match: {pattern[:80]}", origin)
+        refuse(f"a pattern that may take too long to match: {pattern[:80]}", origin)
     text = re.escape(pattern).replace(r"\*", ".*")
     end = "$" if text.endswith(r"\.weight") else r"\.weight$"
     return _Line(pattern, style.lower(), origin, re.compile(f".*{text}{end}"))
@@ -109,7 +109,7 @@ def _matrices(root: Module) -> Iterator[tuple[str, Module]]:
 def _embedding(drawn: Drawn, path: str, module: Module, line: _Line) -> None:
     name = f"{path}.weight"
     if name in drawn.network.owners or name in drawn.network.owners.values():
-        refuse(f"{line.said}: DeepSpeed would cut the embedding, and untie what shares `{name}`", name)
+        refuse(f"{line.said}: DeepSpeed would cut the embedding, and untie the tensors that share `{name}`", name)
     drawn.row(path, module, path, line.said)
 
 

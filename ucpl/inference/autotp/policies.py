@@ -79,7 +79,9 @@ def _policies(root: Module) -> list[_Policy]:
             found[layer.kind] = evolve(before, summed=before.summed | summed)
     if not found:
         refuse(
-            f"in no layer of {root.class_name} does DeepSpeed's AutoTP find what to sum", "architectures", remedy=_OWN
+            f"DeepSpeed's AutoTP finds no module to sum in the layers of {root.class_name}",
+            "architectures",
+            remedy=_OWN,
         )
     return list(found.values())
 

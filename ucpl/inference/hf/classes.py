@@ -119,7 +119,7 @@ def built_of(config: Config) -> tuple[object, object]:
     except ImportError:
         fail(
             "E396",
-            "transformers is not installed: a config alone does not say which modules there are",
+            "transformers is not installed: a config alone does not list the modules",
             Label(place.name),
         )
     _demand_built(config, place)
@@ -169,7 +169,7 @@ def _asked(library: _Library, config: Config, place: str) -> Class:
         {a: o for a, o in ties.items() if o in names and a not in names},
         {str(k): str(v) for k, v in plan.items()},
         absent,
-        f"what {type(model).__name__} of transformers saves",
+        f"tensors that {type(model).__name__} of transformers saves",
         tuple(map(str, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
     )
 

@@ -145,12 +145,12 @@ def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
         return (f"config.quantization_config: {how}. `dequantised()` stores each weight times its scales.",)
     if any(t.name.endswith(SCALE) for t in facts.tensors):
         return (
-            f"config.quantization_config: {how}. Scales are tensors by themselves, `..{SCALE}`: of which weights, and of how"
-            " many elements each, their shapes do not tell.",
+            f"config.quantization_config: {how}. Scales are tensors of their own, `..{SCALE}`: their weights and block sizes"
+            " do not follow from their shapes.",
         )
     return (
-        f"config.quantization_config: {how}. This is what the class saves without it: files that are quantised have weights of"
-        " another type and scales beside them. Import their folder to describe those.",
+        f"config.quantization_config: {how}. These are the tensors of the class without it: quantised files have weights of"
+        " another type, and scales. Import their folder to describe those.",
     )
 
 

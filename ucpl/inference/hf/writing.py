@@ -159,7 +159,7 @@ class _Writer:
         if found.parallel:
             lines += [
                 "",
-                "# Heads and groups of heads are dealt whole, the inner width and the vocabulary in chunks. One file a rank.",
+                "# Heads and their groups are not split; the inner width and the vocabulary are cut in chunks. One file a rank.",
             ]
             lines += [f"layout tensor_parallel(tp) of {model} extends hf() {{", "  framework torch()", "  mesh tp"]
             lines += [
@@ -243,7 +243,7 @@ class _Writer:
             len(a.outer) == 1 and a.outer[0].name in (f"n{n}", f"m{n}") for a, n in zip(stored.axes, shape, strict=True)
         )
         square = len(shape) == 2 and shape[0] == shape[1] and unnamed
-        return f"   # square, {shape[0]} by {shape[1]}: which axis is which, no shape tells" if square else ""
+        return f"   # square, {shape[0]} by {shape[1]}: the shape does not distinguish the axes" if square else ""
 
     def axes(self, f: Folded, taken: set[str]) -> tuple[_Named, ...]:
         """The axes with their dims named.
@@ -283,7 +283,7 @@ class _Writer:
         """Report a number that equals a key's, or that follows some key."""
         if self.sizes.is_told:
             if len(set(vector)) > 1:
-                self.say(f"{name}: {size} follows the config in a way that no product of keys tells.")
+                self.say(f"{name}: {size} follows the config, but is no product of its keys.")
             return
         keys = [f"config.{k}" for k, n in numbers_of(self.facts.config).items() if n == size and n > 1]
         if keys:
@@ -378,7 +378,7 @@ class _Writer:
             return None
         axis = _TP.get(style)
         if axis is None:
-            self.say(f"{whole}: the class's plan says `{style}`, which tensor_parallel leaves whole: write its parts.")
+            self.say(f"{whole}: the class's plan says `{style}`, which tensor_parallel does not cut: write its parts.")
         return axis
 
 
