@@ -1,4 +1,4 @@
-"""Parallel facts of a checkpoint: pipeline stages, expert placement, tensor shards, flat buffers and each rank's own values."""
+"""Parallel facts of a checkpoint: stages, experts, shards, buffers, rank values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @frozen(eq=False)
 class CarriedByRank:
-    """Values of the caller (client_state) as each rank's file has them; ranks can differ.
+    """Values of the caller (client_state) in each rank's file; ranks can differ.
 
     `of`: by pp, tp and dp coordinates, the last fastest; one entry for all dp ranks if they share a file.
     """
@@ -50,7 +50,7 @@ class CarriedByRank:
 
 @frozen(eq=False)
 class ParallelFacts:
-    """Placement of tensors and values on ranks, as the files state it. No field is of one format."""
+    """Placement of tensors and values on ranks, as the files state it."""
 
     pipeline: Pipeline | None = None
     experts: Experts | None = None  # if experts have files of their own

@@ -46,7 +46,6 @@ class Order:
 
 
 @frozen(eq=False)
-
 class Checkpoint:
     """A checkpoint whose headers were read. No payload is in memory.
 

@@ -159,7 +159,7 @@ class _Writer:
         if found.parallel:
             lines += [
                 "",
-                "# Heads and their groups are not split; the inner width and the vocabulary are cut in chunks. One file a rank.",
+                "# Heads and their groups are not split; the inner width and the vocabulary are in chunks. One file a rank.",
             ]
             lines += [f"layout tensor_parallel(tp) of {model} extends hf() {{", "  framework torch()", "  mesh tp"]
             lines += [
