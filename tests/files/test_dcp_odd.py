@@ -259,7 +259,7 @@ def deep(said: Metadata) -> None:
         (one_place, "E520", "has `model.a` at bytes 0 to"),
         (within, "E520", "and `model.a` from"),
         (behind, "E402", "are asked for"),
-        (one_path, "E520", "says that `model.b` stands at `model.a` of the state dict"),
+        (one_path, "E520", "gives `model.b` the path `model.a` in the state dict"),
         (dict_there, "E520", "has two values at `model.a` of the state dict: `model.a` and `model.a.b`"),
         (deep, "E455", "expected is a path of at most 100 steps"),
     ],

@@ -386,7 +386,7 @@ def test_experts_that_a_release_leaves_out_are_those_that_fill_the_buffer(tmp_pa
 
 def test_what_no_file_says_of_older_experts_is_refused(tmp_path: Path) -> None:
     told = refusal(lambda: open_checkpoint(older(ONE, tmp_path / "a", lambda s: s.pop("param_slice_mappings"))), "E457")
-    assert "param_shapes and param_slice_mappings do not show" in told.message
+    assert "param_shapes and param_slice_mappings do not name" in told.message
     old = older(ONE, tmp_path / "b")
     torch.save({"optimizer": {"state": {}}}, old / STEP / "expp_rank_1_mp_rank_00_optim_states.pt")
     told = refusal(lambda: open_checkpoint(old), "E457")
