@@ -46,7 +46,7 @@ def test_a_tensor_that_is_met_twice_is_written_once() -> None:
     assert storages.fresh() == "3"
 
 
-def test_what_a_tensor_is_beside_its_values_is_its_own() -> None:
+def test_attributes_of_a_tensor_are_its_own() -> None:
     """Two parameters over one storage: what each says of itself is not the first one's."""
     storages = Storages(by_place([extent("a")]))
     both: Any = storages.value(lifted([REF, evolve(REF, requires_grad=True)], "a"))

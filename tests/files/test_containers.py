@@ -96,7 +96,7 @@ def test_a_target_is_a_folder_of_the_trainer_again(source: Path, tmp_path: Path,
     assert good("compare", source, target).out.endswith("equal\n")
 
 
-def test_the_rule_for_new_ranks_is_told(source: Path, tmp_path: Path) -> None:
+def test_the_rule_for_new_ranks_is_reported(source: Path, tmp_path: Path) -> None:
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=4)", "--dry-run").out
     assert (
         "companions    random numbers of 2 ranks for 4: ranks that remain keep their own; rank 2 begins with that of rank 0,"
@@ -213,7 +213,7 @@ def test_weights_alone_keep_what_describes_the_model(source: Path, tmp_path: Pat
     good("verify", tmp_path / "t")
 
 
-def test_a_step_named_by_itself_is_no_container(source: Path, tmp_path: Path) -> None:
+def test_a_step_named_alone_is_no_container(source: Path, tmp_path: Path) -> None:
     out = good("convert", source / "global_step3", tmp_path / "t", "--to", "zero1(dp=3)").out
     assert "container" not in out and not files_of(tmp_path / "t")
 
@@ -254,7 +254,7 @@ def test_one_bit_of_them_is_found_and_they_are_written_anew(source: Path, tmp_pa
     assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
 
 
-def test_what_cannot_be_held_against_the_shards_is_said(source: Path, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_compared_are_reported(source: Path, tmp_path: Path) -> None:
     changed(source, lambda tensors: tensors.update(odd=torch.zeros(2)))
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)").out
     assert "1 tensors are not held against them: odd is no tensor of the shards" in out
@@ -292,7 +292,7 @@ def test_weights_of_another_dtype_are_held_against_masters(source: Path, tmp_pat
     assert "E708" in ucpl("verify", source).err
 
 
-def test_verify_reads_what_stands_beside_the_shards(source: Path, tmp_path: Path) -> None:
+def test_verify_reads_files_next_to_the_shards(source: Path, tmp_path: Path) -> None:
     file = source / "training_args.bin"
     raw = bytearray(file.read_bytes())
     raw[raw.index(b"TrainingArguments")] ^= 1
@@ -315,9 +315,7 @@ def test_python_does_what_the_command_does(source: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_another_training_dtype_is_that_of_the_weights_beside_the_shards(
-    source: Path, tmp_path: Path, name: str
-) -> None:
+def test_weights_next_to_the_shards_follow_the_training_dtype(source: Path, tmp_path: Path, name: str) -> None:
     if name == "pytorch_model.bin":
         tensors = load_file(source / "model.safetensors")
         torch.save(tensors | {"lm_head.weight": tensors["transformer.wte.weight"]}, source / name)
@@ -337,7 +335,7 @@ def test_another_training_dtype_is_that_of_the_weights_beside_the_shards(
         assert "model.safetensors is what the shards say" in good("verify", tmp_path / "t").out
 
 
-def test_weights_of_masters_beside_narrow_shards_stay_as_they_are(source: Path, tmp_path: Path) -> None:
+def test_weights_of_masters_next_to_narrow_shards_are_unchanged(source: Path, tmp_path: Path) -> None:
     """They follow no training dtype: somebody has put them there."""
     good("convert", source, tmp_path / "narrow", "--to", "zero1(dp=2, bf16=1)")
     shutil.copy(source / "model.safetensors", tmp_path / "narrow" / "model.safetensors")
@@ -349,7 +347,7 @@ def test_weights_of_masters_beside_narrow_shards_stay_as_they_are(source: Path, 
     assert digest(tmp_path / "u" / "model.safetensors") == digest(source / "model.safetensors")
 
 
-def test_parameters_that_are_gone_or_new_are_so_beside_the_shards(source: Path, tmp_path: Path) -> None:
+def test_dropped_and_new_parameters_change_weights_next_to_the_shards(source: Path, tmp_path: Path) -> None:
     gone = "transformer.h.0.mlp.c_fc.bias"
     out = good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)", "--drop", gone).out
     assert f"written anew: model.safetensors: {gone} is left out\n" in out
@@ -427,7 +425,7 @@ def test_two_folders_side_by_side(source: Path, tmp_path: Path) -> None:
     assert "companions    A lies in a folder of transformers' Trainer, the other by itself\n" in out
 
 
-def test_a_file_beside_the_shards_that_cannot_be_read_is_said(
+def test_an_unreadable_file_next_to_the_shards_is_reported(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
@@ -537,7 +535,7 @@ def test_a_folder_with_a_data_set_in_it_is_refused(source: Path, monkeypatch: py
 # ---- as all that is written --------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(source: Path, tmp_path: Path) -> None:
     command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
     set_failpoints("publish-before:1:enospc")
     assert ucpl(*command).status == 4
@@ -548,7 +546,7 @@ def test_an_interrupted_run_goes_on(source: Path, tmp_path: Path) -> None:
     assert digest(tmp_path / "t") == digest(tmp_path / "u")
 
 
-def test_what_is_made_is_made_again_where_a_run_goes_on(source: Path, tmp_path: Path) -> None:
+def test_made_files_are_made_again_if_a_run_resumes(source: Path, tmp_path: Path) -> None:
     command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3, bf16=1)")
     set_failpoints("publish-before:2:enospc")  # the first is of the weights by themselves
     assert ucpl(*command).status == 4
@@ -564,7 +562,7 @@ def test_what_is_made_is_made_again_where_a_run_goes_on(source: Path, tmp_path: 
     assert not list(tmp_path.glob(".v*"))
 
 
-def test_a_file_beside_the_shards_that_changes_in_between_is_another_source(source: Path, tmp_path: Path) -> None:
+def test_a_changed_file_next_to_the_shards_is_another_source(source: Path, tmp_path: Path) -> None:
     command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3)")
     set_failpoints("publish-before:1:enospc")
     ucpl(*command)
@@ -575,7 +573,7 @@ def test_a_file_beside_the_shards_that_changes_in_between_is_another_source(sour
 
 
 @pytest.mark.fault("Hostile input", "a companion file that grows between two reads", "refused")
-def test_a_file_beside_the_shards_that_grew_since_it_was_opened(source: Path, tmp_path: Path) -> None:
+def test_a_file_next_to_the_shards_that_grew_since_it_was_opened(source: Path, tmp_path: Path) -> None:
     plan, opened = ucpl_api.plan(str(source), "zero1(dp=3)"), open_checkpoint(source)
     with (source / "trainer_state.json").open("a") as file:
         file.write("more")

@@ -342,9 +342,7 @@ def compress(state: Part) -> None:
         (lambda state: state.update(state_dict_metadata=[1]), "E455", "state_dict_metadata is a list of 1"),
     ],
 )
-def test_metadata_that_is_not_whole_is_refused(
-    tmp_path: Path, change: Callable[[Part], object], code: str, said: str
-) -> None:
+def test_incomplete_metadata_is_refused(tmp_path: Path, change: Callable[[Part], object], code: str, said: str) -> None:
     shutil.copytree(FIXTURES / "fsdp2_w4", tmp_path / "folder")
     top = loads((tmp_path / "folder/.metadata").read_bytes())
     assert isinstance(top, Call) and isinstance(top.state, dict)
@@ -409,7 +407,7 @@ def test_shards_of_safetensors_are_read_exactly(tmp_path: Path) -> None:
     assert_equal(held, truth("hf_sharded_w4"))
 
 
-def test_torch_s_reader_of_safetensors_loads_whole_ones(tmp_path: Path) -> None:
+def test_torch_s_reader_of_safetensors_loads_complete_files(tmp_path: Path) -> None:
     """HuggingFaceStorageReader takes files without places in their headers, too: each tensor is one chunk."""
     ucpl.convert(FIXTURES / "hf_sharded_w4", tmp_path / "made", to='safetensors(shard = "2KB")')
     held = {name: torch.zeros_like(tensor) for name, tensor in truth("hf_sharded_w4").items()}
@@ -448,7 +446,7 @@ def test_shards_are_written_as_torch_reads_them(source: str, degrees: tuple[int,
     assert_equal(held, wanted)
 
 
-def test_texts_beside_shards_go_along(tmp_path: Path) -> None:
+def test_texts_next_to_shards_are_copied(tmp_path: Path) -> None:
     """So that a folder of transformers is one again when its shards were put together."""
     (tmp_path / "whole").mkdir()
     save_file({"a": torch.arange(4.0)}, tmp_path / "whole/model.safetensors")
@@ -498,7 +496,7 @@ def test_a_shard_that_is_gone_is_named(tmp_path: Path, gone: int, code: str, sai
     assert found.value.diagnostics[0].code == code
 
 
-def test_what_lightning_keeps_beside_the_chunks_goes_along(tmp_path: Path) -> None:
+def test_lightnings_file_next_to_the_chunks_is_copied(tmp_path: Path) -> None:
     """Its FSDPStrategy saves model and optimizers in chunks, and loops, callbacks and schedulers in a file beside them."""
     shutil.copytree(FIXTURES / "hsdp_2x2", tmp_path / "run")
     meta = {"epoch": 2, "loops": {"fit_loop": {"state": torch.arange(3)}}, "pytorch-lightning_version": "2.6.6"}

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_names_groups_and_what_stands_beside(folder: Path) -> None:
+def test_names_groups_and_other_values(folder: Path) -> None:
     found = open_checkpoint(folder)
     settings = found.state.settings
     assert (settings["prefix"].value, settings["states"].value, settings["flat"].value) == ("", "optimizer.state.", 1)

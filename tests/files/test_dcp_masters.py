@@ -82,7 +82,7 @@ def test_a_name_without_the_bits_is_no_master_and_is_remarked(tmp_path: Path) ->
     assert "`w`[5, 299] is not it, rounded to nearest even" in remarks_of(folder)
 
 
-def test_that_none_is_the_master_can_be_said(tmp_path: Path) -> None:
+def test_a_call_can_state_that_there_is_no_master(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run", torch.bfloat16, master=WIDE)
     made = prepare(Asked('dcp(master_state = "fp32")', "zero1(dp = 2)", folder), Given())
     assert made.checkpoint is not None and made.checkpoint.state.tensors[0].states == ("exp_avg", "master")

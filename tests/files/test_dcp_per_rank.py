@@ -115,7 +115,7 @@ def test_the_optimizer_s_numbers_are_the_model_s_parameters(
     assert ucpl.compare(folder, made / "there")
 
 
-def test_a_second_name_of_a_tied_tensor_is_told_by_its_bytes(folder: Path) -> None:
+def test_a_second_name_of_a_tied_tensor_is_found_by_its_bytes(folder: Path) -> None:
     saved(folder)
     for rank in range(RANKS):
         dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
@@ -143,7 +143,7 @@ def test_a_second_name_of_a_tied_tensor_is_told_by_its_bytes(folder: Path) -> No
     ],
     ids=["another order", "flat states", "none that tells"],
 )  # fmt: skip
-def test_an_optimizer_that_cannot_be_told_is_left_out(
+def test_an_optimizer_without_names_is_left_out(
     folder: Path, change: Callable[[int, dict[str, Any]], object], said: str
 ) -> None:
     saved(folder, change)

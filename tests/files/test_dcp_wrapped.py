@@ -94,7 +94,7 @@ def test_names_are_without_wraps_and_a_dcp_target_has_them_again(spelling: str, 
     assert ucpl.compare(tmp_path / "in", tmp_path / "zero")
 
 
-def test_two_names_that_wraps_alone_tell_apart_stay_two(tmp_path: Path) -> None:
+def test_two_names_that_differ_in_wraps_only_stay_two(tmp_path: Path) -> None:
     state, _ = run("compiled")
     state["model"]["layers.0.w.weight"] = torch.zeros(4, 4)
     save(state, checkpoint_id=tmp_path / "in")

@@ -71,7 +71,7 @@ def test_a_save_folder_and_its_step_are_the_same_checkpoint() -> None:
     assert one.root == EXAMPLE / "global_step3"
 
 
-def test_the_example_is_told_whole() -> None:
+def test_the_example_is_read_completely() -> None:
     found = opened(EXAMPLE)
     settings = {name: setting.value for name, setting in found.state.settings.items()}
     assert (
@@ -260,7 +260,7 @@ def test_swap_files_of_an_optimizer_are_not_read(folder: Path) -> None:
     assert found.code == "E457" and "NVMe" in found.message
 
 
-def test_a_pipeline_of_which_somebody_kept_the_weights_alone_is_read_and_says_so(tmp_path: Path) -> None:
+def test_a_pipeline_with_only_its_weights_is_read_and_reported(tmp_path: Path) -> None:
     save = shutil.copytree(SHARED / "pp2_dp2_z1", tmp_path / "save")
     for shard in step(save).glob("*_optim_states.pt"):
         shard.unlink()

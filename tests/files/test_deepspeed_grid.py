@@ -61,7 +61,7 @@ def refusal(run: Callable[[], Any], code: str) -> str:
 
 
 @pytest.mark.parametrize("path", [LISTS, MUTE, STAGED, CUT, FIXTURES / "sp2_dp2_z1"], ids=lambda p: p.name)
-def test_whole_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Path) -> None:
+def test_full_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Path) -> None:
     convert(path, tmp_path / "out", "plain()", layout=described(path))
     assert_is_truth(tmp_path / "out", path)
 
@@ -147,7 +147,7 @@ def test_a_stage_holds_its_own_tensors_alone(tmp_path: Path) -> None:
         assert sorted(found["module"]) == sorted(was["module"]) and found["buffer_names"] == was["buffer_names"]
 
 
-def test_what_cuts_is_told_with_its_origin() -> None:
+def test_cuts_are_reported_with_their_origin() -> None:
     def said(call: str) -> dict[str, tuple[Any, str]]:
         return {o.name: (o.value, o.origin) for o in plan(str(LISTS), call).origins}
 

@@ -226,7 +226,7 @@ CUT, LLAMA = FIXTURES / "tp2_ep2_dp2_z1", "megatron_deepspeed.ucpl:llama"
 @pytest.mark.parametrize(
     ("call", "last"), [("zero1(dp=2, tp=2, ep=1, elastic=1)", 3), (f"{LLAMA}(dp=2, tp=2, ep=2, elastic=1)", 1)]
 )
-def test_an_elastic_checkpoint_beside_tp_needs_the_last_experts(call: str, last: int) -> None:
+def test_an_elastic_checkpoint_with_tp_needs_the_last_experts(call: str, last: int) -> None:
     """It was written, and then refused: nothing said how many experts a rank has."""
 
     def made(to: str, freeze: list[str]) -> Plan:

@@ -119,7 +119,7 @@ def test_an_order_that_is_given_is_followed(form: str, text: str, tmp_path: Path
     demand_moments(source, tmp_path, EACH, call)
 
 
-def test_layers_of_one_shape_are_told_apart_by_the_model_order(tmp_path: Path) -> None:
+def test_layers_of_one_shape_are_distinguished_by_the_model_order(tmp_path: Path) -> None:
     groups = [*LAYERS, ["c.weight"]]
     source = saved(tmp_path / "s", groups, "plain")
     code, message = refusal(source)
@@ -131,7 +131,7 @@ def test_layers_of_one_shape_are_told_apart_by_the_model_order(tmp_path: Path) -
 
 @pytest.mark.parametrize("groups", [LAYERS, EACH, [["b.weight", "a.weight", "c.weight"], ["b.bias", "a.bias"]]])
 @pytest.mark.parametrize("form", ["each", "flat"])
-def test_masters_tell_any_order(form: str, groups: Groups, tmp_path: Path) -> None:
+def test_masters_identify_any_order(form: str, groups: Groups, tmp_path: Path) -> None:
     source = saved(tmp_path / "s", groups, form)
     opened = api.open_checkpoint(source)
     assert members(opened) == groups
@@ -172,7 +172,7 @@ def test_masters_that_are_alike_stand_in_the_model_order(form: str, tmp_path: Pa
     assert refusal(source, 'zero0(order = "model")')[0] == "E461"  # they do not lie one behind another
 
 
-def test_weights_that_are_views_of_flat_buffers_tell_any_order(tmp_path: Path) -> None:
+def test_weights_that_are_views_of_flat_buffers_identify_any_order(tmp_path: Path) -> None:
     """FP16_Optimizer makes them so, and torch saves them so."""
     source = saved(tmp_path / "s", EACH, "flat")
     file = source / "global_step3" / "mp_rank_00_model_states.pt"
@@ -191,7 +191,7 @@ def test_weights_that_are_views_of_flat_buffers_tell_any_order(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["plain", "each", "flat"])
-def test_names_that_torch_keeps_tell_any_order(form: str, tmp_path: Path) -> None:
+def test_names_that_torch_keeps_identify_any_order(form: str, tmp_path: Path) -> None:
     """named_parameters() went into the optimizer, a frozen parameter with them."""
     source = saved(tmp_path / "s", EACH, form)
     file = source / "global_step3" / "mp_rank_00_model_states.pt"

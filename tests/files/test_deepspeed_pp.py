@@ -216,7 +216,7 @@ def test_impossible_stages(call: str, code: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_stage_that_deepspeed_has_for_no_pipeline_is_told_what_it_is_for(stage: int) -> None:
+def test_a_stage_without_pipelines_is_refused_with_a_remedy(stage: int) -> None:
     assert f"zero{stage}(...) without pp" in refusal(lambda: plan(str(TIED), f"zero{stage}(pp=2)"), "E477").remedy
     plan(str(TIED), f"zero{stage}(dp=2)")
 

@@ -369,7 +369,7 @@ def test_a_rank_beyond_the_last_is_named(tmp_path: Path) -> None:
     assert (found.code, found.message) == ("E454", "dp rank 4 has a file, but there are 4 ranks")
 
 
-def test_numbers_of_the_first_rank_lie_where_they_were_read(tmp_path: Path) -> None:
+def test_numbers_of_the_first_rank_are_read_from_their_place(tmp_path: Path) -> None:
     """A number is carried from the first shard that has it, and its storage is no payload and not carried twice."""
     for name in (Z1, Z3):
         opened = open_checkpoint(copied(name, tmp_path))
@@ -412,7 +412,7 @@ def _zero_changed(changed: dict[str, Any], value: Any) -> None:
     value["ds_config"]["zero_optimization"].update(changed)
 
 
-def test_sub_group_sizes_that_are_whole_are_taken(tmp_path: Path) -> None:
+def test_integer_sub_group_sizes_are_used(tmp_path: Path) -> None:
     for stated, expected in ((2.5, 10**9), (2e3, 2000), (float("inf"), 10**9), ("2000", 10**9), (0, 10**9)):
         folder = copied(Z1, tmp_path / str(stated))
         changed = {"sub_group_size": stated}
@@ -482,7 +482,7 @@ def test_alignment_is_that_of_the_trained_dtype(name: str, elements: int, tmp_pa
     assert (found.code, found.labels[1].text) == ("E456", f"alignment {elements}")
 
 
-def test_each_parameter_of_stage_3_is_padded_by_itself(tmp_path: Path) -> None:
+def test_each_parameter_of_stage_3_is_padded_separately(tmp_path: Path) -> None:
     opened = open_checkpoint(copied(Z3, tmp_path))
     dp = 2
     assert opened.state.parallel.flats
@@ -528,7 +528,7 @@ def masters(*rows: list[torch.Tensor]) -> dict[str, Any]:
     return {"optimizer_state_dict": {"state": {}, "param_groups": groups}, "fp32_groups": [list(row) for row in rows]}
 
 
-def test_parameters_of_one_shape_are_told_apart_by_their_masters(tmp_path: Path) -> None:
+def test_parameters_of_one_shape_are_distinguished_by_their_masters(tmp_path: Path) -> None:
     """Weights are views of one storage; masters lie half way between two of them, and round to the even one."""
     one = torch.tensor([1.0, 2.0, 3.0, 1.0 + 2**-8])
     two = torch.tensor([4.0, 5.0, 6.0, 1.0 + 3 * 2**-8])
@@ -539,7 +539,7 @@ def test_parameters_of_one_shape_are_told_apart_by_their_masters(tmp_path: Path)
     assert [group.members for group in found.state.groups] == [("b",), ("a",)]
 
 
-def test_parameters_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
+def test_indistinguishable_parameters_are_refused(tmp_path: Path) -> None:
     module = {"a": torch.ones(4).bfloat16(), "b": torch.ones(4).bfloat16()}
     found = refusal(zero0(tmp_path / "s", module, masters([torch.ones(4)], [torch.ones(4)])))
     assert (found.code, "there are several ways" in found.message) == ("E461", True)

@@ -85,7 +85,7 @@ def digests(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
 # ---- read ----------------------------------------------------------------------------------------------------------------
 
 
-def test_plain_holds_the_whole_tensors_bit_for_bit(tmp_path: Path) -> None:
+def test_plain_holds_the_full_tensors_bit_for_bit(tmp_path: Path) -> None:
     convert(FIXTURE, tmp_path / "plain.pt", to="plain()")
     made = torch.load(tmp_path / "plain.pt", weights_only=True)
     assert digests(made["params"]) == json.loads((FIXTURE / "truth.json").read_text())
@@ -93,7 +93,7 @@ def test_plain_holds_the_whole_tensors_bit_for_bit(tmp_path: Path) -> None:
     assert made["aliases"] == {"lm_head.weight": "wte.weight"}
 
 
-def test_cuts_are_told_in_the_shortest_true_way() -> None:
+def test_cuts_are_written_in_the_shortest_true_way() -> None:
     lines = [" ".join(line.split()) for line in infer(FIXTURE).text().splitlines()]
     assert f'"{QKV}" = (_[..24]@tp + _[24..32]@tp + _[32..]@tp) ... as "{QKV}"' in lines
     assert f'"{UP}" = (_[..37]@spread(tp) + _[37..]@spread(tp)) ... as "{UP}"' in lines
@@ -272,7 +272,7 @@ def test_a_dense_source_needs_a_layout_that_cuts(tmp_path: Path) -> None:
     assert made[INFO]["affine_map"] == theirs[INFO]["affine_map"]
 
 
-def test_a_section_that_every_rank_holds_whole(tmp_path: Path) -> None:
+def test_a_section_that_every_rank_holds_completely(tmp_path: Path) -> None:
     """As GPTBigCode's keys and values: there, checked as copies, and told in the map."""
     convert(FIXTURE, tmp_path / "dense", to="zero1(tp=1)")
     shared = spec(tmp_path, up="(_[..37]@spread(tp) + _[37..]) ...")
@@ -318,7 +318,7 @@ def test_a_tied_tensor_is_cut_under_both_names(tmp_path: Path) -> None:
 # ---- DeepSpeed's rule ------------------------------------------------------------------------------------------------------
 
 
-def test_heads_that_matter_have_a_default_that_is_said() -> None:
+def test_heads_with_an_effect_have_a_reported_default() -> None:
     made = plan(str(FIXTURE), "zero1(tp=4)")
     (origin,) = [o for o in made.origins if o.name == "kv_heads"]
     assert origin.value == 0
@@ -350,7 +350,7 @@ def test_heads_that_contradict_the_source_are_refused() -> None:
     assert "[12, 12]" in found.message
 
 
-def test_widths_that_no_rule_makes_are_said_to_be_so() -> None:
+def test_widths_that_no_rule_makes_are_reported() -> None:
     odd = {"w": Sharding((7, 2), 0, (Section(7, (2, 5)),))}
     assert "[2, 5] of 7" in refusal(lambda: recut(odd, 3, None), "E473").message
 
@@ -491,7 +491,7 @@ def test_a_map_of_another_form_is_refused_by_its_key(folder: Path) -> None:
     assert "logical_shape is not there" in found.message
 
 
-def test_patterns_that_may_take_for_ever_are_refused(folder: Path) -> None:
+def test_patterns_that_may_take_too_long_are_refused(folder: Path) -> None:
     def hostile(value: dict[str, Any]) -> None:
         del value[INFO]["affine_map"]
         value[INFO]["tp_replicated_parameter_patterns"].insert(0, "(a+)+$")
@@ -499,7 +499,7 @@ def test_patterns_that_may_take_for_ever_are_refused(folder: Path) -> None:
     refusal(lambda: open_checkpoint(edited(folder, hostile)), "E462")
 
 
-def test_lists_of_patterns_cut_each_part_by_itself(file: TorchFile) -> None:
+def test_lists_of_patterns_cut_each_part_separately(file: TorchFile) -> None:
     """Of releases before affine_map: halves of one dim, and parts of stated sizes, which must divide."""
 
     def read(**lists: Any) -> Any:

@@ -167,7 +167,7 @@ def test_every_target_has_one_place_and_every_storage_one_filler(path: Path, cal
         assert len(steps) == len(set(steps))  # optimizers count in place: no two may share
 
 
-def test_a_new_degree_is_told_everywhere() -> None:
+def test_a_new_degree_is_written_everywhere() -> None:
     _, _, skeleton = written(EXAMPLE, "zero2(dp=3)", "elsewhere")
     model, *shards = skeleton.files
     assert skeleton.folder == "elsewhere"
@@ -191,7 +191,7 @@ def test_a_new_degree_is_told_everywhere() -> None:
             assert [f["start"] for f in held] == [sum(f["numel"] for f in held[:n]) for n in range(len(held))]
 
 
-def test_stage_3_keeps_placeholders_and_tells_ties_once() -> None:
+def test_stage_3_keeps_placeholders_and_writes_ties_once() -> None:
     _, _, skeleton = written(EXAMPLE, "zero3(dp=2)")
     first, second = (file.value for file in skeleton.files[:2])
     assert first["shared_params"] == {"head.weight": "token.weight"}
@@ -318,7 +318,7 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
         ("zero3(dp=2)", {"square_avg"}, ""),
     ],
 )
-def test_what_no_loader_takes_is_said(call: str, states: set[str], said: str) -> None:
+def test_states_that_no_loader_takes_are_reported(call: str, states: set[str], said: str) -> None:
     """docs/decisions/odd-optimizers.md: DeepSpeed loads none of its own, and a conversion carries it all the same."""
     source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
     target = api.plan(str(source.top), call).target
@@ -326,7 +326,7 @@ def test_what_no_loader_takes_is_said(call: str, states: set[str], said: str) ->
     assert [said in text for text in _advice(source, evolve(target, tensors=tensors))] == [True] * bool(said)
 
 
-def test_bool_states_are_said_to_change_when_they_are_loaded() -> None:
+def test_bool_states_that_change_at_load_are_reported() -> None:
     source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
     target = api.plan(str(source.top), "zero1(dp=2)").target
     assert _advice(source, target) == ()
@@ -336,7 +336,7 @@ def test_bool_states_are_said_to_change_when_they_are_loaded() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tie_that_only_the_config_tells_is_told(tied: bool, tmp_path: Path) -> None:
+def test_a_tie_that_only_the_config_has_is_reported(tied: bool, tmp_path: Path) -> None:
     """The module has two names for the tensor, and a strict load asks for both."""
     weights = Path(__file__).parents[1] / "fixtures" / "containers" / "hf_llama.safetensors"
     (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())

@@ -132,7 +132,7 @@ def shards(folder: Path, names: dict[str, list[str]], index: dict[str, str]) -> 
     return folder
 
 
-def test_files_that_are_complete_beside_a_stale_index_are_named(tmp_path: Path) -> None:
+def test_complete_files_next_to_a_stale_index_are_named(tmp_path: Path) -> None:
     two = {"model-00001-of-00002.safetensors": ["a", "b"], "model-00002-of-00002.safetensors": ["c"]}
     index = {name: f"model-0000{n}-of-00003.safetensors" for n, name in enumerate("abc", 1)}
     folder = shards(tmp_path / "stale", two, index)

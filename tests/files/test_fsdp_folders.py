@@ -132,7 +132,7 @@ def test_a_name_that_both_have_is_refused(state: Path) -> None:
     ]
 
 
-def test_what_is_amiss_is_blamed_on_the_folder_s_own_metadata(state: Path) -> None:
+def test_faults_are_reported_at_the_folder_s_own_metadata(state: Path) -> None:
     """A chunk of the optimizer is cut short: the file and what describes it are named."""
     (state / OPTIMIZER / "__1_0.distcp").unlink()
     found = refusal(lambda: open_checkpoint(state), "E452")

@@ -115,7 +115,7 @@ def test_groups_that_agree_may_be_joined(tmp_path: Path) -> None:
         assert {name: one["lr"] for name, one in of.items()} == {"a": 0.1, "b": 0.02, "c": 0.02, "d": 0.1}
 
 
-def test_a_group_of_new_parameters_is_refused_until_it_is_said_whose_values_it_has(tmp_path: Path) -> None:
+def test_a_group_of_new_parameters_is_refused_without_values(tmp_path: Path) -> None:
     grown = model(tmp_path, {"0": "a", "2": "n", "1": "b, c", "3": "d"})
     for target in TARGETS:
         with pytest.raises(UcplError) as caught:
@@ -211,7 +211,7 @@ def test_groups_that_train_nothing_are_named_where_no_loader_has_them(target: st
     assert len(held) == 3 and {name: one["lr"] for name, one in of.items()} == RATES
 
 
-def test_frozen_members_of_a_group_have_no_number_without_zero_and_that_is_said(tmp_path: Path) -> None:
+def test_frozen_members_without_a_number_are_reported_without_zero(tmp_path: Path) -> None:
     value = torch.load(source(tmp_path), weights_only=True)
     value["params"]["frozen"] = {"weight": torch.ones(3)}
     value["envelope"] = {"in_groups": {"1": ["b", "frozen", "c"]}}

@@ -159,7 +159,7 @@ def test_sizes_of_buckets_are_those_of_megatrons_rule(tmp_path: Path) -> None:
     assert torch.equal(tensors[entry.format(0, 0).replace("exp_avg", "param")], weights), "fp32 trains the weights"
 
 
-def test_megatron_is_told_the_degrees(tmp_path: Path) -> None:
+def test_megatron_gets_the_degrees(tmp_path: Path) -> None:
     """Megatron-LM loads buckets at the degrees that the run's arguments say, and random states unless they say none."""
     source = FIXTURES / "dist_adam_tp2"
     ucpl.convert(source, tmp_path / "same", to=f"megatron_core(tp=2, {BUCKETS})")

@@ -139,7 +139,7 @@ def test_groups_are_dealt_by_megatrons_rule_and_steps_are_counted(tmp_path: Path
     assert steps.keys() == {*by_name["1"], *by_name["2"]}, "Muon counts no steps"
 
 
-def test_copies_of_moments_are_told() -> None:
+def test_copies_of_moments_are_reported() -> None:
     """Each tensor-parallel rank has moments of the norms: of `dp_reshardable`, the first one's are taken."""
     (told,) = open_checkpoint(FIXTURES / "dist_moe_buckets").remarks
     assert "the first rank's are taken" in told and "layer_norm_weight" in told
@@ -308,7 +308,7 @@ def test_there_and_back_through_other_forms(tmp_path: Path, form: str) -> None:
 RANDOM = ("rng_state/shard_0.0_1.2", "rng_state/shard_0.1_1.2")
 
 
-def test_random_states_go_through_dcp_and_are_told_as_left_out_by_deepspeed(tmp_path: Path) -> None:
+def test_random_states_go_through_dcp_and_are_reported_by_deepspeed(tmp_path: Path) -> None:
     source = open_checkpoint(FIXTURES / "dist_adam_tp2")
     ucpl.convert(FIXTURES / "dist_adam_tp2", tmp_path / "dcp", to="dcp(fsdp=3)")
     ucpl.convert(tmp_path / "dcp", tmp_path / "back", to="megatron_core(pp=2)")
@@ -327,7 +327,7 @@ def test_random_states_go_through_dcp_and_are_told_as_left_out_by_deepspeed(tmp_
         assert told in format_named(plan.target.framework).advice(source, plan.target)
 
 
-def test_somebodys_own_file_beside_chunks_is_no_megatrons(tmp_path: Path) -> None:
+def test_other_files_next_to_chunks_are_no_megatrons(tmp_path: Path) -> None:
     """metadata.json is a common name: Megatron-Core's says its backend."""
     ucpl.convert(FIXTURES / "dist_moe", tmp_path / "dcp", to="dcp(fsdp=2)")
     (tmp_path / "dcp" / "metadata.json").write_text('{"run": "mine"}')
@@ -533,7 +533,7 @@ def test_states_that_megatron_moved_are_diagnosed_and_what_is_there_is_saved(tmp
         assert all(torch.equal(held[name][state], value_of(said, state)) for state in states), name
 
 
-def test_what_was_saved_is_whole(tmp_path: Path) -> None:
+def test_the_saved_part_is_complete(tmp_path: Path) -> None:
     ucpl.convert(FIXTURES / "dist_bug", tmp_path / "dist", to="megatron_core(tp=2)", freeze=[WORDS])
     assert ucpl.verify(tmp_path / "dist")
 

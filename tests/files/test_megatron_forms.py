@@ -82,7 +82,7 @@ def test_stacks_go_to_files_of_ranks_and_back(tmp_path: Path, name: str, target:
     assert all(torch.equal(read[key], tensor) for key, tensor in stored.items()), "stacked, as Megatron asks for them"
 
 
-def test_a_chunk_of_two_layers_is_taken_apart(tmp_path: Path) -> None:
+def test_a_chunk_of_two_layers_is_split(tmp_path: Path) -> None:
     """As a target of one rank has all layers of a stack in one chunk."""
     ucpl.convert(FIXTURES / "dist_split", tmp_path / "whole", to="megatron_core()")
     ucpl.convert(FIXTURES / "dist_moe", tmp_path / "experts", to="megatron_core()")

@@ -47,7 +47,7 @@ def test_other_forms_take_it_with_its_optimizer(tmp_path: Path, to: str) -> None
     assert_exact("grouped", tmp_path / "plain" / "plain.pt")
 
 
-def test_a_target_says_that_its_experts_are_by_themselves(tmp_path: Path) -> None:
+def test_a_target_states_that_its_experts_are_separate(tmp_path: Path) -> None:
     ucpl.convert(GROUPED, tmp_path / "made", to="megatron_legacy(tp=1, ep=4)")
     (file, *_) = sorted((tmp_path / "made").glob("iter_*/mp_rank_00_000/model_optim_rng.pt"))
     assert torch.load(file, weights_only=False)["args"].moe_grouped_gemm is False

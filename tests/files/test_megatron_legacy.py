@@ -55,7 +55,7 @@ def test_what_is_inferred_is_the_same_text(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "one" / "plain.pt").read_bytes() == (tmp_path / "two" / "plain.pt").read_bytes()
 
 
-def test_other_forms_take_it_whole(tmp_path: Path) -> None:
+def test_other_forms_take_it_completely(tmp_path: Path) -> None:
     """Stages and ranks of Megatron's are none of another framework's."""
     for to in ("zero1(dp=3)", "dcp(fsdp=2)", "universal()", "zero3(dp=2)"):
         there = tmp_path / to.partition("(")[0]

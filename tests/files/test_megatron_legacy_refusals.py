@@ -112,7 +112,7 @@ def test_buffers_that_contradict_the_model(
     assert message in refusal(lambda: open_checkpoint(tmp_path / "run"), code).message
 
 
-def test_a_folder_that_is_not_whole(tmp_path: Path) -> None:
+def test_an_incomplete_folder(tmp_path: Path) -> None:
     root = copied(tmp_path, "vpp")
     (root / "mp_rank_01_001" / OPTIM).unlink()
     assert "mp_rank_01_001 has no distrib_optim.pt" in refusal(lambda: open_checkpoint(root), "E540").message
@@ -198,7 +198,7 @@ def test_of_two_bucket_sizes_none_is_guessed() -> None:
     assert buckets_of(moved, 1952) == [], "weights that lie otherwise"
 
 
-def test_weights_that_lie_each_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_stored_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved length tells the buckets where weights are no views of their buffer; of two ways none is taken."""
     root = copied(tmp_path, "buckets")
 

@@ -75,7 +75,7 @@ def layers_of(root: Path) -> list[int]:
         ("megatron_legacy(vpp=2, stages=[0, 2, 2, 1])", [0, 2, 2, 1]),
     ],
 )
-def test_layers_lie_on_stages_as_the_call_says(tmp_path: Path, call: str, sizes: list[int]) -> None:
+def test_layers_are_on_the_stages_of_the_call(tmp_path: Path, call: str, sizes: list[int]) -> None:
     source = run(tmp_path, 5)
     ucpl.convert(source, tmp_path / "made", to=call)
     assert layers_of(tmp_path / "made") == sizes
@@ -140,7 +140,7 @@ def test_buckets_of_what_predicts_tokens_ahead_are_read_again(tmp_path: Path, ca
     assert all(torch.equal(made[n][state], wanted[n][state]) for n in wanted for state in wanted[n])
 
 
-def test_a_tied_head_beside_layers_ahead_is_refused_on_stages(tmp_path: Path) -> None:
+def test_a_tied_head_with_layers_ahead_is_refused_on_stages(tmp_path: Path) -> None:
     source = run(tmp_path, 2, ahead=1, is_tied=True)
     with pytest.raises(UcplError, match="Megatron-Core does not save a tied head with layers") as found:
         ucpl.convert(source, tmp_path / "made", to="megatron_legacy(pp=2)")
@@ -198,7 +198,7 @@ def test_down_projections_are_cut_in_megatron_core_s_own_blocks_alone(norms: str
         assert (found.dim, found.local(1)) == ((0, (rows // 2, 4)) if cut else (None, (rows, 4)))
 
 
-def test_down_projections_of_which_nothing_says_it_are_refused() -> None:
+def test_down_projections_without_a_known_cut_are_refused() -> None:
     dialect = Dialect({f"decoder.layers.0.{name}": shape for name, shape in LATENT.items()}, 1, {"q_lora_rank": 6}, "x")
     with pytest.raises(UcplError, match="transformer_impl") as found:
         dialect.sharding("decoder.layers.0.self_attention.linear_q_down_proj.weight", 2)

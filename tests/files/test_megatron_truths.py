@@ -80,7 +80,7 @@ def common_of(file: Path) -> dict[str, Any]:
     return value
 
 
-def test_layers_by_number_with_a_whole_fc1_are_asked_for_as_layers_that_differ(tmp_path: Path) -> None:
+def test_layers_by_number_with_one_fc1_are_layers_that_differ(tmp_path: Path) -> None:
     """As legacy folders have them: neither stacked, nor each half by itself."""
     tensors = {f"decoder.layers.{n}.mlp.linear_fc1.weight": torch.ones(4, 3) for n in range(2)}
     torch.save({"params": {name: {"weight": t} for name, t in tensors.items()}}, tmp_path / "plain.pt")

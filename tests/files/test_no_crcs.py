@@ -65,7 +65,7 @@ def _leaves(held: object) -> list[object]:
     return [held.tolist()] if isinstance(held, torch.Tensor) else [held]
 
 
-def test_ties_are_told_by_the_bytes(tmp_path: Path, no_crcs: None) -> None:
+def test_ties_are_found_by_the_bytes(tmp_path: Path, no_crcs: None) -> None:
     """A tied name without states is one of those with equal bytes, and of no other tensor of its shape."""
     wte, other = torch.randn(64, 32), torch.randn(64, 32)
     model = {"wte": wte, "head": wte, "other": other, "free": torch.randn(64, 32)}

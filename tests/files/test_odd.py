@@ -191,7 +191,7 @@ def test_extra_state_of_a_module_goes_along(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("name", ["z1_dp4", "pp2_dp2_z1", "z2_dp3_frozen"])
-def test_nothing_is_said_to_be_excluded_where_nothing_says_so(name: str, stage: int, tmp_path: Path) -> None:
+def test_nothing_is_reported_as_excluded_without_evidence(name: str, stage: int, tmp_path: Path) -> None:
     """Stage 1 and pipelines state no frozen parameters, be there some or not: None would say that they were excluded."""
     here = ODD.parent / "deepspeed" / name
     ucpl.convert(here, tmp_path / "x", to=f"zero{stage}(dp=2)")
@@ -202,7 +202,7 @@ def test_nothing_is_said_to_be_excluded_where_nothing_says_so(name: str, stage: 
     assert ("frozen_param_shapes" in held) == (name == "z2_dp3_frozen")
 
 
-def test_a_moment_of_one_element_and_a_number_beside_it_stay_what_they_were(tmp_path: Path) -> None:
+def test_a_moment_of_one_element_and_a_number_are_unchanged(tmp_path: Path) -> None:
     """From ZeRO-0, where each parameter has states of its own: `[1]` and `[]` are told by what the others have."""
     ucpl.convert(ODD / "names_z1", tmp_path / "whole", to="zero0(dp=1)")
     (file,) = (tmp_path / "whole").glob("*/mp_rank_00_model_states.pt")

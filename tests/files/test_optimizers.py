@@ -66,7 +66,7 @@ def trained(kind: str) -> tuple[torch.nn.ModuleDict, torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_job_goes_on_with_what_it_had(kind: str, way: str, tmp_path: Path) -> None:
+def test_a_job_resumes_with_its_state(kind: str, way: str, tmp_path: Path) -> None:
     module, optimizer = trained(kind)
     held: dict[str, Any] = dict(zip(("model", "optim"), get_state_dict(module, optimizer), strict=True))
     save(held, checkpoint_id=tmp_path / "source")

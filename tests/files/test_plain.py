@@ -38,7 +38,7 @@ def saved(tmp_path: Path, value: Any, name: str = "plain.pt") -> Path:
     return tmp_path / name
 
 
-def test_a_file_by_hand_is_told_whole(tmp_path: Path) -> None:
+def test_a_file_by_hand_is_read_completely(tmp_path: Path) -> None:
     path = saved(tmp_path, weights())
     assert Plain().recognises(path)
     assert Plain().recognises(tmp_path)

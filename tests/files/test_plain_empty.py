@@ -60,7 +60,7 @@ def test_a_module_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("via", ["zero1(dp=2)", "dcp(fsdp=2)", "safetensors()", "plain()"])
-def test_a_second_name_of_one_is_there_by_itself(via: str, tmp_path: Path) -> None:
+def test_a_second_name_of_one_is_separate(via: str, tmp_path: Path) -> None:
     value = torch.load(file_of(tmp_path)) | {"aliases": {"also": "frozen", "tied": "w"}}
     torch.save(value, tmp_path / "made.pt")
     convert(tmp_path / "made.pt", tmp_path / "there", via)

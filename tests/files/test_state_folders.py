@@ -51,7 +51,7 @@ def beside(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir() if p.is_file()} - {"latest"}
 
 
-def test_a_model_that_a_loop_has_saved_beside_its_state_follows_it(state: Path, tmp_path: Path) -> None:
+def test_a_model_saved_next_to_a_state_follows_it(state: Path, tmp_path: Path) -> None:
     good("convert", state, tmp_path / "m", "--to", "safetensors()")
     (state / "model.safetensors").write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())
     out = good("convert", state, tmp_path / "t", "--to", "zero2(dp=3)").out
@@ -81,7 +81,7 @@ def test_a_target_is_a_state_again(state: Path, tmp_path: Path, call: str, ranks
     assert "sound" in good("verify", target).out
 
 
-def test_what_depends_on_the_ranks_is_told(state: Path, tmp_path: Path) -> None:
+def test_values_that_depend_on_the_ranks_are_reported(state: Path, tmp_path: Path) -> None:
     def said(call: str) -> str:
         return good("convert", state, tmp_path / "t", "--to", call, "--dry-run").out
 
@@ -95,7 +95,7 @@ def test_what_depends_on_the_ranks_is_told(state: Path, tmp_path: Path) -> None:
     assert "Accelerate steps it" not in said("zero1(dp=3)"), "of how many ranks it is, is not known then"
 
 
-def test_the_place_of_a_stateful_loader_goes_along_and_is_told(state: Path, tmp_path: Path) -> None:
+def test_the_place_of_a_stateful_loader_is_copied_and_reported(state: Path, tmp_path: Path) -> None:
     """As accelerate 1.15 with torchdata 0.11 writes it. Batches of 6 on 2 ranks, 3 of them: on 3 ranks `load_state` goes on
     with sample 36 with batches of 4, and with sample 54 with those of 6."""
     place = {"_index_sampler_state": None, "_sampler_iter_yielded": 3, "_num_yielded": 3, "_iterator_finished": False}
@@ -108,7 +108,7 @@ def test_the_place_of_a_stateful_loader_goes_along_and_is_told(state: Path, tmp_
     assert "it counts batches" not in good("convert", state, tmp_path / "u", "--to", "zero3(dp=2)").out
 
 
-def test_a_state_without_random_numbers_is_told_by_the_name_of_its_shards(state: Path, tmp_path: Path) -> None:
+def test_a_state_without_random_numbers_is_found_by_its_shards(state: Path, tmp_path: Path) -> None:
     for rank in range(2):
         (state / DRAWN.format(rank)).unlink()
     assert "Accelerate's save_state, 3 files" in good("inspect", state).out
@@ -173,7 +173,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("form", HOSTILE)
 @pytest.mark.parametrize("name", ["custom_checkpoint_0.pkl", "scheduler.bin"])
-def test_what_is_unpickled_is_looked_at_whole(state: Path, tmp_path: Path, form: str, name: str) -> None:
+def test_unpickled_files_are_checked_completely(state: Path, tmp_path: Path, form: str, name: str) -> None:
     """`load_state` unpickles registered objects without restriction, whatever their first bytes are."""
     (state / name).write_bytes(HOSTILE[form])
     command = ("convert", state, tmp_path / "t", "--to", "zero1(dp=2)")

@@ -55,7 +55,7 @@ def test_a_name_alone_makes_no_such_checkpoint(tmp_path: Path, names: tuple[str,
 
 
 @pytest.mark.parametrize("others", [(), ("__1_0.distcp", "__2_0.distcp")])
-def test_chunks_without_their_metadata_are_told(tmp_path: Path, others: tuple[str, ...]) -> None:
+def test_chunks_without_their_metadata_are_reported(tmp_path: Path, others: tuple[str, ...]) -> None:
     """`cp run/* there` leaves names behind that begin with a dot, and a save that was interrupted has none yet."""
     code, said, advice = refused(folder_of(tmp_path / "run", "__0_0.distcp", *others))
     assert code == "E452" and said.startswith(".metadata is missing: __0_0.distcp" + " and 2 more" * bool(others))

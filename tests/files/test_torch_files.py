@@ -226,7 +226,7 @@ def test_an_archive_with_a_long_comment_is_read(tmp_path: Path) -> None:
     assert read_torch_file(tmp_path, "b.pt").value == read_torch_file(tmp_path, "a.pt").value
 
 
-def test_what_is_known_of_one_tensor_is_told_of_its_equals_alone(tmp_path: Path) -> None:
+def test_known_bytes_of_one_tensor_are_used_for_equal_ones_only(tmp_path: Path) -> None:
     """Equal tensors may have attributes that differ, and those can change."""
     storage = StorageRef("0", "f32", 6)
     plain, turned = TensorRef(storage, 0, (2, 3), (3, 1)), TensorRef(storage, 0, (2, 3), (1, 2))

@@ -192,7 +192,7 @@ def states(path: Path) -> dict[tuple[str, str], torch.Tensor]:
 
 
 @pytest.mark.parametrize("source, words", [(LISTS, 34), (PIPELINE, None)], ids=["lists", "pipeline"])
-def test_a_pipeline_of_which_there_are_atoms_alone(source: Path, words: int | None, tmp_path: Path) -> None:
+def test_a_pipeline_with_only_atoms(source: Path, words: int | None, tmp_path: Path) -> None:
     """Its stages' files name the parameters; rows of words that were padding are in no file."""
     root = as_deepspeed_leaves_it(source, tmp_path / "atoms", words)
     ucpl.convert(root, tmp_path / "plain", to="plain()")
@@ -222,7 +222,7 @@ def test_atoms_alone_become_a_folder_with_weights(tmp_path: Path) -> None:
     assert atoms(tmp_path / "out") == atoms(tmp_path / "atoms")
 
 
-def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> None:
+def test_words_without_padding_and_weights_with_it(tmp_path: Path) -> None:
     """DeepSpeed strips the masters alone: weights are rounded from those."""
     universal_of(LISTS, tmp_path / "atoms")
     for path in (tmp_path / "atoms").glob("*/zero/*word_embeddings*/*.pt"):
@@ -234,7 +234,7 @@ def test_words_without_padding_beside_weights_that_have_it(tmp_path: Path) -> No
     assert torch.equal(words["fp32"].bfloat16(), words["weight"]) and words["weight"].shape == (34, 16)
 
 
-def test_of_a_pipeline_as_atoms_what_is_lost_is_said(tmp_path: Path) -> None:
+def test_losses_of_a_pipeline_as_atoms_are_reported(tmp_path: Path) -> None:
     root = as_deepspeed_leaves_it(LISTS, tmp_path / "atoms")
     assert any("1.self_attention.inv_freq" in remark for remark in Universal().open(root).remarks)
 

@@ -72,7 +72,7 @@ def test_a_tied_module_is_the_two_layers_that_are_left(tmp_path: Path) -> None:
         ("zero1(pp=4, dp=1, tied=[0, 6])", "E476", "'parameters'"),
     ],
 )
-def test_stages_that_names_do_not_tell(call: str, code: str, said: str, folder: Path) -> None:
+def test_stages_that_names_do_not_give(call: str, code: str, said: str, folder: Path) -> None:
     found = refusal(lambda: plan(str(folder), call), code)
     assert said in found.message and found.remedy
 
@@ -109,7 +109,7 @@ def test_tensors_of_autotp_keep_their_shape_at_stage_3(tmp_path: Path) -> None:
     assert origins(FIXTURES / "z1_dp4", "universal(stage=3)")["shaped"][0] == 0
 
 
-def test_of_models_that_cut_themselves_one_rank_is_told_to_load_it() -> None:
+def test_models_that_cut_themselves_are_loaded_by_one_rank() -> None:
     """Engines of two tensor-parallel ranks end in DeepSpeed's loader, which asks no list of patterns at stage 3."""
     grid = FIXTURES / "tp2_pp2_dp2_z1_bf16"
     for path, call, is_said in (

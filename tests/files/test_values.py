@@ -79,5 +79,5 @@ def test_what_is_as_asked_is_given() -> None:
         (frozenset({1}), "a frozenset of 1"),
     ],
 )
-def test_what_is_found_is_said_in_a_few_words(held: Any, text: str) -> None:
+def test_found_values_are_described_briefly(held: Any, text: str) -> None:
     assert kind_text(held) == text

@@ -1,4 +1,4 @@
-"""Hugging Face folders for tests: written by the safetensors library, read by it, in plain torch."""
+"""Hugging Face folders for tests, by the safetensors library and plain torch."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,10 @@ WRITTEN = HERE / "written"  # by transformers 5.23 itself
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a folder, as the safetensors library reads it; an index must say where each is."""
+    """Every tensor of a folder, by the safetensors library.
+
+    An index must name the file of each.
+    """
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(path).items():
@@ -38,7 +41,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 def llama_shapes(c: dict) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of LlamaForCausalLM and its kin, from a config: written by hand, as transformers has them."""
+    """Names and shapes of LlamaForCausalLM from a config, written by hand."""
     h, f, v, n = c["hidden_size"], c["intermediate_size"], c["vocab_size"], c["num_attention_heads"]
     g, d = c.get("num_key_value_heads", n), c.get("head_dim") or h // n
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, h)}
@@ -68,7 +71,7 @@ def llama_shapes(c: dict) -> dict[str, tuple[int, ...]]:
 
 
 def llama_config(**more) -> dict:
-    """Three kv heads of three query heads each, and nothing divides by 128."""
+    """Three kv heads of three query heads each; nothing divides by 128."""
     return {
         "model_type": "llama", "hidden_size": 36, "intermediate_size": 22, "vocab_size": 67, "num_hidden_layers": 4,
         "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": False, "dtype": "float32",
@@ -77,7 +80,7 @@ def llama_config(**more) -> dict:
 
 
 def random_of(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Values that tell every element of every tensor apart (in float32)."""
+    """Values that make every element of every tensor unique (in float32)."""
     made = {}
     at = 0
     for name, shape in shapes.items():

@@ -1,4 +1,7 @@
-"""Folders with several files of weights: which of them transformers takes, as data. `tests/interop` asks transformers."""
+"""Folders with several files of weights, with transformers' choice, as data.
+
+`tests/interop` runs transformers.
+"""
 
 import json
 from pathlib import Path
@@ -11,7 +14,7 @@ FP16 = "model.fp16.safetensors.index.json"
 Value = float | dict[str, float]
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
-# case: ({file: value of its tensors}, what transformers loads, what ucpl reads or its code, further keys of config.json)
+# case: ({file: value of its tensors}, transformers' value, ucpl's value or its code, further keys of config.json)
 # The value of an index is a pair: {shard: value}; all but the last shard hold half of the tensors, and the last one the rest.
 # `first`: the value of the first tensor alone.
 CASES: dict[str, tuple[dict[str, Value], float, float | str, dict[str, object]]] = {
@@ -41,7 +44,7 @@ CASES: dict[str, tuple[dict[str, Value], float, float | str, dict[str, object]]]
 
 
 def folder(path: Path, tensors: dict[str, torch.Tensor], config: dict[str, object], case: str) -> Path:
-    """The folder of a case. All tensors of a file have its value."""
+    """The folder of a case, with one value per file."""
     files, _, _, more = CASES[case]
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({**config, **more}))
@@ -66,7 +69,7 @@ def sharded(path: Path, tensors: dict[str, torch.Tensor], index: str, shards: di
     (path / index).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
 
 
-# What each of three shards has of the first tensor (None: nothing), and the one that the index names.
+# Values of the first tensor in three shards (None: absent), and the shard of the index.
 TWICE: dict[str, tuple[tuple[float | None, ...], int, float]] = {
     "index says the first": ((1.0, 3.0, None), 0, 3.0),
     "index says the last": ((1.0, 3.0, None), 1, 3.0),
@@ -76,7 +79,7 @@ TWICE: dict[str, tuple[tuple[float | None, ...], int, float]] = {
 
 
 def twice(path: Path, tensors: dict[str, torch.Tensor], config: dict[str, object], case: str) -> Path:
-    """A folder of three shards, in several of which the first tensor is."""
+    """A folder of three shards; several have the first tensor."""
     values, stated, _ = TWICE[case]
     names = list(tensors)
     path.mkdir(parents=True)

@@ -1,4 +1,7 @@
-"""Folders in fp8 blocks without a spec: `infer` says which scale is of what, and layouts of any model make products of them."""
+"""Folders in fp8 blocks without a spec: `infer` pairs scales with weights.
+
+Layouts of any model make products of them.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,7 @@ def test_infer_says_which_scale_is_of_what(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sides", "dtype"), [([16, 8], torch.float8_e4m3fn), ([8, 16], torch.bfloat16)])
-def test_where_shapes_or_types_do_not_agree_nothing_is_said(
-    tmp_path: Path, sides: list[int], dtype: torch.dtype
-) -> None:
+def test_shapes_or_types_that_disagree_give_no_pair(tmp_path: Path, sides: list[int], dtype: torch.dtype) -> None:
     assert not any(t.scaling for t in inferred(folder(tmp_path / "s", sides, dtype)).values())
 
 
@@ -83,7 +84,10 @@ def test_a_layout_of_any_model_dequantises_a_folder(tmp_path: Path) -> None:
 
 
 def test_weights_without_their_scales_are_refused(tmp_path: Path) -> None:
-    """A weight and its scales move together, or become one product: a layout that leaves out scales alone tears them."""
+    """A weight and its scales move together, or become one product.
+
+    A layout that leaves out only scales separates them.
+    """
     source = folder(tmp_path / "s", [8, 16])
     (tmp_path / "any.ucpl").write_text(GENERIC.replace(" dtype bf16 value x * scale", ""))
     with pytest.raises(UcplError, match=r"E310.*weight_scale_inv has no place in the target"):

@@ -1,4 +1,4 @@
-"""File names that a spec says are those that are read and written: adapters, diffusers' folders, several in one."""
+"""File names of a spec: adapters, diffusers' folders, several in one folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def tensors(kind: tuple[str, ...]) -> dict[str, torch.Tensor]:
 )
 @pytest.mark.parametrize("shard", ["5GB", "70B"])
 def test_the_named_files_are_written_and_read(tmp_path: Path, weights: str, other: str, shard: str) -> None:
-    """Whole or in shards, each with the index of its own name."""
+    """In one file or in shards, each with its own index."""
     text = spec(tmp_path, weights, other)
     made = tmp_path / "made"
     ucpl.convert(stored(tmp_path), made, to=f'{text}:own(shard = "{shard}")', layout=f"{text}:stacked()")
@@ -141,7 +141,10 @@ def test_shards_of_the_name_are_read_without_an_index_and_none_is_missing(tmp_pa
     "name", ["../outside/model.safetensors", "/{outside}/model.safetensors", "unet/../../m.safetensors"]
 )
 def test_a_file_outside_of_the_folder_is_not_read(tmp_path: Path, name: str) -> None:
-    """Nor named to be read by a plan: a spec, and a plan, may come from anybody."""
+    """Neither a spec nor a plan can name it.
+
+    Anybody may have written them.
+    """
     outside = tmp_path / "outside"
     outside.mkdir()
     save_file(tensors(("lora_A", "lora_B", "weight")), outside / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Hugging Face folders, read and written: shards, index, ties, what is refused."""
+"""Hugging Face folders, read and written: shards, index, ties, errors."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_numbered_shards_need_no_index(tensors, tmp_path):
 
 @pytest.mark.fault("Folders of DeepSpeed and Hugging Face", "a missing numbered shard without an index", "named")
 def test_one_shard_of_several_is_no_folder(tensors, tmp_path):
-    """One file alone was taken for the whole model, whatever its name said."""
+    """One file alone passed for the complete model, despite its name."""
     source = save(tmp_path / "s", tensors, shards=3)
     (source / "model.safetensors.index.json").unlink()
     for number in (3, 2):
@@ -123,7 +123,7 @@ MADE = {
 )
 @pytest.mark.parametrize("kind", MADE)
 def test_a_name_of_weights_that_is_no_file_is_no_empty_model(kind, tmp_path):
-    """As a hub's cache has links to what was cleared away. A folder of tensors came of it that had none."""
+    """A hub's cache has links to removed files."""
     make, code, said = MADE[kind]
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "config.json").write_text(json.dumps(llama_config()))
@@ -164,7 +164,7 @@ def test_a_folder_without_weights_has_a_config_and_nothing_to_convert(tmp_path):
         HuggingFace().open(tmp_path)
 
 
-def test_what_lies_beside_the_weights_is_told_whatever_it_is(tensors, tmp_path):
+def test_other_files_next_to_the_weights_are_reported(tensors, tmp_path):
     source = save(tmp_path / "s", tensors)
     (source / "old.safetensors").symlink_to("gone")
     assert [*map(str, api.open_checkpoint(source).not_read)] == [
@@ -206,7 +206,7 @@ def test_a_tensor_in_two_shards_without_an_index_is_refused(tensors, tmp_path):
     assert code_of(api.open_checkpoint, source) == "E382"
 
 
-def test_files_that_nothing_brings_together_are_refused_and_leftovers_are_told(tensors, tmp_path):
+def test_files_without_an_index_are_refused_and_leftovers_are_reported(tensors, tmp_path):
     source = save(tmp_path / "s", tensors)
     save_file({"x": torch.ones(1)}, source / "adapter.safetensors")
     assert any("adapter.safetensors" in one.name for one in api.open_checkpoint(source).not_read)
@@ -234,7 +234,7 @@ def test_a_tied_tensor_is_written_once_and_its_second_name_comes_back(tmp_path):
     assert back["aliases"] == {"z": "a"} and torch.equal(back["params"]["a"]["weight"], shared)
 
 
-def test_optimizer_state_stays_behind_and_is_said_to(tmp_path):
+def test_optimizer_state_stays_behind_and_is_reported(tmp_path):
     w = torch.ones(3, 2)
     torch.save(
         {"params": {"w": {"weight": w, "exp_avg": w * 2, "exp_avg_sq": w * 3}}, "aliases": {}}, tmp_path / "p.pt"
@@ -256,7 +256,7 @@ def test_dtypes_empty_and_scalar_tensors_survive(tmp_path):
 
 
 def test_names_with_digits_of_any_kind_are_sorted(tmp_path):
-    """Those of other alphabets are no numbers, and a number has as many digits as it likes."""
+    """Digits of other alphabets are no numbers, and numbers may be long."""
     names = ["l.2", "l.10", "l.²", "l.٣", "l.007", "l." + "1" * 5000, "10", "9"]
     tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
     save(tmp_path / "s", tensors)

@@ -1,4 +1,4 @@
-"""import hf without transformers: from headers alone, and what a class would add, said by a stand-in."""
+"""import hf without transformers: headers, and a stand-in for a class."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def no_transformers(monkeypatch):
 
 
 def imported(source, folder):
-    """The text of a folder, written beside it; it must describe the folder, tensor for tensor."""
+    """The text of a folder; it must describe every tensor."""
     text = hf.import_hf(source)
     (folder / "made.ucpl").write_text(text)
     layout = f"{folder / 'made.ucpl'}:hf()"
@@ -64,7 +64,7 @@ def test_dims_are_named_where_one_key_has_their_size_and_never_on_a_square(tmp_p
     assert "dim l = config.num_hidden_layers" in text
 
 
-def test_a_square_that_no_name_explains_is_told(tmp_path):
+def test_a_square_that_no_name_explains_is_reported(tmp_path):
     config = llama_config(hidden_size=36)
     source = save(tmp_path / "s", {"model.mixer.odd.weight": torch.ones(36, 36)}, config)
     text, _ = imported(source, tmp_path)
@@ -74,7 +74,7 @@ def test_a_square_that_no_name_explains_is_told(tmp_path):
     assert "36 is config.hidden_size: whether a dim is one of them, the author knows." in text
 
 
-def test_keys_of_one_size_are_told_apart_by_the_names_of_tensors(tmp_path):
+def test_keys_of_one_size_are_distinguished_by_names_of_tensors(tmp_path):
     config = llama_config(intermediate_size=36, vocab_size=36)
     found = tensors_of_text(imported(save(tmp_path / "s", random_of(llama_shapes(config)), config), tmp_path)[0])
     dims = {path: [d.name for d in t.dims] for path, t in found.items()}
@@ -83,7 +83,7 @@ def test_keys_of_one_size_are_told_apart_by_the_names_of_tensors(tmp_path):
 
 
 def test_a_number_that_is_a_key_by_chance_stays_a_number(tmp_path):
-    """Without a class to ask, a key is named in its role alone."""
+    """Without a class, a key is used only in its role."""
     config = llama_config(num_labels=5)
     source = save(tmp_path / "s", {"score.net.weight": torch.ones(5, 22)}, config)
     text, _ = imported(source, tmp_path)
@@ -125,19 +125,19 @@ def test_layers_that_only_some_have(numbers, written, tmp_path):
         ["a..0", "a..1", ".b"],  # a part without a letter is no number
         ["*.0", ".*.h", "0.0", "1.0"],
         ["a{.0", "a{.1", "}", "{l}", "{{"],  # no hole of a template
-        ["0", "1", "#", "##"],  # what marks a number where nothing else is left of a name
+        ["0", "1", "#", "##"],  # the mark of a number in a name without other text
         ["999999999", "a.9999.9999", "a.0.0"],  # a number is no count of layers
         ["1", "01", "001"],
     ],
 )
-def test_odd_names_are_each_told(names, tmp_path):
+def test_odd_names_stay_separate(names, tmp_path):
     source = save(tmp_path / "s", {name: torch.ones(3) for name in names})
     _, layout = imported(source, tmp_path)
     ucpl.convert(source, tmp_path / "back", layout, layout=layout)
     assert ucpl.compare(source, tmp_path / "back", a_layout=layout, b_layout=layout)
 
 
-def test_layers_that_the_config_lists_are_said_by_its_list(tmp_path):
+def test_layers_that_the_config_lists_use_its_list(tmp_path):
     tensors = {f"layers.{i}.norm": torch.ones(5) for i in range(5)} | {
         f"layers.{i}.mix": torch.ones(7) for i in (1, 2, 4)
     }
@@ -174,7 +174,7 @@ def test_scales_of_blocks_are_counted_by_the_dims_of_their_weights(tmp_path):
 
 
 def round_trip(source, folder, layout):
-    """Ranks of three, back again, bit for bit; and the folder of products."""
+    """Three ranks and back, bit for bit, and the folder of products."""
     spec = layout.removesuffix(":hf()")
     ucpl.convert(source, folder / "ranks", f"{spec}:tensor_parallel(tp = 3)", layout=layout)
     ucpl.convert(folder / "ranks", folder / "back", layout, layout=f"{spec}:tensor_parallel(tp = 3)")
@@ -232,7 +232,7 @@ def test_what_is_written_of_mxfp4_moves_blocks_with_their_exponents_and_makes_pr
 
 
 @pytest.mark.parametrize("sides", [[None, 16], [8, 0], [8, "16"], "8", []])
-def test_blocks_of_which_a_side_is_not_said_are_none(sides, tmp_path):
+def test_blocks_with_a_missing_side_are_none(sides, tmp_path):
     config = llama_config(quantization_config={"quant_method": "fp8", "weight_block_size": sides})
     tensors = random_of(llama_shapes(config))
     tensors["model.layers.0.self_attn.k_proj.weight_scale_inv"] = torch.ones(2, 3)
@@ -241,7 +241,7 @@ def test_blocks_of_which_a_side_is_not_said_are_none(sides, tmp_path):
 
 
 def test_what_files_and_configs_say_stays_within_its_line(tmp_path):
-    """Words of a config, and names, are remarks of the text that is written: none becomes a statement of it."""
+    """Words of a config, and names, are remarks and never statements."""
     said = "fp8\nlet owned = 1\r\nmodel other {\n}\n#"
     config = llama_config(quantization_config={"quant_method": said}, model_type="any")
     tensors = random_of(llama_shapes(config))
@@ -257,7 +257,7 @@ def test_what_files_and_configs_say_stays_within_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_layers_behind_the_last_are_said_with_a_switch(stored, tmp_path, monkeypatch):
+def test_layers_behind_the_last_have_a_switch(stored, tmp_path, monkeypatch):
     config = llama_config(num_nextn_predict_layers=2, model_type="deepseek_v3")
     shapes = llama_shapes(config)
     saved = tuple(hf.Found(n, s, "f32") for n, s in shapes.items())
@@ -289,14 +289,14 @@ def test_two_towers_have_counts_of_their_own(tmp_path):
 
 
 def test_every_third_layer_and_the_others(tmp_path):
-    """Layers from the first on, by a step, and those between: as Qwen2-MoE's `mlp_only_layers` may have them."""
+    """Layers by a step, and those between, as Qwen2-MoE's `mlp_only_layers`."""
     tensors = {f"layers.{i}.{'dense' if i % 3 == 0 else 'moe'}.w": torch.ones(3) for i in range(5)}
     text, _ = imported(save(tmp_path / "s", tensors), tmp_path)
     assert "layers.dense.w : l[.. by 3] n3" in text and "layers.moe.w   : l[not 0.. by 3] n3" in text
 
 
 def test_a_config_is_varied_within_what_its_class_has():
-    """Numbers of layers stay numbers of layers, and one group of a state-space layer is varied as several are."""
+    """Numbers of layers stay so, and single groups vary like several."""
     config: Config = {
         "num_hidden_layers": 5,
         "layer_types": ["a"] * 5,
@@ -312,7 +312,7 @@ def test_a_config_is_varied_within_what_its_class_has():
     assert varied({"mlp_only_layers": [0, 3]}, {}, 0, Other(True, True)) == {"mlp_only_layers": [2, 0]}
 
 
-def test_dtypes_that_are_not_the_common_one_are_said(tmp_path):
+def test_dtypes_that_are_not_the_common_one_are_written(tmp_path):
     save(
         tmp_path / "s",
         {"a": torch.ones(2, dtype=torch.bfloat16), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.arange(3)},
@@ -322,7 +322,7 @@ def test_dtypes_that_are_not_the_common_one_are_said(tmp_path):
 
 
 def test_what_a_class_adds(tmp_path, monkeypatch):
-    """Ties, buffers and a plan of tensor parallelism: as transformers would state them."""
+    """Ties, buffers and a plan of tensor parallelism, as in transformers."""
     config = llama_config(tie_word_embeddings=True)
     shapes = {**llama_shapes(config), "model.seen": (2,)}
     source = save(tmp_path / "s", random_of(shapes), config)

@@ -1,4 +1,4 @@
-"""Folders with several files of weights, or one name in several files: the tensors are those that the loader takes."""
+"""Folders with several files of weights: the loader's tensors are read."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every shipped spec of an architecture, checked with the configs of models that are published."""
+"""Every shipped spec of an architecture, with configs of published models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ucpl.resources import spec_files
 
 SPECS = Path(__file__).parents[2] / "specs"
 LLAMA = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
-# What the model cards say, and how many parameters the models have.
+# Numbers of parameters, from the model cards.
 CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "Llama-3.1-405B": ("llama.ucpl", 405_853_388_800, {
         **LLAMA, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
@@ -98,7 +98,10 @@ DENSE = {
 
 @pytest.mark.parametrize("model", CONFIGS)
 def test_every_layout_of_a_spec_suits_a_published_model(model: str) -> None:
-    """Nothing is wrong with any; those that know experts store all of a model, the others say that they leave experts out."""
+    """No spec has findings.
+
+    Specs with experts store all of a model; the others report that they leave experts out.
+    """
     file, _, config = CONFIGS[model]
     found = check(str(SPECS / file), Given(config=config))
     assert found.findings == ()

@@ -1,4 +1,4 @@
-"""Sizes that a spec leaves open come from the checkpoint's shapes, each with its origin; what disagrees is named."""
+"""Open sizes of a spec come from shapes, with their origins."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_without_a_checkpoint_an_open_size_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_sizes_of_files_that_only_the_spec_describes(tmp_path: Path) -> None:
-    """Uneven pieces of two ranks: the sizes are those that the pieces have together, and are printed so."""
+    """Uneven pieces of two ranks: sizes are those of all pieces together."""
     source = written(tmp_path, layers=12)
     spec = tmp_path / "open.ucpl"
     ucpl.convert(source, tmp_path / "cut", to=f"{spec}:cut(tp = 2)", layout=f"{spec}:stored()")

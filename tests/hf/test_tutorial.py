@@ -1,6 +1,7 @@
-"""Every command of docs/TUTORIAL.md, in order, in an empty folder. A line under a command must be part of what it prints.
+"""Every command of docs/TUTORIAL.md, in order, in an empty folder.
 
-A command that is a verb or a script alone runs in this process, which has loaded torch already; lines of a shell run in one.
+A line under a command must be part of its output. A command that is a verb or a script alone runs in this process,
+which has loaded torch already; lines of a shell run in one.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ PAGE = ROOT / "docs" / "TUTORIAL.md"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An empty folder that this process stands in, with `python` and `ucpl` on its path."""
+    """An empty working folder, with `python` and `ucpl` on its path."""
     program = tmp_path / "bin"
     program.mkdir()
     for name, arguments in (("python", ""), ("ucpl", "-m ucpl")):
@@ -46,7 +47,7 @@ def home(tmp_path, monkeypatch):
 
 
 def told(command):
-    """What a command prints, if it ends well."""
+    """The output of a command that succeeds."""
     match shlex.split(command):
         case ["ucpl", *arguments] if not re.search(r"[|;<>&]", command):
             done = ucpl(*arguments)

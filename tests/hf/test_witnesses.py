@@ -1,4 +1,4 @@
-"""Every planted mistake is caught by a witness that has a name; where there is none, it says that it is absent.
+"""Every planted mistake has a named witness, or the verb reports none.
 
 The class is a Llama of thirty lines of torch here; tests/interop/test_hf.py has transformers' own.
 """
@@ -36,7 +36,7 @@ CONFIG = llama_config(
 
 
 def forward(folder: Path) -> np.ndarray:
-    """LlamaForCausalLM in fp64, by the paper: halves are turned, gate goes through SiLU."""
+    """LlamaForCausalLM in fp64: rotated halves, and a gate through SiLU."""
     c = json.loads((folder / "config.json").read_text())
     w = {name: t.double() for name, t in tensors_of(folder).items()}
     n, g, d = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
@@ -115,7 +115,7 @@ def test_mistakes_that_every_shape_allows_are_caught_by_the_class(mistake, folde
     monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
     spec = mistaken(tmp_path, *MISTAKES[mistake])
     layout = f"{spec}:hf()"
-    ucpl.convert(folder, tmp_path / "same", layout, layout=layout)  # fits: no shape tells
+    ucpl.convert(folder, tmp_path / "same", layout, layout=layout)  # fits: shapes are equal
     assert bool(ucpl.compare(folder, tmp_path / "same")), "a round trip through one wrong layout is the identity"
     found = ucpl.verify(folder, layout=layout)
     assert [d.code for d in found.findings] == ["E707"]
@@ -133,7 +133,7 @@ def test_the_right_spec_agrees(folder, tmp_path):
 
 
 def test_logits_that_are_near_each_other_contradict(folder, tmp_path):
-    """What goes through the right spec is the same numbers, so the class gives the same bits."""
+    """The right spec keeps all numbers, so logits are equal."""
     layout = f"{mistaken(tmp_path)}:hf()"
     checkpoint = api.open_checkpoint(folder, layout)
     side, _ = api.source_side(checkpoint, layout)
@@ -178,7 +178,10 @@ def changed(kind: str, logits: np.ndarray) -> np.ndarray:
     ],
 )
 def test_logits_that_no_mistake_would_change_are_no_evidence(kind, why, folder, tmp_path, monkeypatch):
-    """Gate and up are swapped, and the class gives the same logits: it has not witnessed anything."""
+    """Gate and up are swapped, and logits are equal.
+
+    That is no evidence.
+    """
     monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: lambda path: changed(kind, forward(path)))
     found = ucpl.verify(folder, layout=f"{mistaken(tmp_path, *MISTAKES['gate and up'])}:hf()")
     said = f"not witnessed by transformers: {why}"
@@ -201,7 +204,7 @@ def test_some_logits_that_are_no_numbers_are_counted(folder, tmp_path):
     assert found.verdict == "agrees" and found.unseen == (f"{2 * size // 7} of {size} logits are NaN or infinite",)
 
 
-def test_why_a_class_cannot_witness_is_said(folder, tmp_path, monkeypatch):
+def test_the_reason_without_a_witness_is_reported(folder, tmp_path, monkeypatch):
     layout = f"{mistaken(tmp_path)}:hf()"
     checkpoint = api.open_checkpoint(folder, layout)
     side, _ = api.source_side(checkpoint, layout)
@@ -272,7 +275,7 @@ def test_a_megatron_folder_is_held_against_a_reference_in_another_dialect(mistak
 
 
 def test_a_reference_whose_weights_only_the_class_reads(folder, tmp_path):
-    """`pytorch_model.bin` is nobody's here: the folder has a config, and the class takes what it takes."""
+    """`pytorch_model.bin` is not read here; the class reads it itself."""
     ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
     layout = f"{mistaken(tmp_path)}:megatron(tp=2, pp=2)"
     checkpoint = api.open_checkpoint(tmp_path / "m", layout)
@@ -304,7 +307,10 @@ def zero(change, checkpoint=ROOT / "examples" / "checkpoint"):
 
 
 def swapped(text):
-    """Two tensors of one size, the other way round in the optimizer's group: shapes, sums and names are all as before."""
+    """Two tensors of one size, swapped in the optimizer's group.
+
+    Shapes, sums and names do not change.
+    """
     opened = api.open_checkpoint(ROOT / "examples" / "checkpoint")
     sizes = {t.name: t.shape for t in opened.state.tensors}
     for group in opened.state.groups:
@@ -337,7 +343,7 @@ def test_registration_order_is_caught_by_stated_orders_and_by_masters():
     assert of_name(found, "masters").verdict == "contradicts"
 
 
-def test_without_an_order_that_is_stated_masters_still_tell():
+def test_masters_are_evidence_without_a_stated_order():
     from attrs import evolve
 
     side, opened = zero(swapped)
@@ -345,8 +351,11 @@ def test_without_an_order_that_is_stated_masters_still_tell():
     assert of_name(found, "stated order").verdict == "absent" and of_name(found, "masters").verdict == "contradicts"
 
 
-def test_masters_that_lie_as_their_weights_do_are_no_witness(tmp_path):
-    """One wrong name would be wrong for both: that they agree says nothing."""
+def test_masters_placed_as_their_weights_are_no_witness(tmp_path):
+    """One wrong name would be wrong for both.
+
+    Their agreement is no evidence.
+    """
     fp32 = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     states = {"weight": fp32.bfloat16(), "fp32": fp32, "exp_avg": fp32, "step": 1}
     torch.save({"params": {"w": states}}, tmp_path / "p.pt")
@@ -362,7 +371,7 @@ def test_masters_that_lie_as_their_weights_do_are_no_witness(tmp_path):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, float("inf")])
 def test_weights_of_one_value_are_no_evidence_that_masters_are_theirs(value, tmp_path):
-    """Swapped tensors of zeros, or of norms that are ones, have equal masters all the same."""
+    """Swapped tensors of one value have equal masters, too."""
     fp32 = torch.full((6, 4), value)
     states = {"weight": fp32.bfloat16(), "fp32": fp32, "exp_avg": fp32, "step": 1}
     torch.save({"params": {"a": states, "b": states}}, tmp_path / "p.pt")
@@ -441,7 +450,10 @@ def test_verify_calls_every_witness_and_says_what_each_has_seen(folder, tmp_path
 
 
 def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, tmp_path, monkeypatch):
-    """Of a class that no shipped spec knows, `import hf` says the names; of a text that is as it was written, nothing new."""
+    """For an unknown class, `import hf` gives the names.
+
+    An unchanged text of `import hf` is no new evidence.
+    """
     monkeypatch.setitem(sys.modules, "transformers", None)  # headers alone
     monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
     text = import_hf(folder)
@@ -492,7 +504,10 @@ def test_a_large_folder_s_class_is_run_only_when_it_is_asked_for(folder, tmp_pat
 
 
 def test_nothing_heavy_is_imported_where_no_class_is_named(tmp_path):
-    """A folder without a config, and one of ranks: the class is not asked, and transformers is not loaded."""
+    """A folder without a config, and one of ranks.
+
+    Transformers is not loaded.
+    """
     save(tmp_path / "s", {"w": torch.ones(2, 2)})
     code = "import sys, ucpl; ucpl.verify(sys.argv[1]); print('transformers' in sys.modules)"
     done = subprocess.run(

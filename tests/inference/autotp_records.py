@@ -1,4 +1,7 @@
-"""Classes of transformers as JSON, and cuts as a checkpoint's affine_map tells them: for a fixture that DeepSpeed filled."""
+"""Classes of transformers as JSON, and cuts of an affine_map.
+
+DeepSpeed wrote the fixture.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def _module_in(found: list[Any]) -> Module:
 
 
 def cuts_in(maps: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """{parameter: [its first elements and shapes of pieces, on each rank]}, of those that are no copies."""
+    """{parameter: [first elements and shapes of pieces per rank]}, without copies."""
     out: dict[str, list[list[Any]]] = {}
     for name, one in maps.items():
         ranks = [one["ranks"][rank] for rank in sorted(one["ranks"])]

@@ -1,4 +1,4 @@
-"""Small models and checkpoints of headers alone, for the frontends' laws: numbers that no fixture has."""
+"""Small models and checkpoints of headers only, with sizes of no fixture."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ layout without(dp) of any extends plainly(dp = dp) {
 
 
 def model_of(**shapes: tuple[int, ...]) -> nodes.Model:
-    """A model of tensors; `_` in a keyword stands for a dot."""
+    """A model of tensors; `_` in a keyword means a dot."""
     items = [nodes.Tensor(n.replace("_", "."), tuple(nodes.Dimension(None, k) for k in s)) for n, s in shapes.items()]
     return nodes.Model("m", tuple(items))
 
@@ -55,7 +55,7 @@ def text_of(made: Extended) -> str:
 
 
 def read_again(made: Extended) -> None:
-    """What was made is a text of the language."""
+    """Check that the result is a text of the language."""
     parse(print_file(nodes.File("", 1, (made.library.layout(made.call.name).node,))), "made.ucpl")
 
 

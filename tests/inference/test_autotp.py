@@ -1,6 +1,7 @@
-"""AutoTP's cuts of classes, held against DeepSpeed's own: tests/fixtures/autotp.json has both, written by DeepSpeed 0.19.8.
+"""AutoTP's cuts of classes, compared with DeepSpeed's own.
 
-`python -m tests.interop.autotp_truth` writes it anew; tests/interop/test_deepspeed_autotp.py does the same with engines.
+tests/fixtures/autotp.json has both, from DeepSpeed 0.19.8. `python -m tests.interop.autotp_truth` writes it anew;
+tests/interop/test_deepspeed_autotp.py does the same with engines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ucpl.language import nodes, parse_call
 FOUND = json.loads((Path(__file__).parents[1] / "fixtures" / "autotp.json").read_text(encoding="utf-8"))
 NETWORKS = {name: network_in(one["network"]) for name, one in FOUND.items()}
 CASES = [(name, int(degree)) for name, one in FOUND.items() for degree in one["cuts"]]
-# What DeepSpeed does and a checkpoint of it cannot be: ranks without any of a tensor, and blocks of heads in another order.
+# Cuts of DeepSpeed that no checkpoint has: ranks without any of a tensor, and blocks of heads in another order.
 ONLY_DEEPSPEED = {
     **dict.fromkeys([("llama_two_heads", 3), ("llama_two_heads", 4)], "E473"),
     **dict.fromkeys([("gpt_bigcode", 2), ("gpt_bigcode", 3), ("gpt_bigcode", 4)], "E473"),
@@ -43,7 +44,7 @@ def asked(network: Network, degree: int, **more: Any) -> Asked:
 
 
 def maps(cuts: dict[str, Sharding], degree: int) -> dict[str, Any]:
-    """By the writer of affine_map, which is held against DeepSpeed's own functions elsewhere."""
+    """Cuts through the writer of affine_map, which other tests compare with DeepSpeed."""
     affine: Any = info_of(cuts, degree, {})["affine_map"]
     return cuts_in({pattern.replace("\\", "")[1:-1]: one for pattern, one in affine["params"].items()})
 
@@ -67,7 +68,7 @@ def test_cuts_are_those_that_deepspeed_makes(name: str, degree: int) -> None:
 
 
 def test_classes_are_of_every_way_there_is() -> None:
-    """What would be proved by no case: a plan, policies, a tied head by the vocabulary, and one that stays whole."""
+    """Cases: a plan, a policy, a tied head, an uncut head."""
     assert {bool(network.plan) for network in NETWORKS.values()} == {True, False}
     assert "model.embed_tokens.weight" in FOUND["qwen2_tied"]["cuts"]["2"]
     assert "model.embed_tokens.weight" not in FOUND["gemma_tied"]["cuts"]["2"]
@@ -80,7 +81,7 @@ def origin(name: str, tensor: str, **more: Any) -> str:
     return cuts_of(network, asked(network, 2, **more))[tensor].origin
 
 
-def test_each_cut_has_the_rule_that_said_it() -> None:
+def test_each_cut_has_its_rule() -> None:
     layer = "model.layers.0"
     assert origin("llama", f"{layer}.self_attn.k_proj.weight") == (
         "colwise of layers.*.self_attn.k_proj, base_model_tp_plan of LlamaConfig"
@@ -101,10 +102,11 @@ def test_each_cut_has_the_rule_that_said_it() -> None:
     assert origin("bloom", f"{block}.mlp.dense_4h_to_h.bias") == "", "the bias of what is summed is whole"
 
 
-# ---- what DeepSpeed's config says ------------------------------------------------------------------------------------
+# ---- options of DeepSpeed's config
+# ------------------------------------------------------------------------------------
 
 
-def test_the_vocabulary_is_cut_where_it_is_asked_for_and_left_whole_where_it_is_refused() -> None:
+def test_the_vocabulary_is_cut_on_request_and_uncut_if_refused() -> None:
     tied, opt = NETWORKS["qwen2_tied"], NETWORKS["opt"]
     whole = cuts_of(tied, asked(tied, 2, vocabulary=False))
     assert whole["model.embed_tokens.weight"].dim is None, "what is put together on all ranks unties nothing"
@@ -157,7 +159,10 @@ def test_fewer_heads_than_ranks_is_named() -> None:
 
 
 def small(plan: dict[str, str], tied: bool = False) -> Network:
-    """An embedding of 6 x 4, a linear module with a bias, and a head that may be one with the embedding."""
+    """An embedding of 6 x 4, a linear module, and a head.
+
+    The head may be one with the embedding.
+    """
     parts = (
         Module("embed", "own.Rows", EMBEDDING, {"weight": (6, 4)}),
         Module("up", "own.Linear", LINEAR, {"weight": (8, 4), "bias": (8,)}),
@@ -194,7 +199,7 @@ def test_a_tie_is_one_cut() -> None:
         cuts_of(small({"embed": "colwise"}, tied=True), Asked(2, 0))
 
 
-def test_a_pattern_that_takes_for_ever_is_refused() -> None:
+def test_a_pattern_that_takes_too_long_is_refused() -> None:
     with pytest.raises(UcplError, match="a pattern that may take too long to match"):
         cuts_of(small({"*a*a*a*a*a": "colwise"}), Asked(2, 0))
 
@@ -261,7 +266,7 @@ def test_a_config_of_another_model_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Head(nn.Module):
-    """Half of a transformers class: what is asked of one."""
+    """Half of a transformers class, with the attributes that are read."""
 
     _tp_plan: ClassVar[dict[str, str]] = {"lm_head": "colwise", "model.up": "rowwise"}
 

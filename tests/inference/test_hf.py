@@ -1,4 +1,7 @@
-"""import hf: which class of transformers is asked, which numbers are folded, how a stated plan cuts."""
+"""import hf.
+
+The class of transformers, folded numbers, and cuts of a plan.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ucpl.inference.hf import Found, fold, import_hf
 
 
 class Model:
-    """What transformers' own base is here: a state dict, and a plan of tensor parallelism."""
+    """A stand-in for transformers' base: a state dict and a plan."""
 
     _tp_plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise", "layers.*.fused": "packed_colwise"}  # noqa: RUF012
 
@@ -45,7 +48,7 @@ class Tiny(Model):
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A transformers of ours; what of it was called."""
+    """A stand-in for transformers, and the calls of it."""
     found: list[str] = []
 
     def from_pretrained(place: str, trust_remote_code: bool) -> SimpleNamespace:
@@ -107,7 +110,7 @@ def test_a_plan_cuts_outputs_or_inputs_and_leaves_what_it_does_not_know(called: 
 def test_a_class_is_asked_on_this_machine_alone(
     called: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a config names would be fetched, or offered to be run, while the class is built: the switches say no."""
+    """Switches prevent downloads and code of others while the class is built."""
     hub, code = ModuleType("huggingface_hub.constants"), ModuleType("transformers.dynamic_module_utils")
     hub.HF_HUB_OFFLINE, code.TIME_OUT_REMOTE_CODE = False, 15  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", ModuleType("huggingface_hub"))

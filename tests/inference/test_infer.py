@@ -1,4 +1,7 @@
-"""infer: what headers say, as a model and the call of a layout. Which setting is taken over, which state is whose."""
+"""infer: headers as a model and the call of a layout.
+
+Settings are taken over, and states are assigned.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,7 @@ def test_the_dtype_of_a_state_of_a_tensor_is_what_all_its_files_say() -> None:
         state_dtypes(in_two_files("bf16", "f32"), locate(resolve(load(("m.ucpl", halves)), parse_call("s()"))))
 
 
-def test_a_real_folder_is_said_in_a_text_that_says_the_same() -> None:
+def test_the_text_of_a_real_folder_is_equivalent() -> None:
     from ucpl.formats.opening import open_checkpoint
     from ucpl.inference.infer import infer
 

@@ -1,4 +1,4 @@
-"""Weights of fewer bits than a byte: the text that is inferred says what they are, and the lines that it shows are right."""
+"""Packed weights: the inferred text has comments, with correct lines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_lines_that_are_shown_of_mxfp4_cut_what_is_stored(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("method", "count"), [("gptq", 3), ("awq", 2)])
-def test_packed_integers_are_said_to_be_words(method: str, count: int, tmp_path: Path) -> None:
+def test_packed_integers_are_described_as_words(method: str, count: int, tmp_path: Path) -> None:
     made: Arrays = {
         "w.qweight": np.zeros((2, 3), np.int32),
         "w.qzeros": np.zeros((1, 3), np.int32),
@@ -71,7 +71,7 @@ def test_packed_integers_are_said_to_be_words(method: str, count: int, tmp_path:
     assert said[0].startswith(f"{count} tensors of {method}") and "integers of 4 bits" in said[0]
 
 
-def test_of_other_tensors_nothing_is_said(tmp_path: Path) -> None:
+def test_other_tensors_have_no_comment(tmp_path: Path) -> None:
     made: Arrays = {
         "a_blocks": np.zeros((2, 3, 8), np.uint8),
         "a_scales": np.zeros((2, 3), np.uint8),

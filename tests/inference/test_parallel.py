@@ -1,4 +1,7 @@
-"""Tensor parallelism in the language: which layouts are open, which degree a call leads to, which number of heads holds."""
+"""Tensor parallelism in the language.
+
+Open layouts, degrees of calls, numbers of heads.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,7 @@ def test_one_number_of_heads_that_holds_is_taken() -> None:
     assert notes[0] == ("kv_heads", 4, "the only cut that the source's widths allow")
 
 
-def test_where_the_rule_by_size_fits_too_it_is_the_default_and_said() -> None:
+def test_the_rule_by_size_is_a_reported_default_if_it_fits() -> None:
     made, notes = recut({"a.w": cut(6, 6)}, 5, None)
     assert widths_of(made) == {"a.w": [(3, 3, 2, 2, 2)]}
     assert notes[0][1] == 0 and str(notes[0][2]).startswith("default of a config without heads")
@@ -191,7 +194,7 @@ def test_more_ranks_than_positions_are_refused_before_any_is_counted() -> None:
     assert code(caught)[0] == "E473" and "cannot each hold some of `a.w`, whose dim 0 is 12" in code(caught)[1]
 
 
-def test_a_grain_holds_and_is_told_with_its_origin() -> None:
+def test_a_grain_is_used_and_reported_with_its_origin() -> None:
     made, notes = recut({"a.w": cut(32, 38)}, 3, None, (16, "the config of the engine"))
     assert widths_of(made) == {"a.w": [(32, 16, 22)]}
     assert notes[1] == (GRAIN, 16, "the config of the engine")
@@ -279,7 +282,7 @@ def test_a_source_that_is_not_cut_says_nothing_of_cuts() -> None:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_shape_is_the_sum_along_the_dim_that_the_layout_cuts() -> None:
+def test_a_full_shape_is_the_sum_along_the_cut_dim() -> None:
     found = checkpoint(*(NamedTensor(n, (3, 4), "f32", "parameter") for n in "abc"), dp=2, tp=3)
     local: dict[str, tuple[tuple[int, ...], ...]] = dict.fromkeys("abc", ((3, 4), (2, 4), (1, 4)))
     found = with_parallel(found, local_shapes=local, shardings={"c": cut(3, 3)})

@@ -1,4 +1,4 @@
-"""Sizes from shapes: what one stored axis says of a dim, and when it says nothing."""
+"""Sizes of dims from single stored axes, and axes without information."""
 
 from __future__ import annotations
 
@@ -65,12 +65,15 @@ def test_what_an_axis_says(axes: str, shape: tuple[int, ...], sizes: dict[str, i
 
 
 def test_one_entry_s_size_is_the_next_one_s_divisor() -> None:
-    """Whatever the order in which they stand: h is known by e, so that (h d) says d."""
+    """In any order of lines.
+
+    H follows from e, and d from (h d).
+    """
     made = found('  w[l] = (h d) as "w.{l}"\n  e = v h as "e"', {"e": (7, 3), "w.0": (15,), "w.1": (15,)})
     assert made["d"] == (5, "shape of w.0") and made["l"] == (2, "names like w.1")
 
 
-def test_indices_are_counted_by_the_largest_number_of_a_whole_name() -> None:
+def test_indices_are_counted_by_the_largest_number_of_a_full_name() -> None:
     entries = '  w[l] = h d as "x.{l}.w"'
     stored = {
         "model/x.2.w": (3, 5),
@@ -114,7 +117,7 @@ def test_two_shapes_that_disagree_are_both_named() -> None:
     assert d.labels[1].where == "shape of e" and d.labels[0].line is not None
 
 
-def test_a_model_is_told_its_sizes_and_others_are_left() -> None:
+def test_a_model_gets_its_sizes_and_others_are_unchanged() -> None:
     library = load(("m.ucpl", MODEL))
     told = with_sizes(library, "m", {"v": (7, "a shape")})
     model = told.model("m").node
@@ -143,7 +146,7 @@ def on_ranks(entries: str, *files: Mapping[str, tuple[int, ...]], model: str = M
         ("v@tp[5, 2]", (5, 2), 7),
         ("(v@spread(tp) n)", (16, 12), 7),
         ("(v@spread(tp) + n@spread(tp))", (6, 5), 7),
-        ("(v@spread(tp) + n)", (8, 7), 7),  # n stands whole on each rank
+        ("(v@spread(tp) + n)", (8, 7), 7),  # each rank has all of n
         ("v@spread(tp)", (4, 3, 4, 3), 7),  # copies on other ranks
         ("v@spread(tp)", (4,), None),  # a rank is missing
         ("v@spread(tp)", (4, 3, 4), None),
@@ -157,7 +160,7 @@ def test_uneven_pieces_are_added_up(axes: str, lengths: tuple[int, ...], v: int 
 
 
 def test_each_unknown_is_eliminated_by_what_another_tensor_says() -> None:
-    """qkv says q + 2 k, k alone says k, and the padded table is as long as the norm over v says."""
+    """qkv gives q + 2 k, k gives k, and padding follows."""
     model = MODEL.replace("  e : v h\n", "  e : v h\n  q : a h\n  k : b h\n  x : v\n")
     entries = '  qk = (q: a@spread(tp) + k: b@spread(tp)) h as "qk"\n  k = b h as "k"\n'
     entries += '  e = pad(v, 8)@tp h as "e"\n  x = v as "x"'

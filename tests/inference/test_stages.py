@@ -1,4 +1,4 @@
-"""Pipelines and experts in the language: which stage holds what, which copy counts, which setting wins."""
+"""Pipelines and experts in the language: stages, copies, and settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def layer(number: int, *tensors: str, tied: str | None = None) -> Layer:
 
 
 def pipeline(*bounds: int, methods: tuple[str, ...] = ("uniform",), trusted: dict[str, int] | None = None) -> Pipeline:
-    """Five layers: a, b, a function, c, and d, whose first is tied to the function at its end."""
+    """Five layers.
+
+    A, b, a function, c, and d; the first is tied to the end.
+    """
     layers = (layer(0, "a", tied="t"), layer(1, "b"), layer(2), layer(3, "c", "d"), Layer(4, tied="t"))
     return Pipeline(layers, bounds, (24, 3, 0, 8, 24), methods, "names of files", trusted or {})
 
@@ -205,7 +208,7 @@ def expert_model(count: int = 4, elements: int = 6) -> nodes.Model:
     return evolve(made, items=(*made.items, *groups))
 
 
-def test_experts_lie_in_runs_on_the_ranks_of_ep() -> None:
+def test_experts_are_in_runs_on_the_ranks_of_ep() -> None:
     made = stored_experts(base_of("zero1(dp = 4)", expert_model()), experts(2))
     text = text_of(made)
     for number, rank in enumerate((0, 0, 1, 1)):
@@ -256,7 +259,7 @@ def test_degrees_of_experts_that_cannot_be(call: str, message: str) -> None:
 
 
 def test_a_group_as_full_as_it_may_be_and_one_element_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At ep = 1 a rank has four experts of six elements; at ep = 2, two."""
+    """Four experts of a rank at ep = 1, two at ep = 2."""
     base = base_of("zero2(dp = 4, ep = 1)", expert_model())
     monkeypatch.setattr(of_experts, "GROUP_ELEMENTS_MAX", 24)
     assert target_experts(base, experts(2))

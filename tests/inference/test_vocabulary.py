@@ -1,4 +1,7 @@
-"""A vocabulary padded to other rows at another degree: words and the rows that both sides have go over, all others are told."""
+"""A vocabulary padded to other rows at another degree.
+
+Common rows are copied, and all others are reported.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.errors import UcplError
 
 SOURCE = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "tp2_pp2_dp2_z1_bf16"
@@ -100,7 +103,7 @@ def test_a_source_that_is_no_pipeline_and_is_described(truth: dict[str, Any], tm
         assert ucpl.compare(tmp_path / f"described {rows}", tmp_path / f"inferred {rows}")
 
 
-def test_what_is_asked_for_is_told_with_its_reason() -> None:
+def test_requested_rows_are_reported_with_their_reason() -> None:
     origins = ucpl.plan(str(SOURCE), "zero1(tp=4, make_vocab_size_divisible_by=5)").origins
     told = next(one for one in origins if one.name == "rows of the vocabulary")
     assert (told.value, told.origin) == ("40, 34 of them are words", "make_vocab_size_divisible_by = 5, times tp")

@@ -1,8 +1,8 @@
-"""What ranks run: a loop with Accelerate and DeepSpeed. `python accelerate_job.py JOBS`.
+"""A training loop with Accelerate and DeepSpeed, for ranks: `python accelerate_job.py JOBS`.
 
-One process group does all jobs of a world size in turn. `train` calls `save_state` in the middle and goes on; `load` goes on by
-`load_state` in a model of other numbers, and says what is not as it was: the engine's state, the schedule, objects of the
-user's own, random numbers.
+One process group does all jobs of a world size in turn. `train` calls `save_state` in the middle and continues; `load`
+resumes by `load_state` in a model of other numbers, and reports differences: in the engine's state, the schedule,
+objects of the user, and random numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Loop:
         model = trainer_job.MODELS[run["model"]](run.get("dropout", 0.0))
         if run.get("lora"):
             model = trainer_job.adapted(model, bool(spoil))
-        if spoil:  # but what is frozen under an adapter: no checkpoint has it
+        if spoil:  # except frozen parameters under an adapter: no checkpoint has them
             with torch.no_grad():
                 for p in model.parameters():
                     if p.requires_grad:
@@ -78,7 +78,7 @@ class Loop:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + 0.1 * step))
 
     def losses(self, first: int, last: int) -> list[float]:
-        """Steps first to last - 1 of the first epoch, each with the mean loss of all ranks."""
+        """Steps first to last - 1 of the first epoch."""
         out = []
         batches = self.accelerator.skip_first_batches(self.loader, first)
         for _, batch in zip(range(first, last), batches, strict=False):
@@ -103,7 +103,7 @@ class Loop:
 
 
 def config(run: dict[str, Any]) -> dict[str, Any]:
-    """As a configuration for Accelerate is written: what it knows itself is left to it."""
+    """A user's configuration for Accelerate, without values that Accelerate sets."""
     out: dict[str, Any] = {
         "zero_optimization": {"stage": run["stage"], "stage3_param_persistence_threshold": 0},
         "zero_allow_untested_optimizer": True,
@@ -124,7 +124,7 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn() -> list[float]:
-    """What each kind of random number is next, on this rank."""
+    """The next random number of each kind on this rank."""
     return [random.random(), float(np.random.random()), float(torch.rand(1))]
 
 

@@ -1,4 +1,4 @@
-"""What ranks run for classes of transformers: AutoTP engines that are told a degree. `python autotp_job.py JOBS`."""
+"""AutoTP engines of a given degree, for ranks: `python autotp_job.py JOBS`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop import deepspeed_job  # sets what DeepSpeed must find in the environment first
+from tests.interop import deepspeed_job  # sets DeepSpeed's environment variables first
 from tests.interop import deepspeed_tp_job as tp_job
 
 import deepspeed  # isort: skip
@@ -20,7 +20,7 @@ BATCH = 24
 
 
 def batch(step: int) -> torch.Tensor:
-    """Rows of tokens of which each tells the next: (BATCH, 7)."""
+    """Rows of tokens, each determined by the one before: (BATCH, 7)."""
     rows = [torch.randint(0, WORDS, (BATCH,), generator=torch.Generator().manual_seed(1000 + step))]
     for _ in range(6):
         rows.append((rows[-1] * 3 + 1) % WORDS)
@@ -58,7 +58,10 @@ def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[flo
 
 
 def weights(job: dict[str, Any]) -> dict[str, Any]:
-    """A folder of weights alone, as transformers writes it, and what a run that begins there holds and loses."""
+    """A folder of weights from transformers, and a run with them.
+
+    Returns the run's state and losses.
+    """
     run = job["run"]
     engine = engine_of(run, seed=7, spoil=0.0)
     if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""Small classes of transformers, by the names of cases: sizes that most degrees do not divide."""
+"""Small classes of transformers, with sizes that most degrees do not divide."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    # a plan; the head is put together on every rank, the embedding whole
+    # a plan; the head is joined on every rank, and the embedding is not cut
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_GQA, **_SIZES, **_TOKENS},
     # biases; the embedding and the head are one tensor, cut by the vocabulary
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **_GQA, **_SIZES, **_TOKENS}
     | {"tie_word_embeddings": True},
-    # no plan: DeepSpeed's policies; tied, and whole
+    # no plan: DeepSpeed's policies; tied, and not cut
     "opt": {"model_type": "opt", "architectures": ["OPTForCausalLM"], **_SIZES, **_TOKENS, **_NO_DROPOUT}
     | {"num_attention_heads": 4, "hidden_size": 48, "ffn_dim": 44, "word_embed_proj_dim": 48, "layerdrop": 0.0},
     # query, key and value of each head in turn. DeepSpeed cuts it; transformers' own forward does not run on parts

@@ -1,6 +1,7 @@
-"""What DeepSpeed's AutoTP makes of a class, in one process: it is told the degree, and that it is the first rank.
+"""DeepSpeed's AutoTP on a class, in one process.
 
-`python -m tests.interop.autotp_truth` writes tests/fixtures/autotp.json: classes as records, and DeepSpeed's cuts of them.
+It gets the degree, and the role of the first rank. `python -m tests.interop.autotp_truth` writes
+tests/fixtures/autotp.json: classes as records, and DeepSpeed's cuts of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEGREES = (2, 3, 4)
 _HEADS = {"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 96, "intermediate_size": 133}
 _ONE = {"num_hidden_layers": 1, "vocab_size": 131, "pad_token_id": 0}
 _OLD = {"n_layer": 1, "n_head": 12, "vocab_size": 131}
-# One layer of each, at sizes that the degrees do not divide. What comes of each: tests/inference/test_autotp.py.
+# One layer of each, at sizes that the degrees do not divide. tests/inference/test_autotp.py has the results.
 CLASSES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_HEADS, **_ONE},
     "llama_two_heads": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **_HEADS, **_ONE}
@@ -70,7 +71,7 @@ def model_of(said: dict[str, Any]) -> Any:
 
 @contextmanager
 def alone(degree: int, group: object) -> Iterator[None]:
-    """Groups of that many ranks, of which this is the first."""
+    """Groups of that many ranks; this is the first rank."""
     set_autotp_mode(training=True)
     told: dict[str, Any] = {
         "deepspeed.utils.groups.get_tensor_model_parallel_group": lambda: group,
@@ -91,7 +92,10 @@ def alone(degree: int, group: object) -> Iterator[None]:
 
 
 def maps_of(said: dict[str, Any], degree: int, **tensor_parallel: Any) -> dict[str, Any]:
-    """affine_map of each parameter, as DeepSpeed publishes it. Raises what DeepSpeed raises of the class."""
+    """affine_map of each parameter, as DeepSpeed publishes it.
+
+    Raises DeepSpeed's errors of the class.
+    """
     group = object()
     config = TPTrainingConfig(autotp_size=degree, **tensor_parallel)
     config.tensor_parallel.tp_group = group

@@ -1,4 +1,7 @@
-"""A whole run of `make interop` is held against docs/capabilities.toml: what is named there was collected, ran and passed."""
+"""A full run of `make interop` is compared with docs/capabilities.toml.
+
+Every test that is named there must be collected, run and passed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ HERE = "tests/interop"
 
 
 class Ran:
-    """Which tests of this folder passed, and what is said of it at the end."""
+    """The passed tests of this folder, and the summary at the end."""
 
     def __init__(self) -> None:
         self.collected: set[str] = set()  # by processes of pytest-xdist, which share the tests out
@@ -42,14 +45,14 @@ class Ran:
 
 
 def is_whole(session: pytest.Session) -> bool:
-    """Whether all of this folder was asked for, and nothing of it narrowed."""
+    """Test whether the complete folder was requested, without a filter."""
     config = session.config
     asked = [Path(arg) == Path(HERE) for arg in config.args]
     return asked == [True] and not (config.option.keyword or config.option.markexpr or config.option.collectonly)
 
 
 def unproved(tests: set[str], passed: set[str]) -> list[str]:
-    """What the list of capabilities says and this run does not bear out, and the reverse: a line each."""
+    """Differences between the list of capabilities and this run, one line each."""
     named = sorted(name for name in read_capabilities().named() if name.startswith(HERE))
     lines = [
         f"docs/capabilities.toml names {n}, and no test is it" for n in named if not any(names(n, t) for t in tests)
@@ -63,7 +66,10 @@ def unproved(tests: set[str], passed: set[str]) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What DeepSpeed compiles is this environment's own. Who was killed as it compiled left a lock, which all wait for."""
+    """Set the folder of DeepSpeed's compiled extensions, and remove stale locks.
+
+    A process that was killed during a build leaves a lock that blocks all others.
+    """
     built = Path(sys.prefix) / "torch_extensions"
     os.environ["TORCH_EXTENSIONS_DIR"] = str(built)
     if not hasattr(config, "workerinput"):

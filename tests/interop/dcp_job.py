@@ -1,6 +1,7 @@
-"""What ranks run, as deepspeed_job: modules that FSDP2 and tensor parallelism cut, saved and loaded by stock DCP.
+"""Modules that FSDP2 and tp cut, with stock DCP, for ranks.
 
-`python dcp_job.py JOBS`. Nothing of ucpl is in these processes, but where a run is filled from a checkpoint of another kind.
+As deepspeed_job. `python dcp_job.py JOBS`. These processes do not import ucpl, except to fill a run from a checkpoint
+of another kind.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from tests.interop import dcp_models, deepspeed_job, models
 
 SCHEDULED = 0.1
-WRAPPED = "_fsdp_wrapped_module."  # what FSDP1 puts into names
+WRAPPED = "_fsdp_wrapped_module."  # FSDP1's prefix in names
 
 
 class Run:
@@ -133,7 +134,10 @@ class Run:
         return self.module(x, y)
 
     def facts_of_old(self) -> dict[str, Any]:
-        """As facts: of FSDP1's module, whole weights alone, which are all that its ranks can gather without fault."""
+        """As facts: of FSDP1's module, complete weights only.
+
+        Its ranks can gather nothing else without errors.
+        """
         with FSDP.summon_full_params(self.module):
             params = {n.replace(WRAPPED, ""): {"weight": p.detach().clone()} for n, p in self.module.named_parameters()}
         return {
@@ -142,7 +146,7 @@ class Run:
         }
 
     def facts(self) -> dict[str, Any]:
-        """{"params": {name: {"weight", each state, "lr", "weight_decay"}}, "buffers"}, whole, on every rank."""
+        """{"params": {name: {"weight", each state, "lr", "weight_decay"}}, "buffers"} on every rank."""
         params: dict[str, dict[str, Any]] = {}
         names = {p: n for n, p in self.module.named_parameters()}
         for p, name in names.items():
@@ -183,14 +187,17 @@ def fsdp_load(job: dict[str, Any]) -> dict[str, Any]:
     run = Run(job["run"], seed=99, spoil=0.25)
     run.load(job["folder"], job["steps"])
     truth, mine = common(torch.load(job["truth"], weights_only=False)), run.facts()
-    if job.get("weights"):  # all that the source could say of itself; that moments are right, the losses tell
+    if job.get("weights"):  # the source has only weights; the losses show that the moments are right
         mine["params"] = {name: {"weight": kept["weight"]} for name, kept in mine["params"].items()}
     found = deepspeed_job.differences(mine, truth)
     return {"differences": found, "after": run.losses(job["steps"], 3)}
 
 
 def shards_load(job: dict[str, Any]) -> dict[str, Any]:
-    """Load weights by torch's reader of safetensors into a spoiled run: the first loss tells that they are all there."""
+    """Load weights by torch's reader of safetensors into a spoiled run.
+
+    The first loss shows that all are loaded.
+    """
     run = Run(job["run"], seed=99, spoil=0.25)
     state = run.state()["model"]
     load(state, storage_reader=HuggingFaceStorageReader(job["folder"]))
@@ -202,7 +209,7 @@ def shards_load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def common(truth: dict[str, Any]) -> dict[str, Any]:
-    """What every framework keeps: of an fp32 run, DeepSpeed's masters are the weights themselves."""
+    """The values of every framework: in fp32, DeepSpeed's masters are weights."""
     params = {}
     for name, kept in truth["params"].items():
         assert "fp32" not in kept or torch.equal(kept["fp32"], kept["weight"])
@@ -215,7 +222,10 @@ def engine_train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_load(job: dict[str, Any]) -> dict[str, Any]:
-    """Load a folder that FSDP2's became into an engine that is spoiled; the schedule is the script's own."""
+    """Load a folder from FSDP2 into a spoiled engine.
+
+    The script has its own schedule.
+    """
     engine = deepspeed_job.engine_of(job["run"], seed=99, spoil=0.25)
     path, _ = engine.load_checkpoint(job["folder"], load_lr_scheduler_states=False)
     if path is None:

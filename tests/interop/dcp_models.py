@@ -1,4 +1,4 @@
-"""A model whose layers tensor parallelism cuts, by torch's own styles: what FSDP2, tp and both of them train."""
+"""A model that tensor parallelism cuts, by torch's styles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Block(nn.Module):
 
 
 class Cut(nn.Module):
-    """Two blocks that tp cuts in four, odd sizes around them that FSDP cuts unevenly, and a buffer."""
+    """Two blocks that tp cuts in four, and odd sizes.
+
+    FSDP cuts the odd sizes unevenly.
+    """
 
     def __init__(self, freeze: bool = False) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""One release of torch: what its FSDP2 saves is read to the bit, and its stock `dcp.load` takes what was made of it.
+"""One release of torch.
 
-`RELEASE/bin/python tests/interop/dcp_release.py FOLDER PYTHON`, where PYTHON has ucpl, and FOLDER is empty. Two ranks save a
-small model and its AdamW, nested and flattened; ucpl makes plain() and dcp(fsdp=3) of that; both are held against the run.
-Ends with 1, and says what differs.
+Its FSDP2 folders are read, and it loads targets. `RELEASE/bin/python tests/interop/dcp_release.py FOLDER PYTHON`, where
+PYTHON has ucpl, and FOLDER is empty. Two ranks save a small model and its AdamW, nested and flattened; ucpl makes
+plain() and dcp(fsdp=3) of that; both are compared with the run. If they differ, it prints the differences and ends with
+1.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def optimizer(made: nn.Module, groups: list[dict[str, Any]], lr: float) -> torch
 
 
 def save_all(folder: Path) -> None:
-    """What each of two ranks does."""
+    """The work of each of two ranks."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     made, groups = model()

@@ -1,7 +1,7 @@
-"""What ranks run: engines of real DeepSpeed that train, save, load and are compared. `python deepspeed_job.py JOBS`.
+"""Engines of DeepSpeed that train, save, load and compare, for ranks.
 
-JOBS is a json list, done in turn, each by processes of its own. Each result goes to the json file that its job names. A job
-that raises leaves its error there.
+`python deepspeed_job.py JOBS`. JOBS is a json list, done in turn, each by its own processes. Each result goes to the
+json file that its job names. A job that raises leaves its error there.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
-    """`spoil` scrambles what a load must set right: parameters, buffers, hyper-parameters."""
+    """An engine of a run; `spoil` scrambles all that a load restores."""
     torch.manual_seed(seed)
     model = models.MODELS[run["model"]](run.get("freeze", False))
     if spoil:
@@ -75,7 +75,7 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
     groups = models.parameter_groups(model, run.get("groups", 2), 0.0 if run.get("keeps_no_hyper") else spoil)
     if own := run.get("own_group"):
         groups = models.with_own_group(groups, [p for name, p in model.named_parameters() if name in own])
-    if run.get("named"):  # torch keeps the names of what it is given with names
+    if run.get("named"):  # torch keeps names of parameters that are given with names
         names = {p: n for n, p in model.named_parameters()}
         groups = [{**g, "params": [(names[p], p) for p in g["params"]]} for g in groups]
     chosen = models.optimizer(run["optimizer"], groups)
@@ -99,7 +99,8 @@ def losses(engine: Any, first: int, steps: int) -> list[float]:
     return out
 
 
-# ---- the whole state, gathered without DeepSpeed's own helpers (which are wrong under round robin) ------------------------
+# ---- the full state, gathered without DeepSpeed's own helpers (which are wrong under round robin)
+# -------------------------
 
 
 def together(part: torch.Tensor) -> torch.Tensor:
@@ -110,7 +111,10 @@ def together(part: torch.Tensor) -> torch.Tensor:
 
 
 def in_one_order(states: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Every rank gathers the same state at the same time: DeepSpeed's universal loader fills them in an order of its own."""
+    """States in one order, so that all ranks gather the same.
+
+    DeepSpeed's universal loader fills them in its own order.
+    """
     return sorted(states.items())
 
 
@@ -197,7 +201,7 @@ def facts(engine: Any, client: dict[str, Any]) -> dict[str, Any]:
 
 
 def names_by_group(run: dict[str, Any]) -> list[list[str]]:
-    """What a training script would say of its optimizer, before DeepSpeed has it."""
+    """A training script's names of its optimizer, before DeepSpeed has it."""
     model = models.MODELS[run["model"]](run.get("freeze", False))
     names = {p: n for n, p in model.named_parameters()}
     chosen = models.optimizer("sgd", models.parameter_groups(model, run.get("groups", 2), 0.0))
@@ -238,7 +242,10 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def recast(job: dict[str, Any]) -> dict[str, Any]:
-    """Load into a spoiled engine of another dtype than the run's: the truth, with weights that torch rounds from masters."""
+    """Load into a spoiled engine of another dtype than the run's.
+
+    The truth has weights that torch rounds from masters.
+    """
     engine = engine_of(job["run"], seed=99, spoil=0.25)
     path, client = engine.load_checkpoint(job["folder"])
     if path is None:
@@ -253,7 +260,7 @@ def recast(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def scale_of(engine: Any) -> list[Any]:
-    """Whether the loss scale moves, and what it is."""
+    """A flag for a dynamic loss scale, and its value."""
     held = getattr(engine.optimizer, "loss_scaler", None) or getattr(engine.optimizer, "loss_scale_config", None)
     if held is None:
         return [False, 1.0]
@@ -261,7 +268,7 @@ def scale_of(engine: Any) -> list[Any]:
 
 
 def weights(job: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0 saves a fresh model's weights as one safetensors file, which knows of no optimizer."""
+    """Save a fresh model's weights on rank 0 as one safetensors file."""
     from safetensors.torch import save_file
 
     torch.manual_seed(job["seed"])
@@ -271,7 +278,10 @@ def weights(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm(job: dict[str, Any]) -> dict[str, Any]:
-    """Load weights alone into a spoiled engine, as ucpl says; beside it an engine that was made with these weights."""
+    """Load weights alone into a spoiled engine, by ucpl's advice.
+
+    Another engine is made with these weights.
+    """
     fresh = engine_of(job["run"], seed=job["seed"], spoil=0.0)
     truth, expected = whole_state(fresh), losses(fresh, 0, 3)
     engine = engine_of(job["run"], seed=99, spoil=0.25)
@@ -288,7 +298,7 @@ def warm(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def started(job: dict[str, Any]) -> dict[str, Any]:
-    """Load plainly what was made of weights alone and filled, into an engine whose weights and moments are others."""
+    """Load filled weights plainly into an engine with other weights and moments."""
     fresh = engine_of(job["run"], seed=job["seed"], spoil=0.0)
     truth, expected = whole_state(fresh), losses(fresh, 0, 3)
     engine = engine_of(job["run"], seed=99, spoil=0.25)
@@ -311,7 +321,10 @@ def started(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def grown(job: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint of a model that was frozen in part and smaller: what it had is there, the rest is as filled."""
+    """Load a checkpoint of a smaller, partly frozen model.
+
+    Old values are restored, and the rest is as filled.
+    """
     engine = engine_of(job["run"], seed=99, spoil=0.25)
     path, _ = engine.load_checkpoint(job["folder"])
     if path is None:
@@ -330,7 +343,10 @@ def grown(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_changed(states: dict[str, Any], kept: dict[str, Any], job: dict[str, Any], name: str) -> list[str]:
-    """What of a parameter is not as it was, or not as one begins that is new or was frozen."""
+    """Differences of a parameter.
+
+    From its old value, or from a new one's.
+    """
     weight = kept.get("weight")
     if weight is None:
         weight = torch.full_like(states["weight"], job["new"][name])
@@ -347,7 +363,7 @@ def as_changed(states: dict[str, Any], kept: dict[str, Any], job: dict[str, Any]
 
 
 def plain_loss(job: dict[str, Any], weights: dict[str, Any], step: int) -> float:
-    """The loss of a step, by torch alone: the same weights in a module that no engine has seen."""
+    """The loss of a step by torch alone, with the same weights."""
     model = models.MODELS[job["run"]["model"]](job["run"].get("freeze", False))
     model = model.to(torch.bfloat16) if job["run"]["dtype"] == "bf16" else model
     with torch.no_grad():
@@ -362,7 +378,7 @@ def plain_loss(job: dict[str, Any], weights: dict[str, Any], step: int) -> float
 
 
 def changed(job: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint whose parameters were others, compare what stays to the bit, and train on."""
+    """Load a checkpoint with other parameters, compare the common ones, and train."""
     engine = engine_of(job["run"], seed=99, spoil=0.25)
     path, _ = engine.load_checkpoint(job["folder"])
     if path is None:
@@ -378,7 +394,7 @@ def changed(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """What each engine asks for, once and not by each rank that is forked: seconds of a core."""
+    """Import modules and extensions that each engine needs, before ranks are forked."""
     importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     deepspeed.get_accelerator().create_op_builder("ShareMemCommBuilder").load()
 

@@ -1,7 +1,7 @@
-"""What ranks run for tensor parallelism: AutoTP engines of real DeepSpeed. `python deepspeed_tp_job.py JOBS`.
+"""AutoTP engines of DeepSpeed, for ranks: `python deepspeed_tp_job.py JOBS`.
 
-Whole tensors are put together by DeepSpeed's own code, from the maps that its own layers publish (checkpoint/affine.py): what
-is compared was neither cut nor joined by ucpl.
+DeepSpeed's own code joins full tensors, from the maps that its own layers publish (checkpoint/affine.py): ucpl neither
+cuts nor joins the compared tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.interop.deepspeed_job import (  # sets what DeepSpeed must find in the environment first
+from tests.interop.deepspeed_job import (  # sets DeepSpeed's environment variables first
     CLIENT,
     differences,
     main,
@@ -30,7 +30,7 @@ HIDDEN = HEADS * WIDTH
 
 
 class Attention(nn.Module):
-    """Fused [q; k; v] with fewer key-value heads than query heads; counts its heads by the rows it has."""
+    """Fused [q; k; v] with fewer key-value heads; rows give its heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,10 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def common(run: dict[str, Any], rows: int, spoil: float) -> dict[str, Any]:
-    """What configs of all AutoTP engines have. `rows` of a batch are a rank's; `spoil` scrambles what a load must set right."""
+    """Options of all AutoTP engines.
+
+    rows: of a rank's batch. spoil: scrambles all values that a load must restore.
+    """
     bf16 = {"bf16": {"enabled": True}} if run["dtype"] == "bf16" else {}
     return {
         "train_micro_batch_size_per_gpu": rows,
@@ -137,7 +140,7 @@ def engine_of(run: dict[str, Any], seed: int, spoil: float) -> Any:
 
 
 def scramble(engine: Any, run: dict[str, Any]) -> None:
-    """Every parameter that is here whole, every master and moment, and every buffer where the loader restores them."""
+    """Scramble uncut parameters, masters, moments, and buffers that loaders restore."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for tensor in (
@@ -170,7 +173,8 @@ def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[flo
     return out
 
 
-# ---- the whole state ----------------------------------------------------------------------------------------------------
+# ---- the full state
+# -----------------------------------------------------------------------------------------------------
 
 
 def masters(engine: Any) -> list[torch.Tensor]:

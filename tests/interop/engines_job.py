@@ -1,4 +1,7 @@
-"""What ranks run: engines of DeepSpeed that are filled by `ucpl.load_into`. `python engines_job.py JOBS`."""
+"""Engines of DeepSpeed that `ucpl.load_into` fills, for ranks.
+
+`python engines_job.py JOBS`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.interop.jobs import differences
 
 
 def fill(job: dict[str, Any]) -> dict[str, Any]:
-    """Fill a spoiled engine, compare it with the state that was saved, train on."""
+    """Fill a spoiled engine, compare it with the saved state, and train."""
     run = job["run"]
     engine = deepspeed_job.engine_of(run, seed=99, spoil=0.25)
     if run.get("warm"):  # it has moments and numbers of its own
@@ -34,7 +37,7 @@ def fill(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def needed(truth: dict[str, Any]) -> int:
-    """Bytes of masters and moments, once, and of what every rank has: buffers."""
+    """Bytes of masters and moments, once, and of each rank's buffers."""
     states = [v for kept in truth["params"].values() for s, v in kept.items() if s != "weight" or "fp32" not in kept]
     buffers = list(truth["buffers"].values()) * dist.get_world_size()
     return sum(v.numel() * v.element_size() for v in [*states, *buffers] if torch.is_tensor(v))

@@ -1,8 +1,8 @@
-"""Families of transformers' models, each in three sizes that nobody had in mind: the table of test_families.py.
+"""Families of transformers' models, each in three unusual sizes.
 
-`one` has one layer, one head of keys and values where there can be fewer than of queries, and a head that is not the width
-over the heads. `five` has five layers and odd numbers where the class lets them be. `square` has one number for all that can be
-it, so that no shape tells one axis from the other.
+They are the table of test_families.py. `one` has one layer, one head of keys and values if there can be fewer than of
+queries, and a head that is not the width over the heads. `five` has five layers and odd numbers where the class allows
+them. `square` has one number for all sizes that can be equal, so that shapes do not distinguish axes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEGREES = {"one": (2, 3), "five": (3, 1), "square": (2, 4)}  # of tensor paralle
 
 @frozen
 class Case:
-    """A class, a config, the degrees of tensor parallelism that its weights go through, and in what they are saved."""
+    """A class, a config, degrees of tensor parallelism, and the saved dtype."""
 
     kind: str
     config: Config
@@ -50,7 +50,10 @@ def three(kind: str, one: Config, five: Config, square: Config) -> dict[str, Cas
 def like_llama(
     kind: str, one: Config | None = None, five: Config | None = None, square: Config | None = None, without: str = ""
 ) -> dict[str, Case]:
-    """The three sizes with what the family adds to each. without: a key that its config does not have."""
+    """The three sizes with the family's own keys.
+
+    without: a key that its config does not have.
+    """
     each = ((ONE, one), (FIVE, five), (SQUARE, square))
     return three(kind, *({k: v for k, v in (sizes | (more or {})).items() if k != without} for sizes, more in each))
 

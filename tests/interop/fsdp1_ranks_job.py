@@ -1,10 +1,11 @@
-"""FSDP1 on gloo ranks, saved by each rank for itself as verl does, and what torch's own sharded state dict says of it.
+"""FSDP1 on gloo ranks, saved by each rank as in verl.
 
-python -m torch.distributed.run --nproc_per_node 3 tests/interop/fsdp1_ranks_job.py units|params FOLDER
+The truth is torch's own sharded state dict. python -m torch.distributed.run --nproc_per_node 3
+tests/interop/fsdp1_ranks_job.py units|params FOLDER
 
-units: parameters that FSDP keeps flat, over a device mesh (DTensor). params: `use_orig_params`, without a mesh (ShardedTensor).
-FOLDER.truth.pt: {name: {"weight", "exp_avg", "exp_avg_sq", "step"}}. tests/fixtures/dcp/fsdp1_units_w3 and fsdp1_params_w3
-were made so.
+units: parameters that FSDP keeps flat, over a device mesh (DTensor). params: `use_orig_params`, without a mesh
+(ShardedTensor). FOLDER.truth.pt: {name: {"weight", "exp_avg", "exp_avg_sq", "step"}}. tests/fixtures/dcp/fsdp1_units_w3
+and fsdp1_params_w3 were made so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""FSDP2 on gloo ranks, saved and loaded by Accelerate's own functions: what `save_state` and the Trainer call on GPUs.
+"""FSDP2 on gloo ranks, saved and loaded by Accelerate's own functions.
+
+`save_state` and the Trainer call them on GPUs.
 
 python -m torch.distributed.run --nproc_per_node 2 tests/interop/fsdp_folders_job.py save FOLDER RESULT
 """
@@ -63,7 +65,7 @@ def main(do: str, folder: str, result: str) -> None:
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, state_dict_type="SHARDED_STATE_DICT", cpu_ram_efficient_loading=False
     )
-    # Accelerate prepares FSDP on accelerators alone: its functions are given what they ask of one.
+    # Accelerate prepares FSDP on accelerators only: its functions get a stand-in.
     accelerator = SimpleNamespace(
         num_processes=dist.get_world_size(), process_index=rank, is_main_process=rank == 0, is_fsdp2=True,
         wait_for_everyone=dist.barrier,

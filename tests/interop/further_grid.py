@@ -1,7 +1,7 @@
-"""More of what test_deepspeed_grid.py proves, too long for every run: `make interop TESTS=tests/interop/further_grid.py`.
+"""More cases of test_deepspeed_grid.py: `make interop TESTS=tests/interop/further_grid.py`.
 
-Sources of four and eight ranks in both forms of ZeRO-1, each to the topologies that one goes to in practice, and back; sequence
-parallelism from ZeRO-3. Nine minutes on two cores, which up to eight processes share.
+They take too long for every run. Sources of four and eight ranks in both forms of ZeRO-1, each to common topologies,
+and back; sequence parallelism from ZeRO-3. Nine minutes on two cores, which up to eight processes share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ SOURCES = {
 
 
 def everywhere(source: str, bf16: bool) -> tuple[Target, ...]:
-    """The topologies of one source. ZeRO-3 is in the dtype of the source, without its form of BF16_Optimizer."""
+    """The topologies of one source.
+
+    ZeRO-3 is in the dtype of the source, without its form of BF16_Optimizer.
+    """
     there = "zero3(tp=1, dp=4)"
     return (
         Target(source, 2, "zero1(tp=1, pp=1, dp=2)", {"tp": 1, "stages": ONE}),

@@ -1,7 +1,7 @@
-"""What ranks run, as parallel_job: tensor x pipeline x data parallelism and experts. `python grid_job.py JOBS`.
+"""Tensor x pipeline x data parallelism and experts, for ranks: `python grid_job.py JOBS`.
 
-Ranks are numbered as DeepSpeed's topologies number them: (stage, data, tensor), the last one fastest. A job forgets the groups
-of the one before it, so that one set of processes has one topology after another.
+As parallel_job. Ranks have the numbers of DeepSpeed's topologies: (stage, data, tensor), the last one fastest. A job
+forgets the groups of the one before it, so that one set of processes has one topology after another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ VOCABULARY = "tied_modules.embed.word.weight"
 
 
 class Units:
-    """An mpu: which ranks are cut together, and which hold the same, where there is no pipeline."""
+    """An mpu without a pipeline.
+
+    Ranks of one cut, and ranks with equal data.
+    """
 
     def __init__(self, tp: int) -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
@@ -77,7 +80,7 @@ def module_of(run: dict[str, Any], ways: grid_models.Ways) -> Any:
 
 
 def engine_of(run: dict[str, Any], spoil: float) -> Any:
-    """`spoil` scrambles what a load must set right."""
+    """An engine of a run; `spoil` scrambles all that a load restores."""
     deepspeed.utils.groups._release_process_group_references()
     units: Any = Units(run["tp"])
     ways = grid_models.Ways(units.here, units.tp, units.cut, rows=run.get("rows", grid_models.WORDS))
@@ -125,7 +128,10 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def scramble(engine: Any, run: dict[str, Any]) -> None:
-    """All that a load sets right. DeepSpeed's loader of universal folders leaves buffers as the model has made them."""
+    """Scramble all values that a load must restore.
+
+    DeepSpeed's loader of universal folders leaves buffers as the model made them.
+    """
     torch.manual_seed(11 + dist.get_rank())
     o = engine.optimizer
     kept = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
@@ -139,7 +145,10 @@ def scramble(engine: Any, run: dict[str, Any]) -> None:
 
 
 def parts_added_up(run: dict[str, Any]) -> int:
-    """DeepSpeed adds up the gradients of the parts of a sequence; where ZeRO-3 scatters them it takes their mean."""
+    """The factor of gradients over parts of a sequence.
+
+    DeepSpeed adds them up; if ZeRO-3 scatters them, it takes their mean.
+    """
     scatters = run["stage"] == 3 and run.get("zero", {}).get("reduce_scatter", True)
     return 1 if scatters else int(run.get("sp", 1))
 
@@ -165,11 +174,11 @@ def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[flo
     return out
 
 
-# ---- the whole state -------------------------------------------------------------------------------------------------
+# ---- the full state --------------------------------------------------------------------------------------------------
 
 
 def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What this rank and its data-parallel ones hold: its parts of tensors, by names of the whole model."""
+    """This rank's parts of tensors, with its data-parallel ranks', by full names."""
     if engine.zero_optimization_stage() < 3:
         yield from parallel_job.held(engine, {"ep": 1, **run})
         return
@@ -195,7 +204,10 @@ def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def joined(parts: list[dict[str, Any]], cut: tuple[int, int]) -> dict[str, Any]:
-    """The parts of one tensor and its states, section by section. What is no tensor is the first rank's."""
+    """The parts of one tensor and its states, section by section.
+
+    Values that are no tensors are the first rank's.
+    """
     dim, sections = cut
     out = dict(parts[0])
     for state, value in parts[0].items():
@@ -206,7 +218,7 @@ def joined(parts: list[dict[str, Any]], cut: tuple[int, int]) -> dict[str, Any]:
 
 
 def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The whole state on every rank, and what copies do not agree on."""
+    """The full state on every rank, and differences between copies."""
     cuts = {n: p.cut for n, p in engine.module.named_parameters() if hasattr(p, "cut")}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (cuts, dict(held(engine, run))))
@@ -248,7 +260,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 def load(job: dict[str, Any]) -> dict[str, Any]:
     run = job["run"]
     engine = engine_of(run, spoil=0.25)
-    # of what DeepSpeed's converter made of a pipeline there are no buffers
+    # DeepSpeed's converter saves no buffers of a pipeline
     path, client = engine.load_checkpoint(job["folder"], load_module_strict=not run.get("keeps_buffers"))
     if path is None:
         return {"error": "load_checkpoint found nothing"}
@@ -262,7 +274,7 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(job: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint whose parameters were others, compare what stays to the bit, and train on."""
+    """Load a checkpoint with other parameters, compare the common ones, and train."""
     run = job["run"]
     engine = engine_of(run, spoil=0.25)
     path, client = engine.load_checkpoint(job["folder"])
@@ -286,7 +298,7 @@ def changed(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def alone_loss(truth: dict[str, Any], run: dict[str, Any], step: int) -> float:
-    """The loss of a step, by torch alone: the same weights in one module that no engine has seen."""
+    """The loss of a step by torch alone, with these weights."""
     module = grid_models.Whole(grid_models.Ways(), 0)
     grid_models.lessen(module, run.get("lean", ()), ())
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""A model whose layers cut themselves over tensor-parallel ranks, as a pipeline and as one module with the same names.
+"""A model that cuts itself over tp, as pipeline or module.
 
-Every parameter says how it is cut (`cut`: the dim and the number of sections in it), and `fill` draws whole tensors by their
-names and takes this rank's part: a run at any degrees starts from one and the same model.
+Both have the same names. Every parameter has its cut (`cut`: the dim and the number of sections in it). `fill` draws
+full tensors by their names and takes this rank's part: a run at any degrees starts from one and the same model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCKS = (
 LAYERS = len(BLOCKS) + 3
 EXPERT = re.compile(r"(?P<module>.*)\.deepspeed_moe\.experts\.deepspeed_experts\.(?P<number>\d+)(?P<inner>\..*)")
 
-# What training scripts keep for DeepSpeed's own universal checkpoints: rows are cut where nothing else is said.
+# A training script's lists for DeepSpeed's universal checkpoints: rows are cut by default.
 LISTS = {
     "universal_checkpoint_version": 0.2,
     "original_vocab_size": WORDS,
@@ -44,7 +44,7 @@ LISTS = {
 
 @frozen(eq=False)
 class Ways:
-    """The tensor-parallel ranks that a layer is cut over, and the ranks that share a sequence (Ulysses), if there are some."""
+    """The tensor-parallel ranks of a layer, and ranks of a sequence (Ulysses)."""
 
     rank: int = 0
     size: int = 1
@@ -73,7 +73,7 @@ class Ways:
 
 
 class _Enter(torch.autograd.Function):
-    """What all ranks have goes into parts: their gradients are summed."""
+    """Values of all ranks become parts: their gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ways: Ways) -> torch.Tensor:
@@ -103,7 +103,7 @@ class _Align(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, ways: Ways) -> torch.Tensor:
         ctx.ways = ways
-        each = ways.share(ways.rows, 0)  # parts are unequal, and what goes over the wire is not
+        each = ways.share(ways.rows, 0)  # parts are unequal, but messages are equal
         parts = ways.listed(F.pad(x, (0, each - x.shape[-1])))
         return torch.cat([part[..., : ways.share(ways.rows, rank)] for rank, part in enumerate(parts)], -1)
 
@@ -145,7 +145,10 @@ class Wide(nn.Module):
 
 
 class Narrow(nn.Module):
-    """Columns are cut: each rank computes a part of the sum; the bias is whole and is added once."""
+    """Columns are cut: each rank has a part of the sum.
+
+    The bias is on every rank and is added once.
+    """
 
     def __init__(self, ways: Ways, columns: int, bias: bool) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ class Narrow(nn.Module):
 
 
 class Words(nn.Module):
-    """A table whose rows are cut: words of other ranks are zeros here."""
+    """A table with cut rows: words of other ranks are zeros."""
 
     def __init__(self, ways: Ways) -> None:
         super().__init__()
@@ -191,7 +194,10 @@ def head(embedding: Embedding, h: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """A fused matrix, key-value group by group: queries, key, value; so a cut along its rows is a cut by groups."""
+    """A fused matrix by key-value group: queries, key, value.
+
+    So a cut along its rows is a cut by groups.
+    """
 
     def __init__(self, ways: Ways) -> None:
         super().__init__()
@@ -205,7 +211,7 @@ class Attention(nn.Module):
         q, k, v = fused[..., :QUERIES, :].flatten(2, 3), fused[..., QUERIES, :], fused[..., QUERIES + 1, :]
         if self.line is None:
             mixed = self.mixed(q, k, v)
-        else:  # some heads of the whole sequence, for all heads of a part of it
+        else:  # some heads of the full sequence, for all heads of a part of it
             from deepspeed.sequence.layer import DistributedAttention
 
             mixed = DistributedAttention(self.mixed, self.line, scatter_idx=2, gather_idx=1)(q, k, v, 0)
@@ -222,7 +228,10 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A rank's rows of the first matrix: its part of the gate, then its part of the other half."""
+    """A rank's rows of the first matrix.
+
+    Part of the gate, then of the other half.
+    """
 
     def __init__(self, ways: Ways) -> None:
         super().__init__()
@@ -236,7 +245,7 @@ class Mlp(nn.Module):
 
 
 class Expert(nn.Module):
-    """Whole on its rank."""
+    """An expert, complete on its rank."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Engines whose groups are as asked: each loads a folder, and gives what its optimizer has. `python groups_job.py JOBS`."""
+"""Engines with requested groups load folders, and report their optimizers.
+
+`python groups_job.py JOBS`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Model(torch.nn.Module):
 
 
 def load(job: dict[str, Any]) -> dict[str, Any]:
-    """The learning rate and the decay of each group, and the first element of each trained parameter."""
+    """The rate and decay of groups, and first elements of parameters."""
     model = Model(job["shapes"], job["frozen"])
     held = dict(model.named_parameters())
     groups = [{"params": [held[name] for name in names], "lr": 9.0, "weight_decay": 9.0} for names in job["groups"]]

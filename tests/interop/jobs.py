@@ -1,4 +1,7 @@
-"""What all scripts share that ranks run: the list of jobs, the processes of each, their results, and how two states differ."""
+"""The parts that all scripts of ranks share.
+
+Jobs, processes, results, and differences.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,12 @@ def differences(mine: Any, truth: Any, where: str = "") -> list[str]:
 
 
 def do_all(do: dict[str, Any], begin: Callable[[], Any] | None = None) -> None:
-    """Do the jobs listed in the file that the command line names, each by the function of its name on so many ranks as it says.
+    """Do the jobs of the command line's file, on their ranks.
 
-    Ranks are forked of this process, which has imported all that they need: to start Python for each rank of each job takes
-    longer than what the jobs do. So each job has processes of its own, with the environment that torchrun gives, and what it
-    leaves in them is gone with it: threads of gloo for each group of ranks that was forgotten, what a framework keeps for a
-    process. Where one rank fails, the others end, and the next job begins. begin: makes the process group.
+    Ranks are forked from this process, which has imported everything: to start Python for each rank of each job takes
+    longer than the jobs. So each job has its own processes, with torchrun's environment, and no state survives them:
+    threads of gloo for old groups, or a framework's global state. If one rank fails, the others end, and the next job
+    begins. begin: makes the process group.
     """
     importlib.import_module("torch._dynamo")  # which the first optimizer of a process asks for
     for job in json.loads(Path(sys.argv[1]).read_text()):
@@ -55,13 +58,16 @@ def do_all(do: dict[str, Any], begin: Callable[[], Any] | None = None) -> None:
         if -ended in CRASHED:
             print(f"{job['result']}: a rank crashed ({signal.Signals(-ended).name}): it is done once more", flush=True)
             ended = _done(_forked(job, act, join))
-        if ended:  # unless the rank that failed said why
+        if ended:  # unless the failed rank has written the reason
             what = f"no end after {SECONDS} seconds" if ended == LATE else f"a rank ended with status {ended}"
             _write_once(job, {"error": what})
 
 
 def _done(ranks: set[int]) -> int:
-    """Wait until all ranks of a job have ended, well, or one of them otherwise: with this status."""
+    """Wait for the ranks of a job, or for a failure.
+
+    Returns its status.
+    """
     every, ended, last = {*ranks}, LATE, time.monotonic() + SECONDS
     while ranks and time.monotonic() < last:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -72,11 +78,11 @@ def _done(ranks: set[int]) -> int:
                 break
         elif not pid:
             time.sleep(0.005)
-    for pid in every:  # and what they started, which would be nobody's
+    for pid in every:  # and their child processes, which would remain
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     rest = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-    crashed = next((one for one in rest if -one in CRASHED), ended)  # of which the others have heard before we did
+    crashed = next((one for one in rest if -one in CRASHED), ended)  # other ranks may have reported it earlier
     return crashed if not ranks or ended else LATE
 
 
@@ -105,7 +111,7 @@ def _forked(job: dict[str, Any], act: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def _write_once(job: dict[str, Any], result: dict[str, Any]) -> None:
-    """Of a job that failed, what was said first."""
+    """Write a failed job's first error."""
     with contextlib.suppress(FileExistsError), open(job["result"], "x") as file:
         json.dump(result, file)
 

@@ -1,8 +1,8 @@
-"""What ranks run: Lightning's Trainer and Fabric, each with its DeepSpeedStrategy. `python lightning_job.py JOBS`.
+"""Lightning's Trainer and Fabric with DeepSpeedStrategy, for ranks: `python lightning_job.py JOBS`.
 
-One process group does all jobs of a world size in turn. `train` saves by `ModelCheckpoint`, or by `fabric.save`, in the middle
-and goes on; `load` goes on by `fit(ckpt_path=...)`, or by `fabric.load`, in a module of other numbers, and says what is not as
-it was.
+One process group does all jobs of a world size in turn. `train` saves by `ModelCheckpoint`, or by `fabric.save`, in the
+middle and continues; `load` resumes by `fit(ckpt_path=...)`, or by `fabric.load`, in a module of other numbers, and
+reports differences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVED, STEPS = 2, 4
 
 
 class OnCPU(DeepSpeedStrategy):
-    """Lightning asks for CUDA before it starts DeepSpeed; DeepSpeed itself does not. Nothing else is another."""
+    """Lightning's strategy without its check for CUDA, which DeepSpeed does not need."""
 
     def setup_environment(self) -> None:
         self.accelerator.setup_device(self.root_device)
@@ -42,7 +42,7 @@ class OnCPU(DeepSpeedStrategy):
 
 
 class FabricOnCPU(StrategyOfFabric):
-    """Fabric asks for CUDA, too, and for its devices. Nothing else is another."""
+    """Fabric's strategy without its check for CUDA and devices."""
 
     def setup_environment(self) -> None:
         self.accelerator.setup_device(self.root_device)
@@ -57,7 +57,7 @@ class FabricOnCPU(StrategyOfFabric):
 
 
 def made(run: dict[str, Any], spoil: float) -> Any:
-    """A model of ours; `spoil` scrambles what a load must set right."""
+    """A model; `spoil` scrambles all values that a load must restore."""
     net = models.MODELS[run["model"]](False)
     if spoil:
         with torch.no_grad():
@@ -102,7 +102,10 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
 
 
 class Module(lightning.LightningModule):
-    """A model of ours in Lightning's clothes. It keeps its losses, and what the engine held after SAVED steps."""
+    """A model as a LightningModule.
+
+    It keeps its losses, and the engine's state after SAVED steps.
+    """
 
     def __init__(self, run: dict[str, Any], spoil: float) -> None:
         super().__init__()
@@ -118,7 +121,10 @@ class Module(lightning.LightningModule):
         return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def train_dataloader(self) -> Any:
-        """As many as there are steps. Lightning begins a loader anew in the middle of an epoch, so data follow the step."""
+        """As many batches as steps.
+
+        Lightning begins a loader anew in the middle of an epoch, so data follow the step.
+        """
         data = torch.utils.data.TensorDataset(torch.arange(STEPS * dist.get_world_size()))
         return torch.utils.data.DataLoader(data, batch_size=1)
 
@@ -177,7 +183,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(job: dict[str, Any]) -> dict[str, Any]:
-    """Go on from a folder in a module whose numbers are all others."""
+    """Resume from a folder, in a module of other numbers."""
     torch.manual_seed(99)
     if job["run"].get("fabric"):
         return load_by_fabric(job)
@@ -188,7 +194,7 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 class Loop:
-    """A loop as people write it with Fabric, and all that it saves."""
+    """A typical loop with Fabric, and all values that it saves."""
 
     def __init__(self, run: dict[str, Any], spoil: float) -> None:
         net = made(run, spoil)
@@ -202,7 +208,7 @@ class Loop:
         }  # fmt: skip
 
     def losses(self, last: int) -> list[float]:
-        """Of the steps from where the loop is to `last` - 1."""
+        """The steps from the loop's position to `last` - 1."""
         out = []
         for step in range(self.state["step"], last):
             loss = self.model(*mine(step))

@@ -1,7 +1,7 @@
-"""What ranks run: transformers' LlamaForCausalLM under DeepSpeed. `python llama_job.py JOBS`.
+"""transformers' LlamaForCausalLM under DeepSpeed, for ranks: `python llama_job.py JOBS`.
 
-Sequences, rate and optimizer are those of megatron_run at a steady rate, so that losses can be compared from one framework
-to the other. Nothing of ucpl is in these processes.
+Sequences, rate and optimizer are those of megatron_run at a steady rate, so that losses can be compared from one
+framework to the other. Nothing of ucpl is in these processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def engine_of(job: dict[str, Any], seed: int) -> Any:
         "train_micro_batch_size_per_gpu": BATCH // dist.get_world_size(),
         "zero_optimization": {"stage": job["stage"]},
         "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,  # DeepSpeed clips at 1 where nothing is said
+        "gradient_clipping": 0.0,  # DeepSpeed clips at 1 by default
         "zero_force_ds_cpu_optimizer": False,
     }
     made, *_ = deepspeed.initialize(model=model, optimizer=chosen, config=config)

@@ -1,8 +1,8 @@
-"""Writes the folders of tests/fixtures/megatron/dist_*, of which every element is told by a formula.
+"""Write the folders of tests/fixtures/megatron/dist_*.
 
-`python -m tests.interop.megatron_fixtures TARGET [NAME...]`, in the environment of `make interop`. It runs itself under
-torchrun for each. A job of one step gives the optimizer its states; then `Run.fill` puts the formula's values everywhere, and
-Megatron-Core saves.
+A formula gives every element. `python -m tests.interop.megatron_fixtures TARGET [NAME...]`, in the environment of `make
+interop`. It runs itself under torchrun for each. A job of one step gives the optimizer its states; then `Run.fill` puts
+the formula's values everywhere, and Megatron-Core saves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIXTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         {**MIXTURE, "expert_ffn": 6, "ffn": 14, "shared": 6, "tp": 2, "ep": 2, "optimizer": "none"},
         DISTRIBUTED,
     ),
-    # sizes of which no bucket has an end that is padding: 0.16.1 saves other ones wrong where embedding and head are one
+    # sizes without a padded end of a bucket: 0.16.1 saves others wrong if embedding and head are one
     "dist_tied_vpp2": (2, {**SMALL, **ALIGNED, "swiglu": False, "tie": True, "pp": 2, "vpp": 2}, DISTRIBUTED),
     "dist_dp_reshardable_tp2": (4, {**SMALL, "layers": 1, "tp": 2}, {**DISTRIBUTED, "kind": "dp_reshardable"}),
     "dist_adam_tp2": (2, {**SMALL, "tp": 2, "optimizer": "adam"}, {**DISTRIBUTED, "with_random": True}),
@@ -46,7 +46,7 @@ FIXTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 
 
 def write(target: Path, name: str) -> None:
-    """In each rank: the folder, and beside it what a reader must find in it."""
+    """Write the folder in each rank, and the truth next to it."""
     import torch.distributed as dist
 
     from tests.interop import megatron_run
@@ -73,7 +73,7 @@ def write(target: Path, name: str) -> None:
 
 
 def described(states: dict[str, Any]) -> dict[str, Any]:
-    """{"shape", "states": {state: its type}, "step", ...}: what is one number stands as it is."""
+    """{"shape", "states": {state: its type}, "step", ...}: single numbers are unchanged."""
     import torch
 
     drawn = {k: str(v.dtype).removeprefix("torch.") for k, v in states.items() if torch.is_tensor(v)}

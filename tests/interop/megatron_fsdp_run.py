@@ -1,4 +1,4 @@
-"""GPTModels under Megatron-FSDP, trained, saved and loaded as Megatron-LM does it with --ckpt-format fsdp_dtensor."""
+"""GPTModels under Megatron-FSDP, in Megatron-LM's form (--ckpt-format fsdp_dtensor)."""
 
 from __future__ import annotations
 
@@ -74,10 +74,11 @@ class FsdpRun(megatron_run.Run):
 
     @property
     def model(self) -> Any:
-        """What Megatron-LM's unwrap_model stops at."""
+        """The module at which Megatron-LM's unwrap_model stops."""
         return self.wrapped[0].module
 
-    # ---- the whole state ---------------------------------------------------------------------------------------------------
+    # ---- the full state
+    # ----------------------------------------------------------------------------------------------------
 
     def named(self) -> Iterator[tuple[str, Cut, Any]]:
         """(name, where the tensor-parallel rank's part lies, the sharded parameter)."""
@@ -166,11 +167,14 @@ class FsdpRun(megatron_run.Run):
 
 
 def asked(state: dict[str, Any], name: str) -> bool:
-    """Whether a rank's state dict has a name of `.metadata`; of experts, other ranks' do."""
+    """Test whether a rank's state dict has a name of `.metadata`.
+
+    Names of experts are on other ranks.
+    """
     if ".experts." in name:
         return True
     if name.startswith("model."):
         return name.removeprefix("model.") in state["model"]
     owner, _, key = name.removeprefix("optimizer.state.").rpartition(".")
-    # a rank has no state of what it has no element of; that its module is there says enough
+    # a rank has no state of tensors without elements on it; its module is enough
     return key in ("exp_avg", "exp_avg_sq") and owner.removeprefix("module.module.") in state["model"]

@@ -1,7 +1,7 @@
-"""What ranks run, as dcp_job: GPTModels of Megatron-Core. `python megatron_job.py JOBS`.
+"""GPTModels of Megatron-Core, for ranks: `python megatron_job.py JOBS`.
 
-Nothing of ucpl is in these processes. Each job has degrees of its own, and processes of its own. Megatron's writer starts a
-process that imports this file once more, so that nothing is imported here but where it is run.
+As dcp_job. These processes do not import ucpl. Each job has its own degrees and processes. Megatron's writer starts a
+process that imports this file once more, so all imports are in functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def run_of(run: dict[str, Any], seed: int) -> Any:
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """Train, save in each form that is asked for, and train on: the losses that a restart must meet."""
+    """Train, save in each requested form, and train.
+
+    A restart needs equal losses.
+    """
     import torch
     import torch.distributed as dist
 
@@ -54,7 +57,7 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def go_on(job: dict[str, Any]) -> dict[str, Any]:
-    """Load what another framework trained, and train on at the rates that the checkpoint has."""
+    """Load another framework's checkpoint, and train at its rates."""
     run = run_of(job["run"], seed=99)
     told = run.load(job["folder"])
     assert run.done == job["steps"]
@@ -70,8 +73,9 @@ def steady(run: Any, rate: float | None = None) -> None:
 
 
 def common_facts(facts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What all kinds of optimizers say: of an fp32 run, the master is the weight itself; Megatron-FSDP has masters alone, of
-    which a weight is the rounding.
+    """The values of all kinds of optimizers.
+
+    In fp32, the master is the weight itself; Megatron-FSDP has only masters, and a weight is the rounded one.
     """
     import torch
 

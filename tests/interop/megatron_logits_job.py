@@ -1,9 +1,9 @@
-"""GPTModels of Megatron-Core in this process alone: each loads a state dict, strictly, and says its logits.
+"""GPTModels of Megatron-Core in this process: load strictly, return logits.
 
     python -m tests.interop.megatron_logits_job RUNS.json
 
-RUNS.json is a list of {"state": FILE or "torch_dist": FOLDER, "out": FILE, "config": {...}, "model": {...}, "mla": bool}. A
-state has the names of the modules without Transformer Engine, which is not there on a CPU.
+RUNS.json is a list of {"state": FILE or "torch_dist": FOLDER, "out": FILE, "config": {...}, "model": {...}, "mla":
+bool}. A state has the names of the modules without Transformer Engine, which is not there on a CPU.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ ACTIVATIONS = {
 }
 
 
-multi_latent_attention.TELinear = type("TELinear", (), {})  # asked whether a module is one, where there is none
+multi_latent_attention.TELinear = type("TELinear", (), {})  # for isinstance checks
 
 
 class Attention(torch.nn.Module):
-    """Causal attention of heads whose values are of another width: Megatron's own without Transformer Engine takes none."""
+    """Causal attention with another width of values.
+
+    Megatron's own without Transformer Engine does not support it.
+    """
 
     def __init__(self, softmax_scale: float, **_: Any) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""A GPTModel of Megatron-Core at any degrees, the arguments that Megatron-LM keeps of it, and where each parameter lies in its
-whole.
+"""A GPTModel of Megatron-Core at any degrees, and places of its parameters.
 
-A run is a dict: what it does not say is in PLAIN. Whole values are a function of a parameter's name, so that the model is the
-same at all degrees. Names are those of one process: `decoder.layers.3.mlp.linear_fc1.weight`, with numbers of the whole model.
+It has the arguments that Megatron-LM keeps of it. A run is a dict; PLAIN has the defaults. Full values are a function
+of a parameter's name, so that the model is the same at all degrees. Names are those of one process:
+`decoder.layers.3.mlp.linear_fc1.weight`, with numbers of the full model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
 
 SEQUENCE = 8
-BATCH = 12  # sequences of a step: what every degree here divides
+BATCH = 12  # sequences of a step: all degrees divide it
 
 PLAIN: dict[str, Any] = {
     "layers": 4,
@@ -63,7 +63,10 @@ PLAIN: dict[str, Any] = {
 
 @frozen
 class Cut:
-    """Where a tensor of a rank lies in its whole: part `rank` of `size` along `dim`; of `halves`, the same part of each."""
+    """The place of a rank's tensor in the full one.
+
+    It is part `rank` of `size` along `dim`; of `halves`, the same part of each.
+    """
 
     rank: int
     size: int
@@ -86,13 +89,16 @@ class Cut:
 
 
 def value(name: str, state: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """What a fixture holds: normal numbers, seeded by the name, the state and the run's seed. (shape), fp32."""
+    """A fixture's values: normal numbers, seeded by name, state and run.
+
+    They have this shape, in fp32.
+    """
     told = hashlib.sha256(f"{name}|{state}|{seed}".encode()).digest()[:4]
     return torch.randn(shape, generator=torch.Generator().manual_seed(int.from_bytes(told, "little")))
 
 
 def beginning(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """The weight that a run begins with: norms near one, the rest small."""
+    """The first weight of a run: norms near one, the rest small."""
     drawn = value(name, "begin", shape, seed)
     return 1 + 0.1 * drawn if "norm.weight" in name else 0.3 * drawn if drawn.ndim > 1 else 0.1 * drawn
 
@@ -150,7 +156,7 @@ def config(run: dict[str, Any]) -> TransformerConfig:
 
 
 def models(run: dict[str, Any], made: TransformerConfig, seed: int) -> list[GPTModel]:
-    """The parts of the model that this rank has, with the values that begin a run of this seed."""
+    """This rank's parts of the model, with a seed's first values."""
     norm = "RMSNorm" if run["rms"] else "LayerNorm"
     if run["dense_first"]:
         spec = get_gpt_decoder_block_spec(made, use_transformer_engine=False, normalization=norm)
@@ -189,7 +195,7 @@ def models(run: dict[str, Any], made: TransformerConfig, seed: int) -> list[GPTM
 
 
 def ahead_of(run: dict[str, Any], made: TransformerConfig, spec: Any, stage: int) -> Any:
-    """What predicts tokens ahead, where this part of the model does."""
+    """The spec of multi-token prediction, if this part has it."""
     at = {"vp_stage": stage} if run["vpp"] else {}
     if not run["ahead"] or not mtp_on_this_rank(made, ignore_virtual=False, **at):
         return None
@@ -197,7 +203,7 @@ def ahead_of(run: dict[str, Any], made: TransformerConfig, spec: Any, stage: int
 
 
 def tensors(run: dict[str, Any], parts: list[GPTModel]) -> Iterator[tuple[str, torch.Tensor, Cut]]:
-    """All parameters and persistent buffers of this rank, under their names in the whole model."""
+    """Parameters and persistent buffers of this rank, under full names."""
     for part in parts:
         found = dict(part.named_parameters())
         held = {n: t for n, t in part.state_dict().items() if torch.is_tensor(t) and n not in found}
@@ -207,7 +213,10 @@ def tensors(run: dict[str, Any], parts: list[GPTModel]) -> Iterator[tuple[str, t
 
 
 def named(run: dict[str, Any], part: GPTModel, name: str) -> str:
-    """The name in one process: layers and experts have numbers of the whole; a tied head is the embedding."""
+    """The name in one process.
+
+    Numbers of the full model, and tied heads.
+    """
     if run["tie"] and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
     if layer := re.match(r"decoder\.layers\.(\d+)\.", name):
@@ -236,7 +245,7 @@ def cut_of(run: dict[str, Any], name: str, tensor: torch.Tensor) -> Cut:
 
 
 def arguments(run: dict[str, Any], world: int, format: str, iteration: int) -> argparse.Namespace:
-    """What Megatron-LM keeps of its command line beside a checkpoint, as far as a loader of it asks."""
+    """Megatron-LM's arguments in a checkpoint, as far as its loader needs them."""
     bf16 = run["dtype"] == "bf16"
     return argparse.Namespace(
         num_layers=run["layers"],

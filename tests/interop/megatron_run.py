@@ -1,4 +1,4 @@
-"""GPTModels of Megatron-Core at the degrees of a run, trained, saved and loaded as Megatron-LM does it."""
+"""GPTModels of Megatron-Core, trained, saved and loaded as by Megatron-LM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RESHARDABLE = DistributedOptimizer.checkpoint_fully_reshardable_formats
 
 
 class Run:
-    """The parts of a model that this rank has, their optimizer and its schedule."""
+    """This rank's parts of a model, their optimizer and its schedule."""
 
     def __init__(self, run: dict[str, Any], seed: int) -> None:
         self.run = run = {**PLAIN, **run}
@@ -96,7 +96,7 @@ class Run:
         return [self.step() for _ in range(steps)]
 
     def step(self) -> float:
-        """One step over the same sequences at all degrees. The mean loss, on every rank."""
+        """One step over the same sequences at all degrees; the mean loss."""
         told = torch.Generator().manual_seed(1000 + self.done)
         tokens = torch.randint(self.run["vocab"], (BATCH, SEQUENCE + 1), generator=told)
         share = BATCH // dist.get_world_size(self.dp)
@@ -124,10 +124,11 @@ class Run:
         dist.all_reduce(total)
         return float(total) / BATCH
 
-    # ---- the whole state ---------------------------------------------------------------------------------------------------
+    # ---- the full state
+    # ----------------------------------------------------------------------------------------------------
 
     def pieces(self) -> Iterator[tuple[str, str, torch.Tensor, Cut, int]]:
-        """(name, state, the live tensor, where it lies in the whole, where it begins in the part of its rank)."""
+        """(name, state, live tensor, its place, begin in its part)."""
         listed = list(megatron_models.tensors(self.run, self.parts))
         places = {id(tensor): (name, cut) for name, tensor, cut in listed}
         for name, tensor, cut in listed:
@@ -161,7 +162,10 @@ class Run:
                     yield places[owners[id(main)]], {k: group[k] for k in RATES if k in group}
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """{name: {"weight", "fp32", each state, "step", rates}}, whole, on every rank; copies that differ end the job."""
+        """{name: {"weight", "fp32", each state, "step", rates}} on every rank.
+
+        Copies that differ end the job.
+        """
         mine = [(n, s, t.detach().clone(), cut, begin) for n, s, t, cut, begin in self.pieces()]
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, (mine, list(self.rates())))
@@ -189,7 +193,7 @@ class Run:
         return out
 
     def fill(self, seed: int = 0) -> None:
-        """Every weight, master and moment becomes its formula's; the weights are the masters, rounded."""
+        """Set weights, masters and moments by formula; weights are rounded masters."""
         for name, state, tensor, cut, begin in self.pieces():
             if state == "step" or not tensor.is_floating_point():
                 continue
@@ -291,7 +295,7 @@ class Run:
             torch.save({**state, "rng_state": self.random_state()}, here / "model_optim_rng.pt")
 
     def load(self, folder: str) -> list[str]:
-        """What Megatron-LM would say of it; empty where it is content."""
+        """Megatron-LM's complaints about a folder, or []."""
         top, here = Path(folder), None
         step = top / f"iter_{int((top / TRACKER).read_text()):07d}"
         if dist_checkpointing.check_is_distributed_checkpoint(str(step)):
@@ -319,7 +323,7 @@ class Run:
     def load_distributed(self, step: Path) -> tuple[dict[str, Any], list[str]]:
         common = dist_checkpointing.load_common_state_dict(str(step))
         metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
-        said = common.get("args")  # what another framework trained has none
+        said = common.get("args")  # another framework's run has none
         degrees = getattr(said, "tensor_model_parallel_size", 1), getattr(said, "pipeline_model_parallel_size", 1)
         is_same = degrees == (self.run["tp"], self.run["pp"])
         kind = metadata.get("distrib_optim_sharding_type")
@@ -365,12 +369,15 @@ def forward(data: Iterator[torch.Tensor], part: torch.nn.Module) -> tuple[torch.
 
 
 def chained(optimizer: Any) -> list[Any]:
-    """The optimizers that it is made of: one of dense parameters, one of experts, with their own ranks of data."""
+    """The optimizers inside: of dense parameters and of experts.
+
+    Each has its own data-parallel ranks.
+    """
     return [] if optimizer is None else list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def pairs(optimizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(parameter, what the inner optimizer steps): without DistributedOptimizer."""
+    """(parameter, inner optimizer's tensor), without DistributedOptimizer."""
     if hasattr(optimizer, "float16_groups"):
         for halves, mains in zip(optimizer.float16_groups, optimizer.fp32_from_float16_groups, strict=True):
             yield from zip(halves, mains, strict=True)
@@ -382,7 +389,7 @@ def pairs(optimizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def differing(args: Any, run: dict[str, Any], *names: str) -> list[str]:
-    """As check_checkpoint_args of Megatron-LM: what the checkpoint's arguments say must be what the job's say."""
+    """As check_checkpoint_args of Megatron-LM: arguments must equal the job's."""
     mine = megatron_models.arguments(run, dist.get_world_size(), "", 0)
     pairs = ((name, getattr(args, name), getattr(mine, name)) for name in names)
     return [f"{name} of the checkpoint is {theirs}, not {own}" for name, theirs, own in pairs if theirs != own]

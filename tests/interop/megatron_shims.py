@@ -1,7 +1,7 @@
-"""Megatron-Core without CUDA: what it asks of a device is answered by the CPU, once this is imported, before Megatron.
+"""Megatron-Core on a CPU: import this before Megatron.
 
-Only where tensors lie and what waits for what is answered otherwise; what is computed, and what is written, stays Megatron's
-own. The kernels of AdamW that it is used with need CUDA too: FusedAdam stands in for them.
+It replaces the calls of devices. Only placement and synchronisation are replaced; computation and files stay Megatron's
+own. Its kernels of AdamW need CUDA, too: FusedAdam replaces them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RANDOM = torch.arange(16, dtype=torch.uint8)  # the size of a random state of CU
 
 
 class Nothing:
-    """A stream, an event: whatever is asked of it is done at once."""
+    """A stream or event on which every operation is done at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -53,10 +53,10 @@ def _is_cuda(device: Any) -> bool:
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """AdamW as Transformer Engine's and Apex's fused kernels keep it: moments of a parameter, the step of a group.
+    """AdamW with the state of the fused kernels.
 
-    Megatron-Core loads its distributed optimizer with these alone: torch's AdamW has a step of each parameter, which it
-    does not save.
+    Moments, and a group's step. Transformer Engine's and Apex's kernels keep it so. Megatron-Core loads its distributed
+    optimizer with these only: torch's AdamW has a step of each parameter, which it does not save.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FusedAdam(torch.optim.Optimizer):
             group["step"] = group.get("step", 0) + 1
             for p in group["params"]:
                 state, (first, second) = self.state[p], group["betas"]
-                # of a parameter that this rank has nothing of, too: Megatron-FSDP saves together what all ranks have
+                # also for parameters without elements on this rank: Megatron-FSDP saves all ranks' tensors together
                 if not state and (p.grad is not None or isinstance(p, DTensor)):
                     state |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                 if p.grad is None:
@@ -85,7 +85,7 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 def adam_of(fused: bool) -> None:
-    """Which AdamW Megatron takes for the optimizers that it makes from now on: the fused ones', or torch's own."""
+    """Select Megatron's AdamW: the fused one, or torch's own."""
     from megatron.core import optimizer
     from megatron.core.optimizer import distrib_optimizer
 
@@ -108,7 +108,7 @@ class Tracker:
 
 
 def answer() -> OnCpu:
-    """Put the answers in place. The mode that it returns must be kept: what ends it is its end."""
+    """Install the replacements; they end with the returned mode."""
     for name in ("synchronize", "set_device", "empty_cache"):
         setattr(torch.cuda, name, lambda *_, **__: None)
     for name in ("Stream", "Event"):
@@ -131,12 +131,12 @@ def answer() -> OnCpu:
     layers.get_cuda_rng_tracker = lambda *_, **__: random._CUDA_RNG_STATE_TRACKER
     # Of a process that saves and waits: else one more is started for it, which imports torch anew.
     filesystem_async._results_queue = queue.Queue()
-    moe.te_general_gemm = None  # 0.16.1 asks for the name where Transformer Engine is not there to define it
+    moe.te_general_gemm = None  # 0.16.1 uses the name, which only Transformer Engine would define
     return mode
 
 
 def for_fsdp() -> None:
-    """What Megatron-FSDP asks of a device beside that."""
+    """Install the further replacements for Megatron-FSDP."""
     from torch.distributed.device_mesh import DeviceMesh
 
     own = DeviceMesh.from_group
@@ -147,9 +147,7 @@ def for_fsdp() -> None:
 
     from megatron.core.distributed.fsdp import mcore_fsdp_adapter as adapter
 
-    adapter.TELinear = type(
-        "TELinear", (), {}
-    )  # 0.16.1 asks for the name where Transformer Engine is not there to define it
+    adapter.TELinear = type("TELinear", (), {})  # 0.16.1 uses the name, which only Transformer Engine would define
     adapter._get_rng_state_dict = dict
     adapter._load_rng_state_dict = lambda _: None
 

@@ -1,4 +1,7 @@
-"""Small models and optimizers of our own, with what real ones do to checkpoints: odd sizes, ties, frozen parts, buffers."""
+"""Small models and optimizers with unusual parts.
+
+Odd sizes, ties, frozen parts, buffers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ BATCH = 120  # divides by every degree that the tests use
 
 
 class Net(nn.Module):
-    """Convolution, tied layers, a one-element gain, a persistent and a passing buffer; parameters of every odd size."""
+    """Convolution, tied layers, a one-element gain, buffers, and odd sizes.
+
+    One buffer is persistent.
+    """
 
     rows = 11
 
@@ -64,7 +70,7 @@ class Lean(Net):
 
 
 class Bare(Net):
-    """The same without any parameter of one dim: the group of those is empty."""
+    """The same without one-dimensional parameters: their group is empty."""
 
     def __init__(self, freeze: bool) -> None:
         super().__init__(False)
@@ -87,7 +93,7 @@ class Tied(nn.Module):
 
 
 class Headless(Net):
-    """The same without the head's name for the embedding, and without a bias; the embedding is frozen now."""
+    """The same without second name and bias; the embedding is frozen."""
 
     def __init__(self, freeze: bool) -> None:
         super().__init__(False)
@@ -97,7 +103,10 @@ class Headless(Net):
 
 
 class Wider(Net):
-    """The same with an adapter beside the last layer: two new matrices and a new gain."""
+    """The same with an adapter at the last layer.
+
+    Two matrices and a gain.
+    """
 
     def __init__(self, freeze: bool) -> None:
         super().__init__(freeze)
@@ -115,7 +124,7 @@ class Wider(Net):
 
 
 class Few(nn.Module):
-    """Fewer parameters than ranks in one group: whole ranks hold padding alone."""
+    """Fewer parameters than ranks in one group: some ranks hold only padding."""
 
     def __init__(self, freeze: bool) -> None:
         super().__init__()
@@ -159,7 +168,10 @@ MODELS = {
 
 
 def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str, Any]]:
-    """One, two or three groups. `spoil` changes hyper-parameters, which a load must set right."""
+    """One, two or three groups.
+
+    `spoil` changes hyper-parameters, which a load must restore.
+    """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     flat = [p for _, p in trained if p.ndim < 2]
     wide = [p for _, p in trained if p.ndim >= 2]
@@ -184,14 +196,14 @@ def parameter_groups(model: nn.Module, how: int, spoil: float) -> list[dict[str,
 
 
 def with_own_group(groups: list[dict[str, Any]], own: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """Parameters in one group more, behind the others, with hyper-parameters that a load must set right."""
+    """One more group with hyper-parameters that a load must restore."""
     ids = set(map(id, own))
     left = [{**group, "params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
     return [*left, {"params": own, "lr": 2e-3, "weight_decay": 0.01}]
 
 
 def fused(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """DeepSpeed's FusedAdam, which makes an engine without ZeRO keep flat masters; its step is torch's, not a kernel's."""
+    """DeepSpeed's FusedAdam, for flat masters without ZeRO; its step is torch's."""
     from deepspeed.ops.adam import FusedAdam
 
     class Stepped(FusedAdam):

@@ -1,4 +1,4 @@
-"""What ranks run: odd runs are trained and saved, loaded and trained on. `python odd_job.py JOBS`.
+"""Unusual runs, trained, saved, loaded and trained, for ranks: `python odd_job.py JOBS`.
 
 It also made tests/fixtures/odd: jobs {"do": "train", "run": {"odd": NAME, "stage": N}, ...} on two ranks.
 """
@@ -33,7 +33,7 @@ def config(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def zero_plus_plus(run: dict[str, Any]) -> dict[str, Any]:
-    """hpz: each so many ranks hold the whole model once more, for gathering."""
+    """hpz: groups of ranks hold a second copy of the model."""
     return {"zero_hpz_partition_size": run["hpz"]} if run.get("hpz") else {}
 
 
@@ -65,7 +65,7 @@ def losses(engine: Any, first: int, steps: int, toggles: dict[str, bool]) -> lis
 
 
 def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
-    """{parameter: {"weight", and if it is trained "master" and "state": {...}}} on every rank."""
+    """{parameter: {"weight", and if trained "master" and "state": {...}}} on every rank."""
     names = {p: n for n, p in engine.module.named_parameters()}
     found: dict[str, dict[str, Any]] = {}
     for p, name in names.items():
@@ -109,7 +109,7 @@ def whole_state(engine: Any) -> dict[str, dict[str, Any]]:
 
 
 def is_along(value: Any, flat: torch.Tensor) -> bool:
-    """Whether a state has one value for each element."""
+    """Test whether a state has one value for each element."""
     return torch.is_tensor(value) and value.shape == flat.shape and flat.numel() > 1
 
 

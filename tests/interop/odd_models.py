@@ -1,4 +1,4 @@
-"""What is odd in a checkpoint and real: adapters over a model that is not saved, and what else people train."""
+"""Unusual but real models: adapters over an unsaved model, and others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ BATCH, WORDS, LENGTH = 12, 11, 6
 
 
 class Adapted(nn.Module):
-    """peft's LoRA over a small model of transformers, its head tied to its embedding. Nothing is fetched: configs alone."""
+    """peft's LoRA over a small model of transformers, with a tied head.
+
+    Nothing is downloaded: only configs are used.
+    """
 
     def __init__(self, kind: str) -> None:
         peft = importlib.import_module("peft")
@@ -43,7 +46,7 @@ class Adapted(nn.Module):
 
 
 class Odd(nn.Module):
-    """A norm that stands twice, a buffer under two names, a state of its own, and a parameter called `*`."""
+    """A shared norm, a twice named buffer, and a parameter `*`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ class Toggled(Odd):
 
 
 class Keeper(torch.optim.Optimizer):
-    """Momentum, with states that are called as a checkpoint's own things are, and states that are no tensor of the weight."""
+    """Momentum with states of reserved names, and states of other shapes."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 1e-2})
@@ -102,7 +105,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 @frozen
 class Run:
-    """A model, its optimizer, and how it is saved."""
+    """A model, its optimizer, and its way of saving."""
 
     model: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw
@@ -124,7 +127,7 @@ def batch(step: int) -> torch.Tensor:
 
 
 def spoil(model: nn.Module, is_excluding: bool) -> None:
-    """Other values in all that a load must set right: not in what no checkpoint has."""
+    """Change all values that a load must restore."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad or not is_excluding:

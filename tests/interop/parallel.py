@@ -1,4 +1,4 @@
-"""Sources trained, targets converted and loaded, in processes of their own: what the tests of pipelines and experts share."""
+"""Sources trained, targets converted and loaded, for tests of pipelines and experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 3
 HOME = "HOME:"  # before the call of a layout that `ucpl infer` writes of the source
 PEER = "ds_to_universal"  # DeepSpeed's own converter, on the way to a target
-OLDER = "before 0.19.4"  # the same files as those releases write them beside experts, on the way to a target
+OLDER = "before 0.19.4"  # the same files in the form of older releases with experts, on the way to a target
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the losses after a restart at other degrees
 
 
@@ -37,15 +37,18 @@ class Source:
 
 @frozen
 class Target:
-    """What a source becomes: the call of its layout, and the run that loads it."""
+    """A target of a source.
+
+    The call of its layout, and its run.
+    """
 
     source: str
     world: int
     call: str
-    run: dict[str, Any]  # what differs from the source's
+    run: dict[str, Any]  # differences from the source's
     via: tuple[str, ...] = field(default=())  # layouts on the way; or PEER, or OLDER
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
-    loaded: str = ""  # by what, where several load one folder
+    loaded: str = ""  # the loader, if several load one folder
 
     def __str__(self) -> str:
         more = ("spoiled",) * self.spoiled + (self.loaded,) * bool(self.loaded)
@@ -54,7 +57,10 @@ class Target:
 
 
 def launch(name: str, jobs: list[dict[str, Any]], script: Path) -> None:
-    """Have a script do all jobs, each on as many ranks as its `world` says. name: of its list and log."""
+    """Have a script do all jobs, each on its `world` of ranks.
+
+    name: of its list and log.
+    """
     if not jobs:
         return
     folder = Path(jobs[0]["result"]).parent
@@ -71,7 +77,7 @@ def launch(name: str, jobs: list[dict[str, Any]], script: Path) -> None:
 
 
 def convert(source: Path, target: Path, call: str) -> str:
-    """Empty, or what went wrong."""
+    """Convert, and return an error text or ""."""
     names = source.with_suffix(".names.json")
     try:
         ucpl.convert(source, target, to=call, layout=f'zero0(order="{names}")' if names.exists() else None)
@@ -81,7 +87,7 @@ def convert(source: Path, target: Path, call: str) -> str:
 
 
 def convert_by_peer(source: Path, target: Path) -> str:
-    """DeepSpeed's own converter. Empty, or what went wrong."""
+    """Run DeepSpeed's own converter, and return an error text or ""."""
     step = source / (source / "latest").read_text()
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(step)]
     command += ["--output_folder", str(target / f"{step.name}_universal"), "--num_extract_workers", "1"]
@@ -97,7 +103,10 @@ def convert_by_peer(source: Path, target: Path) -> str:
 
 
 def home(source: str, folder: Path) -> str:
-    """The text that `ucpl infer` writes of a source, with its stages and cuts by name: what a call follows."""
+    """The text of `ucpl infer` for a source, as a layout.
+
+    It has the source's stages and cuts by name.
+    """
     text = folder / f"{source}.ucpl"
     command = [sys.executable, "-m", "ucpl", "infer", str(folder / source), "-o", str(text)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=300)
@@ -125,7 +134,7 @@ def convert_all(target: Target, folder: Path) -> str:
 
 
 def spoil(folder: Path) -> None:
-    """One element of one moment, by hand and with torch: the rest stays as it is."""
+    """Change one element of one moment, by torch."""
     import torch
 
     if (folder / "latest_universal").exists():
@@ -138,7 +147,7 @@ def spoil(folder: Path) -> None:
 
 
 def spoil_chunk(folder: Path, key: str) -> None:
-    """One element of a tensor of PyTorch's distributed format, by hand: where torch's own `.metadata` says that it lies."""
+    """Change one element of a chunk, at its place in torch's `.metadata`."""
     import io
 
     import torch
@@ -160,7 +169,7 @@ def spoil_chunk(folder: Path, key: str) -> None:
 def change_moment(
     folder: Path, shards: str = "zero_pp_rank_0_mp_rank_00", section: str = "base_optimizer_state"
 ) -> None:
-    """One element of the first moment of these shards, by hand and with torch: the rest stays as it is."""
+    """Change one element of the first moment of these shards, by torch."""
     import torch
 
     for file in (folder / (folder / "latest").read_text()).glob(f"{shards}_optim_states.pt"):
@@ -170,7 +179,7 @@ def change_moment(
 
 
 def work(sources: dict[str, Source], targets: tuple[Target, ...], folder: Path, script: Path = PARALLEL) -> Path:
-    """All jobs; results lie in NAME.json."""
+    """Do all jobs; results are in NAME.json."""
     jobs: list[dict[str, Any]] = []
     for name, source in sources.items():
         job = {"do": "train", "world": source.world, "run": source.run, "steps": STEPS, "folder": str(folder / name)}
@@ -201,7 +210,10 @@ def result(folder: Path, name: str) -> dict[str, Any]:
 
 
 def check(target: Target, sources: dict[str, Source], folder: Path) -> None:
-    """State bit-equal; losses of a run that was never interrupted, bit-equal too at its own degrees."""
+    """Check for a bit-equal state, and losses of an uninterrupted run.
+
+    At its own degrees, losses are bit-equal, too.
+    """
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     known = sources[target.source]
@@ -221,7 +233,7 @@ def check_spoiled(target: Target, sources: dict[str, Source], folder: Path) -> N
 
 
 def check_source(name: str, folder: Path) -> None:
-    """What the losses are compared with must itself move, and all ranks have the same."""
+    """Check that reference losses change, and that all ranks agree."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) == STEPS + 2
     assert found["apart"] == []
@@ -232,5 +244,5 @@ def whole(targets: Iterable[Target]) -> pytest.MarkDecorator:
 
 
 def spoiled(targets: Iterable[Target]) -> pytest.MarkDecorator:
-    """Targets in which a moment was changed on purpose: that must be found."""
+    """Targets with one moment changed on purpose, which must be found."""
     return pytest.mark.parametrize("target", [t for t in targets if t.spoiled], ids=str)

@@ -1,4 +1,7 @@
-"""What ranks run, as deepspeed_job: pipelines and models with experts. `python parallel_job.py JOBS`."""
+"""Pipelines and models with experts, for ranks, as deepspeed_job.
+
+`python parallel_job.py JOBS`.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ def losses(engine: Any, run: dict[str, Any], first: int, steps: int) -> list[flo
     return out
 
 
-# ---- the whole state -------------------------------------------------------------------------------------------------
+# ---- the full state --------------------------------------------------------------------------------------------------
 
 
 def together(part: torch.Tensor, group: Any) -> torch.Tensor:
@@ -107,7 +110,7 @@ def together(part: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def held(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What this rank's data-parallel group holds, by names of the whole model."""
+    """The state of this rank's data-parallel group, by full names."""
     if run.get("stage", 1) == 0 and not hasattr(engine.optimizer, "bf16_groups"):
         yield from held_without_zero(engine, run)
         return
@@ -151,7 +154,7 @@ def passing(module: Any) -> set[str]:
 
 
 def apart(name: str, state: dict[str, Any], engine: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A tensor, or each expert's part of it by its number among all."""
+    """A tensor, or each expert's part of it by global number."""
     found = FUSED.fullmatch(name)
     if found is None:
         yield name, state
@@ -162,7 +165,10 @@ def apart(name: str, state: dict[str, Any], engine: Any) -> Iterator[tuple[str, 
 
 
 def held_in_slices(engine: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stage 3: each parameter is cut over its own ranks, those that hold the same experts or all."""
+    """Stage 3: each parameter is cut over its own ranks.
+
+    They are those with the same experts, or all.
+    """
     o, inner = engine.optimizer, engine.optimizer.optimizer
     names = {p: n for n, p in engine.module.named_parameters()}
     for s, (params, flat) in enumerate(zip(o.fp16_groups, o.fp32_partitioned_groups_flat, strict=True)):
@@ -190,7 +196,7 @@ def held_in_slices(engine: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def held_without_zero(engine: Any, run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a stage holds: the optimizer's own states, and its masters in fp16."""
+    """The state of a stage: the optimizer's states, and masters in fp16."""
     o = engine.optimizer
     inner = getattr(o, "optimizer", o)
     rows = getattr(o, "fp16_groups", None) or [group["params"] for group in inner.param_groups]
@@ -217,7 +223,10 @@ def whole_name(name: str, engine: Any, run: dict[str, Any]) -> str:
 
 
 def facts(engine: Any, run: dict[str, Any], client: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The whole state on every rank, and what ranks do not agree on. The first stage's copy of what is not tied counts."""
+    """The full state on every rank, and differences between ranks.
+
+    Of values that are not tied, the first stage's copy is used.
+    """
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, list(held(engine, run)))
     found: dict[str, Any] = {}
@@ -256,7 +265,10 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_names(engine: Any, file: str) -> None:
-    """Names by stage and group, as `order` wants them; the optimizer's own parameters, in fp32 without ZeRO."""
+    """Write names by stage and group for `order`.
+
+    They are the optimizer's own parameters, in fp32 without ZeRO.
+    """
     names = {p: n for n, p in engine.module.named_parameters()}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, [[names[p] for p in g["params"]] for g in engine.optimizer.param_groups])

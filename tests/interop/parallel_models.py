@@ -1,4 +1,7 @@
-"""A pipeline and a model with experts: ties, functions among layers, odd sizes, layers with other numbers of experts."""
+"""A pipeline and a model with experts: ties, functions, odd sizes.
+
+Layers have different numbers of experts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ LOOSE = "tied_modules.embed.position.weight"  # in the tied module, and not tied
 
 
 class Embedding(nn.Module):
-    """Tied with the head; the positions are of the first stage alone, though the last one has them, too."""
+    """An embedding tied with the head, with positions of the first stage.
+
+    The last stage has them, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +89,7 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Two layers with experts, four and eight of them, between dense ones; the head is tied."""
+    """Two layers with experts between dense ones, and a tied head."""
 
     def __init__(self, ep: int) -> None:
         from deepspeed.moe.layer import MoE
@@ -122,7 +128,7 @@ class Routed(nn.Module):
         self.config = config
         whole = AutoModelForCausalLM.from_config(config)
         self.model, self.lm_head = whole.model, whole.lm_head
-        for module in self.modules():  # a table of recorders of the router, of which DeepSpeed knows an older form
+        for module in self.modules():  # DeepSpeed supports an older form of this table of the router's recorders
             if hasattr(module, "_can_record_outputs"):
                 vars(module)["_can_record_outputs"] = None
 

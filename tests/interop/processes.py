@@ -1,4 +1,4 @@
-"""Commands that start others, and what is left of them when they end too late."""
+"""Commands that start others, and their end after a timeout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def run(command: Sequence[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run`, with what is printed; all that the command started ends when `seconds` are over (TimeoutExpired).
+    """As `subprocess.run` with output; after `seconds` all processes end.
 
-    torchrun starts its ranks in sessions of their own: to kill it, or its group, leaves them, and ranks of gloo that wait
-    for each other take all of a core until the machine is switched off.
+    It raises TimeoutExpired then. torchrun starts its ranks in sessions of their own: to kill it, or its group, leaves
+    them, and ranks of gloo that wait for each other take all of a core until the machine is switched off.
     """
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     with subprocess.Popen(command, text=True, **more) as process:
@@ -32,7 +32,7 @@ def end_all(pid: int) -> None:
         first = psutil.Process(pid)
     except psutil.NoSuchProcess:
         return
-    first.suspend()  # so that it does not start more, nor tidy up after the others
+    first.suspend()  # so that it neither starts more nor cleans up after the others
     doomed = [*first.children(recursive=True), first]
     for one in doomed:
         with suppress(psutil.NoSuchProcess):

@@ -1,10 +1,11 @@
-"""A job whose ranks hold tensors in one layout and reshard them into another. Run by torchrun: FOLDER.
+"""Ranks hold tensors in one layout and reshard them to another.
 
-FOLDER/cases.json has the cases, each in a group of its first ranks. FOLDER/CASE/from and FOLDER/CASE/to hold the same state
-as files of both layouts, written by `ucpl convert`: each rank loads its own of the one, reshards, and holds what it got
-against its own of the other. What was counted goes to counted.RANK.json there.
+Run by torchrun: FOLDER. FOLDER/cases.json has the cases, each in a group of its first ranks. FOLDER/CASE/from and
+FOLDER/CASE/to hold the same state as files of both layouts, written by `ucpl convert`: each rank loads its own files of
+one, reshards, and compares the result with its own files of the other. Counters go to counted.RANK.json there.
 
-Ways: `plain`; `bad`, where rank 1 gives a tensor of another shape; `dtensors`, where what is cut over tp is given and taken so.
+Ways: `plain`; `bad`: rank 1 gives a tensor of another shape; `dtensors`: tensors that tp cuts are given and taken as
+DTensors.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ CUT = {
     "up": (0, (42, 24)),
     "out": (1, (24, 24)),
     "down": (1, (24, 42)),
-}  # over tp: dim, whole shape
+}  # over tp: dim, full shape
 
 
 def holds(folder: Path, call: str, other: str, rank: int, *, source: bool) -> dict[str, torch.Tensor]:
-    """What a rank holds of a layout, from the files of it."""
+    """A rank's tensors of a layout, from its files."""
     here, there, _ = described(Asked(call, other) if source else Asked(other, call), Given())
     layout = (here if source else there).layout
     if rank >= layout.ranks:
@@ -110,7 +111,7 @@ def main() -> None:
         if dist.get_rank() < case["ranks"] or meshes:
             try:
                 one(top / name, case, group)
-            except Exception:  # whatever it is: the test reads it beside the rank's results
+            except Exception:  # for any error: the test reads it with the rank's results
                 (top / name / f"failed.{dist.get_rank()}").write_text(traceback.format_exc())
                 raise
         dist.barrier()

@@ -1,14 +1,14 @@
-"""What stands between a client and a server that speaks S3: it passes requests on, and goes wrong where it was told to.
+"""A proxy between an S3 client and server that fails on request.
 
     python s3_proxy.py PORT UPSTREAM
 
 POST /__faults__ takes a list of rules {"kind", "match", "from", "times"}: of the requests that `match` finds ("PUT
-/bucket/key?..."), each rule counts its own from 0, and so many from number `from` on go wrong. Kinds: `503` (not passed on),
-`503-after` (passed on, and its answer lost), `cut` (the connection is closed, not passed on), `cut-answer` (passed on, and
-closed within the answer), `short` (a body of half the bytes, which says so itself), `slow` (an answer a little late),
-`stalled` (none for two minutes), `forbidden` (403). GET /__log__ gives what was asked, and empties it.
+/bucket/key?..."), each rule counts its own from 0, and so many from number `from` on go wrong. Kinds: `503` (not passed
+on), `503-after` (passed on, and its answer lost), `cut` (the connection is closed, not passed on), `cut-answer` (passed
+on, and closed within the answer), `short` (a body of half the bytes, which says so itself), `slow` (an answer a little
+late), `stalled` (none for two minutes), `forbidden` (403). GET /__log__ gives the requests, and empties the log.
 
-A range that was asked for is answered with 206, as S3 does: rclone says 200 beside the right Content-Range.
+A requested range is answered with 206, as in S3: rclone sends 200 with the right Content-Range.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""DeepSpeed goes on with models whose parameters are others: trained that were frozen, new, dropped, frozen. About two minutes.
+"""DeepSpeed trains models with thawed, frozen, new or dropped parameters.
 
-Each case is one conversion, with another degree and another stage. The engine of the new model has what stayed to the bit, the
-loss of its first step is what torch alone computes of the same weights, and it trains on.
+About two minutes. Each case is one conversion, with another degree and another stage. In the engine of the new model,
+unchanged parameters are bit-equal, the loss of its first step is that of torch alone with the same weights, and it
+trains.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ BF16 = {"dtype": "bf16", "wide_gradients": True}
 
 @frozen
 class Case:
-    """A source, what is said beside `--to`, and the engine that loads it."""
+    """A source, options besides `--to`, and the engine that loads it."""
 
     source: str
     call: str
     options: tuple[str, ...]
     run: dict[str, Any]
-    said: str  # in what is printed
+    said: str  # in the output
     new: dict[str, float] = field(factory=dict)
 
 
@@ -84,7 +85,10 @@ ADDED = ("lora_a : 2 6", "lora_b : 6 2", "tone : 1")
 
 
 def grown(source: Path, thawed: bool) -> str:
-    """The model of a checkpoint with an adapter, written as one does by hand: lines behind another, members of groups."""
+    """The model of a checkpoint with an adapter, edited by hand.
+
+    Lines follow others, and groups get members.
+    """
     text, _, _ = ucpl.infer(source).text().partition("layout ")
     dtype = "bf16" if "dtype bf16" in text else "f32"
     lines = "".join(f"  {line} dtype {dtype}\n" for line in ADDED)
@@ -131,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_engine_of_the_new_model_goes_on(name: str, folder: Path) -> None:
+def test_an_engine_of_the_new_model_trains(name: str, folder: Path) -> None:
     found = result(folder, name)
     assert found["differences"] == []
     assert found["after"][0] == found["first"], "what torch alone computes of these weights"

@@ -1,8 +1,8 @@
-"""Parameters trained that were frozen, frozen, dropped, on pipelines, tensor-parallel ranks and experts: engines go on.
+"""Thawed, frozen or dropped parameters on pipelines, tp ranks and experts.
 
-Each case is one conversion at other degrees. What stays is in the engine to the bit, what is trained from here on begins as
-said, the loss of the first step is what torch alone computes of the same weights, and training goes on. About a minute and a
-half on two quiet cores.
+Each case is one conversion at other degrees. Unchanged values are bit-equal in the engine, newly trained ones begin as
+stated, the loss of the first step is that of torch alone with the same weights, and training continues. About a minute
+and a half on two quiet cores.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 @frozen
 class Case:
-    """A source, what is said beside `--to`, and the engine that loads it."""
+    """A source, options besides `--to`, and the engine that loads it."""
 
     source: str
     call: str
     options: tuple[str, ...]
     world: int
-    run: dict[str, Any]  # what differs from the source's
-    said: str  # in what is printed
+    run: dict[str, Any]  # differences from the source's
+    said: str  # in the output
 
 
 def options(word: str, names: list[str]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_engine_of_the_new_model_goes_on_at_other_degrees(name: str, folder: Path) -> None:
+def test_an_engine_of_the_new_model_trains_at_other_degrees(name: str, folder: Path) -> None:
     case, found = CASES[name], result(folder, name)
     assert found["differences"] == []
     assert bool(found["gone"]) == ("lean" in case.run)

@@ -1,7 +1,7 @@
-"""Folders of PyTorch's distributed format: stock `dcp.load` and `set_state_dict` in gloo jobs of 2, 3 and 4 ranks take what was
-converted, and train on as the run that saved it does.
+"""Stock `dcp.load` and `set_state_dict` load converted DCP folders and train.
 
-One process is the parent of all ranks that train the sources, another of all that load the targets.
+Jobs of gloo have 2, 3 and 4 ranks, and losses are those of the saved run. One process is the parent of all ranks that
+train the sources, another of all that load the targets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NET = {"model": "net", "optimizer": "adamw"}  # tied, a gain of one element, a c
 CUT = {"model": "cut", "optimizer": "adamw"}
 ENGINE = {**NET, "dtype": "fp32", "clip": 0.0}
 
-# name: (ranks, what makes it, the run)
+# name: (ranks, its maker, the run)
 SOURCES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "fsdp": (2, "fsdp_train", NET),
     "fsdp_frozen_sgd": (2, "fsdp_train", {**CUT, "freeze": True, "optimizer": "sgd"}),
@@ -47,12 +47,12 @@ SOURCES: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 @frozen
 class Target:
-    """What a source becomes, and the run of so many ranks that loads it."""
+    """A target of a source, and the run that loads it."""
 
     source: str
     call: str
     world: int
-    run: dict[str, Any] = field(factory=dict)  # what differs from the source's
+    run: dict[str, Any] = field(factory=dict)  # differences from the source's
     do: str = "fsdp_load"
     spoiled: bool = False  # one moment is changed after the conversion: the check must fail
 
@@ -118,7 +118,7 @@ def described(do: str, run: dict[str, Any], name: str, source: str, out: Path) -
 
 
 def made(target: Target, out: Path) -> str:
-    """Empty, or what went wrong."""
+    """Convert, and return an error text or ""."""
     if not target.call:
         return ""
     try:
@@ -132,14 +132,14 @@ def made(target: Target, out: Path) -> str:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_learn(folder: Path, name: str) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) >= STEPS + 2
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_a_job_of_other_ranks_loads_what_was_converted_and_trains_on(folder: Path, target: Target) -> None:
-    """State bit-equal; losses of the run that was never interrupted, to the bit at its own degrees."""
+    """State bit-equal; losses of an uninterrupted run, bit-equal at equal degrees."""
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     is_same = (target.world, target.run) == (SOURCES[target.source][0], {})
@@ -156,7 +156,10 @@ def test_a_moment_that_was_changed_is_found(folder: Path) -> None:
 
 
 def test_transformers_loads_what_fsdp_trained(folder: Path) -> None:
-    """The folder of a run, as safetensors beside the model's config: from_pretrained has its weights, and computes its loss."""
+    """A run's folder as safetensors with the model's config.
+
+    from_pretrained has its weights, and computes its loss.
+    """
     import transformers
 
     made, trained = folder / "as_hf", result(folder, "llama")
@@ -170,7 +173,10 @@ def test_transformers_loads_what_fsdp_trained(folder: Path) -> None:
 
 
 def test_dcp_loads_what_transformers_saved(tmp_path: Path) -> None:
-    """A folder of transformers as three ranks' chunks: a module of other tensors has its weights after stock dcp.load."""
+    """A folder of transformers as three ranks' chunks, for stock dcp.load.
+
+    A module with other tensors gets its weights.
+    """
     from torch.distributed.checkpoint.state_dict_loader import load
 
     torch.manual_seed(5)

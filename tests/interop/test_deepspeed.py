@@ -1,6 +1,7 @@
-"""DeepSpeed writes, ucpl converts, DeepSpeed loads with a plain `load_checkpoint` into an engine with scrambled values.
+"""DeepSpeed loads converted folders into scrambled engines by `load_checkpoint`.
 
-All work is done once: one process is the parent of all ranks that train the sources, another of all that load the targets.
+All work is done once: one process is the parent of all ranks that train the sources, another of all that load the
+targets.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def convert_all(target: Target, folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sources trained, targets converted and loaded; results lie in NAME.json."""
+    """Sources trained, targets converted and loaded; results are in NAME.json."""
     folder = tmp_path_factory.mktemp("deepspeed")
     jobs: list[dict[str, Any]] = []
     for name, (stage, dp, run) in SOURCES.items():
@@ -173,7 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
-    """State bit-equal; losses of a run that was never interrupted, bit-equal too at its own degree and stage."""
+    """State bit-equal; losses of an uninterrupted run, bit-equal at equal degrees."""
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     if target.run.get("keeps_no_hyper"):
@@ -196,6 +197,6 @@ def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_train(name: str, folder: Path) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) == len(found["before"]) + 2

@@ -1,5 +1,6 @@
-"""AutoEP, which puts layers of its own into models of transformers: DeepSpeed writes, ucpl deals experts to other ranks,
-DeepSpeed loads plainly and trains on. Takes about five minutes.
+"""AutoEP with models of transformers: experts are dealt to other ranks.
+
+DeepSpeed writes, ucpl converts, and DeepSpeed loads plainly and trains. Takes about five minutes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ NARROW = {**PAIRS, "auto": "qwen3_moe", "stage": 2, "dtype": "bf16", "groups": 1
 SLICED = {**PAIRS, "stage": 3, "zero": {"sub_group_size": 300}}  # several sub-groups, of experts too
 
 SOURCES = {
-    "pairs": Source(4, PAIRS),  # four ranks, two of which hold the same experts
+    "pairs": Source(4, PAIRS),  # four ranks; two hold the same experts
     "narrow": Source(4, NARROW),  # its first layer is dense
-    "sliced": Source(4, SLICED),  # no expert has a file: slices of what a rank holds, over those that hold the same
+    "sliced": Source(4, SLICED),  # no expert has a file: ranks with the same experts have slices
 }
 TARGETS = (
     Target("pairs", 4, "zero1(dp=4, ep=4)", {"ep": 4}),

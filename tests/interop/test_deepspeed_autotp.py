@@ -1,7 +1,8 @@
-"""A dense checkpoint of a class of transformers, or a folder of its weights, becomes one of AutoTP: by its config alone.
+"""Dense checkpoints of transformers' classes become AutoTP's, by config alone.
 
-DeepSpeed with `"tensor_parallel": {"autotp_size": N}` and nothing else loads it. Two to three minutes on two quiet cores. BLOOM
-is loaded and compared, not trained on: transformers' own forward does not run on parts of it.
+A source is a checkpoint or a folder of weights. DeepSpeed with `"tensor_parallel": {"autotp_size": N}` and nothing else
+loads it. Two to three minutes on two quiet cores. BLOOM is loaded and compared, not trained on: transformers' own
+forward does not run on parts of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOLERANCE = 1e-5  # of the losses after a restart at another degree
 
 @frozen
 class Source:
-    """A run that is trained and saved, or a folder of weights alone."""
+    """A run that is trained and saved, or a folder of weights."""
 
     of: str
     tp: int = 1
@@ -87,7 +88,7 @@ TARGETS = (
 
 
 def convert_all(target: Target, folder: Path) -> str:
-    """Empty, or what went wrong."""
+    """Convert, and return an error text or ""."""
     here = folder / target.source
     of = SOURCES[target.source].of
     for n, call in enumerate(target.calls):
@@ -100,7 +101,7 @@ def convert_all(target: Target, folder: Path) -> str:
             return f"{call}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
         here = there
     if target.spoiled:
-        change_moment(here, "zero_pp_rank_0_mp_rank_*")  # the embedding is whole: every rank has it alike
+        change_moment(here, "zero_pp_rank_0_mp_rank_*")  # the embedding is not cut: every rank has a copy
     here.rename(folder / str(target))
     return ""
 
@@ -112,7 +113,7 @@ def job(do: str, run: dict[str, Any], name: str, truth: str, into: Path) -> dict
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sources trained, targets converted and loaded; results lie in NAME.json."""
+    """Sources trained, targets converted and loaded; results are in NAME.json."""
     folder = tmp_path_factory.mktemp("autotp")
     for name, said in CONFIGS.items():
         (folder / f"{name}.json.config").write_text(json.dumps(said))
@@ -134,7 +135,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_deepspeed_loads_what_a_config_cut_and_trains_on(target: Target, folder: Path) -> None:
-    """State bit-equal; losses as of the run that was never interrupted, or never was but of weights."""
+    """State bit-equal; losses of an uninterrupted run, or of weights alone."""
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     if not target.run["is_still"]:

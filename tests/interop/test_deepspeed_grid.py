@@ -1,4 +1,4 @@
-"""Tensor x pipeline x data parallelism and experts: DeepSpeed writes, ucpl deals and cuts anew, DeepSpeed loads plainly.
+"""Tensor x pipeline x data parallelism and experts: DeepSpeed loads targets.
 
 About four minutes on two quiet cores. Further topologies, and sources of eight ranks, are in further_grid.py.
 """

@@ -1,4 +1,4 @@
-"""Experts (deepspeed.moe): DeepSpeed writes, ucpl deals them to other ranks, DeepSpeed loads plainly and trains on."""
+"""Experts (deepspeed.moe) are dealt to other ranks; DeepSpeed loads and trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALONE = {**PAIRS, "ep": 4, "stage": 2, "optimizer": "nadam", "zero": {"round_rob
 NARROW = {**PAIRS, "dtype": "bf16", "groups": 1}
 
 SOURCES = {
-    "pairs": Source(4, PAIRS),  # four ranks, two of which hold the same experts
+    "pairs": Source(4, PAIRS),  # four ranks; two hold the same experts
     "alone": Source(4, ALONE),
     "narrow": Source(2, NARROW),
 }

@@ -1,4 +1,4 @@
-"""Pipelines: DeepSpeed writes, ucpl deals the layers to other stages, DeepSpeed loads plainly and trains on."""
+"""Layers of pipelines are dealt to other stages; DeepSpeed loads and trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNIFORM: dict[str, Any] = {"pp": 2, "method": "uniform", "dtype": "fp32", "optim
 WEIGHED = {**UNIFORM, "pp": 3, "method": "parameters", "dtype": "bf16", "groups": 1}
 WHOLE = {**UNIFORM, "pp": 1, "optimizer": "nadam", "zero": {"round_robin_gradients": True, "parameter_alignment": True}}
 WIDE = {**UNIFORM, "dtype": "bf16", "wide_gradients": True}  # BF16_Optimizer
-# Without ZeRO no file says which layers a stage has, and what is tied. Clipped, its norms are others than ZeRO's.
+# Without ZeRO no file has the layers of a stage, or the ties. Clipped, its norms differ from ZeRO's.
 PLAIN = {**UNIFORM, "stage": 0, "clip": 0.0}
 
 SOURCES = {

@@ -1,4 +1,4 @@
-"""DeepSpeed's AutoTP writes, ucpl converts to other degrees and stages, DeepSpeed loads with a plain `load_checkpoint`.
+"""DeepSpeed's AutoTP writes, and loads other degrees and stages by `load_checkpoint`.
 
 One process is the parent of all ranks that train the sources, another of all that load the targets.
 """
@@ -41,7 +41,7 @@ SOURCES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "dense_z1": (1, 2, 1, FP32),
 }
 
-# What no dense checkpoint says: how the model is cut.
+# The cuts of the model, which no dense checkpoint has.
 SPEC = """ucpl 1
 
 layout cut(dp, tp) of any extends zero1(dp = dp, tp = tp) {
@@ -111,7 +111,7 @@ TARGETS = (
 
 
 def convert_all(target: Target, folder: Path) -> str:
-    """Empty, or what went wrong."""
+    """Convert, and return an error text or ""."""
     here = folder / target.source
     for n, call in enumerate(target.calls):
         there = folder / f"{target}.{n}"
@@ -127,7 +127,7 @@ def convert_all(target: Target, folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sources trained, targets converted and loaded; results lie in NAME.json."""
+    """Sources trained, targets converted and loaded; results are in NAME.json."""
     folder = tmp_path_factory.mktemp("tensor_parallel")
     (folder / "spec.ucpl").write_text(SPEC)
 
@@ -147,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / f"{target}.json").write_text(json.dumps({"error": error}))
     fine = [t for t in TARGETS if not errors[t]]
     jobs = [{"world": t.world, **job("load", t.run, str(t), t.source, str(t))} for t in fine]
-    # What DeepSpeed makes of its own files.
+    # DeepSpeed's own load of its own files.
     again = [
         {"world": t.world, **job("load", t.run, t.source, t.source, f"{t.source}.again")} for t in fine if t.is_same
     ]
@@ -157,9 +157,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder: Path) -> None:
-    """State bit-equal; losses as of a run that was never interrupted, and bit-equal to a plain restart where there is one."""
+    """State bit-equal; losses of an uninterrupted run, or of a plain restart."""
     source, found = result(folder, target.source), result(folder, str(target))
-    left = ["/buffers/calls differs"] if target.is_universal else []  # what that loader restores of none
+    left = ["/buffers/calls differs"] if target.is_universal else []  # values that this loader never restores
     assert found["differences"] == left
     if target.is_same:
         assert found["after"] == result(folder, f"{target.source}.again")["after"]
@@ -176,14 +176,14 @@ def test_a_changed_moment_is_found(target: Target, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_train(name: str, folder: Path) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) == len(found["before"]) + 2
 
 
 @pytest.mark.parametrize("call", ["zero1(tp=3, dp=2, kv_heads=4)", "SPEC:cut(dp=2, tp=3)"])
 def test_deepspeeds_own_converter_reads_what_was_written(call: str, folder: Path) -> None:
-    """ds_to_universal, from the metadata that ucpl made: whole tensors bit-equal to the truth."""
+    """ds_to_universal reads ucpl's metadata: full tensors are bit-equal."""
     import torch
 
     name = "dense_z1" if call.startswith("SPEC") else "tp2_z1"

@@ -1,6 +1,7 @@
-"""transformers' Llama under DeepSpeed goes on as Megatron-Core's GPTModel, with its optimizer, and the other way.
+"""transformers' Llama under DeepSpeed continues as Megatron-Core's GPTModel.
 
-Both train over the same sequences at one steady rate: the losses after the change are those of the run that was not changed.
+It has its optimizer, and the other way works, too. Both train over the same sequences at one steady rate: the losses
+after the change are those of the unchanged run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 HF, DIST = "llama.ucpl:hf()", "llama.ucpl:torch_dist(divisible=1)"
 LEGACY = "llama.ucpl:megatron_local(tp=1, divisible=1)"
-# name: (from, what becomes of it, the names there, how it is loaded)
+# name: (source, target, names there, loader)
 THERE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "torch_dist": ("megatron_core()", DIST, {"tp": 2}),
     "torch_dist_pp": ("megatron_core(tp=2, pp=2)", DIST, {"pp": 2}),
@@ -78,7 +79,7 @@ def test_sources_learn(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", THERE)
-def test_megatron_goes_on_as_the_engine_would(folder: Path, name: str) -> None:
+def test_megatron_continues_as_the_engine_would(folder: Path, name: str) -> None:
     found = result(folder, name)
     assert found["differences"] == []
     assert found["after"] == pytest.approx(result(folder, "zero")["after"], rel=0, abs=TOLERANCE)
@@ -86,7 +87,7 @@ def test_megatron_goes_on_as_the_engine_would(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("source", ["dist", "old"])
 @pytest.mark.parametrize("name", BACK)
-def test_the_engine_goes_on_as_megatron_would(folder: Path, name: str, source: str) -> None:
+def test_the_engine_continues_as_megatron_would(folder: Path, name: str, source: str) -> None:
     found = result(folder, f"{source}_{name}")
     assert found["rates"] == [RATE, RATE]
     assert found["after"] == pytest.approx(result(folder, "megatron")["after"], rel=0, abs=TOLERANCE)

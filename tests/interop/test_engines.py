@@ -1,4 +1,4 @@
-"""`ucpl.load_into` fills engines of DeepSpeed, from checkpoints of other degrees, stages and frameworks, and they train on."""
+"""`ucpl.load_into` fills DeepSpeed's engines from other degrees, stages and frameworks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = Path(__file__).with_name("engines_job.py")
 STEPS = 3
 NET = {"model": "net", "optimizer": "adamw"}
 
-# name: (what makes it, the run), by two ranks
+# name: (its maker, the run), by two ranks
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "z1_bf16": ("train", {**NET, "stage": 1, "dtype": "bf16"}),
     "z2_frozen": ("train", {**NET, "stage": 2, "dtype": "fp32", "freeze": True, "groups": 3}),
@@ -36,7 +36,7 @@ class Target:
     """The engine that a source fills, of three ranks."""
 
     source: str
-    run: dict[str, Any] = field(factory=dict)  # what differs from the source's
+    run: dict[str, Any] = field(factory=dict)  # differences from the source's
     name: str = ""
 
     def __str__(self) -> str:
@@ -87,14 +87,17 @@ def described(do: str, run: dict[str, Any], name: str, source: str, out: Path) -
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_learn(folder: Path, name: str) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) >= STEPS + 2
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_an_engine_of_other_ranks_and_stages_is_filled_and_trains_on(folder: Path, target: Target) -> None:
-    """Weights, masters, moments, numbers, groups, schedule and counters to the bit; the losses of the run that went on."""
+    """Weights, masters, moments, numbers, groups, schedule and counters are bit-equal.
+
+    Losses are those of the continued run.
+    """
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     wanted = source["after"][: len(found["after"])]
@@ -102,12 +105,12 @@ def test_an_engine_of_other_ranks_and_stages_is_filled_and_trains_on(folder: Pat
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.source != "z2_frozen"], ids=str)
-def test_each_byte_is_read_once_in_the_whole_job(folder: Path, target: Target) -> None:
+def test_each_byte_is_read_once_in_the_job(folder: Path, target: Target) -> None:
     found = result(folder, str(target))
     assert found["read"] <= found["needed"]
 
 
-def test_a_loss_scale_that_is_found_by_trying_goes_on(folder: Path) -> None:
+def test_a_dynamic_loss_scale_is_continued(folder: Path) -> None:
     assert result(folder, "z1_fp16-to-2")["scale"] == 2.0**8
 
 

@@ -1,4 +1,4 @@
-"""Evidence that can fail: logits of transformers' classes that no mistake would change are no witness."""
+"""Evidence must be able to fail: logits without effect are no witness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYER = "model.layers.0."
 
 
 def swapped(text: str, a: str, b: str) -> str:
-    """The layout `hf` of a text with two names of files' keys exchanged."""
+    """The layout `hf` of a text with two file keys exchanged."""
     head, mark, body = text.partition("layout hf(")
     body, end, rest = body.partition("\nlayout ")
     assert a in body and b in body

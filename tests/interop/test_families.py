@@ -1,5 +1,7 @@
-"""Families of models by what `import hf` writes of their config: every tensor that the class saves, through ranks of changed
-degrees and back, the same bytes, and the same logits of transformers' own class.
+"""Families of models by `import hf` of their config.
+
+Every tensor goes through ranks of other degrees and back with equal bytes, and transformers' own class gives equal
+logits.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ CASES = [
 
 
 def made(case: Case, folder: Path) -> None:
-    """A folder of the class with random weights, every norm and bias moved from its ones and zeros."""
+    """A folder of the class with random weights, norms and biases."""
     torch.manual_seed(7)
     kind = getattr(transformers, case.kind)
     model = kind(kind.config_class(**case.config))
@@ -34,7 +36,7 @@ def made(case: Case, folder: Path) -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) / 8)
     if case.dtype == "bfloat16":
-        model.save_pretrained(folder)  # what the class keeps in fp32 among bf16 is the loader's to say
+        model.save_pretrained(folder)  # the loader decides about fp32 tensors among bf16
         model = kind.from_pretrained(folder, dtype=torch.bfloat16)
         rmtree(folder)
     model.save_pretrained(folder, max_shard_size="40KB")
@@ -49,7 +51,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def logits(case: Case, folder: Path) -> torch.Tensor:
-    """What the class that transformers makes of a folder says, nothing left over and nothing made up."""
+    """The logits of transformers' class, without missing or unexpected keys."""
     kind = getattr(transformers, case.kind)
     # Experts one by one: torch's grouped kernel wants widths of 16 bytes.
     model, told = kind.from_pretrained(

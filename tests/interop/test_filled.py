@@ -1,7 +1,8 @@
-"""A DeepSpeed checkpoint of a model that has grown since: layers that were frozen are trained, rows and a parameter are new.
+"""A DeepSpeed checkpoint of a model that has grown.
 
-Groups, orders and flat buffers are made anew for another degree and stage, what the source lacks is filled, and DeepSpeed
-loads it plainly: what was trained is bit for bit what it was, the rest is as the spec says, and training goes on.
+Thawed layers, new rows. Groups, orders and flat buffers are made for another degree and stage, missing values are
+filled, and DeepSpeed loads the target plainly: trained values are bit-equal, the rest follows the spec, and training
+continues.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ layout grown{0}(dp) of checkpoint extends zero{0}(dp = dp) {{
 
 
 def spec_of(source: Path) -> str:
-    """The inferred model with what it has become, and layouts that fill what it lacks."""
+    """The inferred model with its changes, and layouts that fill missing values."""
     text, _, _ = ucpl.infer(source).text().partition("layout ")
     text = text.replace(" is frozen", "").replace("embed.weight : 11 6", "embed.weight : 13 6")
     text = re.sub(r'group "0" = .*', f'group "0" = {ORDER}', text)

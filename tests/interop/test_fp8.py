@@ -1,4 +1,4 @@
-"""Weights in fp8 blocks become what transformers' own dequantising makes of them, bit for bit."""
+"""Weights in fp8 blocks equal transformers' own dequantised ones, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frameworks that the other tests here ask are the releases that the documentation names."""
+"""The installed frameworks have the releases that the documentation names."""
 
 import tomllib
 from importlib.metadata import version

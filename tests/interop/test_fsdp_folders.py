@@ -1,6 +1,6 @@
-"""Model and optimizer of FSDP2 in a folder each, as Accelerate's `save_state` writes them: its functions go on at other ranks.
+"""FSDP2's model and optimizer folders of Accelerate resume at other ranks.
 
-Three torchruns, half a minute on two quiet cores.
+`save_state` wrote them. Three torchruns, half a minute on two quiet cores.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_accelerates_functions_go_on_at_other_ranks(world: int, folder: Path) -> None:
+def test_accelerates_functions_resume_at_other_ranks(world: int, folder: Path) -> None:
     convert(folder / "state", folder / f"on{world}", f"dcp(fsdp={world})")
     run(world, "load", folder / f"on{world}", folder / f"on{world}.pt")
     truth, found = (torch.load(folder / name) for name in ("truth.pt", f"on{world}.pt"))

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine has, of every parameter, the hyper-parameters that it had, however the target groups parameters."""
+"""DeepSpeed's engine keeps each parameter's hyper-parameters in any grouping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stage_of(target: str) -> int:
 
 
 def prepared(folder: Path, target: str, case: str) -> tuple[dict[str, Any], list[list[float]]]:
-    """A job that loads a target, and what its groups must say."""
+    """A job that loads a target, and the expected groups."""
     folder.mkdir()
     target = target.replace("dp = 2", "dp = 1")
     names, frozen = dict(SHAPES), []

@@ -1,6 +1,7 @@
-"""transformers writes, ucpl converts to another dialect and back, transformers loads: equal parameters, equal logits.
+"""transformers writes, ucpl converts to another dialect and back, transformers loads.
 
-Logits are compared bit for bit in fp32; a load with a missing or an unexpected key fails.
+Parameters and logits are equal. Logits are compared bit for bit in fp32; a load with a missing or an unexpected key
+fails.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GPT2 = {
 }
 MIXTRAL = {**ODD, "intermediate_size": 24, "num_local_experts": 3, "num_experts_per_tok": 2}
 
-# name: (class, config, how it lies on disk, what it goes through)
+# name: (class, config, layout on disk, layout in between)
 MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "llama": ("Llama", EVEN, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
     "llama odd heads": ("Llama", ODD, "llama.ucpl:hf()", "llama.ucpl:megatron(tp=2, pp=2)"),
@@ -57,7 +58,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
 
 
 def made(name: str, folder: Path, shard: str = "20KB") -> Any:
-    """A model with random weights, every norm and bias moved from its ones and zeros, saved by transformers."""
+    """A model with random weights, norms and biases, saved by transformers."""
     kind, sizes, _, _ = MODELS[name]
     torch.manual_seed(len(name))
     config = getattr(transformers, f"{kind}Config")(**sizes)
@@ -73,7 +74,7 @@ def made(name: str, folder: Path, shard: str = "20KB") -> Any:
 
 
 def loaded(folder: Path) -> Any:
-    """What transformers makes of a folder, and nothing left over or made up."""
+    """The model of transformers' loader, without missing or unexpected keys."""
     model, told = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )

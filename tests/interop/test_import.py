@@ -1,6 +1,7 @@
-"""import hf: what a class saves is what the spec says, from the config alone, and goes to shards and back bit for bit.
+"""import hf: a spec from a config has the class's tensors.
 
-Every size of a model is another, and odd where the class lets it be, so that a coincidence shows.
+Tensors go to shards and back bit for bit. Sizes of a model differ, and are odd where the class allows it, so that a
+coincidence shows.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ BAMBA = {
     "mamba_n_heads": 6, "mamba_d_head": 10, "mamba_n_groups": 2, "mamba_d_state": 14, "mamba_expand": 2, "mamba_d_conv": 4,
 }  # fmt: skip
 
-# name: (class, config, what its spec must say, in part: path and dims)
+# name: (class, config, some expected lines: path and dims)
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "llama": ("LlamaForCausalLM", LLAMA, {
         "model.layers.self_attn.q_proj.weight": "l n d hidden_size",
@@ -220,7 +221,10 @@ LARGE: dict[str, dict[str, Any]] = {  # as the cards of these models have them
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_models_take_seconds_of_the_processor(kind: str, tmp_path: Path) -> None:
-    """Their own numbers, in which much is equal by chance (128 heads of 128). A minute where weights are drawn."""
+    """Real sizes, many of them equal by chance (128 heads of 128).
+
+    It would take a minute if weights were initialised.
+    """
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"architectures": [kind], **LARGE[kind]}))
     import_hf(config)  # libraries are loaded
@@ -236,7 +240,7 @@ def test_large_models_take_seconds_of_the_processor(kind: str, tmp_path: Path) -
 
 
 def test_layers_that_the_class_drops_are_described_where_files_have_them(tmp_path: Path) -> None:
-    """DeepSeek-V3's multi-token prediction: a layer behind the last, a projection of two widths, copies of the embedding."""
+    """DeepSeek-V3's multi-token prediction: a layer, a projection, and copies."""
     made("deepseek v3", tmp_path / "hf")
     said = import_hf(tmp_path / "hf" / "config.json")
     assert "let mtp = 0" in said and "described with -D mtp=1" in said
@@ -269,7 +273,7 @@ def test_a_folder_and_its_config_say_the_same(name: str, tmp_path: Path) -> None
 
 
 def test_nothing_that_a_config_names_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backbone by the name of its repository, which the class would ask the hub for."""
+    """A backbone by its repository's name, which the class would download."""
     asked: list[object] = []
     monkeypatch.setattr("socket.getaddrinfo", lambda *where, **_: asked.append(where))
     config = {"model_type": "detr", "architectures": ["DetrModel"], "encoder_layers": 1, "decoder_layers": 1}

@@ -1,4 +1,4 @@
-"""Targets that their own loader loads: from_pretrained of what was grown or renamed, with nothing missing and nothing left."""
+"""Own loaders load grown or renamed targets without missing or unexpected keys."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_config_of_another_class_is_refused_and_found_by_the_class(key: str, t
         ucpl.convert(other, tmp_path / "made", "safetensors()", config=file)
 
 
-def test_names_that_the_class_does_not_have_are_refused_or_told(tmp_path: Path) -> None:
+def test_names_that_the_class_does_not_have_are_refused_or_reported(tmp_path: Path) -> None:
     model = written(tmp_path / "hf")
     tensors = dict(model.state_dict())
     torch.save({"params": {f"net.{n}.w": {"weight": t} for n, t in tensors.items()}}, tmp_path / "foreign.pt")
@@ -114,7 +114,7 @@ EARLIER = (
 
 
 def of_an_earlier_release(folder: Path) -> None:
-    """LLaVA as transformers 4.36 saved it, with the key of a vocabulary that is no tensor's next to text_config."""
+    """LLaVA in the form of transformers 4.36, with an extra vocabulary key."""
     config = transformers.LlavaConfig(vision_config=CLIP, text_config={"model_type": "llama", **SIZES})
     model = transformers.LlavaForConditionalGeneration(config)
     folder.mkdir()
@@ -171,7 +171,7 @@ SIZES_OF_FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("case", SIZES_OF_FAMILIES)
 def test_tensors_of_a_family_are_those_of_its_class(kind: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table that stands for transformers, held against what the class saves and reads."""
+    """The table in place of transformers, compared with the class."""
     config: dict[str, Any] = {**SIZES, "head_dim": 4, **SIZES_OF_FAMILIES[case], "model_type": kind}
     absent = [key for key, value in config.items() if value is None]
     config = {key: value for key, value in config.items() if value is not None}
@@ -199,7 +199,7 @@ TINY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", TINY)
 @pytest.mark.parametrize("to", ["plain()", "zero1(dp=2)", "dcp(fsdp=2)"])
 def test_names_that_a_module_does_not_have_are_noted(kind: str, to: str, tmp_path: Path) -> None:
-    """transformers 5 gives modules other names than files; a shipped pair of layouts gives a target the module's."""
+    """transformers 5 renames modules; shipped layouts give the module's names."""
     of = transformers.CONFIG_MAPPING[kind]
     made = (
         of(vision_config=CLIP, text_config={"model_type": "llama", **SIZES})
@@ -232,7 +232,10 @@ def test_a_common_class_is_checked_without_an_import_of_transformers(tmp_path: P
 
 
 def adapted(folder: Path, kind: str) -> tuple[Any, Any]:
-    """A base model in `base`, an adapter of PEFT in `adapter`, as their libraries save them; the adapted model and logits."""
+    """A base model, and a PEFT adapter, as their libraries save them.
+
+    Returns the adapted model and logits.
+    """
     base = written(folder / "base", tie_word_embeddings=False)
     more: dict[str, Any] = {"modules_to_save": ["lm_head"]} if kind == "saved modules" else {}
     targets = ["q_proj", "embed_tokens"] if kind == "embeddings" else ["q_proj", "down_proj"]
@@ -317,7 +320,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def as_megatron_loads_it(step: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """Every tensor of a folder, and the parameter groups of its common state, by Megatron-Core's own functions."""
+    """Tensors of a folder, and parameter groups, by Megatron-Core's own functions."""
     from tests.interop import megatron_shims  # noqa: F401  # before Megatron
 
     # isort: split
@@ -336,7 +339,7 @@ def as_megatron_loads_it(step: Path) -> tuple[dict[str, torch.Tensor], list[dict
 @pytest.mark.parametrize("call", ["megatron_core(tp=2)", "megatron_core(pp=2)", "megatron_core(tp=2, pp=2)"])
 @pytest.mark.parametrize("name", ["dist_stacked_tp2_pp2_fully", "dist_tied_vpp2", "dist_moe", "dist_unstacked_moe_ep2"])
 def test_megatron_core_loads_a_target_as_it_loads_the_source(name: str, call: str, tmp_path: Path) -> None:
-    """Groups with and without weight decay, and of experts; degrees that are not the source's."""
+    """Groups with and without weight decay, and of experts; other degrees."""
     source = MEGATRON / name
     ucpl.convert(source, tmp_path / "made", call)
     theirs, ours = (as_megatron_loads_it(open_checkpoint(path).root) for path in (source, tmp_path / "made"))

@@ -1,7 +1,7 @@
-"""Megatron-Core itself: what it saved in one form, it loads from what ucpl made of it in another form, and trains on.
+"""Megatron-Core loads its saves after a conversion to another form, and trains.
 
-GPTModels at tensor, pipeline, interleaved and expert parallel degrees, four ranks each. Each source is trained and saved in
-several forms by one job.
+GPTModels at tensor, pipeline, interleaved and expert parallel degrees, four ranks each. Each source is trained and
+saved in several forms by one job.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RATES = ("lr", "weight_decay", "betas", "eps")  # of groups
 TOLERANCE = {"fp32": 5e-4, "bf16": 3e-2}  # of losses of about 4.5, six steps of Adam apart
 
 DENSE = {"dtype": "fp32"}
-# sizes of which no bucket has an end that is padding: 0.16.1 saves other ones wrong where stages share an embedding
+# sizes without a padded end of a bucket: 0.16.1 saves others wrong if stages share an embedding
 TIED = {"tie": True, "hidden": 64, "heads": 2, "groups": 2, "kv": 2, "ffn": 6, "vocab": 24, "qkv_bias": False}
 MIXTURE = {"experts": 4, "shared": 6}
 ADAM = {"dtype": "bf16", "optimizer": "adam", "rms": False, "swiglu": False, "bias": True, "qkv_bias": False}
@@ -75,11 +75,14 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
 
 @frozen
 class Target:
-    """What a folder becomes, and the run that loads it. No call: Megatron loads its own folder."""
+    """A target of a folder, and the run that loads it.
+
+    Without a call, Megatron loads its own folder.
+    """
 
     saved: str
     call: str
-    run: dict[str, Any] = field(factory=dict)  # what differs from the source's
+    run: dict[str, Any] = field(factory=dict)  # differences from the source's
     spoiled: bool = False  # one moment is changed: the check must fail
 
     def __str__(self) -> str:
@@ -130,7 +133,7 @@ ACROSS = (
     Target("adam_legacy", "megatron_core()", {"tp": 1, "optimizer": "distributed"}),
     Target("adam_legacy", 'megatron_core(master="fp32_param")', {"tp": 1}),
 )
-IN_BUCKETS = 'optimizer="dp_reshardable"'  # what only a job of the same degrees loads
+IN_BUCKETS = 'optimizer="dp_reshardable"'  # only a job of the same degrees loads it
 BUCKETED = (
     Target("dense_buckets", f"megatron_core(tp=2, dp=2, {IN_BUCKETS})"),
     Target("dense_legacy", f"megatron_core(tp=2, pp=2, {IN_BUCKETS}, bucket_size=500)", {"pp": 2, "bucket": 500}),
@@ -168,7 +171,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(target: Target, out: Path) -> str:
-    """Empty, or what went wrong."""
+    """Convert, and return an error text or ""."""
     there = out / f"{target}.made"
     if not target.call:
         shutil.copytree(out / target.saved, there)
@@ -185,14 +188,14 @@ def made(target: Target, out: Path) -> str:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_sources_learn(folder: Path, name: str) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) == STEPS + 3
 
 
 @pytest.mark.parametrize("target", [t for t in (*TARGETS, *BUCKETED) if not t.spoiled], ids=str)
 def test_megatron_loads_it_and_trains_on(folder: Path, target: Target) -> None:
-    """State bit-equal, nothing missing and nothing too much; losses of the run that was never interrupted."""
+    """State bit-equal, no missing or extra keys; losses of an uninterrupted run."""
     source, found = result(folder, target.source), result(folder, str(target))
     assert found["differences"] == []
     run = RUNS[target.source]
@@ -209,7 +212,7 @@ def test_a_moment_that_was_changed_is_found(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", SAVED)
 def test_a_plain_file_has_what_the_running_job_had(folder: Path, name: str) -> None:
-    """Weights, masters, moments and steps, gathered from the ranks by their own cuts: each element."""
+    """Weights, masters, moments and steps, gathered from ranks: each element."""
     source, form = SAVED[name]
     wanted = torch.load(folder / f"{source}.truth", weights_only=False)
     if form["format"] == "torch_dist":

@@ -1,5 +1,7 @@
-"""Folders of transformers in Megatron's legacy format, by the shipped specs: a GPTModel of Megatron-Core loads every tensor of
-the file, strictly, and says the logits that transformers' class says. And back, the same bytes.
+"""Folders of transformers in Megatron's legacy format, by the shipped specs.
+
+A GPTModel of Megatron-Core loads every tensor of the file, strictly, and gives the logits of transformers' class. The
+way back gives the same bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ SIGMOID: Config = {
     "rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
 
-# name: class, its config, how it lies on disk, a layout of Megatron's, and what Megatron is told besides
+# name: class, its config, layout on disk, a layout of Megatron's, and further options of Megatron
 MODELS: dict[str, tuple[str, Config, str, str, Config]] = {
     "llama": ("LlamaForCausalLM", SMALL, "llama.ucpl:hf()", "megatron", {}),
     "llama tied": ("LlamaForCausalLM", SMALL | {"tie_word_embeddings": True}, "llama.ucpl:hf()", "megatron", {}),
@@ -115,7 +117,7 @@ STACKED |= dict.fromkeys(
     "deepseek_v3.ucpl:torch_dist_local(tp=2, pp=2, divisible=1)",
 )
 
-# What Megatron's modules are called with Transformer Engine, and without.
+# Names of Megatron's modules with Transformer Engine, and without.
 NAMES = {
     r"self_attention\.linear_qkv\.layer_norm_": "input_layernorm.",
     r"mlp\.linear_fc1\.layer_norm_": "pre_mlp_layernorm.",
@@ -125,7 +127,7 @@ NAMES = {
 
 
 def told(config: Config, more: Config) -> tuple[Config, Config]:
-    """The config of Megatron's layers and the arguments of its model, for those of a class."""
+    """The config of Megatron's layers and arguments for a class."""
     if "n_embd" in config:
         layers = {
             "num_layers": config["n_layer"], "hidden_size": config["n_embd"], "num_attention_heads": config["n_head"],
@@ -148,7 +150,7 @@ def told(config: Config, more: Config) -> tuple[Config, Config]:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Path, torch.Tensor]]:
-    """Of each model the folder of its class, and the logits of Megatron's, all from one process."""
+    """The folder of each model's class, and Megatron's logits, from one process."""
     top, runs, out = tmp_path_factory.mktemp("megatron"), [], {}
     for name, (kind, config, here, there, more) in MODELS.items():
         case, place = Case(kind, config, (1, 2)), top / name.replace(" ", "_")
@@ -220,7 +222,7 @@ def test_parameters_are_registered_in_the_order_that_optimizers_are_written_in(
 def test_torch_dist_is_loaded_and_comes_back(
     name: str, theirs: dict[str, tuple[Case, Path, Any]], tmp_path: Path
 ) -> None:
-    """By Megatron's own `dist_checkpointing.load`; the head of a tied model is the embedding."""
+    """Megatron's own `dist_checkpointing.load`; a tied head is the embedding."""
     _, place, found = theirs[name]
     assert torch.equal(torch.load(place / "dist.pt", weights_only=True), found)
     here, config = MODELS[name][2], json.loads((place / "hf" / "config.json").read_text())
@@ -229,7 +231,7 @@ def test_torch_dist_is_loaded_and_comes_back(
     assert back.keys() == stored.keys() and all(torch.equal(back[n], stored[n]) for n in stored)
 
 
-# What a shipped spec says that it does not take: layers without experts between others, biases where Megatron has none.
+# Options that a shipped spec does not support: dense layers between others, biases that Megatron lacks.
 NOT_TAKEN = ("mlp_only_layers", "decoder_sparse_step")
 BIASES = {"gpt_oss": True, "deepseek_v3": False}
 SIZED = {
@@ -245,7 +247,7 @@ SIZED = {
 @pytest.mark.parametrize("size", ["one", "five", "square"])
 @pytest.mark.parametrize("family", SIZED)
 def test_sizes_that_no_author_had_in_mind(family: str, size: str, tmp_path: Path) -> None:
-    """One layer, five, square; odd heads and words: every tensor that the class saves goes to ranks and comes back."""
+    """One layer, five, square; odd heads and words: all tensors return."""
     here, there = SIZED[family]
     case = FAMILIES[family][size]
     config = {k: v for k, v in case.config.items() if k not in NOT_TAKEN}

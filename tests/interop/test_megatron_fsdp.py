@@ -1,7 +1,7 @@
-"""Megatron-FSDP itself (fsdp_dtensor): what Megatron-Core saved in its other forms, it loads and trains on; and back.
+"""Megatron-FSDP (fsdp_dtensor) loads Megatron-Core's other forms and trains.
 
-GPTModels in bf16, four ranks. All targets are loaded strictly: no name of a folder is not asked for, and none
-that is asked for is not there.
+The way back works, too. GPTModels in bf16, four ranks. All targets are loaded strictly: every name of a folder is
+requested, and every requested name exists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @frozen
 class Target:
-    """What a folder becomes, and the run that loads it."""
+    """A target of a folder, and the run that loads it."""
 
     saved: str
     call: str
@@ -105,14 +105,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_sources_learn(folder: Path, name: str) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found = result(folder, name)
     assert len({*found["before"], *found["after"]}) == STEPS + 3
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if not t.spoiled], ids=str)
 def test_megatron_loads_it_and_trains_on(folder: Path, target: Target) -> None:
-    """State bit-equal, nothing missing and nothing too much; losses of the run that was never interrupted."""
+    """State bit-equal, no missing or extra keys; losses of an uninterrupted run."""
     source, found = result(folder, target.saved), result(folder, str(target))
     assert found["differences"] == []
     assert found["after"] == pytest.approx(source["after"], rel=0, abs=TOLERANCE)

@@ -1,4 +1,4 @@
-"""Parameter groups of Megatron's targets, as its own loader matches them and its own schedule steps them."""
+"""Parameter groups of Megatron's targets, with its own loader and schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 
 def groups_in(folder: Path) -> list[dict[str, Any]]:
-    """Groups of a Megatron folder as torch reads the files; those of buckets and of Megatron-FSDP as ucpl does."""
+    """Groups of a Megatron folder, as torch reads the files.
+
+    Those of buckets and of Megatron-FSDP are read by ucpl.
+    """
     for common in folder.glob("iter_*/common.pt"):
         held = torch.load(common, weights_only=False).get("optimizer", {}).get("optimizer", {})
         if found := held.get("param_groups"):
@@ -37,7 +40,10 @@ def groups_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def stepped(groups: list[dict[str, Any]], *, current: dict[float, float]) -> dict[float, float]:
-    """The learning rate of each group after a step of Megatron's own schedule, whose own rates are 1.0 and 0.1."""
+    """The rate of each group after a step of Megatron's schedule.
+
+    Its own rates are 1.0 and 0.1.
+    """
     saved = [{**group, "params": []} for group in groups]
     mine = [
         {"wd_mult": decay, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "params": []}
@@ -79,7 +85,7 @@ def test_rates_of_groups_come_back_and_step_as_they_did(target: str, plain: dict
 
 @pytest.mark.parametrize("target", WAYS)
 def test_rates_that_a_source_lacks_are_the_jobs_own(target: str, plain: dict[str, Any], tmp_path: Path) -> None:
-    """A group of torch's has one rate: its bounds are the schedule's, not the rate of the moment."""
+    """A group of torch has one rate: its bounds are the schedule's."""
     for group in plain["groups"]:
         kept = {key: group[key] for key in ("params", "betas", "eps")}
         group.clear()

@@ -1,4 +1,7 @@
-"""A bf16 model with a norm and a router in f32 under AdamW, cut by FSDP2: each moment keeps the type of its parameter."""
+"""bf16 with a norm and a router in f32, AdamW and FSDP2.
+
+Moments keep dtypes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts in mxfp4 become what transformers makes of them, bit for bit, and it loads what comes back from ranks."""
+"""Experts in mxfp4 equal transformers' results, and it loads them from ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_products_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_products_is_one_that_transformers_loads(tmp_path: Path) -> None:
-    """Its config says nothing of blocks any more; one that keeps them keeps what the config says."""
+    """The config of products has no blocks."""
     good("convert", SOURCE, tmp_path / "bf16", "--from", f"{SPEC}:hf()", "--to", f"{SPEC}:bf16()")
     made = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype=torch.bfloat16).state_dict()
     own = AutoModelForCausalLM.from_pretrained(
@@ -50,7 +50,7 @@ def test_a_folder_of_products_is_one_that_transformers_loads(tmp_path: Path) -> 
 
 
 def test_transformers_loads_what_comes_back_from_ranks(tmp_path: Path) -> None:
-    """Its own loading of blocks and exponents gives the model that its loading of our products gives."""
+    """Loading blocks gives the same model as loading ucpl's products."""
     good("convert", SOURCE, tmp_path / "ranks", "--from", f"{SPEC}:hf()", "--to", RANKS)
     good("convert", tmp_path / "ranks", tmp_path / "back", "--from", RANKS, "--to", f"{SPEC}:hf()")
     for name in ("config.json", "generation_config.json"):

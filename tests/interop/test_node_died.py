@@ -1,5 +1,7 @@
-"""Every command of docs/NODE_DIED.md, and of the page without a disk, in order, in one shell each: a job loses a rank, and goes
-on with the state that it had."""
+"""Every command of docs/NODE_DIED.md and of the page without a disk.
+
+They run in order, in one shell each: a job loses a rank, and resumes with its state.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ SECONDS = 300
 
 @pytest.fixture(scope="module", params=PAGES)
 def said(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[tuple[Block, str, str, str]]:
-    """Each command: its block, what the page shows and what it printed."""
+    """Each command: its block, the page's output and the real one."""
     here = tmp_path_factory.mktemp("node_died")
     page = [block for block in blocks(ROOT / "docs" / f"{request.param}.md") if block.info == ("console",)]
     shutil.copytree(ROOT / "examples" / "node_died", here / "examples" / "node_died")
@@ -66,8 +68,8 @@ def test_every_command_prints_what_the_page_shows(said: list[tuple[Block, str, s
         assert agrees(VARIES.sub("", shown), VARIES.sub("", printed)), f"{block}: {command}\n{printed}"
 
 
-def test_the_walk_is_whole(said: list[tuple[Block, str, str, str]]) -> None:
-    """Three ranks have the bits of four by both ways, and the page runs what it is about."""
+def test_the_walk_is_complete(said: list[tuple[Block, str, str, str]]) -> None:
+    """Three ranks have the bits of four in both ways."""
     ran = "\n".join(command for _, command, _, _ in said)
     walks = [("ucpl contingency", "kill -9", "-m ucpl apply", "ucpl compare", "--fill"),
              ("ucpl vault serve", "kill -9", "rm -r $V/d3", "--fill vault:$V", "ucpl vault persist")]  # fmt: skip

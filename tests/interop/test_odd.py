@@ -1,4 +1,4 @@
-"""Odd runs that are real: DeepSpeed writes them, ucpl converts, DeepSpeed loads them on another degree and stage and goes on.
+"""Unusual runs of DeepSpeed, converted, loaded at another degree and stage.
 
 Some two minutes on two quiet cores: one process group for the sources, one for each degree of targets.
 """
@@ -66,6 +66,6 @@ def test_deepspeed_loads_what_was_converted_and_trains_on(target: Target, folder
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_train(name: str, folder: Path) -> None:
-    """What the losses are compared with must itself move."""
+    """Losses that are used as a reference must change."""
     found: dict[str, Any] = result(folder, name)
     assert len({*found["before"], *found["after"]}) == len(found["before"]) + 2

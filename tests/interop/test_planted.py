@@ -1,6 +1,7 @@
-"""Mistakes that every shape allows, planted in a spec: `ucpl verify` finds each by a witness that it names, the class itself.
+"""Mistakes that every shape allows: `ucpl verify` finds each by the class.
 
-A round trip through one wrong spec is the identity, so no conversion shows them. Where nothing can tell, the verb says so.
+They are planted in a spec. A round trip through one wrong spec is the identity, so no conversion shows them. If no
+witness can decide, the verb reports this.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ucpl.resources import spec_text
 
 pytestmark = pytest.mark.interop
 
-# What is shipped, and what `import hf` writes: (class, config, spec, the layout whose lines are changed).
+# Shipped specs, and texts of `import hf`: (class, config, spec, the layout whose lines are changed).
 MODELS: dict[str, tuple[Case, str, str]] = {
     "llama": (Case("LlamaForCausalLM", SQUARE | {"num_key_value_heads": 4}, (2, 4)), "llama.ucpl", "hf"),
     "mixtral": (FAMILIES["mixtral"]["square"], "llama.ucpl", "mixtral"),
@@ -36,7 +37,7 @@ def swapped(a: str, b: str) -> list[str]:
     return [a, "\0", b, a, "\0", b]
 
 
-# model, mistake: the text of a line, and what stands in its place, in turns
+# model, mistake: the text of a line, and its replacement, in turns
 MISTAKES: dict[tuple[str, str], list[str]] = {
     ("llama", "a square matrix on its side"): ["attn.out[l] = h (g r d)", "attn.out[l] = (g r d) h"],
     ("llama", "gate and up"): swapped("mlp.gate_proj.", "mlp.up_proj."),
@@ -80,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def written(name: str, folder: Path, place: Path, changes: list[str]) -> str:
-    """The author's spec with the changes in its layout; what to call it by."""
+    """The author's spec with changes in its layout, and its name."""
     _, file, layout = MODELS[name]
     text = spec_text(file) if file else import_hf(folder)
     head, mark, body = text.partition(f"layout {layout}(")
@@ -118,8 +119,10 @@ def test_the_right_spec_is_witnessed(
 def test_what_is_imported_is_no_witness_for_itself_and_ranks_have_a_reference(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The text that `import hf` writes: of the folder it says nothing new. Files of ranks that were cut by it are held against
-    the class by a reference, and without one the verb says that they are not witnessed.
+    """The text of `import hf` is no evidence for its own folder.
+
+    Files of ranks that were cut by it are compared with the class by a reference; without one, the verb reports that
+    they are not witnessed.
     """
     name = "imported phi3"
     layout = written(name, folders[name], tmp_path, [])

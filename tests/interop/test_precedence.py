@@ -1,4 +1,4 @@
-"""Folders with several files of weights: the table of tests/hf/precedence.py, held against transformers itself."""
+"""The table of tests/hf/precedence.py, compared with transformers itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST = next(iter(TENSORS))
 
 
 def taken(folder: Path) -> float:
-    """The value of all elements of the first tensor, as transformers loads it."""
+    """The value of the first tensor's elements, as transformers loads it."""
     model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     (value,) = model.state_dict()[FIRST].unique().tolist()
     return float(value)

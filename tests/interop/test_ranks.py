@@ -1,6 +1,7 @@
-"""torchrun starts the ranks that run a plan: the bytes of one process, and an end within seconds where one is killed.
+"""torchrun starts ranks that run a plan, as one process does.
 
-The source is a checkpoint that DeepSpeed wrote. The jobs are real ones, of processes over torch's own store.
+If one is killed, all end within seconds. The source is a checkpoint that DeepSpeed wrote. The jobs are real processes
+over torch's own store.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ sys.exit(main(sys.argv[1:]))
 def launch(
     ranks: int, plan: Path, out: Path, *options: str, bad: int = -1, what: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`ucpl apply` by so many ranks; at one of them something happens, as `UCPL_FAIL_AT` says."""
+    """`ucpl apply` on ranks; one of them fails as in `UCPL_FAIL_AT`."""
     child = f'if [ "$RANK" = "{bad}" ]; then export UCPL_FAIL_AT={what}; fi; exec "$@"'
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--no-python"]
     command += ["bash", "-c", child, "rank", sys.executable, "-c", CHILD]
@@ -47,7 +48,7 @@ def launch(
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A plan, and what one process writes by it."""
+    """A plan, and the files that one process writes by it."""
     top = tmp_path_factory.mktemp("ranks")
     made = ucpl.plan(str(SOURCE), "zero1(dp=3, tp=1)")
     ucpl.save_plan(made, top / "grow.plan")
@@ -72,7 +73,10 @@ def test_ranks_write_the_bytes_of_one_process(plan: tuple[Path, Path], tmp_path:
 def test_ranks_on_hosts_that_have_some_files_each_write_the_bytes_of_one_process(
     plan: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Each rank has a folder of its own for a host: DeepSpeed's ranks wrote their shards there, and one of them the rest."""
+    """Each rank has its own folder as a host, with its shards.
+
+    One of them has the rest.
+    """
     for i, path in enumerate(sorted(p for p in SOURCE.rglob("*") if p.is_file())):
         place = tmp_path / str(i % 3) / "src" / path.relative_to(SOURCE)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,7 @@ def test_ranks_on_hosts_that_have_some_files_each_write_the_bytes_of_one_process
     done = processes.run(command, 240, env=environment)
     assert done.returncode == 0, done.stderr
     there, alone = bytes_in(tmp_path / "out"), bytes_in(plan[1])
-    there.pop("ucpl/manifest.json"), alone.pop("ucpl/manifest.json")  # the times and places of what was read
+    there.pop("ucpl/manifest.json"), alone.pop("ucpl/manifest.json")  # the times and places of sources
     assert there == alone
     assert re.search(r"received +[\d,]+ bytes of disks of other ranks", done.stdout)
     assert "ucpl-remote" not in done.stdout + done.stderr
@@ -97,7 +101,7 @@ def test_ranks_on_hosts_that_have_some_files_each_write_the_bytes_of_one_process
     "all ranks end within seconds without a target; other ranks resume to the same bytes",
 )
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_killed_rank_ends_all_and_others_go_on(plan: tuple[Path, Path], tmp_path: Path, bad: int) -> None:
+def test_a_killed_rank_ends_all_and_others_resume(plan: tuple[Path, Path], tmp_path: Path, bad: int) -> None:
     begin = time.monotonic()
     ended = launch(3, plan[0], tmp_path / "out", bad=bad, what="tile-written:2:kill")
     took = time.monotonic() - begin
@@ -109,14 +113,14 @@ def test_a_killed_rank_ends_all_and_others_go_on(plan: tuple[Path, Path], tmp_pa
     whole = time.monotonic() - begin
     assert again.returncode == 0, again.stderr
     assert bytes_in(tmp_path / "out") == bytes_in(plan[1])
-    assert took < whole + ENDS + 5  # starts take what they take; what comes behind the kill is bounded
+    assert took < whole + ENDS + 5  # start times vary; the time after the kill is bounded
 
 
 @pytest.mark.fault(
     "Ranks that run a plan together", "SIGSTOP of a rank, without torchrun", "missed after six seconds and named"
 )
-def test_a_rank_that_stands_still_is_missed(plan: tuple[Path, Path], tmp_path: Path) -> None:
-    """Without torchrun, which would wait half a minute for it: whoever starts ranks sets the same variables."""
+def test_a_rank_that_hangs_is_detected(plan: tuple[Path, Path], tmp_path: Path) -> None:
+    """Without torchrun, whose own timeout is half a minute."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -138,7 +142,7 @@ def test_a_rank_that_stands_still_is_missed(plan: tuple[Path, Path], tmp_path: P
         )
     try:
         said = [ranks[rank].communicate(timeout=120)[1] for rank in (0, 1)]
-        assert ranks[2].poll() is None  # it stands there still
+        assert ranks[2].poll() is None  # it hangs
     finally:
         for process in ranks:
             process.kill()

@@ -1,4 +1,4 @@
-"""A server that speaks S3, in a process of its own, and between it and us another one that goes wrong."""
+"""A server that speaks S3, and a proxy that fails on request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ucpl.runtime import moving
 moving.SYNC_BYTES = 1
 sys.exit(main(sys.argv[1:]))
 """
-Rule = tuple[str, str, int, int]  # kind, what requests it is of, the first of them, how many
+Rule = tuple[str, str, int, int]  # kind, pattern of requests, the first of them, how many
 # A name for each sort of request that a run makes. Files are written by part where UCPL_REMOTE_PART is small.
 REQUESTS = {
     "list": r"^GET /bucket\?",
@@ -59,7 +59,7 @@ KINDS = ("503", "503-after", "cut", "cut-answer", "short", "slow", "stalled")
 
 @frozen
 class Store:
-    """A bucket: `folder` is what the server keeps on the disk, `port` the proxy's."""
+    """A bucket: its folder on the server's disk, and the proxy's port."""
 
     folder: Path
     port: int
@@ -74,7 +74,7 @@ class Store:
         self._ask("/__faults__", [{"kind": k, "match": m, "from": low, "times": n} for k, m, low, n in rules])
 
     def log(self) -> list[dict[str, object]]:
-        """What was asked since it was last asked for."""
+        """The requests since the last call."""
         found = self._ask("/__log__")
         assert isinstance(found, list)
         return found
@@ -149,7 +149,7 @@ def files(top: Path) -> dict[str, bytes]:
 
 
 def but_the_run(held: dict[str, bytes]) -> dict[str, bytes]:
-    """Without the manifest, which knows the source's files by what tells them from others."""
+    """Without the manifest, which identifies the source's files."""
     return {name: data for name, data in held.items() if name != OF_THE_RUN}
 
 
@@ -193,7 +193,7 @@ def test_from_s3_to_s3(store: Store, tmp_path: Path, source: Path, to: str) -> N
 
 
 def test_no_more_is_fetched_than_is_needed(store: Store, tmp_path: Path) -> None:
-    """Counted by the proxy: of bodies of GET, all of them, at most 1.02 of the bytes that are needed, and none twice."""
+    """GET reads at most 1.02 of the needed bytes, none twice."""
     import torch
     from safetensors.torch import save_file
 
@@ -226,7 +226,7 @@ def fetched(store: Store) -> int:
 def test_a_fault_changes_nothing(
     store: Store, plan: Plan, wanted: dict[str, bytes], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once at each sort of request: it is made again (of what is slow, waited for), and the target has the same bytes."""
+    """A failure of each kind is retried, with the same target."""
     if kind == "stalled":
         monkeypatch.setenv("UCPL_REMOTE_SECONDS", "2.5")  # and one for an answer
     url, target = store.put(EXAMPLE, "in/run"), f"s3://bucket/out/once-{kind}"
@@ -254,7 +254,7 @@ def test_a_fault_changes_nothing(
 def test_a_store_that_goes_away_leaves_nothing_half(
     store: Store, plan: Plan, wanted: dict[str, bytes], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All fails from a request of that sort on: an error that names the URL, in bounded time, and --resume ends it."""
+    """A lasting failure ends in an error with the URL."""
     monkeypatch.setenv("UCPL_REMOTE_ATTEMPTS", "2")
     url, target = store.put(EXAMPLE, "in/run"), f"s3://bucket/out/gone-{name}"
     for kind in ("503", "503-after", "cut", "cut-answer", "forbidden") if ALL else ("503",):
@@ -274,7 +274,7 @@ def test_a_store_that_goes_away_leaves_nothing_half(
         store.faults()
         assert error is not None and error.diagnostics[0].code in ("E503", "E685"), error
         assert url in str(error) or target in str(error)
-        if name == "removal":  # the manifest is there, and what marks the run says nothing beside it
+        if name == "removal":  # the manifest is there, and the mark of the run adds nothing
             assert is_there(target) and "is whole" in error.diagnostics[0].notes[-1]
             continue
         assert not is_there(target) and OF_THE_RUN not in store.held(f"out/gone-{name}")
@@ -313,7 +313,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A file of four parts, and what becomes of it on a disk."""
+    """A file of four parts, and its target on a disk."""
     from safetensors.numpy import save_file
 
     top = tmp_path_factory.mktemp("large")
@@ -369,8 +369,11 @@ def test_a_killed_run_does_not_count(store: Store, wanted: dict[str, bytes]) -> 
     "SIGKILL while a source in a store moves to a disk",
     "`--resume` fetches only the rest, to the same bytes",
 )
-def test_a_killed_run_goes_on_with_what_is_left(store: Store, large: tuple[Path, Path], tmp_path: Path) -> None:
-    """From a store to a disk: what was moved before SIGKILL is not fetched again."""
+def test_a_killed_run_resumes_with_the_rest(store: Store, large: tuple[Path, Path], tmp_path: Path) -> None:
+    """From a store to a disk.
+
+    Data from before SIGKILL is not fetched again.
+    """
     url = store.put(large[0], "in/large")
     target = tmp_path / "out"
     command = [sys.executable, "-c", STEPS, "convert", url, str(target), "--to", "dcp(fsdp=3)", "--memory", "4M"]
@@ -388,7 +391,10 @@ def test_a_killed_run_goes_on_with_what_is_left(store: Store, large: tuple[Path,
 
 
 def test_ranks_read_their_own_parts(store: Store, large: tuple[Path, Path], tmp_path: Path) -> None:
-    """Under torchrun: the bytes of one process, each fetched once in the whole job; into the store, too."""
+    """Under torchrun: the bytes of one process, each fetched once.
+
+    A target in the store works, too.
+    """
     url = store.put(large[0], "in/large")
     plan = ucpl.plan(url, "dcp(fsdp=3)")
     ucpl.save_plan(plan, tmp_path / "a.plan")
@@ -426,8 +432,11 @@ def test_a_source_that_is_written_again_is_refused(store: Store, plan: Plan, tmp
 @pytest.mark.fault(
     "Object stores", "wrong credentials, a missing bucket", "an immediate error with the setting to change"
 )
-def test_wrong_keys_and_buckets_are_said_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a source and of a target: the URL, what the server says, and what to set."""
+def test_wrong_keys_and_buckets_are_reported_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source and a target.
+
+    The URL, the server's answer, and a remedy.
+    """
 
     def refused(code: str, call: Callable[[], object], *said: str) -> None:
         begin = time.monotonic()

@@ -1,4 +1,7 @@
-"""`ucpl.reshard` in real jobs of gloo, which grow, shrink and change what is parallel: each rank has what convert writes."""
+"""`ucpl.reshard` in jobs of gloo gives each rank the tensors of convert.
+
+Jobs grow, shrink and change their parallelism.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ WIDE, LAYERS = 24, 5
 
 
 def whole(top: Path) -> Path:
-    """The state as one rank holds it: weights of random bits, masters, moments."""
+    """The full state on one rank: random weights, masters, moments."""
     numbers = torch.Generator().manual_seed(1)
     shapes: dict[str, tuple[int, ...]] = {"embed": (61, WIDE)}
     inner = {

@@ -1,5 +1,7 @@
-"""Accelerate's `save_state`, Lightning's ModelCheckpoint and its `fabric.save` write folders around shards, ucpl converts them,
-and `load_state`, `fit(ckpt_path=...)` and `fabric.load` go on from the results.
+"""Accelerate and Lightning resume from converted folders around shards.
+
+`save_state`, ModelCheckpoint and `fabric.save` wrote them; `load_state`, `fit(ckpt_path=...)` and `fabric.load` load
+the results.
 """
 
 from __future__ import annotations
@@ -47,19 +49,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("target", [t for t in OF_STATES if not t.spoiled], ids=str)
-def test_accelerate_goes_on_from_a_state_that_was_converted(target: Target, states: Path) -> None:
+def test_accelerate_resumes_from_a_converted_state(target: Target, states: Path) -> None:
     check(target, STATES, states)
     drawn, before = result(states, str(target))["drawn"], result(states, target.source)["drawn"]
     assert drawn == [before[rank % len(before)] for rank in range(target.world)], "random numbers of each rank"
 
 
 @pytest.mark.parametrize("target", OF_FOLDERS, ids=str)
-def test_lightning_goes_on_from_a_folder_that_was_converted(target: Target, folders: Path) -> None:
+def test_lightning_resumes_from_a_converted_folder(target: Target, folders: Path) -> None:
     check(target, FOLDERS, folders)
 
 
 @pytest.mark.parametrize("target", OF_FABRIC, ids=str)
-def test_fabric_goes_on_from_a_folder_that_was_converted(target: Target, folders: Path) -> None:
+def test_fabric_resumes_from_a_converted_folder(target: Target, folders: Path) -> None:
     check(target, FOLDERS, folders)
 
 

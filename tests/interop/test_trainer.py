@@ -1,6 +1,6 @@
-"""transformers' Trainer writes checkpoint-3, ucpl converts the folder, and `train(resume_from_checkpoint=...)` goes on from it.
+"""transformers' Trainer resumes from a converted checkpoint-3.
 
-`from_pretrained` of the same folder is the model that goes on.
+It uses `train(resume_from_checkpoint=...)`. `from_pretrained` of the same folder is the same model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TARGETS = (
     Target("gpt2", 3, "universal()", {"universal": True}),
     Target("gpt2", 3, "zero1(dp=3)", {}, spoiled=True),
     Target("llama", 3, "zero3(dp=3)", {}),
-    Target("llama", 1, "zero1(dp=1, bf16=1)", {"stage": 1, "dtype": "bf16"}),  # and the weights beside the shards
+    Target("llama", 1, "zero1(dp=1, bf16=1)", {"stage": 1, "dtype": "bf16"}),  # and the weights next to the shards
     Target("llama", 2, "zero1(tp=2, dp=1)", {"stage": 1, "tp": 2}),  # by the class that config.json in the folder names
     Target("cut", 2, "zero2(tp=1, dp=2)", {"stage": 2, "tp": 1}),
     Target("cut", 4, "zero1(tp=2, dp=2)", {}),
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @whole(TARGETS)
-def test_the_trainer_goes_on_from_a_folder_that_was_converted(target: Target, folder: Path) -> None:
+def test_the_trainer_resumes_from_a_converted_folder(target: Target, folder: Path) -> None:
     check(target, SOURCES, folder)
 
 

@@ -1,6 +1,6 @@
-"""Universal folders that ucpl writes, loaded by DeepSpeed with `load_universal` at another degree and stage.
+"""Universal folders of ucpl, loaded by `load_universal` at other degrees.
 
-What its loader does not restore, whoever wrote the folder, is taken out of the comparison by name: buffers, and at stage 3 the
+Values that its loader never restores are excluded from the comparison by name: buffers, and at stage 3 the
 hyper-parameters of every group but the first.
 """
 
@@ -75,6 +75,6 @@ def test_deepspeed_loads_a_universal_folder_of_ours(name: str, target: tuple[str
 
 @pytest.mark.parametrize("name", ["z1", "z3"])
 def test_what_the_loader_leaves_is_all_that_differs(name: str, folder: Path) -> None:
-    """The comparison is no rubber stamp: what the loader is known to leave does differ."""
+    """Values that the loader does not restore do differ."""
     found = [result(folder, n)["differences"] for n, t in zip(NAMES, TARGETS, strict=True) if t[0] == name]
     assert all(any(d.startswith("/buffers/") for d in one) for one in found)

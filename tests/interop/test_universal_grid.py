@@ -1,6 +1,6 @@
-"""Universal folders made of tensor x pipeline parallel checkpoints, loaded by DeepSpeed's `load_universal` at other degrees.
+"""Universal folders of tp x pp checkpoints, loaded at other degrees.
 
-Takes about two minutes. What that loader does not restore, whoever wrote the folder: buffers, which a model makes anew.
+Takes about two minutes. The loader, `load_universal`, does not restore buffers of any folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BY = ("universal()",)
 
 
 def loaded(source: str, world: int, run: dict[str, Any], *via: str, spoiled: bool = False) -> Target:
-    """A folder made of a source, loaded by engines of such a run."""
+    """A folder of a source, loaded by engines of such a run."""
     ways = "".join(f" {key}{value}" for key, value in run.items())
     return Target(source, world, "universal()", {**run, "universal": True}, via, spoiled, ways or "the same")
 
@@ -38,7 +38,7 @@ TARGETS = (
     loaded("grid", 4, {}, spoiled=True),
     loaded("grid", 4, {"tp": 1}, PEER),
     Target("grid", 4, "zero1(tp=2, dp=2)", {"keeps_buffers": True, **ALONE}, (PEER,)),
-    # And back to files of layers: names tell the layers, the call tells the stages and what is tied.
+    # And back to files of layers: names give the layers, the call gives the stages and ties.
     Target("grid", 4, "zero1(tp=1, stages=[2, 4], dp=2)", {"tp": 1, "stages": [2, 4]}, BY),
     Target("narrow", 4, 'zero1(tp=2, pp=2, partition="uniform", tied=[0, 5], dp=1, bf16_optimizer=1)', {}, BY),
     Target("grid", 4, "zero1(tp=2, stages=[4, 2], dp=1)", {"keeps_buffers": True, "stages": [4, 2]}, (PEER,)),

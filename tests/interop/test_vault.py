@@ -1,6 +1,6 @@
-"""A tiny GPT on four ranks that is killed at random places, and comes back from memory: as if nothing had been.
+"""A tiny GPT on four ranks, killed, returns from memory.
 
-So many kills as UCPL_KILLS says, three where it says nothing; `make drill` does fifty.
+UCPL_KILLS gives the number of kills, by default three; `make drill` does fifty.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def done(folder: Path, kind: str, kills: int, replays: int = 0) -> dict[str, Any
 )
 @pytest.mark.parametrize(("kind", "replays"), [("zero1", 0), ("fsdp2", 0), ("fsdp2", 3)])
 def test_a_job_that_is_killed_ends_as_one_that_was_not(tmp_path: Path, kind: str, replays: int) -> None:
-    """replays: saves of gradients alone between two of all, of which the job comes back by making steps once more."""
+    """replays: saves of gradients only, between two full ones.
+
+    The job returns by repeating steps.
+    """
     whole, killed = done(tmp_path / "whole", kind, 0), done(tmp_path / "killed", kind, KILLS, replays)
     assert sum(killed["struck"].values()) == KILLS and not whole["struck"]
     print(f"{kind}: {killed['struck']}, when these steps counted: {killed['kept']}")
@@ -69,5 +72,5 @@ def test_a_job_that_is_killed_ends_as_one_that_was_not(tmp_path: Path, kind: str
     assert len(whole["losses"]) == STEPS and killed["losses"] == whole["losses"]
     assert killed["digest"] == whole["digest"]
     assert bool(killed["gradients"]) == bool(replays) and not whole["gradients"]
-    # On other ranks, from memory alone, the state is bit for bit what it was.
+    # On other ranks, from memory alone, the state is bit-equal.
     assert killed["back"] == dict.fromkeys(BACK[kind], whole["digest"])

@@ -1,7 +1,7 @@
-"""A DeepSpeed folder made of weights alone: DeepSpeed takes weights and masters, and starts moments at zero.
+"""A DeepSpeed folder of weights alone.
 
-Loaded as `convert` says. A plain `load_checkpoint` asks for the groups of an optimizer, which the source has not; of an
-elastic checkpoint it asks for moments alone, and these are filled.
+Weights and masters load, moments are zero. It is loaded by `convert`'s advice. A plain `load_checkpoint` requests the
+groups of an optimizer, which the source lacks; of an elastic checkpoint it requests only moments, and these are filled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What ranks run: transformers' Trainer with DeepSpeed, that trains, saves and goes on. `python trainer_job.py JOBS`.
+"""transformers' Trainer with DeepSpeed, for ranks: `python trainer_job.py JOBS`.
 
-One process group does all jobs of a world size in turn. A job `train` trains to the end and saves on the way; a job `load`
-goes on from a folder, in a model of other numbers, and tells what of the engine is not as it was saved, and every loss.
+One process group does all jobs of a world size in turn. A job `train` trains to the end and saves on the way; a job
+`load` resumes from a folder, in a model of other numbers, and reports differences of the engine from the saved state,
+and every loss.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Trainer(transformers.Trainer):
 
 
 class Held(transformers.TrainerCallback):
-    """What the engine holds after the step that is saved: where it was trained to, or where a load has brought it."""
+    """The engine's state after the saved step or a load."""
 
     def __init__(self, tp: int | None) -> None:
         self.tp = tp  # None: not compared with a run that is cut
@@ -183,7 +184,7 @@ def trainer_of(run: dict[str, Any], folder: str, spoil: bool) -> Trainer:
 
 
 def adapted(model: Any, spoil: bool) -> Any:
-    """An adapter over a model that is frozen, and that no checkpoint has: its numbers are the same each time."""
+    """An adapter over a frozen, unsaved model with fixed numbers."""
     import peft
 
     made = torch.Generator().manual_seed(11)
@@ -197,7 +198,7 @@ def adapted(model: Any, spoil: bool) -> Any:
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """Train to the end, and give the step that was saved on the way the name that is asked for."""
+    """Train to the end, and give the saved step the requested name."""
     runs = f"{job['folder']}.runs"
     trainer = trainer_of(job["run"], runs, spoil=False)
     trainer.train()
@@ -208,7 +209,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(job: dict[str, Any]) -> dict[str, Any]:
-    """Go on from a folder, in a model of other numbers."""
+    """Resume from a folder, in a model of other numbers."""
     trainer = trainer_of(job["run"], f"{job['folder']}.runs", spoil=True)
     trainer.train(resume_from_checkpoint=job["folder"])
     truth = torch.load(job["truth"], weights_only=False)
@@ -227,7 +228,7 @@ def load(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_a_model(folder: str, kind: Any, truth: dict[str, Any], dtype: torch.dtype) -> list[str]:
-    """What of the folder, taken as a model, is not the one that goes on training."""
+    """Differences of the folder, as a model, from the one that trains."""
     unset_hf_deepspeed_config()  # else stage 3 would deal it to the ranks
     model = kind.from_pretrained(folder)
     found = [f"the model is in {model.dtype}"] * (model.dtype != dtype)

@@ -1,9 +1,9 @@
-"""A tiny GPT on four ranks of gloo, each step of which is kept in a vault, and which is killed at random places.
+"""A tiny GPT on four ranks with a vault, killed at random.
 
-python tests/interop/vault_job.py JOB.json: DeepSpeed's ZeRO-1 or FSDP2; so many kills, of one rank, of all, of a server, or of
-a node, which is a rank, its server and its folder. After each, ranks with other weights come back from memory. It ends with
-what the last step's state is, its losses, and what became of it on other ranks and, of FSDP2, with tensor parallelism.
-All processes are forked of this one, which has imported what they need.
+The vault keeps each step. python tests/interop/vault_job.py JOB.json: DeepSpeed's ZeRO-1 or FSDP2; a number of kills,
+of one rank, of all, of a server, or of a node, which is a rank, its server and its folder. After each, ranks with other
+weights restart from memory. It ends with the state of the last step, its losses, and its result on other ranks and, of
+FSDP2, with tensor parallelism. All processes are forked from this one, which has all imports.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from ucpl.vault import Vault
 from ucpl.vault.server import Server
 
 WORLD, BATCH, WORDS, WIDTH = 4, 24, 61, 40
-EACH = ("node", "server", "rank", "all")  # what is killed: first one of each
+EACH = ("node", "server", "rank", "all")  # kinds of kills: first one of each
 AHEAD = 4  # steps that are kept, less one, before something is killed
 EVERY: set[int] = set()  # processes that were begun and are not known to have ended
-SECONDS = 120.0  # of one life, on a machine that does other things; beside these, two for each step
+SECONDS = 120.0  # of one life, on a busy machine; plus two for each step
 
 
 class Block(nn.Module):
@@ -112,7 +112,7 @@ class Zero1:
         ucpl.load_into(self.engine, self.engine.optimizer, source)
 
     def state(self) -> list[torch.Tensor]:
-        """Weights, masters, moments, whole: the same on any number of ranks."""
+        """Weights, masters and moments, equal on any number of ranks."""
         optimizer, found = self.engine.optimizer, []
         for part, params in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
             states = optimizer.optimizer.state[part]
@@ -125,7 +125,7 @@ class Zero1:
 
 
 class Fsdp2:
-    """Modules and AdamW that torch's own FSDP cuts; with tp, on a mesh of two dimensions."""
+    """Modules and AdamW under FSDP; with tp, on two mesh dims."""
 
     def __init__(self, seed: int, tp: int = 1) -> None:
         torch.manual_seed(seed)
@@ -175,7 +175,10 @@ def digest(state: list[torch.Tensor]) -> str:
 
 
 def newest(home: Path) -> tuple[str, dict[str, Any]]:
-    """What all ranks begin with: the generation that the first of them finds, and what this one gave beside it."""
+    """The first state of all ranks.
+
+    The first one's snapshot, and its values.
+    """
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         commit = Vault.at(home).committed()
@@ -188,7 +191,10 @@ def newest(home: Path) -> tuple[str, dict[str, Any]]:
 
 
 def train(kind: str, home: Path, life: int, steps: int, result: Path) -> None:
-    """One life of a rank. Its first weights are those of the first life only where nothing was kept."""
+    """One life of a rank.
+
+    It begins with the first life's weights only if nothing was kept.
+    """
     source, told = newest(home)
     job = KINDS[kind](1 if not source else 100 + life)
     at, losses, gradients = 0, [], 0
@@ -282,7 +288,7 @@ def kill(pid: int) -> None:
 
 
 class Machines:
-    """The servers of a vault, one of each domain, and who is killed."""
+    """The servers of a vault, one per domain, and the victims."""
 
     def __init__(self, home: Path, logs: Path, replays: int) -> None:
         self.home, self.logs = home, logs
@@ -337,7 +343,7 @@ class Machines:
 
 
 def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counter[str], list[int]]:
-    """Train, killed so many times; what was killed, and which step counted then."""
+    """Train with this many kills; returns victims, and committed steps."""
     dice = random.Random(job["seed"])
     struck, life = Counter[str](), 0
     kept: list[int] = []
@@ -357,7 +363,7 @@ def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counte
         number = dice.randrange(WORLD)
         machines.strike(who, number, pids)
         struck[who] += 1
-        if who == "server":  # training goes on, for a while
+        if who == "server":  # training continues for a while
             machines.wait_for(machines.step() + dice.randrange(1, AHEAD), pids)
         for pid in pids:  # as a launcher does, when one of its ranks is gone
             kill(pid)
@@ -366,7 +372,10 @@ def lives(job: dict[str, Any], machines: Machines, result: Path) -> tuple[Counte
 
 
 def _well(status: int | None, good: int = 0) -> bool | None:
-    """True: it ended well; False: it lives. Raises: AssertionError where it ended otherwise."""
+    """True: it ended well; False: it lives.
+
+    Raises: AssertionError if it failed.
+    """
     assert status in (None, good), f"a rank ended with {status}"
     return status is not None
 
