@@ -1,6 +1,7 @@
-"""Classes that DeepSpeed's shards name, under its own names: tests change shards with torch where DeepSpeed is not installed.
+"""Classes of DeepSpeed's shards, under its own names.
 
-The product reads and writes them inert; only tests that damage a file by hand unpickle it.
+Tests change shards with torch even if DeepSpeed is not installed. ucpl reads and writes these classes inert; only tests
+that damage a file by hand unpickle it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Megatron's folders among the fixtures, and what they hold by the formula that made them: `torch.randn`, seeded by names.
+"""Megatron's folders among the fixtures, and the formula of their values.
 
-An element's value is that of Megatron-Core's stacked tensor (decoder.layers.mlp.linear_fc1.weight, all layers, all experts), so
-that no degree of any parallelism is in it. Masters are the weights before rounding; a moment has its name in the seed, too.
+It is `torch.randn`, seeded by names. An element's value is that of Megatron-Core's stacked tensor
+(decoder.layers.mlp.linear_fc1.weight, all layers, all experts), so that no degree of any parallelism is in it. Masters
+are the weights before rounding; a moment has its name in the seed, too.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def expected(fixture: str, name: str, shape: tuple[int, ...], state: str = "weig
 
 
 def assert_exact(fixture: str, plain: Path, states: int = 3) -> dict[str, Any]:
-    """Every weight, master, moment and step of a plain file is that of the formula. The file's value."""
+    """Compare every value with the formula, and return the file."""
     value: dict[str, Any] = torch.load(plain, weights_only=True)
     for name, held in value["params"].items():
         step = held.pop("step", None)

@@ -1,4 +1,4 @@
-"""What a store refuses, as its tests ask for it."""
+"""The errors of a store, for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["refusal"]
 
 
 def refusal(run: Callable[[], Any], code: str) -> Diagnostic:
-    """The first finding of what must be refused with this code."""
+    """The first finding of a call that must fail with this code."""
     with pytest.raises(UcplError) as caught:
         run()
     diagnostic = caught.value.diagnostics[0]

@@ -1,4 +1,7 @@
-"""Maps of a tensor's pieces: what is no run of positions of one dim, end to end on each rank, is refused by what is wrong."""
+"""Maps of a tensor's pieces: unsupported ones are rejected with a reason.
+
+Supported are runs of positions of one dim, end to end on each rank.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files of ranks that were mixed up while they were copied: torch.save calls an archive by its file, and that tells."""
+"""Files of ranks that were exchanged in a copy.
+
+Archives have the original names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that go over with their tensors: what is shared stays shared, and a tensor that is met twice is written once."""
+"""Carried values: sharing is kept, and each tensor is written once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def extent(file: str, ref: TensorRef = REF) -> Extent:
 
 
 def test_a_tensor_that_is_met_twice_is_written_once() -> None:
-    """In one value or in two; another view of its storage, and a storage of that name in another file, are others."""
+    """In one value or in two.
+
+    Another view of its storage, or the same name in another file, is another tensor.
+    """
     turned = evolve(REF, shape=(3, 2), stride=(1, 3))
     storages = Storages(by_place([extent("a"), extent("b"), extent("a", turned)]))
     one: Any = storages.value(lifted({"x": REF, "y": [REF, turned]}, "a"))
@@ -42,12 +45,12 @@ def test_a_tensor_that_is_met_twice_is_written_once() -> None:
         ("a", (3, 2), "1"),
         ("b", (2, 3), "2"),
     ]
-    assert (one["x"].offset, one["x"].stride, one["x"].storage.numel) == (0, (3, 1), 6)  # whole, and nothing else
+    assert (one["x"].offset, one["x"].stride, one["x"].storage.numel) == (0, (3, 1), 6)  # full, and without other bytes
     assert storages.fresh() == "3"
 
 
 def test_attributes_of_a_tensor_are_its_own() -> None:
-    """Two parameters over one storage: what each says of itself is not the first one's."""
+    """Two parameters over one storage keep their own attributes."""
     storages = Storages(by_place([extent("a")]))
     both: Any = storages.value(lifted([REF, evolve(REF, requires_grad=True)], "a"))
     plain, trained = both

@@ -1,4 +1,4 @@
-"""A folder in which shards are only a part, as transformers' Trainer writes it: each file has its fate."""
+"""A folder of transformers' Trainer around shards: each file has its fate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAWN = "rng_state_{}.pth"
 
 
 class Runs:
-    """A value whose pickle runs a command when it is loaded by pickle."""
+    """A value whose pickle runs a command at load."""
 
     def __reduce__(self):
         return os.system, ("true",)
@@ -40,7 +40,7 @@ class Runs:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy whose files of ranks differ, as those of real ranks do."""
+    """A copy with different files of ranks, as in real runs."""
     made = tmp_path / "checkpoint-3"
     shutil.copytree(FIXTURE, made)
     torch.save({"rank": 1}, made / DRAWN.format(1))
@@ -48,14 +48,17 @@ def source(tmp_path: Path) -> Path:
 
 
 def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """The weights beside the shards, with some of them changed."""
+    """The weights next to the shards, with some of them changed."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def holds_masters(folder: Path, name: str = "model.safetensors") -> int:
-    """Tensors of a file beside the shards, each bit-equal to its master of the source, rounded to the file's dtype."""
+    """Tensors of a file next to the shards that equal rounded masters.
+
+    Each is bit-equal to its master of the source, rounded to the file's dtype.
+    """
     whole = load_file(FIXTURE / "model.safetensors")
     found = load_file(folder / name) if name.endswith(".safetensors") else torch.load(folder / name)
     assert all(torch.equal(t, whole[n].to(t.dtype)) for n, t in found.items())
@@ -69,7 +72,7 @@ def no_failpoints():
 
 
 def files_of(folder: Path) -> set[str]:
-    """Files beside the shards."""
+    """Files next to the shards."""
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {
         name
         for name in (p.relative_to(folder).as_posix() for p in folder.rglob("*"))
@@ -232,7 +235,8 @@ def test_a_class_is_asked_by_the_folder_s_own_config(
     assert asked and all(one["architectures"] == ["GPT2LMHeadModel"] for one in asked)
 
 
-# ---- weights beside the shards ----------------------------------------------------------------------------------------
+# ---- weights next to the shards
+# ---------------------------------------------------------------------------------------
 
 
 def test_weights_are_held_against_the_shards(source: Path, tmp_path: Path) -> None:
@@ -244,7 +248,10 @@ def test_weights_are_held_against_the_shards(source: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["transformer.h.0.mlp.c_fc.weight", "lm_head.weight"])
 def test_one_bit_of_them_is_found_and_they_are_written_anew(source: Path, tmp_path: Path, name: str) -> None:
-    """A second name, too: the file has it as a tensor of its own."""
+    """A second name, too.
+
+    In the file it is a tensor of its own.
+    """
     changed(source, lambda tensors: tensors[name].view(torch.int32).view(-1)[-1].bitwise_xor_(1))
     done = ucpl("verify", source)
     assert done.status == 1 and "error[E708]: model.safetensors is not what the shards say" in done.err
@@ -485,7 +492,10 @@ def test_an_archive_that_is_no_file_of_torch_is_bytes(source: Path, tmp_path: Pa
 
 
 def test_no_rule_names_a_class_that_leads_further() -> None:
-    """A dotted name is looked up by getattr: a package that is trusted whole would be a way to all it imports."""
+    """Only full class names are trusted.
+
+    A dotted name is looked up by getattr: a trusted package would allow everything that it imports.
+    """
     for rule in (rule for kind in KINDS for rule in kind.rules):
         assert all(
             name.rpartition(".")[2][:1].isupper() or name.rpartition(".")[2] in ("_reconstruct", "ndarray", "dtype")
@@ -503,7 +513,7 @@ def test_a_damaged_file_is_refused_until_it_is_left_out(source: Path, tmp_path: 
     good("convert", source, tmp_path / "t", "--to", "zero1(dp=2)", "--drop", name)
 
 
-# ---- what is missing ---------------------------------------------------------------------------------------------------
+# ---- missing files -----------------------------------------------------------------------------------------------------
 
 
 def test_what_resuming_needs_is_missed(source: Path) -> None:
@@ -548,7 +558,7 @@ def test_an_interrupted_run_resumes(source: Path, tmp_path: Path) -> None:
 
 def test_made_files_are_made_again_if_a_run_resumes(source: Path, tmp_path: Path) -> None:
     command = ("convert", source, tmp_path / "t", "--to", "zero1(dp=3, bf16=1)")
-    set_failpoints("publish-before:2:enospc")  # the first is of the weights by themselves
+    set_failpoints("publish-before:2:enospc")  # the first is of the weights alone
     assert ucpl(*command).status == 4
     assert {p.name for p in tmp_path.glob(".t*")} == {".t.ucpl-work"}
     set_failpoints("")
@@ -618,7 +628,7 @@ def grown(source: Path, to: Path) -> str:
 
 
 def test_config_json_has_the_vocabulary_of_the_weights(source: Path, tmp_path: Path) -> None:
-    """In a folder of the model, and beside shards whose model.safetensors is made anew."""
+    """In a model's folder, and next to shards with new weights."""
     model = grown(source, tmp_path / "grown.ucpl")
     how = ("--model", model, "--fill", "transformer.wte.weight=0", "--fill", "state exp_avg, exp_avg_sq=0")
     said = good("convert", source, tmp_path / "t", "--to", "safetensors()", *how[:4]).out

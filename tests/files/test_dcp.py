@@ -1,7 +1,7 @@
-"""Folders of PyTorch's distributed format, written by torch 2.13 and 2.15: read exactly, or refused by what is not whole.
+"""DCP folders of torch 2.13 and 2.15: read exactly, or rejected.
 
-The fixtures' values are a formula of each tensor's name, so that no reader of ours has a say in what is right. Targets are
-loaded by torch.distributed.checkpoint itself.
+Incomplete folders are rejected. The fixtures' values are a formula of each tensor's name, so that they do not depend on
+ucpl's reader. Targets are loaded by torch.distributed.checkpoint itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def truth(name: str) -> dict[str, torch.Tensor]:
 
 
 def held_by_plain(path: Path) -> dict[str, torch.Tensor]:
-    """What a plain file has, under the names of the state dict that was saved."""
+    """The tensors of a plain file, under the state dict's names."""
     plain = torch.load(path, weights_only=True)
     out = {f"model.{name}": tensor for name, tensor in plain["buffers"].items()}
     for name, states in plain["params"].items():
@@ -109,7 +109,7 @@ def test_what_infer_writes_reads_the_same(tmp_path: Path, name: str) -> None:
 
 
 def loaded_by_torch(folder: Path, like: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """Tensors, and the values beside them, as torch.distributed.checkpoint reads them in a process of its own."""
+    """Tensors and other values, as torch reads them in another process."""
     held = {name: torch.full_like(tensor, 1) for name, tensor in like.items()}
     beside: dict[str, object] = {"step": 0, "lr_sched.last_epoch": 0, "optim.param_groups.1.params": []}
     state: dict[str, object] = {**held, **beside}
@@ -138,7 +138,10 @@ def test_torch_loads_a_target_of_other_degrees(tmp_path: Path, name: str, to: st
 
 
 def test_a_target_has_the_chunks_that_fsdp_makes(tmp_path: Path) -> None:
-    """Those of each rank in its file, and none of a rank that has nothing: 5 rows over 4 ranks are 2, 2, 1."""
+    """Each rank's chunks in its file.
+
+    5 rows over 4 ranks are 2, 2, 1.
+    """
     ucpl.convert(FIXTURES / "fsdp2_w4", tmp_path / "made", to="dcp(fsdp = 4)")
     mine, theirs = open_checkpoint(tmp_path / "made"), open_checkpoint(FIXTURES / "fsdp2_w4")
     assert {k: e.shape for k, e in mine.extents.items()} == {k: e.shape for k, e in theirs.extents.items()}
@@ -157,7 +160,10 @@ layout otherwise(fsdp = 1, tp = 1, a = 3, b = 2) of any extends dcp(fsdp = fsdp)
 
 
 def test_chunks_of_any_grid_are_read(tmp_path: Path) -> None:
-    """Widths that no mesh of FSDP and tensor parallelism makes: each dim is cut over an axis of its own."""
+    """Widths of no mesh.
+
+    Each dim is cut over an axis of its own.
+    """
     (tmp_path / "otherwise.ucpl").write_text(OTHERWISE)
     ucpl.convert(FIXTURES / "fsdp2_w4", tmp_path / "made", to=f"{tmp_path}/otherwise.ucpl:otherwise()")
     held, _ = loaded_by_torch(tmp_path / "made", truth("fsdp2_w4"))
@@ -186,7 +192,7 @@ layout own(fsdp) of any {
 
 
 def test_a_layout_may_name_the_files_of_ranks(tmp_path: Path) -> None:
-    """They stand for the folder: a buffer that all ranks hold is one chunk, whichever file has it."""
+    """Files of ranks mean the folder: a replicated buffer is one chunk."""
     (tmp_path / "own.ucpl").write_text(OWN)
     own = f"{tmp_path}/own.ucpl:own"
     ucpl.convert(FIXTURES / "fsdp2_w4", tmp_path / "plain.pt", to="plain()", layout=f"{own}(fsdp = 4)")
@@ -197,7 +203,10 @@ def test_a_layout_may_name_the_files_of_ranks(tmp_path: Path) -> None:
 
 
 def begins(pattern: str, **sizes: int) -> list[int]:
-    """Where the chunks of a tensor `w : n d` begin along its one stored axis, over tp = 2 and fsdp = 2."""
+    """Begins of chunks of `w.
+
+    N d` along its axis, at tp = 2 and fsdp = 2.
+    """
     text = f"ucpl 1\nmodel m {{\n  dim n = {sizes['n']}, d = {sizes['d']}\n  w : n d\n}}\n"
     text += "layout x(fsdp = 2, tp = 2) of m {\n  framework dcp()\n  mesh fsdp tp\n"
     text += f'  file weights = dcp ".metadata"\n  w = {pattern}  as "w"\n}}\n'
@@ -252,7 +261,8 @@ def test_rows_that_torch_placed_with_another_rank_are_found_and_put_right(tmp_pa
     assert torch.equal(state["a.weight"], torch.arange(1.0, 28.0).reshape(9, 3))
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------
+# ---- rejected folders
+# --------------------------------------------------------------------------------------------------
 
 Part = dict[object, object]
 
@@ -269,7 +279,7 @@ def of(state: Part, *steps: object) -> Part:
 
 
 def place_of(state: Part, name: str, begin: int) -> Call:
-    """Where a chunk lies."""
+    """The place of a chunk."""
     return next(
         held
         for index, held in of(state, "storage_data").items()
@@ -408,7 +418,10 @@ def test_shards_of_safetensors_are_read_exactly(tmp_path: Path) -> None:
 
 
 def test_torch_s_reader_of_safetensors_loads_complete_files(tmp_path: Path) -> None:
-    """HuggingFaceStorageReader takes files without places in their headers, too: each tensor is one chunk."""
+    """HuggingFaceStorageReader also takes files without places in headers.
+
+    Each tensor is one chunk.
+    """
     ucpl.convert(FIXTURES / "hf_sharded_w4", tmp_path / "made", to='safetensors(shard = "2KB")')
     held = {name: torch.zeros_like(tensor) for name, tensor in truth("hf_sharded_w4").items()}
     state: dict[str, object] = {**held}
@@ -428,7 +441,10 @@ def test_torch_s_reader_of_safetensors_loads_complete_files(tmp_path: Path) -> N
     ],
 )
 def test_shards_are_written_as_torch_reads_them(source: str, degrees: tuple[int, int], tmp_path: Path) -> None:
-    """HuggingFaceStorageReader loads them whole; they are read back as they are, at the ranks that were asked for."""
+    """HuggingFaceStorageReader loads them completely.
+
+    ucpl reads them at the requested ranks.
+    """
     fsdp, tp = degrees
     ucpl.convert(FIXTURES / source, tmp_path / "made", to=f"safetensors_shards(fsdp = {fsdp}, tp = {tp})")
     wanted = truth(source)
@@ -447,7 +463,7 @@ def test_shards_are_written_as_torch_reads_them(source: str, degrees: tuple[int,
 
 
 def test_texts_next_to_shards_are_copied(tmp_path: Path) -> None:
-    """So that a folder of transformers is one again when its shards were put together."""
+    """So joined shards are a folder of transformers again."""
     (tmp_path / "whole").mkdir()
     save_file({"a": torch.arange(4.0)}, tmp_path / "whole/model.safetensors")
     (tmp_path / "whole/config.json").write_text('{"dtype": "float32", "model_type": "none"}')
@@ -459,7 +475,10 @@ def test_texts_next_to_shards_are_copied(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_chunk_have_a_shard(tmp_path: Path) -> None:
-    """The two that come last are written, too: our reader misses a number, and torch's takes an empty file."""
+    """The last two are written, too: ucpl reports missing numbers.
+
+    torch's reader accepts an empty file.
+    """
     (tmp_path / "whole").mkdir()
     save_file({"a": torch.arange(2.0), "b": torch.arange(3.0)}, tmp_path / "whole/model.safetensors")
     ucpl.convert(tmp_path / "whole", tmp_path / "made", to="safetensors_shards(fsdp = 5)")
@@ -497,7 +516,10 @@ def test_a_shard_that_is_gone_is_named(tmp_path: Path, gone: int, code: str, sai
 
 
 def test_lightnings_file_next_to_the_chunks_is_copied(tmp_path: Path) -> None:
-    """Its FSDPStrategy saves model and optimizers in chunks, and loops, callbacks and schedulers in a file beside them."""
+    """FSDPStrategy saves chunks, and a file next to them.
+
+    The file has loops, callbacks and schedulers.
+    """
     shutil.copytree(FIXTURES / "hsdp_2x2", tmp_path / "run")
     meta = {"epoch": 2, "loops": {"fit_loop": {"state": torch.arange(3)}}, "pytorch-lightning_version": "2.6.6"}
     torch.save(meta, tmp_path / "run/meta.pt")

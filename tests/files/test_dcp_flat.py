@@ -1,4 +1,7 @@
-"""Folders of DCP whose optimizer's state dict is flattened, as torchtitan saves them, and what such a run has beside it."""
+"""DCP folders with a flattened optimizer, as in torchtitan.
+
+The run's other values are kept, too.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def state(seed: int, *, old: bool = False) -> dict[str, Any]:
-    """The model's tensors stand beside the optimizer's dict. `old`: losses as torchtitan 0.1 kept them, a BytesIO."""
+    """The model's tensors next to the optimizer's dict.
+
+    `old`: losses as in torchtitan 0.1, a BytesIO.
+    """
     weights, optimizer = get_state_dict(*model(seed), options=FLAT)
     losses = io.BytesIO()
     torch.save([float(seed)], losses)
@@ -102,7 +108,7 @@ def test_weights_and_moments_are_read_exactly(folder: Path, tmp_path: Path) -> N
     "way", [(), ('dcp(fsdp=2, flat=0, prefix="model.", states="optim.state.")',)], ids=("as_it_was", "by_way_of_nested")
 )
 def test_the_run_s_own_state_dict_is_filled(folder: Path, tmp_path: Path, way: tuple[str, ...]) -> None:
-    """What is flat stays so; what was nested on the way is flat again where it is asked for."""
+    """Flat dicts stay flat; nested ones become flat again on request."""
     here = folder
     for number, call in enumerate(
         (*way, 'dcp(fsdp=3, flat=1, prefix="", states="optimizer.state.")' if way else "dcp(fsdp=3)")

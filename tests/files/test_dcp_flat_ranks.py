@@ -1,7 +1,7 @@
-"""FSDP1's flat parameters as each rank has them: a job of four ranks wrote the fixture, and torch gathered what is true of it.
+"""FSDP1's flat parameters of each rank, with truth gathered by torch.
 
-A module's flat parameter has a run on each rank, which begins and ends within rows; of the smallest ones the last ranks have
-nothing. Three steps of AdamW; its states are flat, too.
+A job of four ranks wrote the fixture. A module's flat parameter has a run on each rank, which begins and ends within
+rows; of the smallest ones the last ranks have nothing. Three steps of AdamW; its states are flat, too.
 """
 
 from __future__ import annotations
@@ -62,13 +62,16 @@ def test_what_infer_writes_reads_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["zero1(dp=3)", "dcp(fsdp=3)", "universal()"])
 def test_it_goes_to_other_forms(tmp_path: Path, form: str) -> None:
-    """No mesh makes such chunks, and a layout of their own reads them: masters of DeepSpeed's are made of the weights."""
+    """No mesh makes such chunks: they have a layout of their own.
+
+    DeepSpeed's masters are made from the weights.
+    """
     ucpl.convert(FOLDER, tmp_path / "there", to=form)
     assert ucpl.compare(FOLDER, tmp_path / "there") and ucpl.verify(tmp_path / "there")
 
 
 def test_parts_under_their_own_names_are_views(copy: Path) -> None:
-    """`use_orig_params`: numbers of the optimizer are of parameters then, in an order that nothing tells."""
+    """`use_orig_params`: the optimizer's numbers count parameters in an unknown order."""
     for rank in range(4):
         changed(copy, rank, lambda held: held["state"].update({"layers.0.a.weight": torch.zeros(rank)}))  # noqa: B023
     found = open_checkpoint(copy)
@@ -79,7 +82,7 @@ def test_parts_under_their_own_names_are_views(copy: Path) -> None:
 
 
 def test_alignment_between_parameters_has_no_tensor(copy: Path) -> None:
-    """As FSDP1 lays them with use_orig_params: cut anew by hand, of a flat parameter with a gap behind its first tensor."""
+    """FSDP1's alignment with use_orig_params: a gap behind the first tensor."""
     flat = torch.cat(
         [torch.load(copy / f"rank_{r}.pt", weights_only=True)["state"]["tiny._flat_param"] for r in (0, 1)]
     )

@@ -1,4 +1,4 @@
-"""Keys of parameter groups in targets of DCP: those of the source, and no defaults of today's torch."""
+"""Keys of parameter groups in DCP targets: the source's, without torch's defaults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def job(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def save(kind: str, folder: Path, without: tuple[str, ...] = ()) -> Path:
-    """A folder as torch saves it; `without`: keys that an older release does not have."""
+    """A folder as torch saves it.
+
+    `without`: keys that an older release lacks.
+    """
     states: Any
     weights, states = get_state_dict(*job(kind))
     for group in states["param_groups"]:
@@ -42,7 +45,7 @@ def save(kind: str, folder: Path, without: tuple[str, ...] = ()) -> Path:
 
 
 def loaded(kind: str, folder: Path) -> dict[str, Any]:
-    """What a group of a job says that has loaded a folder."""
+    """The groups of a job that has loaded a folder."""
     module, optimizer = job(kind)
     for group in optimizer.param_groups:
         group["lr"] = 7.0
@@ -112,7 +115,7 @@ def test_what_ds_config_says_of_an_optimizer_that_deepspeed_makes(
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_parameter_without_elements_whose_group_is_not_known_is_noted(groups: int, tmp_path: Path) -> None:
-    """torch asks for `optimizer.state.none.step`; of one group, it is that of the others."""
+    """torch requests `optimizer.state.none.step`; in one group, the others' is used."""
     net = torch.nn.Module()
     net.a, net.b, net.none = (torch.nn.Parameter(torch.ones(*shape)) for shape in ((3, 2), (3,), (0, 3)))
     sets = [[net.a, net.none], [net.b]] if groups == 2 else [[net.a, net.none, net.b]]

@@ -1,4 +1,7 @@
-"""fp32 masters that are a state of another name in DCP: proved by bits, said by a call, or remarked."""
+"""fp32 masters under another name in DCP.
+
+Proved by bits, stated, or noted.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def masters_of(folder: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
 
 
 def run_in(folder: Path, dtype: torch.dtype, **states: torch.Tensor) -> Path:
-    """A folder with one weight of 16 bits, and these states of it."""
+    """A folder with one weight of 16 bits, and these states."""
     state: StateDict = {("model", "w"): WIDE.to(dtype), ("optim", "state", "w", "exp_avg"): WIDE.flip(0)}
     state |= {("optim", "state", "w", name): tensor for name, tensor in states.items()}
     state |= {("optim", "param_groups", 0, "params"): ["w"], ("optim", "param_groups", 0, "lr"): 0.1}

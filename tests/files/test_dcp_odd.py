@@ -1,4 +1,4 @@
-"""Folders of PyTorch's distributed format that are odd: names, places and numbers that no fixture has, in torch's records."""
+"""Odd DCP folders in torch's records: names, places and numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def parts(tensor: torch.Tensor, ways: int) -> list[torch.Tensor]:
 
 
 def save(folder: Path, state: StateDict, whole: frozenset[str] = frozenset()) -> Path:
-    """A state dict, by the steps that lead to each value, as two ranks of FSDP save it. whole: names that are not cut."""
+    """A state dict by paths, as two ranks of FSDP save it.
+
+    `whole`: names that are not cut.
+    """
     data, places = io.BytesIO(), {}
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for steps, value in state.items():
@@ -101,7 +104,7 @@ def assert_loads(folder: Path, state: StateDict) -> None:
 
 
 def assert_round_trip(tmp_path: Path, state: StateDict, whole: frozenset[str] = frozenset()) -> None:
-    """To one file and to other degrees, which torch loads, and nothing is lost."""
+    """To one file and to other degrees: torch loads all, without loss."""
     source = save(tmp_path / "source", state, whole)
     ucpl.convert(source, tmp_path / "plain.pt", to="plain()")
     ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", to="dcp(fsdp = 3)")
@@ -111,7 +114,10 @@ def assert_round_trip(tmp_path: Path, state: StateDict, whole: frozenset[str] = 
 
 
 def test_names_that_mean_something_elsewhere(tmp_path: Path) -> None:
-    """Slashes, braces, quotes, globs and digits of names are theirs, whether a tensor lies as others do or not."""
+    """Names with slashes, braces, quotes, globs and digits stay unchanged.
+
+    This holds for tensors with common and with own layout lines.
+    """
     names = [
         "a/b",
         "layers.0",
@@ -157,7 +163,7 @@ def test_state_dicts_that_are_odd(tmp_path: Path, state: StateDict) -> None:
 
 
 def test_a_model_in_dicts_without_a_prefix(tmp_path: Path) -> None:
-    """Names of the optimizer say which dicts are the model; another dict's tensors are not."""
+    """Names of the optimizer identify the model's dicts."""
     optimizer = {steps: v for steps, v in trained({"layers.w": numbered(4, 2)}).items() if steps[0] == "optim"}
     found = open_checkpoint(
         save(tmp_path / "source", {("layers", "w"): numbered(4, 2), ("run", "seen"): torch.tensor(5), **optimizer})
@@ -167,7 +173,11 @@ def test_a_model_in_dicts_without_a_prefix(tmp_path: Path) -> None:
 
 
 def test_averages_of_weights_are_not_the_model(tmp_path: Path) -> None:
-    """A run keeps averages under names of the same ends: the model is what is called so, or neither is."""
+    """Averages have names with equal ends.
+
+    The dict with a model's name is used.
+    Otherwise neither is.
+    """
     whole = frozenset({"ema.w"})
     found = open_checkpoint(
         save(tmp_path / "a", {("ema", "w"): numbered(4, 2), **trained({"w": numbered(4, 2)})}, whole)
@@ -273,7 +283,7 @@ def test_places_and_paths_that_are_no_ones_own(
 
 
 def test_chunks_without_number_are_looked_at_in_proportion() -> None:
-    """Widths that no mesh makes, and boxes that all cover each other: neither is tried again and again."""
+    """Widths of no mesh, and overlapping boxes, are checked in linear time."""
     began = time.process_time()
     ends = [0, *(n * 3 + n % 2 for n in range(1, 6000)), 18_000]
     odd: Boxes = {(low,): (high - low,) for low, high in pairwise(ends)}
@@ -286,7 +296,10 @@ def test_chunks_without_number_are_looked_at_in_proportion() -> None:
 
 @pytest.mark.parametrize(("fsdp", "tp"), [(3, 2), (4, 4), (1, 5), (7, 1), (2, 3)])
 def test_the_mesh_of_uneven_tensors(fsdp: int, tp: int) -> None:
-    """The least that makes the chunks of all: as many as two ranks need that have no row more."""
+    """The least mesh that makes the chunks of all tensors.
+
+    It has as many ranks as the largest tensor needs.
+    """
 
     def cut(rows: int) -> dict[tuple[int, ...], tuple[int, ...]]:
         return {(low + at,): (n,) for low, size in chunked(rows, tp) for at, n in chunked(size, fsdp)}
@@ -300,7 +313,7 @@ def test_the_mesh_of_uneven_tensors(fsdp: int, tp: int) -> None:
 
 
 def test_a_count_of_steps_is_kept_to_the_last_digit() -> None:
-    """As torch's f32 where that holds it, else wider, else as it was."""
+    """As torch's f32 if that is exact, or wider, or unchanged."""
     assert _tensor_of(7) == Scalar("f32", (), struct.pack("<f", 7))
     assert _tensor_of((1 << 24) + 1) == Scalar("f64", (), struct.pack("<d", (1 << 24) + 1))
     assert _tensor_of(1e300) == Scalar("f64", (), struct.pack("<d", 1e300))

@@ -1,4 +1,7 @@
-"""State dicts of DTensors that each rank saves by itself: made by torch, over a process group that sends nothing."""
+"""State dicts of DTensors that each rank saves alone, made by torch.
+
+The process group sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def chunk(tensor: torch.Tensor, dim: int, at: int, ways: int = 2) -> torch.Tenso
 
 
 def state_dict(rank: int) -> dict[str, torch.Tensor]:
-    """What a rank of FSDP2 over tensor parallelism holds: (fsdp, tp) is (rank // 2, rank % 2)."""
+    """A rank's tensors of FSDP2 over tp.
+
+    (fsdp, tp) is (rank // 2, rank % 2).
+    """
     mesh = init_device_mesh("cpu", (RANKS // TP, TP), mesh_dim_names=("fsdp", "tp"))
     fsdp, tp = divmod(rank, TP)
 
@@ -75,13 +81,16 @@ def test_ranks_are_read_exactly_and_converted(folder: Path, tmp_path_factory: py
 
 
 def like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """What lies as another: sums and products of such tensors may lie otherwise."""
+    """A DTensor with another one's placement, which sums and products may change."""
     where = tensor.device_mesh, tensor.placements
     return DTensor.from_local(local, *where, shape=tensor.shape, stride=tensor.stride(), run_check=False)
 
 
 def saved(folder: Path, change: Callable[[int, dict[str, Any]], object] = lambda rank, state: None) -> None:
-    """The optimizer of each rank as verl saves it: torch's own numbers, of all but what no gradient reaches."""
+    """Save the optimizer of each rank as in verl.
+
+    They include all parameters with a gradient.
+    """
     for rank in range(RANKS):
         dist.init_process_group("fake", rank=rank, world_size=RANKS, store=FakeStore())
         try:
@@ -203,7 +212,7 @@ def test_replicas_that_differ_are_refused(folder: Path) -> None:
     ],
 )
 def test_what_is_no_part_of_a_tensor_is_refused(folder: Path, value: object, code: str, said: str) -> None:
-    """A rank that has it whole, or something else there: nothing is left out without a word."""
+    """A full tensor or another value of a rank is reported."""
     path = folder / "model_world_size_4_rank_3.pt"
     torch.save({"w": value}, path)
     with pytest.raises(UcplError, match=said) as found:
@@ -254,7 +263,7 @@ def alone(folder: Path, model: dict[str, Any], optimizer: dict[str, Any]) -> Pat
 
 
 def test_the_optimizer_of_one_rank_is_read_by_its_shapes(tmp_path: Path) -> None:
-    """As FSDP2 and verl save on one GPU: the first layer is frozen, and only the others' shapes fit the numbers."""
+    """One GPU with a frozen layer: shapes fit the numbers."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=False))
     model[0].requires_grad_(False)
     optimizer = trained(model)
@@ -274,7 +283,7 @@ def test_the_optimizer_of_one_rank_is_read_by_its_shapes(tmp_path: Path) -> None
 
 
 def test_the_flat_optimizer_of_one_rank_is_read(tmp_path: Path) -> None:
-    """FSDP1 without `use_orig_params`: one flat parameter, whose states are all parameters' in a row."""
+    """FSDP1 without `use_orig_params`: one flat parameter, with flat states."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
     optimizer = trained(model)
     flat = {
@@ -296,7 +305,7 @@ def test_numbers_of_one_rank_that_may_be_several_parameters_are_refused(tmp_path
 
 
 def test_frozen_parameters_in_a_group_of_one_rank_stay_in_it(tmp_path: Path) -> None:
-    """An optimizer of all parameters, of which some never had a gradient."""
+    """An optimizer of all parameters, some without any gradient."""
     model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)

@@ -1,7 +1,7 @@
-"""FSDP1's state dicts of each rank, as verl saves them: flat states, which torch's own sharded state dict names.
+"""FSDP1's state dicts of each rank, as in verl, with flat states.
 
-Fixtures are FSDP1's own (tests/interop/fsdp1_ranks_job.py): wrapped blocks kept flat, DTensors; and `use_orig_params`, with
-ShardedTensors.
+torch's own sharded state dict names them. Fixtures are FSDP1's own (tests/interop/fsdp1_ranks_job.py): wrapped blocks
+kept flat, DTensors; and `use_orig_params`, with ShardedTensors.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_a_unit_has_what_no_unit_inside_it_has() -> None:
 
 
 def test_units_within_units() -> None:
-    """h.0 and h.1 are wrapped, and `a` of each by itself."""
+    """h.0 and h.1 are wrapped, and `a` of each separately."""
     params = model(2, ("embed", (7, 2)))
     lengths = dict(enumerate(filled(n) for n in (14, 15, 16, 15, 16)))
     found = members_of(params, [[0, 1, 2, 3, 4]], lengths, RANKS)
@@ -123,7 +123,7 @@ def test_units_within_units() -> None:
 
 
 def test_layers_that_are_alike_are_all_units_or_none() -> None:
-    """Else h, with one of its two layers as a unit inside, would be another way."""
+    """Otherwise h, with one layer as a unit, would be possible."""
     found = members_of(model(2), [[0, 1]], {0: filled(31), 1: filled(31)}, RANKS)
     assert names_of(found) == [[f"h.{i}.{name}" for name in BLOCK] for i in (0, 1)]
 
@@ -134,7 +134,10 @@ def test_layers_that_are_alike_are_all_units_or_none() -> None:
     ids=["none", "several"],
 )
 def test_lengths_that_leave_no_way_or_two(lengths: tuple[int, ...], is_several: bool) -> None:
-    """Two modules of one length: which of the three is in the model's own unit, none of them tells."""
+    """Two modules of one length.
+
+    The module in the model's own unit is unknown.
+    """
     params = model(2) if not is_several else [("a.w", (12,)), ("b.w", (6, 2)), ("c.w", (3, 4)), ("d.w", (24,))]
     lengths = lengths if not is_several else (filled(36), *lengths)
     found = members_of(params, [list(range(len(lengths)))], dict(enumerate(lengths)), RANKS)

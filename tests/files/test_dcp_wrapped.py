@@ -1,4 +1,4 @@
-"""Parts of names that wraps of modules add in the model's dict or in the optimizer's: one parameter, under its own name."""
+"""Parts of names that wrappers add in only one dict: one parameter."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ def test_two_names_that_differ_in_wraps_only_stay_two(tmp_path: Path) -> None:
 
 
 def test_states_of_several_parts_are_of_their_parameter(tmp_path: Path) -> None:
-    """SOAP keeps lists of matrices: what is amiss is the state, and not the name."""
+    """SOAP keeps lists of matrices.
+
+    The state is wrong, and not the name.
+    """
     state, _ = run("compiled")
     state["optimizer"]["state"]["out.weight"]["GG"] = [torch.eye(3), torch.eye(4)]
     save(state, checkpoint_id=tmp_path / "in")

@@ -1,4 +1,4 @@
-"""DeepSpeed's folders: what `open` finds, what it refuses, and the orders that DeepSpeed's own code makes."""
+"""DeepSpeed's folders: facts, errors, and orders of DeepSpeed's own code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def values(checkpoint: Checkpoint, extent: Extent) -> np.ndarray:
     return flat[extent.offset : extent.offset + extent.numel].reshape(extent.shape)
 
 
-# ---- what is found -----------------------------------------------------------------------------------------------------
+# ---- facts
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_save_folder_and_its_step_are_the_same_checkpoint() -> None:
@@ -135,7 +136,8 @@ def test_round_robin_is_undone() -> None:
     assert [name for name, _ in dealt.state.parallel.flats[0].members] == [*deal(plain.state.groups[0].members, 2)]
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------
+# ---- errors
+# ------------------------------------------------------------------------------------------------------------
 
 
 def step(folder: Path) -> Path:
@@ -322,7 +324,7 @@ def test_zero0_is_matched_in_the_model_order_or_not_at_all(seed: int) -> None:
     expected = [[name for (name, _), d in zip(names, deals, strict=True) if d == g] for g in range(2)]
     found = match(names, [Slots.of(group) for group in groups])
     assert found == expected or (isinstance(found, Unclear) and found.is_several)
-    if isinstance(found, Unclear):  # it shows a parameter of which that is so
+    if isinstance(found, Unclear):  # it has such a parameter
         assert len(set(found.places)) > 1
         shape = dict(names)[found.name]
         assert all(g == i == -1 or groups[g][i] == shape for g, i in found.places)

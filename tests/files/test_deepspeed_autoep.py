@@ -1,4 +1,4 @@
-"""AutoEP: a rank's experts in one tensor of the module, each in a file of its own, and a placement that says whose they are."""
+"""AutoEP: experts in one tensor, one file each, and a placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from tests.files.refusals import refusal
 from tests.files.test_deepspeed_moe import FIXTURES, STEP, edited, loaded
 from tests.files.test_deepspeed_writing import assert_described_by, assert_written_as_by_deepspeed
@@ -63,7 +63,10 @@ def test_there_and_back(call: str, tmp_path: Path) -> None:
 
 
 def test_a_rank_names_its_own_experts_as_one_tensor(tmp_path: Path) -> None:
-    """Each engine of ep 4 has one expert of a layer: DeepSpeed's metadata speaks for the first rank's."""
+    """Each engine of ep 4 has one expert of a layer.
+
+    DeepSpeed's metadata has the first rank's.
+    """
     convert(FOUR, tmp_path / "four", "zero1(dp=8, ep=4)")
     meta = loaded(tmp_path / "four", MODEL)
     assert [*meta["param_shapes"][2].items()][-2] == (FUSED, (1, 8, 10))
@@ -126,7 +129,10 @@ def assert_sliced_truth(path: Path) -> None:
 
 
 def test_stage_3_has_a_slice_of_what_a_rank_holds_of_a_layer(tmp_path: Path) -> None:
-    """Two experts are one parameter there, which the ranks that hold the same ones cut, wherever an expert ends."""
+    """Two experts are one parameter, cut over ranks with the same.
+
+    A cut can be anywhere in an expert.
+    """
     (tmp_path / "plain.pt").write_bytes(plain_bytes(SLICED))
     assert_sliced_truth(tmp_path)
 
@@ -219,7 +225,7 @@ def test_what_is_not_written_is_refused_with_what_to_do(call: str, said: str) ->
 
 
 def test_universal_folders_of_it_are_named(tmp_path: Path) -> None:
-    """DeepSpeed's own converter puts the experts of a layer together, in one tensor that its loader cuts."""
+    """DeepSpeed's converter joins experts, and its loader cuts them."""
     assert "AutoEP" in refusal(lambda: convert(FOUR, tmp_path / "t", "universal()"), "E471").message
     assert "AutoEP" in refusal(lambda: convert(SLICED, tmp_path / "t", "universal(stage=3)"), "E471").message
     step = tmp_path / "peer"
@@ -239,7 +245,7 @@ def test_round_robin_deals_nothing_where_each_expert_is_on_one_rank() -> None:
 
 
 def test_padding_between_two_experts_of_a_tensor_is_not_written(tmp_path: Path) -> None:
-    """Experts of 80 elements: a multiple of 3 would begin the second of them elsewhere than DeepSpeed."""
+    """Experts of 80 elements: with multiples of 3, DeepSpeed has another begin."""
     spec = tmp_path / "odd.ucpl"
     spec.write_text(infer(FOUR).text().replace("alignment = 1", "alignment = 3"))
     assert "alignment" in spec.read_text()

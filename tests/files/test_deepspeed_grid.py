@@ -1,6 +1,6 @@
-"""Several kinds of parallelism at once: each shard has a tp and a pp coordinate, and experts lie on the ranks of a stage.
+"""Combined parallelism: shards with tp and pp coordinates, and experts.
 
-Truth was gathered from the running engines, whole tensors under their names in one process.
+Truth was gathered from the running engines: full tensors under their names in one process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.cli.command import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.api import convert, open_checkpoint, plan
 from ucpl.conversion.facts import facts
 from ucpl.errors import UcplError
@@ -24,7 +24,7 @@ LISTS, MUTE = (
     FIXTURES / "tp2_pp2_dp2_z1_bf16",
     FIXTURES / "tp2_pp2_dp1_z1",
 )  # lists of patterns say the cuts; nothing does
-STAGED, CUT = FIXTURES / "pp2_ep2_dp2_z1", FIXTURES / "tp2_ep2_dp2_z1"  # experts in a pipeline; beside cut layers
+STAGED, CUT = FIXTURES / "pp2_ep2_dp2_z1", FIXTURES / "tp2_ep2_dp2_z1"  # experts in a pipeline; with cut layers
 LLAMA = "megatron_deepspeed.ucpl:llama()"
 STEP = "global_step3"
 
@@ -68,7 +68,7 @@ def test_full_tensors_are_those_that_the_engines_held(path: Path, tmp_path: Path
 
 @pytest.mark.parametrize("path", [MUTE, CUT], ids=lambda p: p.name)
 def test_a_layout_without_a_gate_is_refused_where_there_is_one(path: Path, tmp_path: Path) -> None:
-    """Its shapes are right, and the rows of all ranks would lie in another order."""
+    """Its shapes are right, but rows would be in another order."""
     with pytest.raises(UcplError) as caught:
         convert(path, tmp_path / "plain", "plain()", layout="megatron_deepspeed.ucpl:gpt()")
     found = caught.value.diagnostics[0]
@@ -77,7 +77,7 @@ def test_a_layout_without_a_gate_is_refused_where_there_is_one(path: Path, tmp_p
 
 @pytest.mark.parametrize("path", [MUTE, CUT], ids=lambda p: p.name)
 def test_a_target_without_a_gate_is_refused_where_there_is_one(path: Path) -> None:
-    """Its first ranks would hold the gate. On one rank there is nothing to cut."""
+    """Its first ranks would hold the gate; one rank is possible."""
     to = "megatron_deepspeed.ucpl:gpt(dp=2, tp={})"
     with pytest.raises(UcplError) as caught:
         plan(LLAMA, to.format(2), checkpoint=path)
@@ -122,7 +122,10 @@ def test_a_walk_over_degrees_ends_in_the_same_tensors(path: Path, calls: tuple[s
 
 
 def test_files_that_no_rank_reads_are_no_loss_where_every_rank_that_has_an_expert_has_its_file(tmp_path: Path) -> None:
-    """DeepSpeed writes an expert once, from the first rank that has it, and reads it by each rank's own number."""
+    """DeepSpeed writes an expert once, from its first rank.
+
+    It reads it by each rank's own number.
+    """
     convert(CUT, tmp_path / "out", "zero1(dp=2, tp=2, ep=1)", layout=LLAMA)
     files = sorted(p.name for p in (tmp_path / "out" / STEP).glob("layer_0_expert_2_*"))
     assert files == [f"layer_0_expert_2_mp_rank_0{tp}_model_states.pt" for tp in (0, 1)]
@@ -158,7 +161,10 @@ def test_cuts_are_reported_with_their_origin() -> None:
 
 
 def test_ranks_of_a_sequence_are_ranks_that_share_the_optimizer(tmp_path: Path) -> None:
-    """Ulysses: DeepSpeed states the degree of the sequence as tp_degree, and cuts the optimizer over all dp x sp ranks."""
+    """Ulysses: DeepSpeed states the sequence's degree as tp_degree.
+
+    It cuts the optimizer over all dp x sp ranks.
+    """
     folder = shutil.copytree(FIXTURES / "z1_dp4", tmp_path / "save")
     (path,) = (folder / STEP).glob("mp_rank_*")
     held = torch.load(path, weights_only=False)
@@ -273,7 +279,10 @@ def test_degrees_of_experts_that_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_arguments_and_random_states_go_over_with_their_classes(tmp_path: Path) -> None:
-    """Megatron keeps its arguments and numpy's random state beside the weights: they hold values, and need nobody's leave."""
+    """Megatron's arguments and numpy's random state only hold values.
+
+    They need no permission.
+    """
     convert(LISTS, tmp_path / "out", "zero1(dp=2, tp=1, pp=1)")
     (before, after) = (
         torch.load(sorted(path.glob("*/mp_rank_*"))[0], weights_only=False) for path in (LISTS, tmp_path / "out")
@@ -292,7 +301,7 @@ COLUMNS = ("self_attention.dense.weight", "dense_4h_to_h.weight")
 
 
 def with_attributes(source: Path, folder: Path, halves: bool = True) -> Path:
-    """The same checkpoint of an engine whose state_dict keeps parameters, as Megatron's modules make them."""
+    """The same checkpoint with parameters in its state_dict, as in Megatron."""
     copy = shutil.copytree(source, folder / f"kept_{halves}")
     for file in sorted((copy / STEP).glob("*model_states.pt")):
         value = torch.load(file, weights_only=False)
@@ -341,7 +350,7 @@ def test_inspect_says_what_says_the_cuts(tmp_path: Path) -> None:
 
 
 def test_infer_writes_what_is_to_be_completed(tmp_path: Path) -> None:
-    """A person fills in the lines that are open, and the checkpoint converts by it."""
+    """A user completes the open lines, and the checkpoint converts."""
     file = tmp_path / "mine.ucpl"
     done = ucpl("infer", MUTE, "-o", file)
     assert done.status == 3 and "E464" in done.err and "layout mine, to be completed" in done.out

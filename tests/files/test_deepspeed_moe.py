@@ -1,4 +1,4 @@
-"""Experts (deepspeed.moe): files of their own, global and local numbers, flat buffers that fewer ranks share."""
+"""Experts (deepspeed.moe): files, global and local numbers, and flat buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from tests.files.refusals import refusal
 from tests.files.test_deepspeed_writing import (
     assert_described_by,
@@ -62,7 +62,10 @@ def assert_is_truth(path: Path, truth: Path) -> None:
 
 @pytest.mark.parametrize("path", [ONE, TWO, *OLDER], ids=lambda p: p.name)
 def test_plain_is_the_truth(path: Path, tmp_path: Path) -> None:
-    """But for `moe_ep2_dp4_z1` the truth has weights alone, which are the masters: they train in fp32."""
+    """Truth; in `moe_ep2_dp4_z1` it has only weights, which are the masters.
+
+    These are trained in fp32.
+    """
     (tmp_path / "plain.pt").write_bytes(plain_bytes(path))
     assert_is_truth(tmp_path, path)
     for states in plain_of(path)["params"].values():
@@ -119,7 +122,7 @@ def test_experts_have_groups_and_local_numbers_of_their_own(tmp_path: Path) -> N
 
 
 def test_ranks_may_hold_experts_data_first(folder: Path, tmp_path: Path) -> None:
-    """use_data_before_expert_parallelism: ranks 0 and 1 hold the first experts, 2 and 3 the last."""
+    """use_data_before_expert_parallelism: ranks 0 and 1 hold the first experts."""
     edited(
         folder, "mp_rank_00_model_states.pt", lambda v: v["ds_config"].update(use_data_before_expert_parallelism=True)
     )
@@ -166,7 +169,10 @@ def test_impossible_degrees(path: Path, call: str) -> None:
 
 
 def test_groups_that_deepspeed_would_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank's matrices of experts: 60 elements of each of four experts, 36 of each of eight."""
+    """A rank's matrices of experts.
+
+    60 elements of each of four, 36 of eight.
+    """
     from ucpl.inference import experts
 
     monkeypatch.setattr(experts, "GROUP_ELEMENTS_MAX", 527)
@@ -190,7 +196,7 @@ def test_groups_that_deepspeed_would_split(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_experts_of_some_numbers_are_frozen(path: Path, call: str, frozen: tuple[int, ...], tmp_path: Path) -> None:
-    """DeepSpeed names what is trained by numbers on a rank: the degree is what its groups are called by."""
+    """DeepSpeed names trained experts by local numbers; its groups have the degree."""
     each = {ONE: "", TWO: "few"}[path]
     names = [f"{each}*{MARK}{number}.*" for number in frozen]
     convert(path, tmp_path / "there", call, freeze=names)
@@ -227,7 +233,7 @@ CUT, LLAMA = FIXTURES / "tp2_ep2_dp2_z1", "megatron_deepspeed.ucpl:llama"
     ("call", "last"), [("zero1(dp=2, tp=2, ep=1, elastic=1)", 3), (f"{LLAMA}(dp=2, tp=2, ep=2, elastic=1)", 1)]
 )
 def test_an_elastic_checkpoint_with_tp_needs_the_last_experts(call: str, last: int) -> None:
-    """It was written, and then refused: nothing said how many experts a rank has."""
+    """Without a known number of experts per rank, it is rejected."""
 
     def made(to: str, freeze: list[str]) -> Plan:
         return plan(f"{LLAMA}()", to, checkpoint=CUT, freeze=freeze)
@@ -249,7 +255,7 @@ def test_an_elastic_checkpoint_with_tp_needs_the_last_experts(call: str, last: i
     ],
 )
 def test_a_layer_of_experts_is_left_out(path: Path, call: str, gone: str, left: list[int], tmp_path: Path) -> None:
-    """A layer that stays has the number that DeepSpeed counts it by, and those that went are in none of the lists."""
+    """Remaining layers have DeepSpeed's numbers, and removed ones are in no list."""
     convert(path, tmp_path / "there", call, drop=[gone])
     (here,) = (tmp_path / "there").glob("global_step*")
     layers = {file.name.partition("_expert_")[0] for file in here.glob("layer_*")}
@@ -301,7 +307,7 @@ def test_an_expert_under_another_number(folder: Path) -> None:
 
 
 def test_experts_and_masters_swapped_are_seen(folder: Path, tmp_path: Path) -> None:
-    """What files do not state is seen in values: `verify` holds weights against masters."""
+    """`verify` compares weights with masters, since files do not state this."""
     from ucpl.api import verify
 
     assert verify(folder)
@@ -324,7 +330,10 @@ NOT_YET = (
 
 
 def older(source: Path, folder: Path, change: Callable[[Any], object] = lambda _: None) -> Path:
-    """A run's files as releases before 0.19.4 write them: `change` is of the optimizer's shards."""
+    """A run's files as of releases before 0.19.4.
+
+    `change` is of the optimizer's shards.
+    """
     shutil.copytree(source, folder)
     model = "mp_rank_00_model_states.pt"
     config = loaded(folder, model)["ds_config"]
@@ -346,7 +355,7 @@ def older(source: Path, folder: Path, change: Callable[[Any], object] = lambda _
 
 @BOTH
 def test_older_releases_say_the_same_elsewhere(path: Path, tmp_path: Path) -> None:
-    """Every tensor and state; a buffer that no file names as one is a tensor that nobody trains."""
+    """Every tensor and state; an unnamed buffer is an untrained tensor."""
     old = older(path, tmp_path / "old")
     mine, theirs = plain_of(old), plain_of(path)
     every = {**theirs["params"], **{name: {"weight": t} for name, t in theirs["buffers"].items()}}
@@ -363,7 +372,10 @@ def test_older_releases_say_the_same_elsewhere(path: Path, tmp_path: Path) -> No
 
 
 def test_experts_that_a_release_leaves_out_are_those_that_fill_the_buffer(tmp_path: Path) -> None:
-    """Before 0.13 the first names of a group are stated, and the rest follow in the order of the module, if in one way."""
+    """Before 0.13 only the first names of a group are stated.
+
+    The rest follow in the order of the module, if that is one way.
+    """
 
     def first_names(source: Path, most: int = 9) -> Callable[[Any], None]:
         shard = loaded(source, "zero_pp_rank_0_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
@@ -394,5 +406,8 @@ def test_what_no_file_says_of_older_experts_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tied_tensor_that_older_releases_save_twice_is_one() -> None:
-    """0.9.5 saves one storage under both names, 0.17.6 a copy, and neither `shared_params`."""
+    """0.9.5 saves one storage under two names, 0.17.6 a copy.
+
+    Neither saves `shared_params`.
+    """
     assert [open_checkpoint(path).state.aliases for path in OLDER] == [{"lm_head.weight": "wte.weight"}] * 2

@@ -1,4 +1,4 @@
-"""ZeRO-0's numbers: what says which parameter has which, and the refusal of what nothing says."""
+"""Names of ZeRO-0's numbers by evidence, and errors without any."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def value(name: str, state: int) -> torch.Tensor:
 
 
 def optimizer(groups: Groups, form: str) -> dict[str, Any]:
-    """What torch.optim.AdamW, FP16_UnfusedOptimizer ("each") or FP16_Optimizer ("flat") keep of these groups."""
+    """The states of AdamW, FP16_UnfusedOptimizer ("each") or FP16_Optimizer ("flat")."""
     slots = [[group] if form == "flat" else [[name] for name in group] for group in groups]
     number, listed, state = 0, [], {}
     for group in slots:
@@ -82,7 +82,7 @@ def members(checkpoint: Checkpoint) -> Groups:
 
 
 def told_by(checkpoint: Checkpoint) -> str:
-    """What said which parameter has which number."""
+    """The evidence for the names of numbers."""
     return str(checkpoint.state.settings["parameter_order"].value)
 
 
@@ -140,7 +140,7 @@ def test_masters_identify_any_order(form: str, groups: Groups, tmp_path: Path) -
 
 
 def test_weights_and_masters_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many weights are held against a master: of n parameters, 2 n are read and not n * n."""
+    """Of n parameters, 2 n tensors are read, not n * n."""
     reads = []
     read = numbered._Contents._read
 
@@ -156,7 +156,7 @@ def test_weights_and_masters_are_read_once_each(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("form", ["each", "flat"])
 def test_masters_that_are_alike_stand_in_the_model_order(form: str, tmp_path: Path) -> None:
-    """As before the first step: biases of 0 and norms of 1 are alike."""
+    """Before the first step, biases or norms are alike."""
     source = saved(tmp_path / "s", [["a.weight", "b.weight"], ["a.bias", "b.bias"]], form)
     file = source / "global_step3" / "mp_rank_00_model_states.pt"
     held = torch.load(file, weights_only=False)
@@ -230,7 +230,10 @@ def test_an_order_may_name_frozen_parameters_in_16_bits(form: str, tmp_path: Pat
 
 @pytest.mark.parametrize("say", ["is a second name of wte.weight", "has no elements"])
 def test_shapes_of_what_is_no_parameter_of_its_own_are_refused(say: str, tmp_path: Path) -> None:
-    """Ours alone have param_shapes at stage 0. A second name, or an empty parameter, ended in an internal error."""
+    """Only ucpl writes param_shapes at stage 0.
+
+    A second name, or an empty parameter, caused an internal error.
+    """
     made = tmp_path / "z0"
     ucpl.convert(FIXTURES / "z0_dp2_bf16", made, "zero0(dp=1)", workers=1)
     file = next(made.rglob("*model_states.pt"))

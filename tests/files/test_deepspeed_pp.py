@@ -1,4 +1,4 @@
-"""Pipelines: layers in files of their own, stages with shards of their own, tied modules on several stages."""
+"""Pipelines: files of layers, shards of stages, and tied modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from tests.files.refusals import refusal
 from tests.files.test_deepspeed_writing import (
     assert_described_by,

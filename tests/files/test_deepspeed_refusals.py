@@ -1,4 +1,7 @@
-"""Files of one step that contradict themselves or each other, a value at a time: each is refused by its code and its key."""
+"""Contradictions in files of one step.
+
+Each is an error with its key.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ def shorten(listed: list[Any], i: int, by: int = 1) -> None:
 
 
 def lengthen(listed: list[Any], i: int) -> None:
-    """One element more, all of them the first: no storage needs to be longer."""
+    """One more element, all equal to the first, without a longer storage."""
     listed[i] = TensorRef(listed[i].storage, 0, (listed[i].shape[0] + 1,), (0,))
 
 
@@ -314,7 +317,7 @@ def _renumber(value: dict[str, Any]) -> None:
 
 
 def _frozen(value: dict[str, Any]) -> None:
-    """One more frozen parameter, as stage 3 names it, and its values nowhere."""
+    """One more frozen parameter in stage 3's form, without values."""
     value["frozen_param_shapes"] = {**(value["frozen_param_shapes"] or {}), "more": Size([2])}
     value["module"]["more"] = TensorRef(StorageRef("9000", "f32", 0), 0, (0,), (1,))
 
@@ -359,7 +362,8 @@ def test_the_files_are_good_before(tmp_path: Path) -> None:
         assert open_checkpoint(folder).extents
 
 
-# ---- what is read, against what the files state ----------------------------------------------------------------------
+# ---- read values, compared with stated ones
+# ----------------------------------------------------------------------------
 
 
 def test_a_rank_beyond_the_last_is_named(tmp_path: Path) -> None:
@@ -370,7 +374,7 @@ def test_a_rank_beyond_the_last_is_named(tmp_path: Path) -> None:
 
 
 def test_numbers_of_the_first_rank_are_read_from_their_place(tmp_path: Path) -> None:
-    """A number is carried from the first shard that has it, and its storage is no payload and not carried twice."""
+    """A number is carried once, from the first shard with it."""
     for name in (Z1, Z3):
         opened = open_checkpoint(copied(name, tmp_path))
         places = {extent.file for per in opened.scalar_extents.values() for extent in per.values()}
@@ -382,7 +386,7 @@ def test_numbers_of_the_first_rank_are_read_from_their_place(tmp_path: Path) -> 
 
 
 def test_a_step_that_is_a_tensor_of_no_dims_is_a_number(tmp_path: Path) -> None:
-    """Where a parameter has one element and no dims, `step` looks like its moments."""
+    """For one element without dims, `step` looks like moments."""
     folder = copied(Z0, tmp_path)
     opened = open_checkpoint(folder)
     assert all("step" not in tensor.states for tensor in opened.state.tensors)
@@ -529,7 +533,7 @@ def masters(*rows: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def test_parameters_of_one_shape_are_distinguished_by_their_masters(tmp_path: Path) -> None:
-    """Weights are views of one storage; masters lie half way between two of them, and round to the even one."""
+    """Weights share a storage; masters round to the even one."""
     one = torch.tensor([1.0, 2.0, 3.0, 1.0 + 2**-8])
     two = torch.tensor([4.0, 5.0, 6.0, 1.0 + 3 * 2**-8])
     both = torch.cat([one, two]).bfloat16()
@@ -606,7 +610,7 @@ def _noted(stage: int, value: Any) -> None:
 
 
 def test_callers_states_stand_by_pp_tp_and_dp() -> None:
-    """The last coordinate is the fastest, as mp_rank_NN and the ranks within it are."""
+    """The last coordinate is the fastest, as in mp_rank_NN."""
     places = [(pp, tp, dp) for pp in range(2) for tp in range(3) for dp in range(4)]
     states = CarriedByRank(tuple({"place": place} for place in places), pp=2, tp=3)
     assert states.files == 4

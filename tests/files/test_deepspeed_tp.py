@@ -1,4 +1,4 @@
-"""AutoTP's folders: whole tensors from the parts of ranks, cuts as the language says them, and targets of other degrees."""
+"""AutoTP's folders: full tensors, cuts in the language, and other degrees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LINES
 
 
 def spec(tmp_path: Path, **changed: str) -> Path:
-    """A layout that cuts the fixture's model, for those that cannot know it."""
+    """A layout with the cuts of the fixture's model."""
     fused = "(_[..24]@spread(tp) + _[24..32]@spread(tp) + _[32..]@spread(tp))"
     lines = []
     for l in (0, 1):
@@ -73,7 +73,7 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], None], ranks: tuple[
 
 
 def digests(params: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """SHA-256 of each tensor; where there are no masters, the weights are them."""
+    """SHA-256 of each tensor; weights in place of missing masters."""
     out = {}
     for name, states in params.items():
         kept = {"fp32": states["weight"], **states}
@@ -222,7 +222,7 @@ def test_other_degrees_hold_the_same_state(call: str, tmp_path: Path) -> None:
 
 
 def test_the_same_degree_again_gives_what_deepspeed_wrote(tmp_path: Path) -> None:
-    """By way of ZeRO-3 at another degree: every tensor, and all that DeepSpeed states of cuts."""
+    """Through ZeRO-3 at another degree: every tensor, and DeepSpeed's cuts."""
     convert(FIXTURE, tmp_path / "a", to="zero3(tp=4, dp=3, kv_heads=0)")
     convert(tmp_path / "a", tmp_path / "b", to="zero1(tp=2, dp=2)")
     for file in open_checkpoint(FIXTURE).files:
@@ -273,7 +273,7 @@ def test_a_dense_source_needs_a_layout_that_cuts(tmp_path: Path) -> None:
 
 
 def test_a_section_that_every_rank_holds_completely(tmp_path: Path) -> None:
-    """As GPTBigCode's keys and values: there, checked as copies, and told in the map."""
+    """GPTBigCode's keys and values: copies are checked, and are in the map."""
     convert(FIXTURE, tmp_path / "dense", to="zero1(tp=1)")
     shared = spec(tmp_path, up="(_[..37]@spread(tp) + _[37..]) ...")
     convert(tmp_path / "dense", tmp_path / "made", to=f"{shared}:cut(dp=2, tp=3)")
@@ -449,7 +449,7 @@ def test_what_autotp_published_is_written_again(file: TorchFile) -> None:
 
 
 def test_what_the_source_says_of_vocabularies_stays_as_it_is() -> None:
-    """Each tensor-parallel file is told from it: none may find what was added for the file before."""
+    """Each tensor-parallel file uses it: none has additions of the one before."""
     kept = {"vocabulary_parameter_patterns": ["^old$"]}
     table = {"embed.weight": Sharding((6, 2), 0, (Section(6, (3, 3)),))}
     both = [info_of(table, 2, kept)["vocabulary_parameter_patterns"] for _ in range(2)]
@@ -500,7 +500,7 @@ def test_patterns_that_may_take_too_long_are_refused(folder: Path) -> None:
 
 
 def test_lists_of_patterns_cut_each_part_separately(file: TorchFile) -> None:
-    """Of releases before affine_map: halves of one dim, and parts of stated sizes, which must divide."""
+    """Releases before affine_map: halves of one dim, and divisible parts."""
 
     def read(**lists: Any) -> Any:
         info = Value(file.path, file.file, (INFO,), {"tp_replicated_parameter_patterns": ["^all$"], **lists})

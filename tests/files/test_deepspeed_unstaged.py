@@ -1,4 +1,4 @@
-"""Without ZeRO, as DeepSpeed wrote it: stages, ties and numbers that no file names are found, said, or refused."""
+"""Pipelines without ZeRO: stages, ties and numbers are found, given, or rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.formats.deepspeed import unstaged
@@ -32,7 +32,10 @@ def truth_of(name: str) -> dict[str, Any]:
 
 
 def demand_truth(checkpoint: Path, name: str, folder: Path, layout: str | None = None, found: str = KEY) -> None:
-    """Every tensor and state bit for bit as the engines had it. `found`: what the tied module's tensors begin with."""
+    """Compare every tensor and state with the engines', bit for bit.
+
+    `found`: prefix of the tied module's tensors.
+    """
     ucpl.convert(checkpoint, folder / "plain.pt", "plain()", layout=layout, force=True)
     plain = torch.load(folder / "plain.pt", weights_only=True)
     mine = {key.replace(found, KEY): value for key, value in plain["params"].items()}
@@ -65,7 +68,7 @@ def test_names_by_stage_are_followed(tmp_path: Path) -> None:
 
 
 def test_shards_that_deepspeed_cannot_load_are_read(tmp_path: Path) -> None:
-    """BF16_Optimizer without ZeRO: `param_slice_mappings` name what param_shapes would."""
+    """BF16_Optimizer without ZeRO: `param_slice_mappings` replace param_shapes."""
     opened = api.open_checkpoint(FIXTURES / "pp2_bf16")
     assert opened.state.settings["bf16_optimizer"].value == 1
     demand_truth(FIXTURES / "pp2_bf16", "pp2_bf16", tmp_path)
@@ -110,7 +113,7 @@ def unnamed(folder: Path) -> None:
 
 
 def test_each_stage_numbers_its_own(tmp_path: Path) -> None:
-    """What is written of the source's own stages has the numbers that DeepSpeed gave."""
+    """A target with the source's stages has DeepSpeed's numbers."""
     ucpl.convert(FIXTURES / "pp2", tmp_path / "new", "zero0(pp=2, dp=1)", layout=NAMES)
     for stage in range(2):
         theirs, mine = (
@@ -148,7 +151,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_search_that_finds_no_way_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen layers leave each stage many counts: what no way leads on from is looked at once, not once for each way there."""
+    """Frozen layers leave each stage many counts.
+
+    Each dead end is visited once.
+    """
     stages, layers = 12, 40
     asked: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""Skeletons of DeepSpeed targets: at the source's own stage and degree they are what DeepSpeed wrote, to the last field."""
+"""Skeletons of DeepSpeed targets equal its own files at equal degrees."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def unlike(mine: Any, theirs: Any, where: str = "") -> list[str]:
 
 
 def assert_written_as_by_deepspeed(path: Path) -> None:
-    """At its own degrees a target has DeepSpeed's files, and in each what DeepSpeed wrote there."""
+    """At its own degrees a target has DeepSpeed's files and contents."""
     checkpoint = DeepSpeed().open(path)
     _, _, skeleton = written(path, own_call(checkpoint))
     assert sorted(file.path for file in skeleton.files) == sorted(checkpoint.files)
@@ -94,13 +94,13 @@ def assert_written_as_by_deepspeed(path: Path) -> None:
 
 
 def assert_described_by(spec: Path, path: Path) -> None:
-    """The layout `stored()` of a spec says of a checkpoint what it says itself."""
+    """The layout `stored()` of a spec gives the checkpoint's own facts."""
     api.convert(path, spec.parent / "b", "plain()", layout=f"{spec}:stored()")
     assert (spec.parent / "b" / "plain.pt").read_bytes() == plain_bytes(path)
 
 
 def assert_same_flats(mine: Path, theirs: Path) -> None:
-    """Masters and moments of folders of one step, each flat buffer of each rank bit for bit: what torch reads is compared."""
+    """Compare masters and moments of each flat buffer, by torch."""
 
     def flats(path: Path) -> list[torch.Tensor]:
         optimizer = torch.load(path, weights_only=False)["optimizer_state_dict"]
@@ -134,7 +134,7 @@ def test_at_its_own_stage_and_degree_a_target_is_what_deepspeed_wrote(path: Path
                 assert state.pop("param_slice_mappings", True)  # DeepSpeed's are wrong
             if "elastic" in path.name:
                 state.pop("base_optimizer_state_step", None)  # which it needs, and does not write
-        if path.name.startswith("z0"):  # what is written names its numbers
+        if path.name.startswith("z0"):  # targets name the numbers
             stated = [[name for name, _ in group] for group, _ in mine["param_shapes"]]
             assert stated == [[*group.members] for group in checkpoint.state.groups]
             mine["param_shapes"] = None
@@ -230,7 +230,7 @@ SETTINGS = {"stage": 1, "dp": 4, "bf16": 0, "fp16": 0}
     ("before", "dp", "after"),
     [
         ((32, 4, None), 8, (32, 4, None)),
-        ((32, 8, None), 8, (32, 4, None)),  # the whole batch stays; a micro batch that no longer divides shrinks
+        ((32, 8, None), 8, (32, 4, None)),  # the total batch is kept; a micro batch that does not divide shrinks
         ((32, 4, 2), 8, (32, 4, 1)),
         ((32, 4, 1), 2, (32, 4, 4)),
         ((32, 16, None), 1, (32, 16, 2)),
@@ -288,7 +288,7 @@ def test_loss_scaling_goes_over_between_its_two_forms() -> None:
 
 
 def test_weights_alone_say_how_they_are_loaded() -> None:
-    """A plain `load_checkpoint` asks for what is not there: see tests/interop/test_weights_alone.py."""
+    """A plain `load_checkpoint` needs more: see tests/interop/test_weights_alone.py."""
     fixtures = Path(__file__).parents[1] / "fixtures"
     for name, call, is_said in (
         ("containers/hf_llama.safetensors", "zero1(dp=2)", True),
@@ -319,7 +319,7 @@ def test_weights_alone_say_how_they_are_loaded() -> None:
     ],
 )
 def test_states_that_no_loader_takes_are_reported(call: str, states: set[str], said: str) -> None:
-    """docs/decisions/odd-optimizers.md: DeepSpeed loads none of its own, and a conversion carries it all the same."""
+    """docs/decisions/odd-optimizers.md: DeepSpeed loads none of these, but all is converted."""
     source = open_checkpoint(Path(__file__).parents[1] / "fixtures" / "deepspeed" / "z1_dp4")
     target = api.plan(str(source.top), call).target
     tensors = tuple(evolve(t, states=tuple({*t.states} & {"weight", "fp32"} | states)) for t in target.tensors)
@@ -337,7 +337,7 @@ def test_bool_states_that_change_at_load_are_reported() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tie_that_only_the_config_has_is_reported(tied: bool, tmp_path: Path) -> None:
-    """The module has two names for the tensor, and a strict load asks for both."""
+    """The module has two names, and a strict load needs both."""
     weights = Path(__file__).parents[1] / "fixtures" / "containers" / "hf_llama.safetensors"
     (tmp_path / "model.safetensors").write_bytes(weights.read_bytes())
     (tmp_path / "config.json").write_text(f'{{"tie_word_embeddings": {str(tied).lower()}}}')
@@ -359,7 +359,7 @@ def test_a_tie_that_only_the_config_has_is_reported(tied: bool, tmp_path: Path) 
     ],
 )
 def test_settings_that_shape_the_files_are_numbers(call: str, name: str, value: Any) -> None:
-    """A spec of the user's own says them, or a plan from elsewhere."""
+    """A user's own spec, or a plan of others, can have any."""
     checkpoint, plan = planned(EXAMPLE, call)
     settings = {k: v for k, v in plan.target.settings.items() if k != name} | ({} if value is None else {name: value})
     framework = Universal() if call == "universal()" else DeepSpeed()
@@ -371,7 +371,10 @@ def test_settings_that_shape_the_files_are_numbers(call: str, name: str, value: 
 
 
 def test_tensors_that_are_new_stand_where_the_model_has_them() -> None:
-    """A module registers a new parameter among the others; ZeRO-0 numbers them in that order."""
+    """A module registers a new parameter among the others.
+
+    ZeRO-0 numbers them in that order.
+    """
     from ucpl.formats.deepspeed.target import _with_new
 
     kinds: Any = dict.fromkeys(("new", "a", "more", "b", "c", "last"))

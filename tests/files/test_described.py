@@ -1,4 +1,4 @@
-"""A path that no framework recognises is described, with a way to make it readable."""
+"""A path of no known framework gets a description and a remedy."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_newest_step_with_files_is_offered(tmp_path: Path) -> None:
 
 
 def test_the_way_out_of_several_files_takes_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index lists the files; without one, a spec says how they are parts of one checkpoint."""
+    """An index lists the files; without one, a spec joins them."""
     folder, state = tmp_path / "bins", {f"w{i}": torch.full((2,), float(i)) for i in range(6)}
     folder.mkdir()
     files = {f"w{i}": f"pytorch_model-0000{i // 2 + 1}-of-00003.bin" for i in range(6)}

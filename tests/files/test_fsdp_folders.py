@@ -1,6 +1,6 @@
-"""FSDP's model and optimizer in a folder each, as Accelerate's functions wrote them on two ranks: read as one checkpoint.
+"""FSDP's model and optimizer folders of Accelerate are one checkpoint.
 
-What is right is what the run itself gathered; targets are loaded by torch.distributed.checkpoint.
+Two ranks wrote them. The truth was gathered by the run itself; targets are loaded by torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_a_name_that_both_have_is_refused(state: Path) -> None:
 
 
 def test_faults_are_reported_at_the_folder_s_own_metadata(state: Path) -> None:
-    """A chunk of the optimizer is cut short: the file and what describes it are named."""
+    """A missing file of the optimizer's chunks is reported with its description."""
     (state / OPTIMIZER / "__1_0.distcp").unlink()
     found = refusal(lambda: open_checkpoint(state), "E452")
     assert str(state / OPTIMIZER / "__1_0.distcp") in str(found.labels)

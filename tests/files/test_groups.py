@@ -1,4 +1,4 @@
-"""Every parameter of a target has the hyper-parameters that it had in the source, however the target groups parameters."""
+"""Parameters of a target keep their hyper-parameters in any grouping."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGROUPED: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 
 
 def source(folder: Path, rates: dict[str, float] | None = None) -> Path:
-    """A plain file of three groups, whose schedule has a place for each."""
+    """A plain file of three groups, with a schedule of each."""
     rates = RATES if rates is None else rates
     state: dict[str, dict[str, torch.Tensor]] = {}
     for name, shape in SHAPES.items():
@@ -66,7 +66,7 @@ def model(folder: Path, groups: dict[str, str]) -> str:
 
 
 def told(checkpoint: Path, folder: Path) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """The hyper-parameters of each parameter, the groups, and the scalars, as torch reads them of one plain file."""
+    """Hyper-parameters of each parameter, groups, and scalars of one plain file."""
     ucpl.convert(checkpoint, folder / "back.pt", "plain()")
     found = torch.load(folder / "back.pt", weights_only=True)
     return {name: group for group in found["groups"] for name in group["params"]}, found["groups"], found
@@ -164,7 +164,10 @@ def test_a_schedule_has_the_places_of_the_target(tmp_path: Path) -> None:
 
 
 def idle(folder: Path) -> Path:
-    """The same with groups that train nothing: one of a frozen parameter, as DCP's optimizers have it, and an empty one."""
+    """The same with groups without trained parameters.
+
+    One has a frozen parameter, as in DCP's optimizers, and one is empty.
+    """
     value = torch.load(source(folder), weights_only=True)
     value["params"]["frozen"] = {"weight": torch.ones(3)}
     value["params"]["void"] = {"weight": torch.zeros(0), "exp_avg": torch.zeros(0), "step": torch.tensor(3.0)}

@@ -1,4 +1,4 @@
-"""Files of torch.save without a zip archive (`_use_new_zipfile_serialization=False`): read as those with one."""
+"""Files of torch.save without a zip archive are read like others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from tests.files.refusals import refusal
 from tests.files.values import FIXTURES, assert_tells, torch_tensor
 from ucpl.files.torch_files import TorchFile, read_torch_file
@@ -37,7 +37,7 @@ def test_every_tensor_is_as_torch_loads_it(tmp_path: Path) -> None:
     value = {
         "w": base, "column": base[:, 1], "t": base.t(), "half": torch.ones(3, dtype=torch.bfloat16), "none": torch.zeros(0, 3),
         "n": torch.tensor(7), "c": torch.tensor([1 + 2j]), "flags": torch.tensor([True, False]), "rest": [1, "a", (None,)],
-        "many": {str(i): torch.full((3,), i) for i in range(3000)},  # the pickles are more than what is read first
+        "many": {str(i): torch.full((3,), i) for i in range(3000)},  # the pickles are longer than the first read
     }  # fmt: skip
     save(value, tmp_path)
     file = read(tmp_path)

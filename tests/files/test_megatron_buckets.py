@@ -1,4 +1,4 @@
-"""torch_dist with the distributed optimizer in buckets (`dp_reshardable`), written: what Megatron-Core itself saved."""
+"""Written torch_dist with buckets (`dp_reshardable`) equals Megatron-Core's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUCKETS = 'optimizer="dp_reshardable"'
 
 
 def held(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, list[tuple[int, int]]]]:
-    """Tensors, other values, and of each bucket where pieces begin and end, as torch reads a folder."""
+    """Tensors, other values, and pieces of buckets, by torch."""
     root = open_checkpoint(folder).root
     metadata = FileSystemReader(root).read_metadata()
     listed = metadata.state_dict_metadata.items()
@@ -51,7 +51,10 @@ def held(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[st
     ],
 )
 def test_buckets_are_those_that_megatron_saved(tmp_path: Path, name: str, degrees: str) -> None:
-    """Names, sizes, groups and each element of a parameter; of gaps, which Megatron leaves as memory was, there are zeros."""
+    """Names, sizes, groups and each element; zeros in gaps.
+
+    Megatron leaves gaps uninitialised.
+    """
     ucpl.convert(FIXTURES / name, tmp_path / "made", to=f"megatron_core({degrees}, {BUCKETS})")
     (was, told, pieces), (now, said, mine) = held(FIXTURES / name), held(tmp_path / "made")
     assert was.keys() == now.keys() and told.keys() == said.keys()
@@ -60,7 +63,7 @@ def test_buckets_are_those_that_megatron_saved(tmp_path: Path, name: str, degree
             assert torch.equal(tensor, now[entry]), entry
             continue
         assert [end for _, end in mine[entry]] == [*(b for b, _ in mine[entry][1:]), len(tensor)], "the whole bucket"
-        # Of Megatron's pieces those that begin at a multiple of 64 are a parameter's, or go on with one.
+        # Of Megatron's pieces those that begin at a multiple of 64 are a parameter's, or continue one.
         for begin, end in pieces[entry]:
             if begin % 64 == 0:
                 assert torch.equal(tensor[begin:end], now[entry][begin:end]), (entry, begin)
@@ -101,7 +104,10 @@ def test_what_goes_into_buckets_comes_out(tmp_path: Path, name: str, call: str) 
 
 @pytest.mark.parametrize(("name", "call"), [("dist_buckets", "pp=2, vpp=2"), ("dist_moe_buckets", "tp=2, ep=2")])
 def test_blocks_stay_whose_they_are_without_what_says_it(tmp_path: Path, name: str, call: str) -> None:
-    """Megatron-Core's own are told from others by a norm that is registered before linear_proj, which is left out."""
+    """Megatron-Core's own blocks register a norm before linear_proj.
+
+    This is the evidence after linear_proj is dropped.
+    """
     ucpl.convert(FIXTURES / name, tmp_path / "made", to=f"megatron_core({call}, {BUCKETS})", drop=("*.linear_proj.*",))
     opened = open_checkpoint(tmp_path / "made")
     assert arguments_in(opened)["transformer_impl"] == "local"
@@ -119,7 +125,10 @@ def alike(name: str) -> str:
 
 
 def test_sizes_of_buckets_are_those_of_megatrons_rule(tmp_path: Path) -> None:
-    """Closed as soon as a size is reached, on the first stage alone; each parameter from a multiple of 64 on."""
+    """A bucket is closed at its size, on the first stage only.
+
+    Each parameter begins at a multiple of 64.
+    """
     value = {
         "params": {
             name: {state: torch.randn(shape) for state in ("weight", "exp_avg", "exp_avg_sq")}
@@ -160,7 +169,10 @@ def test_sizes_of_buckets_are_those_of_megatrons_rule(tmp_path: Path) -> None:
 
 
 def test_megatron_gets_the_degrees(tmp_path: Path) -> None:
-    """Megatron-LM loads buckets at the degrees that the run's arguments say, and random states unless they say none."""
+    """Megatron-LM loads buckets at the degrees of the run's arguments.
+
+    It loads random states unless the arguments exclude them.
+    """
     source = FIXTURES / "dist_adam_tp2"
     ucpl.convert(source, tmp_path / "same", to=f"megatron_core(tp=2, {BUCKETS})")
     ucpl.convert(source, tmp_path / "other", to=f"megatron_core(pp=2, {BUCKETS})")
@@ -233,7 +245,11 @@ def test_what_megatron_would_ask_for_otherwise_is_refused(
 
 @pytest.mark.parametrize("call", [f"megatron_core({BUCKETS})", "megatron_legacy()"])
 def test_a_source_s_own_order_is_none_of_registration(tmp_path: Path, call: str) -> None:
-    """Names may come in any: buffers follow the modules, layer by layer, as does the state dict that tells of them."""
+    """Names may be in any order.
+
+    Buffers follow the modules, layer by layer.
+    The state dict has the same order.
+    """
     shapes = {
         "output_layer.weight": (6, 8),
         "decoder.layers.1.mlp.linear_fc2.weight": (8, 8),

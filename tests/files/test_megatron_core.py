@@ -1,6 +1,6 @@
 """Folders of Megatron-Core's distributed format, written by megatron-core 0.16.1 and 0.13.1: exact.
 
-Weights, masters and moments are a formula of each tensor's name, so that no reader of ours has a say in what is right.
+Weights, masters and moments are a formula of each tensor's name, so that they do not depend on ucpl's reader.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def drawn(key: str, shape: list[int]) -> torch.Tensor:
 
 
 def value_of(said: dict[str, object], state: str) -> torch.Tensor:
-    """A tensor of a fixture by the formula that made it: of a state in f32, of a weight in its own type."""
+    """A fixture's tensor by its formula.
+
+    States in f32, weights in their dtype.
+    """
     shape, index = said["fshape"], said.get("index", [])
     assert isinstance(shape, list) and isinstance(index, list)
     whole = drawn(f"{said['f']}{SUFFIXES[state]}", shape)[tuple(index)]
@@ -106,7 +109,7 @@ def test_each_value_is_as_megatron_wrote_it(tmp_path: Path, name: str, states: t
 
 
 def test_the_common_state_of_0_19_is_an_object_among_the_chunks(tmp_path: Path) -> None:
-    """What common.pt has in other releases: a folder with it, made of the same values, is the same."""
+    """A folder with an object equals one with common.pt."""
     folder = tmp_path / "in"
     shutil.copytree(FIXTURES / "dist_of_0_19", folder)
     found = open_checkpoint(folder)
@@ -140,13 +143,13 @@ def test_groups_are_dealt_by_megatrons_rule_and_steps_are_counted(tmp_path: Path
 
 
 def test_copies_of_moments_are_reported() -> None:
-    """Each tensor-parallel rank has moments of the norms: of `dp_reshardable`, the first one's are taken."""
+    """Each tp rank has moments of norms; the first rank's are read."""
     (told,) = open_checkpoint(FIXTURES / "dist_moe_buckets").remarks
     assert "the first rank's are taken" in told and "layer_norm_weight" in told
 
 
 def test_runs_of_flattened_parts_as_megatron_0_13_wrote_them(tmp_path: Path) -> None:
-    """Its masters are the weights, and the moments those of the runs, put together by hand here."""
+    """Its masters are the weights; moments are joined by hand here."""
     held, _ = plain_of("dist_old", tmp_path / "plain")
     assert len(held) == 13
     for name, states in held.items():
@@ -240,7 +243,7 @@ def test_buckets_that_are_not_the_parameters_are_refused(tmp_path: Path) -> None
 
 
 def test_parameters_in_another_order_are_no_masters_of_the_weights(tmp_path: Path) -> None:
-    """Sizes agree where two norms change places; the masters tell."""
+    """If two norms are exchanged, sizes agree, but masters do not."""
     folder = shutil.copytree(FIXTURES / "dist_buckets", tmp_path / "dist")
     value = pickle.loads((folder / ".metadata").read_bytes())
     one, other = (f"decoder.layers.{n}.layer_norm_weight" for n in ("self_attention.linear_qkv", "mlp.linear_fc1"))
@@ -273,7 +276,7 @@ def test_the_text_of_a_folder_describes_it(tmp_path: Path, name: str) -> None:
     ("name", "target"), [("dist_moe", "megatron_core(tp=3)"), ("dist_buckets", "megatron_core(tp=2, pp=2)")]
 )
 def test_torch_finds_each_tensor_in_a_target(tmp_path: Path, name: str, target: str) -> None:
-    """By name, whole, whatever ranks wrote it: as Megatron asks torch.distributed.checkpoint for its parts."""
+    """By name, complete, from any ranks, as Megatron requests its parts."""
     ucpl.convert(FIXTURES / name, tmp_path / "made", to=target)
     wanted = {key: value_of(said, "weight") for key, said in truth(name).items()}
     for key, said in truth(name).items():
@@ -339,7 +342,10 @@ def test_other_files_next_to_chunks_are_no_megatrons(tmp_path: Path) -> None:
 
 
 def test_runs_of_an_optimizer_are_boxes_whoever_is_asked_for_them(tmp_path: Path) -> None:
-    """A folder of Megatron-Core 0.13 that has lost its own two files: tensors by name, each with its whole shape."""
+    """A folder of Megatron-Core 0.13 without its own two files.
+
+    Each tensor has its name and full shape.
+    """
     root = Path(shutil.copytree(FIXTURES / "dist_old", tmp_path / "old"))
     root = next(root.rglob(".metadata")).parent
     (root / "metadata.json").unlink()
@@ -424,7 +430,7 @@ def test_values_of_common_are_what_megatron_or_we_write(
     ids=["layer", "expert", "dim", "no dim of experts", "no dim"],
 )
 def test_numbers_of_layers_are_bounded_by_what_is_stored(names: dict[str, tuple[int, ...]], text: str) -> None:
-    """A name of forty bytes is no reason to walk through a billion layers."""
+    """A name of forty bytes must not create a billion layers."""
     tensors = {}
     for name, shape in names.items():
         at, size = (0,) * len(shape), (1,) * len(shape)
@@ -464,7 +470,10 @@ def test_two_rates_in_one_group_of_megatrons_are_refused(tmp_path: Path, form: s
 
 
 def test_groups_of_another_framework_are_dealt_as_megatron_deals_them(tmp_path: Path) -> None:
-    """One group of torch's becomes two, of which one has no decay; and every linear module has an `_extra_state`."""
+    """One group of torch becomes two, one of them without decay.
+
+    Every linear module has an `_extra_state`.
+    """
     names = ["decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc1.bias"]
     weights = {name: torch.arange(6.0).reshape((3, 2) if "weight" in name else 6) for name in names}
     params = {n: {"weight": t, "exp_avg": t + 1, "exp_avg_sq": t + 2, "step": 7.0} for n, t in weights.items()}
@@ -511,13 +520,14 @@ def test_a_step_that_megatron_does_not_look_for_is_refused(tmp_path: Path, step:
     assert refused.value.diagnostics[0].code == "E471"
 
 
-# ---- what Megatron-Core 0.16.1 saves wrong -------------------------------------------------------------------------------
+# ---- errors in saves of Megatron-Core 0.16.1
+# -----------------------------------------------------------------------------
 
 WORDS = "embedding.word_embeddings.weight"
 
 
 def test_states_that_megatron_moved_are_diagnosed_and_what_is_there_is_saved(tmp_path: Path) -> None:
-    """Masters and moments of what lies behind a padded bucket begin 64 elements late."""
+    """Masters and moments behind a padded bucket begin 64 elements late."""
     verdict = ucpl.verify(FIXTURES / "dist_bug")
     (found,) = verdict.findings
     assert found.code == "E701" and f"weight of {WORDS}[0, 0]" in found.message
@@ -539,7 +549,10 @@ def test_the_saved_part_is_complete(tmp_path: Path) -> None:
 
 
 def test_the_metadata_of_megatron_0_15_is_a_class_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`MCoreMetadata` of strategies/torch.py: torch's Metadata with `mcore_data` and plans of its own class."""
+    """`MCoreMetadata` of strategies/torch.py extends torch's Metadata.
+
+    It has `mcore_data` and plans of its own class.
+    """
     shutil.copytree(FIXTURES / "dist_muon", tmp_path / "in")
     held = pickle.loads((tmp_path / "in" / ".metadata").read_bytes())
     module = "megatron.core.dist_checkpointing.strategies.torch"
@@ -555,7 +568,7 @@ def test_the_metadata_of_megatron_0_15_is_a_class_of_its_own(tmp_path: Path, mon
 
 
 def test_masters_of_muon_have_another_name_than_those_of_a_distributed_optimizer(tmp_path: Path) -> None:
-    """As 0.19 saves a split run, where 0.16 calls all of them `fp32_param`."""
+    """0.19 saves a split run so; 0.16 calls all of them `fp32_param`."""
     folder = tmp_path / "in"
     shutil.copytree(FIXTURES / "dist_muon", folder)
     held = pickle.loads((folder / ".metadata").read_bytes())

@@ -1,4 +1,4 @@
-"""The folders of Megatron-Core that other tests read hold what their truth says: torch's own reader is asked."""
+"""Folders of Megatron-Core equal their truth, by torch's own reader."""
 
 from __future__ import annotations
 

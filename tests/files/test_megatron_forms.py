@@ -1,4 +1,7 @@
-"""Between Megatron's forms: one tensor of all layers and one of each, files of ranks and chunks, optimizer and all."""
+"""Conversions among Megatron's forms, with the optimizer.
+
+The forms are stacks or single layers, and files of ranks or chunks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ STATES = ("weight", "fp32", "exp_avg", "exp_avg_sq")
 
 
 def name_of(stack: str, at: tuple[int, ...]) -> str:
-    """What a module of a layer, and of an expert, is called."""
+    """The module's name of one layer, and of one expert."""
     lead, rest = stack.split("layers.")
     inner = rest.replace("experts.experts.", f"experts.local_experts.{at[1]}.") if len(at) > 1 else rest
     return f"{lead}layers.{at[0]}.{inner}"
@@ -35,7 +38,7 @@ def in_blocks(module: str) -> str:
 
 
 def by_module(name: str) -> dict[str, dict[str, torch.Tensor]]:
-    """The truth of a fixture with stacked keys: of each layer's and expert's own tensors."""
+    """A stacked fixture's truth per layer and expert."""
     out: dict[str, dict[str, torch.Tensor]] = {}
     for stack, said in truth(name).items():
         states = {state: value_of(said, state) for state in STATES}
@@ -83,7 +86,7 @@ def test_stacks_go_to_files_of_ranks_and_back(tmp_path: Path, name: str, target:
 
 
 def test_a_chunk_of_two_layers_is_split(tmp_path: Path) -> None:
-    """As a target of one rank has all layers of a stack in one chunk."""
+    """A target of one rank has all layers in one chunk."""
     ucpl.convert(FIXTURES / "dist_split", tmp_path / "whole", to="megatron_core()")
     ucpl.convert(FIXTURES / "dist_moe", tmp_path / "experts", to="megatron_core()")
     for name, folder in (("dist_split", "whole"), ("dist_moe", "experts")):
@@ -102,7 +105,10 @@ def test_a_plan_from_stacks_to_modules_is_applied(tmp_path: Path) -> None:
 
 
 def test_values_of_classes_that_megatron_alone_has_go_through_other_forms(tmp_path: Path) -> None:
-    """A run's arguments name its enums, which a process without Megatron could not unpickle: no target's pickle has them."""
+    """A run's arguments name its enums, which only Megatron can unpickle.
+
+    No target's pickle has them.
+    """
     source = FIXTURES / "dist_stacked_tp2_pp2_fully"
     ucpl.convert(source, tmp_path / "there", to="zero1(dp=2)")
     ucpl.convert(tmp_path / "there", tmp_path / "back", to="megatron_core()")
@@ -113,7 +119,7 @@ def test_values_of_classes_that_megatron_alone_has_go_through_other_forms(tmp_pa
 
 
 def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:
-    """Stacks have the names of Transformer Engine's blocks, whichever blocks the model has."""
+    """Stacks have the names of Transformer Engine's blocks for all models."""
     opened = open_checkpoint(FIXTURES / "dist_moe")
     norm = "decoder.layers.self_attention.linear_qkv.layer_norm_weight"
     assert templates_of(opened)[norm] == "decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight"
@@ -127,7 +133,10 @@ def test_modules_are_called_as_the_run_s_arguments_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("blocks", "first"), [("local", 0), ("transformer_engine", 1)])
 def test_parameters_are_in_order_of_registration(blocks: str, first: int) -> None:
-    """distrib_optim.pt follows it, reversed, each from a multiple of 64 on: `.metadata` may have any order."""
+    """distrib_optim.pt has the reverse order, each at a multiple of 64.
+
+    `.metadata` may have any order.
+    """
     opened = open_checkpoint(FIXTURES / "dist_moe")
     carried = {**opened.state.carried, "args": namespace({"transformer_impl": blocks})}
     other = evolve(opened, state=evolve(opened.state, carried=carried, tensors=opened.state.tensors[::-1]))
@@ -161,7 +170,10 @@ def test_names_of_megatrons_own_blocks_are_those_that_it_saves() -> None:
 
 
 def test_layers_that_differ_have_the_names_that_megatron_saves() -> None:
-    """Of layers of which the first is dense, and of multi-token prediction: norms of its own blocks, and experts stacked."""
+    """A dense first layer, and multi-token prediction.
+
+    Norms of own blocks are renamed, and experts are stacked.
+    """
     layer, ahead = "decoder.layers.{}.", "mtp.layers.0.transformer_layer."
     norms = {
         f"{head}{n}": (8,)
@@ -188,7 +200,7 @@ def test_layers_that_differ_have_the_names_that_megatron_saves() -> None:
 
 
 def test_norms_of_latent_attention_and_of_transformer_engine_keep_their_names() -> None:
-    """Megatron-Core renames them in blocks of its own alone, whose attention is not latent."""
+    """Megatron-Core renames them only in its own blocks without latent attention."""
     latent = {
         "input_layernorm.weight": (4,),
         "pre_mlp_layernorm.weight": (4,),

@@ -1,4 +1,7 @@
-"""Folders of Megatron-FSDP (--ckpt-format fsdp_dtensor), written by megatron-core 0.16.1 and by us: names, halves, groups."""
+"""Folders of Megatron-FSDP (--ckpt-format fsdp_dtensor): names, halves, groups.
+
+megatron-core 0.16.1 and ucpl wrote them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def keys(step: Path) -> dict[str, object]:
 
 
 def test_a_plain_file_has_what_is_stored_under_the_names_of_the_files(tmp_path: Path) -> None:
-    """Halves apart, and no weight of 16 bits, which none of the files has. A plan that is kept does the same."""
+    """Halves stay separate, without 16-bit weights, also by a plan."""
     told = json.loads((FIXTURES / f"{OWN}.truth.json").read_text())["truth"]
     ucpl.save_plan(ucpl.plan(str(FIXTURES / OWN), "plain()"), tmp_path / "a.plan")
     ucpl.apply(tmp_path / "a.plan", FIXTURES / OWN, tmp_path / "plain.pt")
@@ -58,7 +61,10 @@ def test_a_plain_file_has_what_is_stored_under_the_names_of_the_files(tmp_path: 
 
 
 def test_each_value_is_as_megatron_wrote_it(tmp_path: Path) -> None:
-    """A trained tensor is its master; its weight is that in 16 bits; a linear_fc1 is whole."""
+    """A trained tensor is its master; a linear_fc1 is joined.
+
+    Its weight is the master in 16 bits.
+    """
     told = json.loads((FIXTURES / f"{OWN}.truth.json").read_text())["truth"]
     params, buffers = held(FIXTURES / OWN, tmp_path / "plain.pt")
     whole = {n.removeprefix("module.").removesuffix("_w").removesuffix("_v") for n in told["model"]}
@@ -195,7 +201,7 @@ def test_halves_without_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> None:
-    """DDP names its module, and a decoder has layers: Megatron-Core's linear layers tell it."""
+    """DDP has a prefix, too; only Megatron-Core's linear layers identify it."""
     weight = {f"module.decoder.layers.0.{name}": torch.ones(3, 2) for name in ("fc1", "self_attn.q")}
     save({"model": weight}, checkpoint_id=str(tmp_path / "made"), no_dist=True)
     assert open_checkpoint(tmp_path / "made").format == "dcp"
@@ -214,7 +220,7 @@ def test_layers_in_a_wrapper_are_not_megatrons_by_that_alone(tmp_path: Path) -> 
     ],
 )
 def test_a_target_of_any_module_of_megatrons_is_opened(name: str, tmp_path: Path) -> None:
-    """Weights alone: no name of an optimizer tells the framework, and no linear layer."""
+    """Weights alone, without an optimizer's name or a linear layer."""
     torch.save({"params": {name: {"weight": torch.ones(4, 4)}}}, tmp_path / "s.pt")
     ucpl.convert(tmp_path / "s.pt", tmp_path / "made", to="megatron_fsdp(dp=2)")
     found = open_checkpoint(tmp_path / "made")
@@ -224,7 +230,10 @@ def test_a_target_of_any_module_of_megatrons_is_opened(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_layers_of_several_stages_under_the_same_names_are_refused(tmp_path: Path, stages: int) -> None:
-    """A stage's module numbers its layers from 0, and Megatron-FSDP saves them so: 4 layers of a run, and 2 in its folder."""
+    """Each stage numbers its layers from 0.
+
+    4 layers of a run, 2 in its folder.
+    """
     names = [f"module.decoder.layers.{n}.mlp.linear_fc2.weight" for n in range(2)]
     arguments = Namespace(num_layers=4, pipeline_model_parallel_size=stages)
     saved_by = {"model": {name: torch.ones(3, 2) for name in names}, "args": arguments}
@@ -239,7 +248,7 @@ def test_layers_of_several_stages_under_the_same_names_are_refused(tmp_path: Pat
 
 @pytest.mark.parametrize("has_masters", [True, False])
 def test_a_run_in_fp32_stays_one(tmp_path: Path, *, has_masters: bool) -> None:
-    """Its weights are its masters, and no module of 16 bits stands before its names."""
+    """Its weights are its masters, without a prefix of a 16-bit module."""
     names = ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
     states: dict[str, dict[str, Any]] = {n: {"weight": torch.randn(6, 4), "exp_avg": torch.randn(6, 4)} for n in names}
     for one in states.values():

@@ -1,4 +1,4 @@
-"""GroupedMLP's experts (`weight1`, `weight2`) as megatron-core 0.16.1 wrote them: read one by one, or refused by name."""
+"""GroupedMLP's experts (`weight1`, `weight2`): read one by one, or rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPERT = "decoder.layers.0.mlp.experts.local_experts.{}.linear_fc{}.weight"
 
 
 def test_an_expert_is_the_transpose_of_its_part_of_the_matrix(tmp_path: Path) -> None:
-    """By Megatron's own view of it, experts x hidden x width, and not by the formula."""
+    """By Megatron's own view, experts x hidden x width."""
     ucpl.convert(GROUPED, tmp_path / "plain", to="plain()")
     params = torch.load(tmp_path / "plain" / "plain.pt", weights_only=True)["params"]
     for tp in range(2):
@@ -77,7 +77,10 @@ def test_buckets_of_such_a_run_are_not_read(tmp_path: Path) -> None:
 
 
 def test_states_that_are_transposed_lie_as_their_weights(tmp_path: Path) -> None:
-    """0.13 and before saved runs of GroupedMLP's matrices, and weights as linear layers have them."""
+    """0.13 and before saved runs of GroupedMLP's matrices.
+
+    Weights are in the form of linear layers.
+    """
     ucpl.convert(FIXTURES / "dist_old_grouped", tmp_path / "made", to="megatron_legacy(tp=1)")
     ucpl.convert(tmp_path / "made", tmp_path / "plain", to="plain()")
     assert_exact("grouped", tmp_path / "plain" / "plain.pt")

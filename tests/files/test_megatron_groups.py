@@ -1,4 +1,4 @@
-"""Which parameter is in which group of Megatron's optimizer: no file says it, so that what is written must be found by rule."""
+"""Groups of Megatron's optimizer, which no file has, follow its rule."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def test_momentum_of_sgd_is_in_groups_of_sgd(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["megatron_core()", 'megatron_core(optimizer="dp_reshardable")', "megatron_legacy()"])
 def test_embeddings_with_a_rate_of_their_own(tmp_path: Path, to: str) -> None:
-    """--decoupled-lr: the embedding and the output layer are in a group by themselves, which says that its rate is another."""
+    """--decoupled-lr: the embedding and the output layer are a group.
+
+    The group states that it has another rate.
+    """
     rest = [name for name in SHAPES if name not in (EMBEDDING, HEAD, NORM)]
     groups: list[dict[str, Any]] = [
         {"params": rest, "lr": 0.1, "weight_decay": 0.1, "wd_mult": 1.0, "default_config": True},
@@ -91,7 +94,10 @@ def test_a_group_that_would_be_found_with_other_members_is_refused(tmp_path: Pat
 
 @pytest.mark.parametrize("frozen", [(EMBEDDING,), (HEAD, NORM)])
 def test_what_is_frozen_is_in_no_buffer(tmp_path: Path, frozen: tuple[str, ...]) -> None:
-    """Weights of a target share no storage, which tells those of a buffer in Megatron's own folders: the target says it."""
+    """Weights of a target share no storage, unlike Megatron's own.
+
+    So a target states its frozen tensors.
+    """
     members = [name for name in SHAPES if name not in frozen]
     source = written(tmp_path, ADAM, [{"params": members, "lr": 0.1}], frozen)
     ucpl.convert(source, tmp_path / "made", to="megatron_legacy()")
@@ -129,7 +135,7 @@ def in_a_chain(folder: Path, optimizer_of: dict[bool, int]) -> None:
 
 
 def test_states_of_optimizers_in_a_chain_are_read(tmp_path: Path) -> None:
-    """As before 0.12: dense parameters and experts have optimizers of their own, each with its number in names."""
+    """Before 0.12 optimizers of dense parameters and experts have numbers."""
     shutil.copytree(FIXTURES / "dist_moe", tmp_path / "chained")
     in_a_chain(tmp_path / "chained", {False: 0, True: 1})
     assert ucpl.compare(FIXTURES / "dist_moe", tmp_path / "chained")

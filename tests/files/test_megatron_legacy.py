@@ -1,4 +1,4 @@
-"""Legacy folders that Megatron-LM wrote, read: every weight, master, moment and step against the formula that made them."""
+"""Legacy folders of Megatron-LM are read: every value equals its formula."""
 
 from __future__ import annotations
 

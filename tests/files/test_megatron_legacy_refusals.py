@@ -1,4 +1,4 @@
-"""What is wrong with a legacy folder of Megatron-LM, or not known of it, is refused with the file and what contradicts it."""
+"""Faults of legacy folders are errors with the file and the contradiction."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_experts_that_are_cut_over_other_ranks(tmp_path: Path) -> None:
 
 
 def test_of_two_bucket_sizes_none_is_guessed() -> None:
-    """Both make up the saved length: weights that are views of the buffer, or the arguments, say which it is."""
+    """Both give the saved length: views or arguments decide."""
     sizes = [720, 16, 384, 768, 16]
     ways = buckets_of([Parameter(f"p{n}", size) for n, size in enumerate(sizes)], 1952)
     assert len(ways) == 2
@@ -199,7 +199,7 @@ def test_of_two_bucket_sizes_none_is_guessed() -> None:
 
 
 def test_weights_that_are_stored_separately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The saved length tells the buckets where weights are no views of their buffer; of two ways none is taken."""
+    """Without views the saved length decides, if only one way fits."""
     root = copied(tmp_path, "buckets")
 
     def apart(state: State) -> None:

@@ -1,4 +1,7 @@
-"""Legacy folders of Megatron-LM, written: at other degrees, from other forms, and bit for bit what Megatron itself wrote."""
+"""Written legacy folders of Megatron-LM equal its own, at any degrees.
+
+Sources have other forms and degrees.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def test_at_other_degrees(tmp_path: Path, name: str, to: str) -> None:
 
 
 def held(value: object, where: str = "") -> dict[str, object]:
-    """Leaves by their paths. `_extra_state` is None in each module of Megatron's own, and none of another framework's."""
+    """Leaves by their paths.
+
+    `_extra_state` is None in each module of Megatron's own, and missing in other frameworks.
+    """
     found: dict[str, object] = {}
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -50,7 +56,10 @@ def held(value: object, where: str = "") -> dict[str, object]:
 
 
 def test_through_another_framework_and_back_it_is_megatrons_own(tmp_path: Path) -> None:
-    """Virtual stages, a tied embedding, buffers and groups are made anew; only an empty `_extra_state` is not kept."""
+    """Virtual stages, a tied embedding, buffers and groups are made anew.
+
+    Only an empty `_extra_state` is lost.
+    """
     source = FIXTURES / "legacy_vpp"
     ucpl.convert(source, tmp_path / "zero", to="zero1(dp=2)")
     ucpl.convert(tmp_path / "zero", tmp_path / "back", to="megatron_legacy(tp=2, pp=2, vpp=2)")
@@ -67,7 +76,7 @@ def test_through_another_framework_and_back_it_is_megatrons_own(tmp_path: Path) 
 
 
 def test_the_order_of_a_module_is_kept(tmp_path: Path) -> None:
-    """It is the order of registration, which says where each parameter lies in a buffer."""
+    """It is the order of registration, which places parameters in buffers."""
     ucpl.convert(FIXTURES / "legacy_moe", tmp_path / "made", to="megatron_legacy()")
     for rank in sorted((tmp_path / "made" / "iter_0000010").iterdir()):
         made: dict[str, Any] = torch.load(rank / "model_optim_rng.pt", weights_only=False)

@@ -1,4 +1,4 @@
-"""Layers on stages of a pipeline that are uneven, and layers that predict tokens ahead, which are on the last one."""
+"""Uneven stages, and layers of multi-token prediction on the last one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def modules(layers: int, ahead: int, is_tied: bool = False) -> dict[str, tuple[i
 
 
 def run(folder: Path, layers: int, ahead: int = 0, is_tied: bool = False) -> Path:
-    """A plain file of an fp32 run, in no order that any framework has."""
+    """A plain file of an fp32 run, in an odd order."""
     params: dict[str, Any] = {}
     for name, shape in sorted(modules(layers, ahead, is_tied).items()):
         weight = torch.randn(shape)
@@ -58,7 +58,10 @@ def run(folder: Path, layers: int, ahead: int = 0, is_tied: bool = False) -> Pat
 
 
 def layers_of(root: Path) -> list[int]:
-    """How many each virtual stage has, by its files: those of all stages, then the second ones."""
+    """The number of layers of each virtual stage, by its files.
+
+    First ones of all stages come before the second ones.
+    """
     out: dict[tuple[str, str], int] = {}
     for path in sorted(root.glob("iter_*/mp_rank_00_*/model_optim_rng.pt")):
         state = torch.load(path, weights_only=False)

@@ -1,4 +1,4 @@
-"""Folders that Megatron-Core wrote, read whole: each element is its formula's."""
+"""Folders of Megatron-Core, read completely: each element equals its formula."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATES = ("lr", "weight_decay", "betas", "eps")  # of groups
 
 
 def held(source: Path) -> State:
-    """{name: {state: tensor or number}} of parameters and buffers, without what is a group's."""
+    """{name: {state: tensor or number}} of parameters and buffers, without groups."""
     plain = plain_of(source)
     return plain["params"] | {name: {"weight": tensor} for name, tensor in plain["buffers"].items()}
 
@@ -81,7 +81,7 @@ def common_of(file: Path) -> dict[str, Any]:
 
 
 def test_layers_by_number_with_one_fc1_are_layers_that_differ(tmp_path: Path) -> None:
-    """As legacy folders have them: neither stacked, nor each half by itself."""
+    """Legacy folders have them so: neither stacked, nor as separate halves."""
     tensors = {f"decoder.layers.{n}.mlp.linear_fc1.weight": torch.ones(4, 3) for n in range(2)}
     torch.save({"params": {name: {"weight": t} for name, t in tensors.items()}}, tmp_path / "plain.pt")
     ucpl.convert(tmp_path / "plain.pt", tmp_path / "made", "megatron_core(stacked=0)")
@@ -91,7 +91,7 @@ def test_layers_by_number_with_one_fc1_are_layers_that_differ(tmp_path: Path) ->
 
 
 def test_orders_of_registration_are_those_of_megatrons_modules() -> None:
-    """A norm is a module of its own and a layer's first, or registered with the linear layer behind it."""
+    """A norm is a layer's first module, or in the linear one."""
     norm, out = "self_attention.linear_qkv.layer_norm_weight", "self_attention.linear_proj.weight"
     rest = ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias", "mlp.linear_fc1.layer_norm_weight",
             "mlp.linear_fc1.weight", "mlp.linear_fc2.weight")  # fmt: skip

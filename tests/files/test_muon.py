@@ -1,4 +1,4 @@
-"""Muon's momentum at ZeRO-1 and 2 is of whole tensors on each rank: targets that would cut one are refused."""
+"""Muon's momentum at ZeRO-1 and 2 has uncut tensors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl import compare, convert
 from ucpl.errors import UcplError, catalogue
 
 
 def run_of(folder: Path, muon: bool = True) -> Path:
-    """Two matrices that are trained so, of 12 and 6 elements, and a vector that is not."""
+    """Two matrices with Muon, of 12 and 6 elements, and a vector."""
     shapes = {"up": (4, 3), "down": (3, 2), "norm": (5,)}
     params = {name: {"weight": torch.rand(shape)} for name, shape in shapes.items()}
     for name in ("up", "down"):
@@ -46,9 +46,12 @@ def test_what_cuts_none_goes_over(to: str, muon: bool, tmp_path: Path) -> None:
 
 
 def test_a_source_whose_parts_cut_a_tensor_is_refused_as_that(tmp_path: Path) -> None:
-    """As DeepSpeed 0.19.8 has it: each of two ranks keeps the momentum of all that its nine elements touch."""
+    """DeepSpeed 0.19.8.
+
+    Each rank keeps the momentum of all tensors that it touches.
+    """
     convert(run_of(tmp_path, muon=False), tmp_path / "there", "zero1(dp=2)")
-    whole = {0: 12, 1: 18}  # `up` is cut, and whole on both
+    whole = {0: 12, 1: 18}  # `up` is cut, and is on both ranks completely
     for file in (tmp_path / "there").glob("*/*_optim_states.pt"):
         value = torch.load(file, weights_only=False)
         base = value["optimizer_state_dict"]["base_optimizer_state"]

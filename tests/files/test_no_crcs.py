@@ -1,4 +1,4 @@
-"""Files saved under `set_crc32_options(False)` state a CRC of 0 everywhere: they have none, and are read."""
+"""Files of `set_crc32_options(False)` have CRCs of 0, which mean none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _leaves(held: object) -> list[object]:
 
 
 def test_ties_are_found_by_the_bytes(tmp_path: Path, no_crcs: None) -> None:
-    """A tied name without states is one of those with equal bytes, and of no other tensor of its shape."""
+    """A tied name without states equals only the tensor with equal bytes."""
     wte, other = torch.randn(64, 32), torch.randn(64, 32)
     model = {"wte": wte, "head": wte, "other": other, "free": torch.randn(64, 32)}
     states = {n: {"exp_avg": torch.randn(64, 32), "exp_avg_sq": torch.rand(64, 32)} for n in ("wte", "other")}

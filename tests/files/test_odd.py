@@ -1,4 +1,4 @@
-"""Odd folders that DeepSpeed wrote, against what was gathered from the engines: everything that is stored, and nothing more."""
+"""Odd folders of DeepSpeed, compared with the engines' state."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_there_and_back_is_the_same(name: str, way: str, tmp_path: Path) -> None
     good("compare", ODD / name, tmp_path / "back")
 
 
-# ---- what is not stored -----------------------------------------------------------------------------------------------
+# ---- values that are not stored
+# ---------------------------------------------------------------------------------------
 
 
 def test_inspect_and_plan_say_what_is_not_stored(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_the_second_name_of_what_was_left_out_goes_along(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["states_z1"])
 def test_names_of_states_are_a_namespace_of_their_own(name: str, tmp_path: Path) -> None:
-    """States called `weight` and `fp32` are no weight and no master, in files they keep their names."""
+    """States called `weight` and `fp32` keep their names in files."""
     truth, plain = truth_of(name)["params"], plain_of(ODD / name, tmp_path)["params"]
     for tensor, found in plain.items():
         kept = truth[tensor]["state"]
@@ -145,7 +146,8 @@ def test_names_of_states_are_a_namespace_of_their_own(name: str, tmp_path: Path)
     assert isinstance(one, TensorRef) and one.shape == (1,)
 
 
-# ---- what stands in two places, or in none ----------------------------------------------------------------------------
+# ---- values in two places, or in none
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["names_z1", "names_z3"])
@@ -192,7 +194,10 @@ def test_extra_state_of_a_module_goes_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("name", ["z1_dp4", "pp2_dp2_z1", "z2_dp3_frozen"])
 def test_nothing_is_reported_as_excluded_without_evidence(name: str, stage: int, tmp_path: Path) -> None:
-    """Stage 1 and pipelines state no frozen parameters, be there some or not: None would say that they were excluded."""
+    """Stage 1 and pipelines state no frozen parameters, with or without some.
+
+    None would mean that they were excluded.
+    """
     here = ODD.parent / "deepspeed" / name
     ucpl.convert(here, tmp_path / "x", to=f"zero{stage}(dp=2)")
     assert "not stored" not in good("inspect", tmp_path / "x").out
@@ -203,7 +208,7 @@ def test_nothing_is_reported_as_excluded_without_evidence(name: str, stage: int,
 
 
 def test_a_moment_of_one_element_and_a_number_are_unchanged(tmp_path: Path) -> None:
-    """From ZeRO-0, where each parameter has states of its own: `[1]` and `[]` are told by what the others have."""
+    """From ZeRO-0, with states per parameter: others decide between `[1]` and `[]`."""
     ucpl.convert(ODD / "names_z1", tmp_path / "whole", to="zero0(dp=1)")
     (file,) = (tmp_path / "whole").glob("*/mp_rank_00_model_states.pt")
     value = torch.load(file, weights_only=False)

@@ -1,4 +1,4 @@
-"""Each optimizer of torch, with three groups of parameters, through each format to torch's own loader."""
+"""Each optimizer of torch, with three groups, through each format to torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles: what is written is read, by us and by Python; what is read was never run."""
+"""Pickles: Python and ucpl read them; reading runs no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""plain(): what it holds, that torch reads it safely, that minimal files are accepted and wrong ones refused."""
+"""plain(): contents, safe loading by torch, minimal and wrong files."""
 
 from __future__ import annotations
 

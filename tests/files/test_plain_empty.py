@@ -1,4 +1,4 @@
-"""Tensors without elements: no plan names them, and a module that has one does not load without it."""
+"""Tensors without elements: plans lack them, and modules need them to load."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl import UcplError, compare, convert, verify
 
 
 def file_of(folder: Path) -> Path:
-    """A plain file as anyone may write one, with a trained parameter, a frozen one and a buffer that have no elements."""
+    """A plain file with empty tensors: trained, frozen, and a buffer."""
     full = {"weight": torch.arange(10.0).view(5, 2), "exp_avg": torch.ones(5, 2)}
     value = {
         "params": {
@@ -66,7 +66,7 @@ def test_a_second_name_of_one_is_separate(via: str, tmp_path: Path) -> None:
     convert(tmp_path / "made.pt", tmp_path / "there", via)
     convert(tmp_path / "there", tmp_path / "back.pt", "plain()")
     found = torch.load(tmp_path / "back.pt", weights_only=True)
-    # What DCP and safetensors hold says of no tensor without elements whether it is a parameter.
+    # DCP and safetensors do not record the kind of a tensor without elements.
     also = found["params"]["also"]["weight"] if "also" in found["params"] else found["buffers"]["also"]
     assert also.shape == (3, 0) and also.dtype == torch.bfloat16
     assert found["aliases"].keys() <= {"tied"}
@@ -80,7 +80,10 @@ def test_a_second_name_of_no_tensor_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_two_of_them_share_no_memory(stage: int, tmp_path: Path) -> None:
-    """DeepSpeed takes all tensors at address 0 for one, and states second names in `shared_params`."""
+    """DeepSpeed takes all tensors at address 0 for one.
+
+    It writes second names to `shared_params`.
+    """
     value = torch.load(file_of(tmp_path), weights_only=True)
     value["params"]["other"] = {"weight": torch.zeros(3, 0, 2)}
     torch.save(value, tmp_path / "made.pt")

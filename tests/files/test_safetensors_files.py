@@ -1,4 +1,4 @@
-"""safetensors files: what the library writes is read, what is laid out the library loads."""
+"""safetensors files: the library's are read, and it loads ucpl's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ucpl.files.safetensors_files import layout_safetensors_file, read_safetenso
 
 
 def typed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values of a type; torch casts nothing to two elements in a byte."""
+    """Values of a dtype; torch cannot cast to two elements per byte."""
     return values.to(torch.uint8).view(dtype) if dtype == torch.float4_e2m1fn_x2 else values.to(dtype)
 
 

@@ -1,4 +1,7 @@
-"""Folders around shards as Accelerate and Lightning write them: told by what they are, and each file has its fate."""
+"""Folders of Accelerate and Lightning around shards.
+
+Recognised, each file with a fate.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SCRIPT = "print('as DeepSpeed writes it')\n"
 
 
 class Runs:
-    """A value whose pickle runs a command when it is loaded by pickle."""
+    """A value whose pickle runs a command at load."""
 
     def __reduce__(self):
         return os.system, ("true",)
@@ -96,8 +99,11 @@ def test_values_that_depend_on_the_ranks_are_reported(state: Path, tmp_path: Pat
 
 
 def test_the_place_of_a_stateful_loader_is_copied_and_reported(state: Path, tmp_path: Path) -> None:
-    """As accelerate 1.15 with torchdata 0.11 writes it. Batches of 6 on 2 ranks, 3 of them: on 3 ranks `load_state` goes on
-    with sample 36 with batches of 4, and with sample 54 with those of 6."""
+    """accelerate 1.15 with torchdata 0.11.
+
+    Batches of 6 on 2 ranks, 3 of them.
+    On 3 ranks `load_state` continues with sample 36 with batches of 4, and with sample 54 with those of 6.
+    """
     place = {"_index_sampler_state": None, "_sampler_iter_yielded": 3, "_num_yielded": 3, "_iterator_finished": False}
     for name in ("dl_state_dict.bin", "dl_state_dict_1.bin"):
         torch.save(place, state / name)
@@ -158,7 +164,7 @@ def test_shards_of_another_name_would_not_be_found(state: Path, tmp_path: Path) 
 
 
 def one_behind_another() -> bytes:
-    """As torch's form before 1.6 is: what is loaded is not the first pickle."""
+    """torch's form before 1.6: the loaded value is not the first pickle."""
     return pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2) + pickle.dumps(Runs(), protocol=2)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are known and not read yet are refused by their names; what is none of them, as before."""
+"""Known formats that cannot be read yet are rejected by name."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def test_a_name_alone_makes_no_such_checkpoint(tmp_path: Path, names: tuple[str,
 
 @pytest.mark.parametrize("others", [(), ("__1_0.distcp", "__2_0.distcp")])
 def test_chunks_without_their_metadata_are_reported(tmp_path: Path, others: tuple[str, ...]) -> None:
-    """`cp run/* there` leaves names behind that begin with a dot, and a save that was interrupted has none yet."""
+    """`cp run/* there` skips names with a first dot.
+
+    An interrupted save has none yet.
+    """
     code, said, advice = refused(folder_of(tmp_path / "run", "__0_0.distcp", *others))
     assert code == "E452" and said.startswith(".metadata is missing: __0_0.distcp" + " and 2 more" * bool(others))
     assert "cp *" in advice and "interrupted" in advice

@@ -1,4 +1,7 @@
-"""torch files: read as torch reads them, and laid out so that torch, zipfile and we all read them."""
+"""torch files.
+
+Read as in torch, and written for torch, zipfile and ucpl.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def test_torch_loads_what_is_laid_out(tmp_path: Path) -> None:
 
 
 def test_torch_may_calculate_offsets_of_what_is_laid_out(tmp_path: Path) -> None:
-    """torch can find storages by arithmetic alone, if the writer pads and describes exactly as its own does."""
+    """torch can compute offsets if the writer pads exactly like its own."""
     torch.save(odd_value(), tmp_path / "source.pt")
     file = read_torch_file(tmp_path, "source.pt")
     (tmp_path / "target.pt").write_bytes(built(layout_torch_file(file.value, "target"), storages_of(file)))
@@ -117,7 +120,7 @@ def test_torch_may_calculate_offsets_of_what_is_laid_out(tmp_path: Path) -> None
 
 
 def test_the_container_is_torchs_own_byte_for_byte(tmp_path: Path) -> None:
-    """But for the serialization id. A value whose pickle has one spelling only."""
+    """Except for the serialization id, with a value of only one pickle."""
     torch.save([], tmp_path / "a.pt")
     theirs = (tmp_path / "a.pt").read_bytes()
     ours = built(layout_torch_file([], "a"), {})
@@ -170,7 +173,10 @@ def test_more_members_than_the_old_directory_counts(tmp_path: Path) -> None:
 
 
 def test_files_and_members_beyond_4_gib(tmp_path: Path) -> None:
-    """In sparse files: headers and arithmetic are real, the payload is a hole, its CRC is known without reading it."""
+    """Sparse files: headers are real, the payload is a hole.
+
+    Its CRC is known without reading it.
+    """
     value: dict[str, Any] = {}
     for n, numel in enumerate((5 << 30, 3, 0, (1 << 32) - 1, (1 << 32) - 2, 8)):
         ref = StorageRef(str(n), "u8", numel)
@@ -219,7 +225,7 @@ def test_an_archive_within_a_larger_file(tmp_path: Path) -> None:
 
 
 def test_an_archive_with_a_long_comment_is_read(tmp_path: Path) -> None:
-    """Its end lies before what is read at first."""
+    """Its end is before the bytes of the first read."""
     torch.save({"a": torch.arange(3)}, tmp_path / "a.pt")
     raw, comment = (tmp_path / "a.pt").read_bytes(), b"PK\x05\x06" * 2000
     (tmp_path / "b.pt").write_bytes(raw[:-2] + len(comment).to_bytes(2, "little") + comment)
@@ -268,7 +274,10 @@ def test_scalars_are_read_by_position(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [torch.tensor(7.0), torch.arange(5.0)[1]])
 def test_a_flipped_bit_in_a_scalar_is_seen(tmp_path: Path, value: torch.Tensor) -> None:
-    """In a storage of its own, and in one that it shares with other numbers: anywhere in it."""
+    """In a storage of its own, and in a shared one.
+
+    Anywhere in it.
+    """
     torch.save({"state": {"step": value}}, tmp_path / "a.pt")
     file = read_torch_file(tmp_path, "a.pt")
     data = bytearray((tmp_path / "a.pt").read_bytes())

@@ -1,4 +1,4 @@
-"""DeepSpeed's universal format: what DeepSpeed's converter wrote is read; what is written here is the same state."""
+"""DeepSpeed's universal format: read from its converter, and written with equal state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_any_stage_goes_there_and_back_at_another_degree(name: str, target: str,
 
 @pytest.mark.parametrize("target", ["universal(stage=1)", "universal(stage=3)"])
 def test_masters_are_made_where_the_source_keeps_none(target: str, tmp_path: Path) -> None:
-    """DeepSpeed's loader leaves masters as they were where there is no fp32.pt, and says nothing."""
+    """Without fp32.pt, DeepSpeed's loader silently keeps the old masters."""
     ucpl.convert(DENSE / "z1_dp4", tmp_path / "zero0", to="zero0(dp=2)")
     ucpl.convert(tmp_path / "zero0", tmp_path / "atoms", to=target)
     assert len(list((tmp_path / "atoms").glob("*/zero/*/fp32.pt"))) == 26
@@ -58,7 +58,10 @@ def test_masters_are_made_where_the_source_keeps_none(target: str, tmp_path: Pat
 
 
 def test_each_atom_has_the_form_that_its_loader_reads(tmp_path: Path) -> None:
-    """Stages 1 and 2 read `param` in the tensor's shape, stage 3 a bare flat tensor; both find the global state."""
+    """Stages 1 and 2 read shaped `param`, stage 3 flat tensors.
+
+    Both find the global state.
+    """
     for stage in (1, 3):
         ucpl.convert(DENSE / "z1_dp4", tmp_path / str(stage), to=f"universal(stage={stage})")
         root = tmp_path / str(stage) / (tmp_path / str(stage) / "latest_universal").read_text().strip()
@@ -135,13 +138,13 @@ INFO = "universal_checkpoint_info"
 
 
 def atoms(folder: Path) -> dict[str, dict[str, Any]]:
-    """What stands beside each master, as DeepSpeed's loader reads it."""
+    """The other keys next to each master, for DeepSpeed's loader."""
     found = {path.parent.name: torch.load(path, weights_only=False) for path in folder.glob("*/zero/*/fp32.pt")}
     return {name: {key: value for key, value in one.items() if key != "param"} for name, one in found.items()}
 
 
 def test_each_atom_says_how_a_loader_cuts_it(tmp_path: Path) -> None:
-    """Of a pipeline whose lists of patterns say the cuts: rows, columns, halves, copies, and words."""
+    """A pipeline with lists of patterns: rows, columns, halves, copies, and words."""
     universal_of(LISTS, tmp_path / "out")
     found = atoms(tmp_path / "out")
     assert found["1.self_attention.query_key_value.weight"] == {"cat_dim": 0}
@@ -171,9 +174,9 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def as_deepspeed_leaves_it(source: Path, folder: Path, words: int | None = None) -> Path:
-    """A universal folder with each rank's own file of model states, as DeepSpeed's converter copies them.
+    """A universal folder with each rank's model states, as of DeepSpeed's converter.
 
-    words: how many rows of the vocabulary it keeps.
+    words: the number of rows of the vocabulary that it keeps.
     """
     universal_of(source, folder)
     root = folder / "global_step3_universal"
@@ -193,7 +196,7 @@ def states(path: Path) -> dict[tuple[str, str], torch.Tensor]:
 
 @pytest.mark.parametrize("source, words", [(LISTS, 34), (PIPELINE, None)], ids=["lists", "pipeline"])
 def test_a_pipeline_with_only_atoms(source: Path, words: int | None, tmp_path: Path) -> None:
-    """Its stages' files name the parameters; rows of words that were padding are in no file."""
+    """Stages' files name the parameters; padded rows are in none."""
     root = as_deepspeed_leaves_it(source, tmp_path / "atoms", words)
     ucpl.convert(root, tmp_path / "plain", to="plain()")
     found, known = held(tmp_path / "plain" / "plain.pt"), states(source)

@@ -1,4 +1,4 @@
-"""Universal folders beside parallelism: to stages by the names of tensors, and in shape for AutoTP's engines of stage 3."""
+"""Universal folders with parallelism: stages by names, and shapes for AutoTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.files import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
+from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from tests.files.refusals import refusal
 from tests.files.universal_of import universal_of
 from ucpl.api import compare, convert, open_checkpoint, plan
@@ -83,7 +83,7 @@ def test_names_of_no_layer_are_named() -> None:
 
 
 def test_parameters_in_another_order_are_no_pipeline_s(folder: Path) -> None:
-    """A stage's flat buffers have the order of its module, which a universal folder need not have."""
+    """Stages' flat buffers have the module's order, unlike some universal folders."""
     file = folder / "global_step3_universal" / "mp_rank_00_model_states.pt"
     value = loaded(file)
     value["param_shapes"] = [dict(reversed(group.items())) for group in value["param_shapes"]]
@@ -99,7 +99,10 @@ def test_frozen_parameters_of_a_stage_1_source_are_not_called_left_out(folder: P
 
 
 def test_tensors_of_autotp_keep_their_shape_at_stage_3(tmp_path: Path) -> None:
-    """DeepSpeed's loader cuts for a tensor-parallel rank what is in a dict, and takes a bare tensor for the rank's own."""
+    """DeepSpeed's loader cuts tensors in dicts for a tensor-parallel rank.
+
+    It takes a bare tensor for the rank's own.
+    """
     convert(TENSORS, tmp_path / "there", "universal(stage=3)")
     atom = loaded(tmp_path / "there" / "global_step3_universal" / "zero" / "blocks.0.mlp.down.weight" / "exp_avg.pt")
     assert atom["param"].shape == (24, 37)
@@ -110,7 +113,10 @@ def test_tensors_of_autotp_keep_their_shape_at_stage_3(tmp_path: Path) -> None:
 
 
 def test_models_that_cut_themselves_are_loaded_by_one_rank() -> None:
-    """Engines of two tensor-parallel ranks end in DeepSpeed's loader, which asks no list of patterns at stage 3."""
+    """Two tensor-parallel ranks fail in DeepSpeed's loader at stage 3.
+
+    It uses no list of patterns there.
+    """
     grid = FIXTURES / "tp2_pp2_dp2_z1_bf16"
     for path, call, is_said in (
         (grid, "universal(stage=3)", True),
@@ -124,7 +130,7 @@ def test_models_that_cut_themselves_are_loaded_by_one_rank() -> None:
 
 
 def several(tmp_path: Path) -> Path:
-    """As DeepSpeed's converter leaves it: a file of model states of each of two tensor-parallel ranks."""
+    """DeepSpeed's converter leaves model states of two tensor-parallel ranks."""
     convert(TENSORS, tmp_path / "there", "universal(stage=3)")
     step: Path = tmp_path / "there" / "global_step3_universal"
     torch.save(loaded(step / SLICED.format(0, 0)), step / SLICED.format(0, 1))

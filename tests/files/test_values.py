@@ -1,4 +1,4 @@
-"""Values in files are reached by checked access: the file, the key, what was found, what is expected."""
+"""Checked access to values in files: file, key, found and expected value."""
 
 from collections import OrderedDict
 from collections.abc import Callable

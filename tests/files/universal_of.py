@@ -1,4 +1,4 @@
-"""Universal folders of fixtures: each converted once in a process, and written for each test that asks."""
+"""Universal folders of fixtures: converted once per process, written per test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _files(source: Path) -> dict[Path, bytes]:
 
 
 def universal_of(source: Path, folder: Path) -> Path:
-    """What a conversion to `universal()` makes of a checkpoint, written there: the test's own."""
+    """Write the conversion of a checkpoint to `universal()` for this test."""
     for name, data in _files(source).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

@@ -1,4 +1,4 @@
-"""Comparing value trees, making them, and building files from plans: what the tests of stores share."""
+"""Value trees for tests of stores: comparisons, samples, and files from plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY = re.compile(rb"PK\x01\x02.{12}", re.DOTALL)  # of a zip directory, up to 
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Equal trees with the same sharing: a container met twice in one is met twice in the other."""
+    """Check for equal trees with the same sharing of containers."""
     met: dict[int, int] = {}
     todo = [(a, b, "")]
     while todo:
@@ -68,11 +68,12 @@ def built(plan: Any, storages: dict[str, bytes]) -> bytes:
     return bytes(out)
 
 
-# ---- torch's own reading, with stubs for what is not installed -------------------------------------------------------
+# ---- torch's own reading, with stubs for missing packages
+# --------------------------------------------------------------
 
 
 class Stub:
-    """Stands for a class of a framework."""
+    """A stub for a class of a framework."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
@@ -94,12 +95,15 @@ _PICKLE.load = lambda file, **kw: _Unpickler(file, **kw).load()  # type: ignore[
 
 
 def torch_value(data: bytes) -> Any:
-    """What torch.load says, weights or not."""
+    """The value of torch.load without weights_only."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False, pickle_module=_PICKLE)
 
 
 def assert_tells(ours: Any, theirs: Any, tensors: Any, where: str = "") -> int:
-    """Our inert tree says what torch's says; `tensors(ref)` gives a torch tensor of ours. Returns the tensors compared."""
+    """Compare an inert tree with torch's, and return the compared tensors.
+
+    `tensors(ref)` gives a torch tensor of ucpl's.
+    """
     kind = type(ours)
     if kind is TensorRef:
         got = tensors(ours)
@@ -230,7 +234,10 @@ values = st.recursive(leaves, _containers, max_leaves=25)
 
 
 def bare(path: Path) -> None:
-    """The archives of a file as torch writes them without CRCs: 0 in the directory, and behind the data."""
+    """Change a file's archives to torch's form without CRCs.
+
+    They have 0 in the directory, and behind the data.
+    """
     data = bytearray(path.read_bytes())
     for found in ENTRY.finditer(bytes(data)):
         crc, size = data[found.end() : found.end() + 4], data[found.end() + 4 : found.end() + 8]

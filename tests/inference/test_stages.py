@@ -259,7 +259,7 @@ def test_degrees_of_experts_that_cannot_be(call: str, message: str) -> None:
 
 
 def test_a_group_as_full_as_it_may_be_and_one_element_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four experts of a rank at ep = 1, two at ep = 2."""
+    """A rank has four experts, or two at ep = 2."""
     base = base_of("zero2(dp = 4, ep = 1)", expert_model())
     monkeypatch.setattr(of_experts, "GROUP_ELEMENTS_MAX", 24)
     assert target_experts(base, experts(2))
