@@ -371,8 +371,6 @@ FRAGMENTS = {
     "inference/expert_dims.py",
     "hf/behind.py",
     "megatron/core.py",
-    "megatron/core_layouts.py",
-    "megatron/legacy.py",
     "vault/unsearched.py",
 }
 
