@@ -363,13 +363,10 @@ def importers_of(parsed: dict[str, ast.Module]) -> dict[str, set[str]]:
 
 # Small modules of one importer that are there for now, as FOLDER/FILE. Merge one, and remove its line; add none.
 FRAGMENTS = {
-    "autotp/fused.py",
     "deepspeed/step.py",
     "deepspeed/store.py",
     "folders/accelerate.py",
     "folders/lightning.py",
-    "inference/expert_dims.py",
-    "hf/behind.py",
     "megatron/core.py",
     "vault/unsearched.py",
 }

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.extents.account import entries_of
+from ucpl.extents.experts import Experts
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.inference.blocks import scalings_of
-from ucpl.inference.expert_dims import bindings, named_dims
 from ucpl.inference.packed import packed_notes
 from ucpl.language import nodes, print_expr, print_file
 from ucpl.language.limits import why_too_large, why_unwritten
@@ -136,12 +136,12 @@ def inherited_settings(checkpoint: Checkpoint) -> dict[str, tuple[Value, str]]:
 def model_of(checkpoint: Checkpoint, dtypes: StateDtypes) -> nodes.Model:
     """The model statement: tensors in order, aliases, groups of the optimizer, states."""
     items: list[nodes.ModelItem] = [
-        *bindings({t.name: t.shape for t in checkpoint.state.tensors}, checkpoint.state.parallel.experts)
+        *_bindings({t.name: t.shape for t in checkpoint.state.tensors}, checkpoint.state.parallel.experts)
     ]
     scales = scalings_of(checkpoint)
     for t in checkpoint.state.tensors:
         kind = t.kind if t.kind in ("buffer", "frozen") else "parameter"
-        dims = named_dims(t.name, t.shape, checkpoint.state.parallel.experts)
+        dims = _named_dims(t.name, t.shape, checkpoint.state.parallel.experts)
         scaling = scales.get(t.name)
         items.append(nodes.Tensor(t.name, dims, t.dtype or None, "frozen" if scaling else kind, None, scaling))  # type: ignore[arg-type]
     items += [nodes.Alias(alias, owner) for alias, owner in checkpoint.state.aliases.items()]
@@ -235,3 +235,25 @@ def _holders(part: Part, dtypes: dict[int, str]) -> Iterable[tuple[int, int]]:
         return [(tensor, first) for tensor in part.tensors]
     pairs = {*zip(part.pieces.tensor.tolist(), part.pieces.home.tolist(), strict=True)}
     return sorted(pair for pair in pairs if pair[1] in dtypes)
+
+
+def _named_dims(name: str, shape: tuple[int, ...], experts: Experts | None) -> tuple[nodes.Dimension, ...]:
+    """The dims of a tensor; those of AutoEP's experts have names."""
+    if experts is None or name not in experts.of or not experts.of[name].is_fused:
+        return tuple(nodes.Dimension(None, n) for n in shape)
+    return tuple(nodes.Dimension(one) for one in _dim_names(shape))
+
+
+def _bindings(shapes: dict[str, tuple[int, ...]], experts: Experts | None) -> tuple[nodes.Dims, ...]:
+    """The sizes of these names."""
+    found = {
+        one: n
+        for name, shape in shapes.items()
+        if experts is not None and name in experts.of and experts.of[name].is_fused
+        for one, n in zip(_dim_names(shape), shape, strict=True)
+    }
+    return (nodes.Dims(tuple(nodes.Binding(name, nodes.Number(n)) for name, n in found.items())),) if found else ()
+
+
+def _dim_names(shape: tuple[int, ...]) -> list[str]:
+    return [f"expert_{'rows' if i == 0 else f'columns_{i}' if i > 1 else 'columns'}_{n}" for i, n in enumerate(shape)]

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, field
 
-from ucpl.inference.autotp.drawn import Drawn, refuse
-from ucpl.inference.autotp.fused import is_fused, parts_of
+from ucpl.inference.autotp.drawn import Drawn, Part, refuse
 from ucpl.inference.hf.modules import EMBEDDING, LINEAR, LIST, NORM, Module
 from ucpl.records import frozen
 
@@ -185,8 +184,58 @@ def _linear(drawn: Drawn, path: str, module: Module, at: _At) -> None:
         drawn.parts(path, module, [(half, True), (half, True)], "mlp", f"AutoTP: gate and up of {said}, rows of each")
     elif (at.is_summed or ("Arctic" in at.text and "w2" in at.called) or "down_proj" in at.called) and not is_head:
         drawn.row(path, module, at.called, f"AutoTP: {said} is summed over ranks, columns")
-    elif not is_head and is_fused(at.called):
-        kind, parts = parts_of(drawn, at.text, module, path)
+    elif not is_head and _is_fused(at.called):
+        kind, parts = _fused_parts(drawn, at.text, module, path)
         drawn.parts(path, module, parts, "", f"AutoTP: {said}, fused as in {kind}")
     else:
         drawn.column(path, module, at.called, f"AutoTP: {said} is not summed, rows")
+
+
+# ---- query, key and value in one tensor, in DeepSpeed's order ----------------------------------------------------------
+
+_FUSED_NAMES = ("qkv_proj", "query_key_value", "attn.Wqkv", "self_attn.W_pack", "c_attn")
+_HEADS, _PARTS, _PACKED, _ONE, _BLOCKS = "heads", "parts", "packed", "one", "blocks"
+# Classes of layers, by a part of their name; the longest that there is counts (module_inject/fusedqkv_utils.py).
+_LAYERS = {
+    "CodeGenBlock": _BLOCKS,
+    "BloomBlock": _HEADS,  # q, k and v of each head in turn
+    "GLMBlock": _PARTS,  # q of all heads, then k, then v
+    "MPTBlock": _PARTS,
+    "MptBlock": _PARTS,
+    "BaichuanLayer": _PARTS,
+    "QWenBlock": _PARTS,
+    "FalconDecoderLayer": _HEADS,
+    "GPTBigCodeBlock": _ONE,  # one head of keys and values, which every rank has
+    "DecoderLayer": _PARTS,
+    "Phi3DecoderLayer": _PACKED,  # as parts, with fewer key-value heads
+}
+
+
+def _is_fused(name: str) -> bool:
+    return any(s in name for s in _FUSED_NAMES)
+
+
+def _fused_parts(drawn: Drawn, text: str, module: Module, path: str) -> tuple[str, Sequence[Part]]:
+    """(kind of fused tensor, its parts).
+
+    text: names and classes of its layer. Raises: UcplError E472.
+    """
+    layer = max((name for name in _LAYERS if name in text), key=len, default="BloomBlock")
+    rows, columns = module.shapes["weight"]
+    heads, kind = drawn.network.heads, _LAYERS[layer]
+    if kind == _BLOCKS:
+        refuse(
+            f"{path}: DeepSpeed deals blocks of heads in another order ({layer}), which is no run of positions", path
+        )
+    if kind == _HEADS:
+        return layer, [(rows, True)]
+    if kind == _ONE:
+        if not 0 < heads.hidden < rows:
+            refuse(f"{path} has {rows} rows, and hidden_size = {heads.hidden} of them should be queries", path)
+        return layer, [(heads.hidden, True), (rows - heads.hidden, False)]
+    if kind == _PACKED or drawn.asked.kv_heads == 2:
+        each = (
+            drawn.asked.kv_heads * (columns // max(1, heads.query)) if kind == _PACKED else (rows - heads.hidden) // 2
+        )
+        return layer, [(rows - 2 * each, True), (each, True), (each, True)]
+    return layer, [(rows // 3, True)] * 3

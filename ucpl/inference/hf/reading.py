@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from attrs import evolve
@@ -10,15 +12,18 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Framework
 from ucpl.files.watching import reading
-from ucpl.inference.hf.behind import behind_of, with_behind
 from ucpl.inference.hf.classes import Class, class_of
-from ucpl.inference.hf.records import Config, Facts, Found
+from ucpl.inference.hf.records import MTP, Behind, Config, Facts, Found
 from ucpl.inference.hf.varying import lists_of, numbers_of
 from ucpl.inference.hf.writing import text_of
 from ucpl.registry import formats
 from ucpl.texts import is_endless, json_object, read_text
 
 __all__ = ["import_hf"]
+
+_LAYERS = "num_hidden_layers"
+_CONTAINER = "model.layers"
+_A_LAYER = re.compile(r"layers\W+\d+")
 
 
 def import_hf(path: str | Path) -> str:
@@ -73,7 +78,7 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Fac
     if made is None:
         return Facts((), config, numbers_of(config), lists_of(config), notes=notes)
     own, *variations = made.versions
-    behind = behind_of(own.numbers, own.tensors, made.dropped)
+    behind = _behind_of(own.numbers, own.tensors, made.dropped)
     facts = Facts(
         own.tensors,
         config,
@@ -86,7 +91,7 @@ def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Fac
         notes,
         made.origin,
     )
-    return facts if behind is None else evolve(facts, tensors=with_behind(own.tensors, behind), behind=behind)
+    return facts if behind is None else evolve(facts, tensors=_with_behind(own.tensors, behind), behind=behind)
 
 
 def _store() -> Framework:
@@ -104,7 +109,7 @@ def _of_files(path: Path, made: Facts) -> Facts:
     behind = made.behind
     if behind is not None:
         behind = evolve(behind, is_stored=any(n.startswith(f"{behind.container}.{behind.layers}.") for n in names))
-        tensors = tensors if behind.is_stored else with_behind(tensors, behind)
+        tensors = tensors if behind.is_stored else _with_behind(tensors, behind)
     aliases = dict(opened.state.aliases)
     for alias, owner in made.aliases.items():
         if owner in names and alias not in names:
@@ -113,3 +118,45 @@ def _of_files(path: Path, made: Facts) -> Facts:
     if not made.tensors and made.config.get("tie_word_embeddings") and not aliases:
         notes += ("The config ties word embeddings; which names share a tensor is the class's to say: add `alias`.",)
     return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=Facts((), {}).origin, behind=behind)
+
+
+# ---- layers behind the last one (multi-token prediction), which classes drop on load -----------------------------------
+# The text has a switch for them: `let mtp = 0` describes the files of the class, `-D mtp=1` files with one such layer.
+
+
+def _behind_of(numbers: dict[str, int], tensors: Iterable[Found], dropped: Iterable[str]) -> Behind | None:
+    """The config's layers behind the last, or None.
+
+    dropped: the class's patterns of keys to ignore. One with a layer's number is a layer behind the last of a released
+    model.
+    """
+    layers, count = numbers.get(_LAYERS), numbers.get(MTP, 0)
+    if layers is None or not count or not any(_A_LAYER.search(p) for p in dropped):
+        return None
+    head = f"{_CONTAINER}.{layers}."
+    return None if any(t.name.startswith(head) for t in tensors) else Behind(layers, count)
+
+
+def _with_behind(tensors: tuple[Found, ...], behind: Behind) -> tuple[Found, ...]:
+    """The tensors with those of the layers behind the last.
+
+    Each is a layer like the last, with tensors that join it to the model, and copies.
+    """
+    head = f"{_CONTAINER}.{behind.layers - 1}."
+    last = [t for t in tensors if t.name.startswith(head)]
+    embed = next((t for t in tensors if t.name == "model.embed_tokens.weight"), None)
+    norm = next((t for t in tensors if t.name == "model.norm.weight"), None)
+    if embed is None or norm is None:
+        return tensors
+    (width,) = norm.shape
+    joint = [
+        evolve(norm, name="enorm.weight"),
+        evolve(norm, name="hnorm.weight"),
+        evolve(norm, name="eh_proj.weight", shape=(width, 2 * width)),
+        evolve(norm, name="shared_head.norm.weight"),
+        evolve(embed, name="embed_tokens.weight"),
+        evolve(embed, name="shared_head.head.weight"),
+    ]
+    found = [evolve(t, name=t.name.removeprefix(head)) for t in last] + joint
+    places = range(behind.layers, behind.layers + behind.count)
+    return tensors + tuple(evolve(t, name=f"{_CONTAINER}.{n}.{t.name}") for n in places for t in found)
