@@ -195,7 +195,7 @@ def test_a_tie_is_one_cut() -> None:
     assert dims(small(gathered, tied=True))["embed.weight"] is None
     assert dims(small({**gathered, "embed": "embedding_rowwise"}, tied=True))["embed.weight"] == 0
     assert dims(small({"embed": "embedding_rowwise"}))["embed.weight"] is None, "only with a head"
-    with pytest.raises(UcplError, match=r"untie the tensors shares `embed.weight`"):
+    with pytest.raises(UcplError, match=r"untie the tensors that share `embed.weight`"):
         cuts_of(small({"embed": "colwise"}, tied=True), Asked(2, 0))
 
 
