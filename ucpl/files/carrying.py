@@ -145,7 +145,7 @@ def marks_among(known: Iterable[Extent]) -> Callable[[object], object]:
 
 
 def unlike_callers(checkpoint: Checkpoint) -> dict[int, tuple[object, ...]]:
-    """Keys of client_state whose values differ from those of the first rank, by rank."""
+    """Keys of client_state that differ from the first rank's, by rank."""
     of = checkpoint.state.parallel.carried_by_rank.of
     if len(of) < 2:
         return {}

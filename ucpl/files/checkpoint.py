@@ -20,7 +20,7 @@ from ucpl.records import frozen
 
 
 class Own:
-    """Facts about the files of one format. Only code of the format looks into its subclass."""
+    """Facts of one format's files; only its own code reads subclasses."""
 
     __slots__ = ()
 
@@ -66,19 +66,14 @@ class Checkpoint:
     # tensors are called "BEGIN:NAME".
     archives: dict[str, tuple[tuple[int, int], ...]] = field(factory=dict)
     remarks: tuple[str, ...] = ()  # odd findings, for `inspect`
-    told: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
-    unstored: tuple[str, ...] = ()  # parts of the model without data in the checkpoint, for `inspect` and plans
-    lacking: tuple[str, ...] = ()  # files of the optimizer that its other files name, if all are missing
+    notes: tuple[str, ...] = ()  # choices of the reader (masters, one of several files), for plans and `verify`
+    missing_tensors: tuple[str, ...] = ()  # tensors of the model without data, for `inspect` and plans
+    missing_files: tuple[str, ...] = ()  # the optimizer's files that other files name, if all of them are missing
     not_read: tuple[NotRead, ...] = ()  # data that the reader skips, always reported
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)  # state -> parameter -> where its number lies
     # Keeps the files of a checkpoint in a store readable.
     standing: object = field(default=None, eq=False, repr=False)
-    # Of tensors whose names are without wraps of modules: the names that the model's dict and the optimizer's have.
-    model_names: dict[str, str] = field(factory=dict)
-    optimizer_names: dict[str, str] = field(factory=dict)
-    legacy: Legacy | None = None  # where Megatron's legacy files of ranks have each tensor
-    registered: tuple[str, ...] = ()  # parameters in the order that buckets of Megatron's optimizer have them in
-    is_apart: bool = False  # stacks of layers were split, for a target that has none
+    own: Own | None = None  # facts of the format; only its own code looks into them
     container: Container | None = None  # the folder around it, where a training framework keeps files of its own there
     opened: dict[str, Identity] = field(factory=dict)  # path -> the file as it was when its header was read
 

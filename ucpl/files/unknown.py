@@ -59,7 +59,7 @@ def unknown_in(part: TorchFile) -> Iterator[NotRead]:
 
 
 def unknown_of_torch(file: str, value: object, lead: str, count: int | None = None) -> Iterator[NotRead]:
-    """Those of a state dict of torch's optimizer, whose states have numbers below `count`."""
+    """Unknown keys of a torch optimizer's state dict, with `count` numbers."""
     yield from unknown_keys(file, value, _BASE, lead, "DeepSpeed")
     states = value.get("state") if isinstance(value, dict) else None
     for key in states if isinstance(states, dict) else ():

@@ -1,6 +1,6 @@
-"""Keys of universal_checkpoint_info that no known release writes, and tables' patterns that no tensor of the model has.
+"""Unknown keys of universal_checkpoint_info, and patterns without a tensor.
 
-A target has its own description of cuts, made of what is known of them; the account names all other keys.
+A target has its own description of the known cuts; the account names all other keys.
 Read in deepspeed 0.19.8: checkpoint/constants.py, checkpoint/affine.py, module_inject/layers.py.
 """
 
@@ -48,12 +48,12 @@ _KNOWN: dict[str, object] = {
 
 
 def unknown_info(info: object, names: Container[str]) -> Iterator[Path]:
-    """Paths of keys that no known release writes. names: all tensors of the model."""
+    """Paths of unknown keys, for all `names` of the model's tensors."""
     yield from _unknown(info, _KNOWN, names)
 
 
 def is_in(path: Path, value: object) -> bool:
-    """Whether a value has something at a path."""
+    """Test whether a value has an entry at a path."""
     for step in path:
         inner = dict(_entries(value))
         if step not in inner:
@@ -87,7 +87,7 @@ def _entries(value: object) -> Iterable[tuple[object, object]]:
 
 
 def _is_of_a_tensor(pattern: str, names: Container[str]) -> bool:
-    """Whether it is the pattern of one name that the model has, or one of several names, which nobody counts here."""
+    """Test for a pattern of a known name, or of several names."""
     if not (pattern.startswith("^") and pattern.endswith("$")):
         return any(sign in pattern for sign in r"\[(*+?^$|")
     name = re.sub(r"\\(.)", r"\1", pattern[1:-1])

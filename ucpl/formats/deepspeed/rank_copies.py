@@ -65,7 +65,7 @@ def unlike_copies(files: tuple[TorchFile, ...], known: Container[str], mark: Mar
 
 
 def _groups_twice(part: TorchFile, mark: Mark) -> Iterator[NotRead]:
-    """Hyper-parameters of a universal folder's file of all parameters, which may have them in two places."""
+    """Hyper-parameters in a universal folder's file, which can repeat them."""
     inner = _shard_of(part)
     if _has(part, "param_groups") and "param_groups" in inner:
         read = f"{_BASES[1]}/param_groups"

@@ -202,7 +202,7 @@ class _Universal:
         )
 
     def callers(self) -> CarriedByRank:
-        """client_state of each rank: a rank loads its own file of model states."""
+        """client_state of each rank, from its own model states."""
         degrees = Value.of(self.metas[0]).find("checkpoint_parallel_dimensions")
         stated = degrees.find("pp_degree") if degrees is not None else None
         pp = stated.whole(1) if stated is not None else 1

@@ -1,4 +1,4 @@
-"""The places of a model in Megatron's legacy folders."""
+"""Homes of tensors in legacy folders, and orders and stacks of Megatron-Core."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class Core(Own):
 
 
 def legacy_of(checkpoint: Checkpoint | None) -> Legacy | None:
-    """The homes of tensors in legacy files; None for files of another form."""
+    """The homes of tensors in legacy files, or None."""
     own = checkpoint.own if checkpoint is not None else None
     return own if isinstance(own, Legacy) else None
 
 
 def core_of(checkpoint: Checkpoint) -> Core:
-    """The facts of a folder of Megatron-Core; empty for files of another form."""
+    """The facts of a folder of Megatron-Core, or empty ones."""
     return checkpoint.own if isinstance(checkpoint.own, Core) else Core()
