@@ -27,7 +27,17 @@ DIGITS = 12  # of a digest, in the two files
 # Keys of `--json` that differ from run to run, or from machine to machine. `content` has the times of the source's files.
 VOLATILE = frozenset({"seconds", "product", "free", "bytes_live_max", "content"})
 # Parts of a plan that are sentences, or made of sentences or of the text of specs.
-SENTENCES = ("derived", "dropped", "changed", "filled", "account", "layout_text", "spec_digest", "structure_digest")
+SENTENCES = (
+    "passes",
+    "derived",
+    "dropped",
+    "changed",
+    "filled",
+    "account",
+    "layout_text",
+    "spec_digest",
+    "structure_digest",
+)
 _CODE = re.compile(r'^(?:error|warning)\[([EW]\d{3})\]|"code": "([EW]\d{3})"', re.MULTILINE)
 _TIMES = (
     (re.compile(r" in [\d.e+-]+ s(, [\d.,e+]+ [KMGT]iB/s)?$", re.MULTILINE), " in TIME"),

@@ -123,9 +123,17 @@ def moves(kind, rows, **more) -> Runs:
 
 def plan_of(sources, targets, *all_moves, tensors=("the tensor",)) -> Plan:
     empty = Plan(
-        "test", "from()", "to()", Structure("world"), Structure("world"), Shelves(()), Shelves(()), tuple(tensors),
-        nx.DiGraph(), layout_text="layout of the test\n",
-    )  # fmt: skip
+        name="test",
+        source_call="from()",
+        target_call="to()",
+        source=Structure("world"),
+        target=Structure("world"),
+        source_shelves=Shelves(()),
+        target_shelves=Shelves(()),
+        tensors=tuple(tensors),
+        net=nx.DiGraph(),
+        layout_text="layout of the test\n",
+    )
     return filled(empty.of(sources=sources, targets=targets, moves=all_moves))
 
 

@@ -27,6 +27,7 @@ EXAMPLE = """
 ucpl show 'zero1(dp=4)' --model model.ucpl:gpt --rank 1
 ucpl show runs/on-4 --after resolve
 ucpl show grow.plan
+ucpl show grow.plan --passes
 ucpl show runs/on-4 --svg on-4.svg
 ucpl show grow.plan --html grow.html
 ucpl show 'job.ucpl:job(dp=4)' --domains 4 --svg vault.svg
@@ -42,6 +43,9 @@ def arguments(parser: ArgumentParser) -> None:
         "--each", action="store_true", help="one row per stored tensor (default: one row for similar ones)"
     )
     parser.add_argument("--to", metavar="LAYOUT", help="the other side, for build and order")
+    parser.add_argument(
+        "--passes", action="store_true", help="of a plan: the changes of the source's metadata, pass by pass"
+    )
     drawing = parser.add_mutually_exclusive_group()
     drawing.add_argument("--svg", metavar="FILE", help="draw it into this file, which replaces one that is there")
     drawing.add_argument("--html", metavar="FILE", help="the same as a page for browsers, with more details")
@@ -65,12 +69,17 @@ def run(options: Namespace, console: Console) -> int:
         from ucpl.planning.text import graph_text, summary
 
         plan = api.load_plan(options.layout)
+        if options.passes:
+            return listed_passes(plan, console)
         if picture_at(options):
             return drawn_plan(plan, options, console)
         text = summary(plan) + graph_text(plan)
         console.say(*text.rstrip("\n").split("\n"))
         console.answer({"stage": "order", "text": text})
         return Exit.DONE
+    if options.passes and (options.after != "order" or picture_at(options)):
+        remedy = "name a .plan file, or a source with --to LAYOUT --after order"
+        fail("E171", "--passes is about a plan", Label("<command line>", where="--passes"), remedy=remedy)
     if picture_at(options):
         return drawn(options, console)
     alone = options.rank if options.after == "locate" else None
@@ -93,6 +102,8 @@ def run(options: Namespace, console: Console) -> int:
             from ucpl.planning.text import summary
 
             plan = api.make_plan(here, there or here)
+            if options.passes:
+                return listed_passes(plan, console)
             lines = summary(plan).splitlines()
             if options.rank is not None:
                 lines += rank_lines(plan, options.rank)
@@ -107,6 +118,23 @@ def run(options: Namespace, console: Console) -> int:
 def picture_at(options: Namespace) -> str:
     """The option of a picture, `--svg` or `--html`; empty without one."""
     return "--svg" if options.svg is not None else "--html" if options.html is not None else ""
+
+
+def listed_passes(plan: Plan, console: Console) -> int:
+    """Every pass in its order, with its changes of this plan's source."""
+    from ucpl.conversion.source_passes import SOURCE_PASSES
+    from ucpl.conversion.target_passes import TARGET_PASSES
+
+    lines, found = [], []
+    for side, passes in (("source", SOURCE_PASSES), ("target", TARGET_PASSES)):
+        for one in passes:
+            did = [passed.text for passed in plan.passes if passed.name == one.name]
+            lines.append(f"{side:<10} {one.name:<13} {one.text}")
+            lines += [f"           - {text}" for text in did or ["nothing"]]
+            found.append({"side": side, "name": one.name, "text": one.text, "did": did})
+    console.say(*lines)
+    console.answer({"stage": "order", "passes": found})
+    return Exit.DONE
 
 
 def drawn_plan(plan: Plan, options: Namespace, console: Console) -> int:

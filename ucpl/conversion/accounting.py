@@ -29,7 +29,7 @@ from ucpl.registry import degree_of, format_named
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.graph import Graph
-    from ucpl.planning.plan import Plan
+    from ucpl.planning.plan import Plan, Recipe
 
 __all__ = ["account_of", "demand_account", "demand_an_optimizer", "tensors_of", "with_account"]
 
@@ -75,7 +75,7 @@ def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
 
 def with_account(plan: Plan, source: Checkpoint) -> Plan:
     """The plan with the account of this source: of tensors as it was planned, of all else as it is there."""
-    return evolve(plan, account=account_of(plan, source))
+    return evolve(plan, account=account_of(plan, plan.account, source))
 
 
 def demand_account(plan: Plan, source: Checkpoint) -> Plan:
@@ -89,10 +89,13 @@ def demand_account(plan: Plan, source: Checkpoint) -> Plan:
     return with_account(plan, source)
 
 
-def account_of(plan: Plan, source: Checkpoint) -> Account:
-    """Raises: AssertionError where an item has no fate, or two; UcplError E400 where the folder cannot be listed."""
-    tensors = tuple(e for e in plan.account.entries if e.kind.startswith(_TENSORS)) if plan.account is not None else ()
-    if plan.account is None:  # planned from specs alone
+def account_of(plan: Recipe, planned: Account | None, source: Checkpoint) -> Account:
+    """The account of a source. planned: of tensors; None: the plan is of specs alone.
+
+    Raises: AssertionError where an item has no fate, or two; UcplError E400 where the folder cannot be listed.
+    """
+    tensors = tuple(e for e in planned.entries if e.kind.startswith(_TENSORS)) if planned is not None else ()
+    if planned is None:
         read = {(t.file, t.key) for t in plan.sources}
         tensors = entries_of(
             ("moved" if place in read else "not read", f"{_TENSORS} stored", "/".join(map(str, place)), "" if place in read
@@ -119,11 +122,11 @@ def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:
     return count + len(files) + len(values) + len({one.name for one in not_read if one.kind == "file"} - files)
 
 
-def _is_dropped(plan: Plan, name: object) -> bool:
+def _is_dropped(plan: Recipe, name: object) -> bool:
     return isinstance(name, str) and plan.carry.get(name) == "drop"
 
 
-def _numbers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+def _numbers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     """Numbers that the optimizer keeps for each parameter, as `step`."""
     said = {text.partition(": ")[0]: text.partition(": ")[2] for text in plan.dropped}
     gone = frozenset(plan.gone.get("numbers", ()))
@@ -139,7 +142,7 @@ def _numbers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
                 yield "moved", state, name, ""
 
 
-def _values(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     """What continues a run, of the framework, and what describes its files."""
     left = left_values(source, plan.target)
     gone = frozenset(plan.gone.get("names", ()))
@@ -191,7 +194,7 @@ def _unknown_cuts(source: Checkpoint) -> Iterator[tuple[object, ...]]:
     return unknown_info(held, {*(t.name for t in source.state.tensors), *source.state.aliases})
 
 
-def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+def _callers(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     """The caller's own values: those of the first rank, and of others where they are unlike."""
     target = format_named(plan.target.framework)
     alone = f"{target.title} stores " + ("tensors alone" if target.has_tensors_alone else "nothing of a caller")
@@ -215,7 +218,7 @@ def _callers(plan: Plan, source: Checkpoint) -> Iterator[Item]:
                 yield "dropped", "client_state", name, why
 
 
-def _ranks_taken(plan: Plan, source: Checkpoint) -> frozenset[int]:
+def _ranks_taken(plan: Recipe, source: Checkpoint) -> frozenset[int]:
     """Ranks of the source whose client_state goes into a target's files."""
     settings = plan.target.settings
     files = format_named(plan.target.framework).files_of_callers(settings)
@@ -224,7 +227,7 @@ def _ranks_taken(plan: Plan, source: Checkpoint) -> frozenset[int]:
     return source.state.parallel.carried_by_rank.taken(degree_of(settings, "pp"), degree_of(settings, "tp"), files)
 
 
-def _groups(plan: Plan, source: Checkpoint) -> Iterator[Item]:
+def _groups(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     target = format_named(plan.target.framework)
     is_trained = target.has_groups_of_weights or any(t.states for t in plan.target.tensors)
     is_trained |= target.has_groups_alone and has_groups_alone(source)
@@ -257,7 +260,7 @@ def _texts(source: Checkpoint) -> tuple[str, ...]:
     return tuple(map(str, held)) if isinstance(held, dict) else ()
 
 
-def _files(plan: Plan, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Iterator[Item]:
+def _files(plan: Recipe, source: Checkpoint, not_read: tuple[NotRead, ...]) -> Iterator[Item]:
     """Files of the folder: read, carried as they are, left out, or passed by."""
     seen: set[str] = set()
 

@@ -17,6 +17,7 @@ from ucpl.conversion.keywords import ToApply, bounds_of
 from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
+from ucpl.conversion.target_passes import applied
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -90,6 +91,15 @@ def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:
     return Asked(described, to, source, called=names, twice=True)
 
 
+def _final(ready: Ready, source: Checkpoint) -> Checkpoint:
+    """The metadata after the target passes, with the checked companion files."""
+    assert ready.prepared is not None
+    final = ready.prepared.final
+    assert final is not None
+    container = source.container.without({*ready.plan.left_out}) if source.container is not None else None
+    return evolve(final, container=container)
+
+
 @frozen(eq=False)
 class Engine:
     """All steps of a conversion into one target, in their order.
@@ -111,13 +121,13 @@ class Engine:
             ready = self._ready(asked, given, look=True)
             assert ready.checked is not None
             with with_made(ready.checked, self.target, self.how) as source:
-                return self._run(evolve(ready, source=source))
+                return self._run(evolve(ready, source=source), _final(ready, source))
 
     def rehearse(self, asked: Asked, given: Given) -> Rehearsed:
         """All steps of `convert` before it writes. Raises: UcplError as `convert`."""
         refuse_existing(self.target, self.how)
         ready = self._ready(asked, given, look=False)
-        sizes = rehearsed(ready.plan, ready.source, self.target, self.how)
+        sizes = rehearsed(ready.plan, _final(ready, ready.source), self.target, self.how)
         return self._said(Rehearsed(ready, sizes))
 
     def apply(self, plan: Plan | str | Path, source: Checkpoint | str | Path) -> Finished:
@@ -132,7 +142,7 @@ class Engine:
             if self._leads:  # the other ranks wait for its next message
                 self._demand_one_step(ready, None)
                 clear_made(self.target)
-            return self._run(ready)
+            return self._run(ready, applied(ready.source, ready.plan))
 
     @property
     def _leads(self) -> bool:
@@ -169,10 +179,10 @@ class Engine:
         if not self.how.get("allow_drift"):
             demand_no_drift(ready.plan, ready.source, bounds_of(self.how), placement)
 
-    def _run(self, ready: Ready) -> Finished:
+    def _run(self, ready: Ready, final: Checkpoint) -> Finished:
         """Write, read back, publish, open once more."""
         own = self.how.get("progress")
         with nullcontext(own) if self.bar is None else self.bar(str(self.target)) as progress:
             how: ToApply = {**self.how, "progress": progress}
-            report = run(ready.plan, ready.source, self.target, how, self.team)
+            report = run(ready.plan, final, self.target, how, self.team)
         return self._said(Finished(ready, report, self.target))

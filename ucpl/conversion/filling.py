@@ -18,7 +18,6 @@ from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
-    from ucpl.planning.plan import Plan
 
 __all__ = ["begun", "with_fills"]
 
@@ -38,8 +37,8 @@ def with_fills(one: Called, texts: Sequence[str], model: nodes.Model) -> Called:
     return Called(evolve(one.library, known={**one.library.known, one.call.name: made}), one.call)
 
 
-def begun(plan: Plan, source: Side, target: Side) -> Plan:
-    """The plan with the numbers (`step`) that `fill` lines give to parameters of which the source has none."""
+def begun(source: Side, target: Side) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+    """Numbers (`step`) that `fill` lines give to parameters without any, and a line for each state."""
     has_numbers = not format_named(target.layout.framework).has_tensors_alone
     known = source.checkpoint.state.scalars if source.checkpoint is not None else None
     kept = {s.name for s in source.layout.states if s.scalar}
@@ -62,7 +61,7 @@ def begun(plan: Plan, source: Side, target: Side) -> Plan:
             names = " and no ".join(sorted(line.states))
             why = "the source has all of it" if has_numbers else f"the target stores no {names}"
             said.append(f"nothing by `{line.text}`: {why}")
-    return evolve(plan, begun=found, filled=(*plan.filled, *said))
+    return found, tuple(said)
 
 
 def _lines(text: str, model: nodes.Model, *, is_of_any: bool) -> list[nodes.LayoutItem]:

@@ -10,6 +10,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.records import frozen
+from ucpl.registry import Format, format_of_layout
 from ucpl.texts import json_object, read_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Called(NamedTuple):
         node = self.library.layout(self.call.name, span if span.file in self.library.files else nodes.NOWHERE).node
         assert isinstance(node, nodes.Layout)
         return node
+
+    @property
+    def format(self) -> Format:
+        """The format whose shipped layout the call is of."""
+        return format_of_layout(self.library.chain(self.call.name)[-1].node.name)
 
     @property
     def is_of_any(self) -> bool:

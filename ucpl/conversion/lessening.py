@@ -15,12 +15,13 @@ from attrs import evolve
 from ucpl.errors import Label, fail
 
 if TYPE_CHECKING:
-    from ucpl.extents import ParameterGroup, TrainState
+    from ucpl.extents import ParameterGroup
     from ucpl.extents.experts import Experts
-    from ucpl.extents.pipeline import Layer, Pipeline
+    from ucpl.extents.parallel_facts import ParallelFacts
+    from ucpl.extents.pipeline import Pipeline
     from ucpl.files.checkpoint import Checkpoint
 
-__all__ = ["BY_GROUP", "demand_layers", "lessened", "shortened"]
+__all__ = ["BY_GROUP", "demand_layers", "dropped", "frozen", "joined", "lessened", "regrown", "shortened"]
 
 Gone = Mapping[str, Sequence[str]]  # see changes.Changes.gone
 V = TypeVar("V")
@@ -30,46 +31,101 @@ BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_mo
 
 
 def lessened(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
-    """The checkpoint for a target's metadata. Raises: UcplError E328 where experts of a layer would be unlike."""
-    if not gone:
+    """All four changes, as the layout of a target sees the source. Raises: UcplError E328."""
+    for change in (dropped, frozen, regrown, joined):
+        checkpoint = change(checkpoint, gone)
+    return checkpoint
+
+
+def dropped(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+    """Without the tensors that are dropped by name.
+
+    Raises: UcplError E328 if a layer keeps a tensor of one expert alone.
+    """
+    names = frozenset(gone.get("names", ()))
+    if not names:
         return checkpoint
-    names = frozenset(gone["names"])
-    return evolve(
-        checkpoint,
-        state=_state(checkpoint, gone, names),
-        scalar_extents={state: _rest(mine, gone["numbers"]) for state, mine in checkpoint.scalar_extents.items()},
-    )
+    known = checkpoint.state
+    blobs = dict(known.blobs)
+    for name in ("module_extra", "empty_tensors"):
+        if isinstance(held := blobs.get(name), dict):
+            blobs[name] = _rest(held, names)
+    pipeline, experts = known.parallel.pipeline, known.parallel.experts
+    if isinstance(layers := blobs.get("layer_files"), dict) and pipeline is not None:
+        blobs["layer_files"] = _layer_files(layers, pipeline, names)
+    if experts is not None and isinstance(blobs.get("num_experts"), list):
+        blobs["num_experts"] = _counts(experts, names)
+    made = _untrained(evolve(checkpoint, state=evolve(known, blobs=blobs)), names & {*gone["numbers"]})
+    if (pipeline := made.state.parallel.pipeline) is not None:
+        pipeline = evolve(
+            pipeline,
+            layers=tuple(evolve(x, names=tuple(n for n in x.names if n[1] not in names)) for x in pipeline.layers),
+            trusted=_rest(pipeline.trusted, names),
+            buffers=tuple(name for name in pipeline.buffers if name not in names),
+        )
+    experts = None if experts is None else _experts(experts, names)
+    return _with_parallel(made, evolve(made.state.parallel, pipeline=pipeline, experts=experts))
+
+
+def frozen(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+    """Without the optimizer's numbers of parameters that are frozen by name."""
+    return _untrained(checkpoint, frozenset(gone.get("numbers", ())) - frozenset(gone.get("names", ())))
+
+
+def regrown(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+    """Without groups that have no parameter left, and with new groups, which are like others."""
+    if not gone or not (gone["groups"] or gone["new"]):
+        return checkpoint
+    known = checkpoint.state
+    groups = tuple(group for group in known.groups if group.name not in gone["groups"])
+    for new, old in zip(gone["new"], gone["like"], strict=True):
+        groups += tuple(evolve(g, name=new, members=(), listed=()) for g in known.groups if g.name == old)
+    if groups == known.groups:
+        return checkpoint
+    blobs = {**known.blobs, "lr_scheduler": _by_group(checkpoint, gone)[0]}
+    return evolve(checkpoint, state=evolve(known, blobs=blobs, groups=groups))
+
+
+def joined(checkpoint: Checkpoint, gone: Gone) -> Checkpoint:
+    """With the parameters that are trained from here on in their groups."""
+    trained = frozenset(gone.get("trained", ()))
+    if not trained:
+        return checkpoint
+    known = checkpoint.state
+    made = evolve(checkpoint, state=evolve(known, groups=tuple(_joined(group, gone) for group in known.groups)))
+    return _weighed(made, trained, 1)
 
 
 def _rest(values: Mapping[str, V], gone: Sequence[str] | frozenset[str]) -> dict[str, V]:
     return {name: value for name, value in values.items() if name not in gone}
 
 
-def _state(checkpoint: Checkpoint, gone: Gone, names: frozenset[str]) -> TrainState:
+def _untrained(checkpoint: Checkpoint, names: frozenset[str]) -> Checkpoint:
+    """Without the optimizer's numbers of some parameters; stages of a pipeline weigh trained elements alone."""
+    if not names:
+        return checkpoint
     known = checkpoint.state
-    pipeline, experts = known.parallel.pipeline, known.parallel.experts
-    blobs = dict(known.blobs)
-    for name in ("module_extra", "empty_tensors"):
-        if isinstance(held := blobs.get(name), dict):
-            blobs[name] = _rest(held, names)
-    like = dict(zip(gone["new"], gone["like"], strict=True))
-    groups = tuple(group for group in known.groups if group.name not in gone["groups"])
-    for new, old in like.items():
-        groups += tuple(evolve(g, name=new, members=(), listed=()) for g in known.groups if g.name == old)
-    if groups != known.groups:
-        blobs["lr_scheduler"] = _by_group(checkpoint, gone)[0]
-    groups = tuple(_joined(group, gone) for group in groups)
-    if isinstance(layers := blobs.get("layer_files"), dict) and pipeline is not None:
-        blobs["layer_files"] = _layer_files(layers, pipeline, names)
-    if experts is not None and isinstance(blobs.get("num_experts"), list):
-        blobs["num_experts"] = _counts(experts, names)
-    scalars = {state: _rest(mine, gone["numbers"]) for state, mine in known.scalars.items()}
-    parallel = evolve(
-        known.parallel,
-        pipeline=None if pipeline is None else _pipeline(checkpoint, pipeline, gone),
-        experts=None if experts is None else _experts(experts, names),
-    )
-    return evolve(known, blobs=blobs, groups=groups, scalars=scalars, parallel=parallel)
+    scalars = {state: _rest(mine, names) for state, mine in known.scalars.items()}
+    extents = {state: _rest(mine, names) for state, mine in checkpoint.scalar_extents.items()}
+    trained = frozenset(t.name for t in checkpoint.state.tensors if t.kind == "parameter")
+    made = evolve(checkpoint, state=evolve(known, scalars=scalars), scalar_extents=extents)
+    return _weighed(made, names & trained, -1)
+
+
+def _with_parallel(checkpoint: Checkpoint, parallel: ParallelFacts) -> Checkpoint:
+    return evolve(checkpoint, state=evolve(checkpoint.state, parallel=parallel))
+
+
+def _weighed(checkpoint: Checkpoint, names: frozenset[str], sign: int) -> Checkpoint:
+    """With these parameters among the trained elements of a pipeline's layers, or without them."""
+    pipeline = checkpoint.state.parallel.pipeline
+    if pipeline is None or not names:
+        return checkpoint
+    sizes = {t.name: prod(t.shape) for t in checkpoint.state.tensors}
+    mine = ({tensor for _, tensor in layer.names} & names for layer in pipeline.layers)
+    elements = (was + sign * sum(sizes[t] for t in some) for was, some in zip(pipeline.elements, mine, strict=True))
+    made = evolve(pipeline, elements=tuple(elements), methods=())
+    return _with_parallel(checkpoint, evolve(checkpoint.state.parallel, pipeline=made))
 
 
 def _joined(group: ParameterGroup, gone: Gone) -> ParameterGroup:
@@ -108,27 +164,6 @@ def _by_group(checkpoint: Checkpoint, gone: Gone) -> tuple[object, list[str]]:
 
 
 # ---- pipelines and experts ---------------------------------------------------------------------------------------------
-
-
-def _pipeline(checkpoint: Checkpoint, pipeline: Pipeline, gone: Gone) -> Pipeline:
-    """Layers without what is dropped, weighed by what is trained in them."""
-    names = frozenset(gone["names"])
-    sizes = {t.name: prod(t.shape) for t in checkpoint.state.tensors}
-    more, less = frozenset(gone["trained"]), frozenset(gone["numbers"])
-    trained = {t.name for t in checkpoint.state.tensors if t.kind == "parameter"}
-
-    def weight(layer: Layer, was: int) -> int:
-        mine = {tensor for _, tensor in layer.names}
-        return was - sum(sizes[t] for t in mine & less & trained) + sum(sizes[t] for t in mine & more)
-
-    return evolve(
-        pipeline,
-        layers=tuple(evolve(x, names=tuple(n for n in x.names if n[1] not in names)) for x in pipeline.layers),
-        elements=tuple(map(weight, pipeline.layers, pipeline.elements)),
-        methods=() if more or less & trained else pipeline.methods,
-        trusted=_rest(pipeline.trusted, names),
-        buffers=tuple(name for name in pipeline.buffers if name not in names),
-    )
 
 
 def demand_layers(checkpoint: Checkpoint | None, gone: Gone, is_pipeline: bool) -> None:

@@ -47,7 +47,7 @@ def refuse_existing(target: Path, how: How) -> None:
 
 
 def _refuse_in_store(there: Place, how: How) -> None:
-    """Refuse a place in a store, where an earlier run leaves parts at the target's own place.
+    """Refuse a place in a store that has objects.
 
     Raises: UcplError E500, E503.
     """
@@ -69,7 +69,7 @@ def _refuse_in_store(there: Place, how: How) -> None:
 
 @contextmanager
 def with_parents(target: Path) -> Iterator[None]:
-    """Make the missing folders above a target, and remove them if they stay empty.
+    """Make the missing folders above a target; empty ones go again.
 
     Raises: UcplError E503, E507.
     """

@@ -32,8 +32,10 @@ from ucpl.registry import format_named
 if TYPE_CHECKING:
     from ucpl.extents import Key
     from ucpl.files.checkpoint import Checkpoint
+    from ucpl.graph import Graph
     from ucpl.language import nodes
-    from ucpl.planning.plan import Plan
+    from ucpl.planning.order import Parts
+    from ucpl.planning.plan import Plan, Recipe
 
 __all__ = ["Asked", "Prepared", "closed_call", "described", "dtype_of", "make_plan", "prepare", "statement"]
 
@@ -57,6 +59,7 @@ class Prepared:
     plan: Plan
     source: Side
     target: Side
+    final: Checkpoint | None = None  # the source with the metadata that the target's writer gets
     loader: tuple[str, ...] = ()  # notes on what the target's loader will say
     config_unread: bool = False  # a config was given, and no text names a key of it
     model_unread: bool = False  # a model was given, and neither layout is of any
@@ -114,10 +117,12 @@ def prepare(asked: Asked, given: Given) -> Prepared:
     """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""
     here, there, names = described(asked, given)
     here = with_model_files(here, there)
-    made = make_plan(here, there, name=asked.name, twice=asked.twice, names=names)
+    made, final = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
     is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
     notes = demand_loadable(made, here, there)
-    return Prepared(made, here, there, notes, config_unread=_is_unread((here, there), given), model_unread=is_named)
+    return Prepared(
+        made, here, there, final, notes, config_unread=_is_unread((here, there), given), model_unread=is_named
+    )
 
 
 def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
@@ -175,28 +180,24 @@ def make_plan(
 
     twice: prove the finished moves once more, by code that made none of them (about twice the time of planning).
     """
-    from ucpl.conversion.filling import begun
+    return plan_of(source, target, name=name, twice=twice, names=names)[0]
+
+
+def plan_of(
+    source: Side, target: Side, *, name: str, twice: bool, names: Names | None
+) -> tuple[Plan, Checkpoint | None]:
+    """The plan, and the metadata that the target's writer gets. Raises: UcplError as `make_plan`."""
     from ucpl.conversion.losing import losses_of, replays_of
-    from ucpl.conversion.running import with_groups
+    from ucpl.conversion.target_passes import decided
     from ucpl.graph import build
-    from ucpl.graph.blobs import carried_blobs
     from ucpl.planning import order
-    from ucpl.planning.rebuilding import with_rebuilt, with_replayed
     from ucpl.planning.unread import unread_of
     from ucpl.verification.masters import masters_of
 
     here, there, said_of_dtype = rounded(source, target) if names is None else (*placements(names, source, target), ())
-    known = source.checkpoint.state if source.checkpoint is not None else None
     changes = target.changes or Changes()
-    drop = changes.drop
-    files = _files_beside(source.checkpoint)
-    beside = tuple(d for d in drop if known is not None and (d in known.carried or d in known.scalars or d in files))
-    named = {b.name for side in (source, target) for b in side.placement.blobs}
-    skipped = {one.name for one in source.checkpoint.not_read} if source.checkpoint is not None else set()
-    inside = tuple(d for d in drop if d not in beside and d not in named and d not in {*changes.values, *skipped})
-    blobs, without = carried_blobs(source.placement, target.placement, drop)
     dtypes = dtype_of(source.checkpoint)
-    graph = build(here, there, drop=inside, freeze=changes.frozen, dtype_of=dtypes)
+    graph = build(here, there, drop=_of_tensors(source, target, changes), freeze=changes.frozen, dtype_of=dtypes)
     if twice:
         from ucpl.verification.proof.coverage import prove
 
@@ -204,41 +205,70 @@ def make_plan(
     text, untold = _told(target)
     if untold:
         _demand_told(target, untold)
-    made = order(graph, name=name, spec_digest=spec_digest(source, target), layout_text=text)
-    made = evolve(
-        made,
-        target=evolve(made.target, blobs=blobs),
-        derived=said_of_dtype + made.derived,
-        dropped=made.dropped + without + _numbers_left_out(source, target, beside),
-    )
-    if source.checkpoint is not None:
-        from ucpl.conversion.accounting import tensors_of
+    recipe, opened = _recipe(graph, source, target, names, said_of_dtype), source.checkpoint
+    parts: Parts = {
+        "name": name,
+        "spec_digest": spec_digest(source, target),
+        "layout_text": text,
+        "masters": masters_of(source.placement, dtypes, frozenset(changes.frozen)),
+    }
+    if opened is None:
+        return order(graph, recipe, **parts), None
+    from ucpl.conversion.accounting import account_of, tensors_of
 
-        made = evolve(made, unread=unread_of(source.checkpoint.extents, made.sources))
-        if (losses := losses_of(source.checkpoint)) is not None:
-            made = with_rebuilt(made, losses)
-        if (replays := replays_of(source.checkpoint)) is not None:
-            made = with_replayed(made, replays)
-        made = evolve(made, account=tensors_of(graph, graph.dropped))
-    made = evolve(made, masters=masters_of(source.placement, dtypes, frozenset(changes.frozen)))
-    if names is None:
-        made = begun(made, source, target)
-    else:
-        gone, new = names.said
-        made = evolve(made, renamed=names.made, dropped=made.dropped + gone, filled=made.filled + new)
-    made = evolve(made, changed=(*changes.said, *shortened(source.checkpoint, changes.gone)), gone=changes.gone)
-    said = tuple(
-        f"{'file' if d in files else 'client_state' if known is not None and d in known.carried else 'scalar'} of {d}:"
-        " dropped by name"
-        for d in beside
-    )
-    left = {**dict.fromkeys(beside, "drop"), **dict.fromkeys(_skipped(source), SKIP)}
-    made = evolve(made, dropped=made.dropped + said, carry={**made.carry, **left})
-    if source.checkpoint is None:
-        return made
-    from ucpl.conversion.accounting import with_account
+    final, recipe = decided(opened, recipe)
+    parts["account"] = account_of(recipe, tensors_of(graph, graph.dropped), opened)
+    parts["unread"] = unread_of(opened.extents, graph.sources.each)
+    return order(graph, recipe, losses=losses_of(opened), replays=replays_of(opened), **parts), final
 
-    return with_account(with_groups(source.checkpoint, made), source.checkpoint)
+
+def _of_tensors(source: Side, target: Side, changes: Changes) -> tuple[str, ...]:
+    """The names that are dropped of tensors and states; the others are dropped elsewhere."""
+    named = {b.name for side in (source, target) for b in side.placement.blobs}
+    skipped = {one.name for one in source.checkpoint.not_read} if source.checkpoint is not None else set()
+    others = {*_besides(source.checkpoint, changes.drop), *named, *changes.values, *skipped}
+    return tuple(d for d in changes.drop if d not in others)
+
+
+def _besides(checkpoint: Checkpoint | None, drop: tuple[str, ...]) -> dict[str, str]:
+    """Dropped names of values besides tensors, each with its kind."""
+    if checkpoint is None:
+        return {}
+    kinds = dict.fromkeys(checkpoint.state.scalars, "scalar")
+    kinds |= {key: "client_state" for key in checkpoint.state.carried if isinstance(key, str)}
+    kinds |= dict.fromkeys(_files_beside(checkpoint), "file")
+    return {name: kinds[name] for name in drop if name in kinds}
+
+
+def _recipe(graph: Graph, source: Side, target: Side, names: Names | None, said_of_dtype: tuple[str, ...]) -> Recipe:
+    """The decisions of both sides, before the target passes complete them."""
+    from ucpl.conversion.filling import begun
+    from ucpl.graph.blobs import carried_blobs
+    from ucpl.planning import recipe_of
+
+    changes = target.changes or Changes()
+    blobs, without = carried_blobs(source.placement, target.placement, changes.drop)
+    besides = _besides(source.checkpoint, changes.drop)
+    known = recipe_of(graph, blobs)
+    numbers, filled = begun(source, target) if names is None else ({}, names.said[1])
+    return evolve(
+        known,
+        derived=said_of_dtype + known.derived,
+        dropped=(
+            *known.dropped,
+            *without,
+            *_numbers_left_out(source, target, tuple(besides)),
+            *(names.said[0] if names is not None else ()),
+            *(f"{kind} of {name}: dropped by name" for name, kind in besides.items()),
+        ),
+        filled=known.filled + filled,
+        changed=(*changes.said, *shortened(source.checkpoint, changes.gone)),
+        gone=changes.gone,
+        renamed=names.made if names is not None else {},
+        begun=numbers,
+        carry={**known.carry, **dict.fromkeys(besides, "drop"), **dict.fromkeys(_skipped(source), SKIP)},
+        passes=source.passes,
+    )
 
 
 def _skipped(source: Side) -> tuple[str, ...]:

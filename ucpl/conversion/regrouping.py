@@ -15,17 +15,17 @@ from ucpl.registry import format_named
 if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, StoredTensor, Structure
     from ucpl.files.checkpoint import Checkpoint
-    from ucpl.planning.plan import Plan
+    from ucpl.planning.plan import Recipe
 
 __all__ = ["regrouped", "said_of_groups", "with_empty_groups"]
 
 
-def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
+def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """The checkpoint with the target's groups. Raises: UcplError E482 and E483, see files/groups."""
-    target = plan.target
+    target = recipe.target
     if not _has_groups(checkpoint, target):
         return checkpoint
-    known = _as_called(checkpoint, plan)
+    known = _as_called(checkpoint, recipe)
     made = matched(known, target.groups)
     state = known.state
     places = _places(known, target)
@@ -38,12 +38,15 @@ def regrouped(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
     return evolve(known, state=evolve(state, groups=made))
 
 
-def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """The plan whose target has the source's groups that train nothing: loaders ask for as many groups as the job has."""
-    target = plan.target
+def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
+    """The recipe whose target has the source's groups that train nothing: loaders ask for as many groups as the job has.
+
+    It says which of them have no place, and which groups of the target are others than the source's.
+    """
+    target = recipe.target
     if not _has_groups(checkpoint, target):
-        return plan
-    known = _as_called(checkpoint, plan).state
+        return recipe
+    known = _as_called(checkpoint, recipe).state
     groups, lost = with_empty(known.groups, target.groups)
     names = {name for name, _ in target.groups}
     listed = {group.name: bool(group.listed) for group in known.groups}
@@ -53,17 +56,18 @@ def with_empty_groups(checkpoint: Checkpoint, plan: Plan) -> Plan:
         reason = name not in names and of.group_dropped(target.settings, origin, is_listed=listed.get(name, False))
         if reason:
             why[name] = reason
-    plan = evolve(plan, target=evolve(target, groups=tuple(group for group in groups if group[0] not in why)))
-    said = tuple(f"group of {name}: it trains no parameter, and {reason}" for name, reason in why.items())
-    return evolve(plan, dropped=(*plan.dropped, *said))
+    left = tuple(f"group of {name}: it trains no parameter, and {reason}" for name, reason in why.items())
+    made = evolve(target, groups=tuple(group for group in groups if group[0] not in why))
+    recipe = evolve(recipe, target=made, dropped=(*recipe.dropped, *left))
+    return evolve(recipe, changed=(*recipe.changed, *said_of_groups(checkpoint, recipe)))
 
 
-def said_of_groups(checkpoint: Checkpoint, plan: Plan) -> tuple[str, ...]:
+def said_of_groups(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
     """A line for each group of a target that regroups its source's parameters."""
-    target = plan.target
+    target = recipe.target
     if not _has_groups(checkpoint, target):
         return ()
-    known = _as_called(checkpoint, plan)
+    known = _as_called(checkpoint, recipe)
     groups = known.state.groups
     if _places(known, target) is None:
         return ()
@@ -88,15 +92,15 @@ def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
     return any(member not in known for _, members in target.groups for member in members)
 
 
-def _as_called(checkpoint: Checkpoint, plan: Plan) -> Checkpoint:
+def _as_called(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """The checkpoint whose groups have the model's names of tensors, where a spec calls them otherwise than the files."""
-    target = plan.target
+    target = recipe.target
     if not _has_unknown(checkpoint, target):
         return checkpoint
     wanted = {member for _, members in target.groups for member in members}
     held = {member for group in checkpoint.state.groups for member in group.members}
     called: dict[str, dict[str, None]] = {}  # a name in the files -> names of the model
-    for tensor in plan.sources:
+    for tensor in recipe.sources:
         if tensor.state == "weight" and tensor.label in wanted - held:
             for name in _names_in(tensor):
                 if name in held - wanted:

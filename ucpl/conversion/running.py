@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ucpl.conversion.lessening import lessened
-from ucpl.conversion.regrouping import regrouped, said_of_groups, with_empty_groups
-from ucpl.conversion.renaming import renamed
 from ucpl.errors import Label, UcplError, calling
 from ucpl.registry import format_named
 from ucpl.storage.entrance import place_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
-    from ucpl.extents import Counted
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Plan
     from ucpl.runtime.counters import Report
@@ -26,14 +21,11 @@ if TYPE_CHECKING:
     from ucpl.runtime.team import Team
     from ucpl.storage.places import Place
 
-__all__ = ["rehearsed", "run", "with_groups"]
-
-K = TypeVar("K")
-T = TypeVar("T")
+__all__ = ["rehearsed", "run"]
 
 
 def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None) -> Report:
-    """Run exactly that plan, together with others where there is a team.
+    """Run exactly that plan, together with others where there is a team. source: after the target passes.
 
     Raises: UcplError E600-E607 where the source is not what the plan was made for.
     """
@@ -45,7 +37,6 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
 
     for blob in plan.target.blobs:
         demand_alike(blob.alike, blob.name, source.root)
-    kept = _as_told(source, plan)
 
     def look(written: Path) -> None:
         try:
@@ -61,13 +52,13 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     there = place_of(target)
     options = evolve(options_from(how), look=None if there is not None else look)
     try:
-        report = execute(plan, kept, framework(plan.target.framework), target, options, team or ALONE)
+        report = execute(plan, source, framework(plan.target.framework), target, options, team or ALONE)
     except UcplError as error:
         match error.diagnostics[0].code:
             case "E504":
-                raise _with_holders(error, kept) from None
+                raise _with_holders(error, source) from None
             case "E613":
-                raise _with_line(error, plan, kept) from None
+                raise _with_line(error, plan, source) from None
         raise
     if team is None or team.rank == 0:
         if there is not None:
@@ -93,29 +84,7 @@ def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetS
     from ucpl.formats.opening import framework
     from ucpl.runtime.execute import rehearse
 
-    kept = _as_told(source, plan)
-    return rehearse(plan, kept, framework(plan.target.framework), target, options_from(how))
-
-
-def with_groups(source: Checkpoint, plan: Plan) -> Plan:
-    """The plan with groups that train nothing, and lines on groups that are not the source's. Raises: UcplError E482, E483."""
-    known = _named(source, plan)
-    made = with_empty_groups(known, plan)
-    regrouped(known, made)
-    return evolve(made, changed=(*made.changed, *said_of_groups(known, made)))
-
-
-def _as_told(source: Checkpoint, plan: Plan) -> Checkpoint:
-    """The source without what the plan leaves out, and with the numbers that begin and the target's groups."""
-    return regrouped(_with_begun(_named(source, plan), plan.begun), plan)
-
-
-def _named(source: Checkpoint, plan: Plan) -> Checkpoint:
-    """The source without what the plan leaves out, under the target's names."""
-    kept = _without(source, {name for name, fate in plan.carry.items() if fate == "drop"})
-    if plan.renamed:
-        kept = renamed(kept, plan.renamed, plan.target.tensors, plan.target.aliases)
-    return lessened(kept, plan.gone)
+    return rehearse(plan, source, framework(plan.target.framework), target, options_from(how))
 
 
 def _look_again(target: Path, plan: Plan) -> None:
@@ -178,33 +147,3 @@ def _with_line(error: UcplError, plan: Plan, checkpoint: Checkpoint) -> UcplErro
         f'  "{name}" = ...  any @dp  in meta as "module/{{name}}"\n}}'
     )
     return UcplError(evolve(error.diagnostics[0], remedy=remedy), *error.diagnostics[1:])
-
-
-def _without(checkpoint: Checkpoint, names: set[str]) -> Checkpoint:
-    """The checkpoint as if client_state had none of these keys, no parameter these numbers, its folder none of these files."""
-    if checkpoint.container is not None:
-        checkpoint = evolve(checkpoint, container=checkpoint.container.without(names))
-    if names.isdisjoint(checkpoint.state.carried) and names.isdisjoint(checkpoint.state.scalars):
-        return checkpoint
-
-    def rest(values: dict[K, T]) -> dict[K, T]:
-        return {key: value for key, value in values.items() if key not in names}
-
-    known = checkpoint.state
-    callers = known.parallel.carried_by_rank
-    parallel = evolve(known.parallel, carried_by_rank=evolve(callers, of=tuple(map(rest, callers.of))))
-    less = evolve(known, carried=rest(known.carried), scalars=rest(known.scalars), parallel=parallel)
-    return evolve(checkpoint, state=less)
-
-
-def _with_begun(checkpoint: Checkpoint, numbers: Mapping[str, Mapping[str, float]]) -> Checkpoint:
-    """The checkpoint as if it had these numbers, too."""
-    if not numbers:
-        return checkpoint
-    known = checkpoint.state
-    scalars = {**known.scalars}
-    for state, mine in numbers.items():
-        whole: dict[str, Counted] = {path: int(v) if v.is_integer() else v for path, v in mine.items()}
-        scalars[state] = {**whole, **known.scalars.get(state, {})}
-    made = evolve(known, scalars=scalars, initial_scalars={state: frozenset(mine) for state, mine in numbers.items()})
-    return evolve(checkpoint, state=made)

@@ -77,7 +77,7 @@ def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int
     from ucpl.graph.build import RankShare as OfOne
     from ucpl.placement import locate
     from ucpl.placement.meeting import Wanted
-    from ucpl.planning import order
+    from ucpl.planning import order, recipe_of
 
     whole = sides
     target = evolve(sides[1], placement=locate(sides[1].layout, rank=rank))
@@ -100,8 +100,10 @@ def _made(asked: Asked, sides: tuple[Side, Side], names: Names | None, rank: int
         dtype_of=dtype_of(source.checkpoint),
         share=OfOne(live),
     )
-    made = order(graph, name=asked.name, spec_digest=spec_digest(source, target))
-    return evolve(made, derived=said + made.derived, rank=rank), source, target
+    alone = recipe_of(graph)
+    recipe = evolve(alone, derived=said + alone.derived)
+    made = order(graph, recipe, name=asked.name, spec_digest=spec_digest(source, target), rank=rank)
+    return made, source, target
 
 
 def _seen(source: Side, target: Side, names: Names | None) -> tuple[Placement, Placement, tuple[str, ...]]:

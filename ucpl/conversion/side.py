@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ucpl.layout import Layout, Library
     from ucpl.placement import Placement
     from ucpl.placement.flats import Stated
+    from ucpl.planning.plan import Passed
 
 __all__ = ["Side", "located"]
 
@@ -32,6 +33,7 @@ class Side:
     checkpoint: Checkpoint | None = None  # of a source: what its layers and experts are
     found: Found = field(factory=dict)  # sizes that the spec leaves open, from a checkpoint's shapes
     changes: Changes | None = None  # of a target: what it leaves out, freezes, or trains from here on
+    passes: tuple[Passed, ...] = ()  # of a source: the source passes that changed it
 
     @property
     def library(self) -> Library:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.given import Called, Config, Given
+from ucpl.conversion.given import Called, Given
 from ucpl.conversion.lessening import demand_layers, lessened
 from ucpl.conversion.loader_names import for_loader
 from ucpl.conversion.opening import infer, own_layout
 from ucpl.conversion.ordering import without_order
 from ucpl.conversion.side import Side, located
-from ucpl.conversion.ties import framework_of, of_ties, with_ties
+from ucpl.conversion.source_passes import Opened, config_of, passed
+from ucpl.conversion.ties import framework_of, with_ties
 from ucpl.conversion.training import change_of, in_other_dtype, training_of, typed, wished
-from ucpl.files.skipping import skipping
-from ucpl.registry import Format, format_named, format_of_layout
+from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -38,7 +38,7 @@ def source_side(checkpoint: Checkpoint, described: Called | None, given: Given) 
 
     Sizes (-D) are those of a spec: what a checkpoint says of itself leaves none open.
     """
-    given = evolve(given, config=_config_of(checkpoint, given.config), sizes=given.sizes if described else {})
+    given = evolve(given, config=config_of(checkpoint, given.config), sizes=given.sizes if described else {})
     described = without_order(described) if described is not None else None
     one = described or own_layout(checkpoint.top, checkpoint.format)
     if one is None:
@@ -184,7 +184,7 @@ def _cut_as_deepspeed(one: Called, source: Side, given: Given, notes: tuple[Note
     from ucpl.placement.sharding import shardings_of
 
     base = parallel.Base(*one, given.model, given.inherited, given.config)
-    of = _format_of(one)
+    of = one.format
     # Layers and experts have files of their own in DeepSpeed's folders alone.
     is_apart = not of.has_chunks and (
         (source.checkpoint is not None and ranks.is_apart(source.checkpoint))
@@ -207,80 +207,15 @@ def sides(
     source: None, where the checkpoint itself says what it is.
     """
     if checkpoint is not None:
-        checkpoint = _as_filed(checkpoint, source, target, given)
-        checkpoint, target = _of_words(_of_layers(checkpoint, source, target), source, target)
-        checkpoint, source = of_ties(checkpoint, source, target, _config_of(checkpoint, given.config))
-        here = source_side(checkpoint, source, evolve(given, model=None))
-        return here, target_side(target, here, given)
+        opened, did = passed(Opened(checkpoint, source, target, given))
+        here = source_side(opened.checkpoint, opened.source, evolve(given, model=None))
+        return evolve(here, passes=did), target_side(opened.target, here, given)
     assert source is not None
     if given.model is None:  # a side of a named model says what the other is over
         named = next((one for one in (source, target) if not one.is_of_any), None)
         given = evolve(given, model=named.model(given) if named is not None else None)
     here = located(source, given)
     return here, target_side(target, here, given)
-
-
-def _as_filed(checkpoint: Checkpoint, source: Called | None, target: Called, given: Given) -> Checkpoint:
-    """A source under the names in its files, where a target shows what is stored."""
-    there = format_named(checkpoint.format).file_format
-    if source is not None or not there or not _format_of(target).shows_stored:
-        return checkpoint
-    from ucpl.formats.opening import framework
-
-    with skipping(optimizer=given.weights_alone, states=given.skipped):
-        return evolve(framework(there).open(checkpoint.root), not_read=checkpoint.not_read)
-
-
-def _format_of(one: Called) -> Format:
-    """The format whose shipped layout a call is of."""
-    return format_of_layout(one.library.chain(one.call.name)[-1].node.name)
-
-
-def _of_layers(checkpoint: Checkpoint, source: Called | None, target: Called) -> Checkpoint:
-    """The source with a tensor for each layer and expert, where it has one of all and the target has files of modules."""
-    if source is not None or not format_named(checkpoint.format).has_layers_stacked:
-        return checkpoint
-    if not _format_of(target).asks_modules(target.layout, target.call):
-        return checkpoint
-    from ucpl.formats.megatron.stacks import in_modules
-
-    return in_modules(checkpoint)
-
-
-def _of_words(checkpoint: Checkpoint, source: Called | None, target: Called) -> tuple[Checkpoint, Called]:
-    """The source with the rows of its vocabulary that a target keeps, where that has another number; and the target.
-
-    A layout that says more of the source than its cuts speaks of all rows.
-    """
-    if not checkpoint.state.parallel.vocabulary or not target.is_of_any:
-        return checkpoint, target
-    from ucpl.inference import parallel, vocabulary
-    from ucpl.inference.infer import inherited_settings
-    from ucpl.language import nodes
-
-    base = parallel.Base(*target, nodes.Model("", ()), inherited_settings(checkpoint))
-    want = vocabulary.asked(base, checkpoint)
-    if want is None:
-        return checkpoint, target
-    if source is not None and not parallel.says_cuts_alone(*source):
-        return checkpoint, target
-    if vocabulary.is_universal(base):  # whole tensors, which need no lines
-        target = Called(target.library, vocabulary.without(target.call))
-    return vocabulary.lessened(checkpoint, want.rows), target
-
-
-def _config_of(checkpoint: Checkpoint, config: Config | None) -> Config | None:
-    """Sizes as a config.json gives them: the one given, else the checkpoint's own, or that of the folder it lies in."""
-    from ucpl.files.model_texts import config_at
-    from ucpl.formats.huggingface.store import config_of as own
-
-    if config is not None:
-        return config
-    container = checkpoint.container
-    found = own(checkpoint)
-    if found is None and container is not None and any(f.name == "config.json" for f in container.files):
-        return config_at(container.top)
-    return found
 
 
 def _notes_of(found: Found) -> tuple[Note, ...]:

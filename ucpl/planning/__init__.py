@@ -5,8 +5,8 @@
 
 from ucpl.planning.binding import Bound, Files, bound
 from ucpl.planning.files import load_plan, plan_bytes, save_plan
-from ucpl.planning.order import order, structure_digest, structure_of
-from ucpl.planning.plan import Origin, Plan, Tally
+from ucpl.planning.order import order, recipe_of, structure_digest, structure_of
+from ucpl.planning.plan import Origin, Passed, Plan, Recipe, Tally
 from ucpl.planning.runs import Runs
 from ucpl.planning.text import summary
 
@@ -14,13 +14,16 @@ __all__ = [
     "Bound",
     "Files",
     "Origin",
+    "Passed",
     "Plan",
+    "Recipe",
     "Runs",
     "Tally",
     "bound",
     "load_plan",
     "order",
     "plan_bytes",
+    "recipe_of",
     "save_plan",
     "structure_digest",
     "structure_of",

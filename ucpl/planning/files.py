@@ -25,7 +25,7 @@ from ucpl.extents.account import FATES, Account, Entry, Fate
 from ucpl.extents.structure import Plain, Structure
 from ucpl.planning.nets import Columns, net_from, net_json
 from ucpl.planning.parsed import Json, items, plain, read_json, table, text, texts, whole
-from ucpl.planning.plan import Origin, Plan
+from ucpl.planning.plan import Origin, Passed, Plan
 from ucpl.planning.shelving import shelves_from, shelves_json, structure_from, structure_json
 from ucpl.planning.text import summary
 from ucpl.planning.unread import Unread
@@ -157,6 +157,7 @@ def _header(plan: Plan) -> dict[str, Json]:
         "account": _account_json(plan.account),
         "unread": plan.unread,
         "layout_text": plan.layout_text,
+        "passes": [[one.name, one.text] for one in plan.passes],
         **({} if plan.rank is None else {"rank": plan.rank}),
     }
 
@@ -195,6 +196,7 @@ def _plan(raw: Json, columns: bytes) -> Plan:
         account=_account(raw.get("account")),
         unread=_unread(raw["unread"]),
         layout_text=text(raw["layout_text"]),
+        passes=tuple(Passed(text(name), text(did)) for name, did in items(raw.get("passes", []))),
         rank=whole(raw["rank"]) if "rank" in raw else None,
         masters=_masters(raw["masters"], arrays),
     )

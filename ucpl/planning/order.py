@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import attrs
 import numpy as np
 from attrs import evolve
 
 from ucpl.extents import Flat, NamedTensor, Shelves, Structure
-from ucpl.planning.plan import Origin, Plan
+from ucpl.planning.plan import Origin, Plan, Recipe
+from ucpl.planning.rebuilding import with_rebuilt, with_replayed
 from ucpl.planning.shelving import shelves_json
 from ucpl.registry import format_named
 from ucpl.tables import I64, Side, Space, gaps
@@ -23,14 +24,37 @@ from ucpl.tables.operations import Fill, Node, Split, Write, in_order
 if TYPE_CHECKING:  # who applies a saved plan imports this room, and none of those that made it
     import networkx as nx
 
+    from ucpl.extents.account import Account
+    from ucpl.extents.structure import CarriedBlob
     from ucpl.graph import Graph
     from ucpl.placement import Placement
+    from ucpl.planning.rebuilding import Losses, Replays
+    from ucpl.planning.unread import Unread
 
 
-def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_text: str = "") -> Plan:
+class Parts(TypedDict, total=False):
+    """Parts of a plan that neither its graph nor its recipe has."""
+
+    name: str
+    spec_digest: str
+    layout_text: str
+    account: Account | None
+    unread: Unread | None
+    rank: int | None
+    masters: Plan | None
+
+
+def order(
+    graph: Graph,
+    recipe: Recipe | None = None,
+    *,
+    losses: Losses | None = None,
+    replays: Replays | None = None,
+    **parts: Unpack[Parts],
+) -> Plan:
     """The plan of a graph that went through all passes.
 
-    Its nodes are in the order in which they run.
+    Its nodes are in the order in which they run. recipe: its decisions, if these are more than the graph's.
     """
     import networkx as nx
 
@@ -38,25 +62,52 @@ def order(graph: Graph, *, name: str = "convert", spec_digest: str = "", layout_
     net.add_nodes_from(in_order(graph.net))
     net.add_edges_from(graph.net.edges)
     net = _with_boxes(net, graph.targets, graph.spaces[1])
+    if losses is not None:
+        net = with_rebuilt(net, graph.sources, losses)
+    if replays is not None:
+        net = with_replayed(net, graph.sources, replays)
+    known = recipe or recipe_of(graph)
     return Plan(
-        name=name,
+        name=parts.get("name", "convert"),
         source_call=graph.source.layout.call,
         target_call=graph.target.layout.call,
         source=structure_of(graph.source.located),
-        target=_target(graph),
-        source_shelves=graph.sources,
-        target_shelves=graph.targets,
+        target=known.target,
+        source_shelves=known.source_shelves,
+        target_shelves=known.target_shelves,
         tensors=graph.target.tensors,
         net=net,
         spaces=graph.spaces,
         origins=tuple(Origin(n, v, o) for n, v, o in graph.target.layout.origins),
+        derived=known.derived,
+        dropped=known.dropped,
+        changed=known.changed,
+        filled=known.filled,
+        gone=known.gone,
+        renamed=known.renamed,
+        begun=known.begun,
+        carry=known.carry,
+        passes=known.passes,
+        spec_digest=parts.get("spec_digest", ""),
+        structure_digest=structure_digest(graph.sources),
+        account=parts.get("account"),
+        unread=parts.get("unread"),
+        layout_text=parts.get("layout_text", ""),
+        rank=parts.get("rank"),
+        masters=parts.get("masters"),
+    )
+
+
+def recipe_of(graph: Graph, blobs: tuple[CarriedBlob, ...] = ()) -> Recipe:
+    """The decisions of a graph alone. blobs: values that a spec moves."""
+    return Recipe(
+        target=evolve(_target(graph), blobs=blobs),
+        source_shelves=graph.sources,
+        target_shelves=graph.targets,
         derived=graph.derived,
         dropped=graph.dropped,
         filled=graph.filled,
         carry={b.name: b.fate for b in graph.target.layout.blobs},
-        spec_digest=spec_digest,
-        structure_digest=structure_digest(graph.sources),
-        layout_text=layout_text,
     )
 
 

@@ -26,7 +26,7 @@ from ucpl.tables.operations import Flow, Kind, Lane, Node, flows, in_order, net_
 if TYPE_CHECKING:  # a reader of headers alone does not wait for it
     import networkx as nx
 
-__all__ = ["Kind", "Origin", "Plan", "Runs", "Tally"]
+__all__ = ["Kind", "Origin", "Passed", "Plan", "Recipe", "Runs", "Tally"]
 
 I32 = NDArray[np.int32]
 RUNS_MAX = 1 << 28  # of a plan whose rows are expanded by tensor: more is no plan but a mistake
@@ -52,8 +52,49 @@ class Tally:
     changes_values: bool
 
 
-@frozen(eq=False, slots=False)
-class Plan:
+@frozen
+class Passed:
+    """A pass that changed something, and what it did."""
+
+    name: str
+    text: str
+
+
+@frozen(eq=False, slots=False, kw_only=True)
+class Recipe:
+    """The decisions of a plan besides its moves: the input of the target passes."""
+
+    target: Structure
+    source_shelves: Shelves
+    target_shelves: Shelves
+    derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
+    dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
+    changed: tuple[str, ...] = ()  # "left out by --drop head.*: 2 tensors, 24 elements"
+    filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
+    gone: dict[str, tuple[str, ...]] = field(factory=dict)  # parameters of the passes drop, freeze, groups and train
+    renamed: dict[str, tuple[str, ...]] = field(
+        factory=dict
+    )  # name in the target -> those of the source, of the pass rename
+    begun: dict[str, dict[str, float]] = field(factory=dict)  # state -> parameter -> number, of the pass fill
+    carry: dict[str, str] = field(factory=dict)  # fate of values by name: keep, first, drop
+    passes: tuple[Passed, ...] = ()  # that changed something of the source, in their order
+
+    @property
+    def sources(self) -> tuple[StoredTensor, ...]:
+        return self.source_shelves.each
+
+    @property
+    def targets(self) -> tuple[StoredTensor, ...]:
+        return self.target_shelves.each
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Values, numbers and files that are dropped by name."""
+        return frozenset(name for name, fate in self.carry.items() if fate == "drop")
+
+
+@frozen(eq=False, slots=False, kw_only=True)
+class Plan(Recipe):
     """All inputs of `apply`.
 
     `source` and `target` carry the facts about the framework on each side that stores need.
@@ -63,25 +104,10 @@ class Plan:
     source_call: str  # "zero1(dp = 4)"
     target_call: str
     source: Structure
-    target: Structure
-    source_shelves: Shelves
-    target_shelves: Shelves
     tensors: tuple[str, ...]  # names that tables point into
     net: nx.DiGraph[Node] = field(repr=False)
     spaces: tuple[Space, Space] = (Space(1), Space(1))  # of the positions in its tables
     origins: tuple[Origin, ...] = ()
-    derived: tuple[str, ...] = ()  # sentences: "weight is derived from fp32 by rounding to nearest even"
-    dropped: tuple[str, ...] = ()  # names of tensors and states of the source that are left out on purpose
-    changed: tuple[str, ...] = ()  # "left out by --drop head.*: 2 tensors, 24 elements"
-    gone: dict[str, tuple[str, ...]] = field(factory=dict)  # names that the target's files do not keep, by kind of name
-    filled: tuple[str, ...] = ()  # "exp_avg with 0: 4 elements of `b` (the source lacks them)"
-    renamed: dict[str, tuple[str, ...]] = field(
-        factory=dict
-    )  # a tensor's name in the target -> those of the source's that it is made of, where the two sides call tensors otherwise
-    begun: dict[str, dict[str, float]] = field(
-        factory=dict
-    )  # numbers of parameters that have none: state -> name -> it
-    carry: dict[str, str] = field(factory=dict)  # fate of blobs by name: keep, first, drop
     spec_digest: str = ""
     structure_digest: str = ""
     account: Account | None = None  # of all that the source has; None: planned from specs alone, or a rank's share
@@ -104,14 +130,6 @@ class Plan:
 
     # ---- expanded by tensor
     # ---------------------------------------------------------------------------------------------
-
-    @property
-    def sources(self) -> tuple[StoredTensor, ...]:
-        return self.source_shelves.each
-
-    @property
-    def targets(self) -> tuple[StoredTensor, ...]:
-        return self.target_shelves.each
 
     @cached_property
     def moves(self) -> tuple[Runs, ...]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from attrs import evolve
-
 from ucpl.extents import Key
 from ucpl.records import frozen
-from ucpl.tables.operations import Extract, Node, Read, Recompute, Reconstruct
+from ucpl.tables.operations import Extract, Node, Read, Recompute, Reconstruct, in_order
 
 if TYPE_CHECKING:  # who applies a saved plan looks at no loss
     import networkx as nx
 
-    from ucpl.planning.plan import Plan
+    from ucpl.extents import Shelves
 
 __all__ = ["Losses", "Replays", "with_rebuilt", "with_replayed"]
 
@@ -49,7 +47,7 @@ class Replays:
     optimizer: str
 
 
-def with_rebuilt(plan: Plan, losses: Losses) -> Plan:
+def with_rebuilt(net: nx.DiGraph[Node], sources: Shelves, losses: Losses) -> nx.DiGraph[Node]:
     """Add a Reconstruct after each Read of tensors with lost bytes.
 
     The Extracts of the Read depend on it.
@@ -69,10 +67,10 @@ def with_rebuilt(plan: Plan, losses: Losses) -> Plan:
             read.label, read.state, sum(lost.values()), tuple(sorted(lost)), tuple(others), losses.scheme, losses.times
         )
 
-    return _with(plan, made)
+    return _with(net, sources, made)
 
 
-def with_replayed(plan: Plan, replays: Replays) -> Plan:
+def with_replayed(net: nx.DiGraph[Node], sources: Shelves, replays: Replays) -> nx.DiGraph[Node]:
     """Add a Recompute after each Read of tensors that steps compute.
 
     As `with_rebuilt` adds a Reconstruct.
@@ -87,31 +85,32 @@ def with_replayed(plan: Plan, replays: Replays) -> Plan:
         size, gradients = (sum(one) for one in zip(*some, strict=True))
         return Recompute(read.label, read.state, size, replays.steps, gradients, replays.optimizer)
 
-    return _with(plan, made)
+    return _with(net, sources, made)
 
 
-def _with(plan: Plan, make: Callable[[Read, set[Place]], Node | None]) -> Plan:
+def _with(net: nx.DiGraph[Node], sources: Shelves, make: Callable[[Read, set[Place]], Node | None]) -> nx.DiGraph[Node]:
     """Add a node between a Read and its Extracts.
 
     make: the node, from the Read and the places of its stored tensors.
     """
     import networkx as nx
 
-    sources = plan.sources
+    stored = sources.each
+    nodes = list(in_order(net))
     made: dict[Node, Node] = {}  # by the node before it
-    for node in plan.nodes:
+    for node in nodes:
         if isinstance(node, Read):
-            one = make(node, {(t.file, t.key) for t in sources[node.first : node.last]})
+            one = make(node, {(t.file, t.key) for t in stored[node.first : node.last]})
             if one is not None:
-                before = next((n for n in plan.net.successors(node) if isinstance(n, Reconstruct)), node)
+                before = next((n for n in net.successors(node) if isinstance(n, Reconstruct)), node)
                 made[before] = one
     if not made:
-        return plan
-    net: nx.DiGraph[Node] = nx.DiGraph()
-    for node in plan.nodes:  # in their order, which decides between nodes that might run in any
-        net.add_node(node)
+        return net
+    out: nx.DiGraph[Node] = nx.DiGraph()
+    for node in nodes:  # in their order, which decides between nodes that might run in any
+        out.add_node(node)
         if node in made:
-            net.add_edge(node, made[node])
-    for one, other in plan.net.edges:
-        net.add_edge(made.get(one, one) if isinstance(other, Extract) else one, other)
-    return evolve(plan, net=net)
+            out.add_edge(node, made[node])
+    for one, other in net.edges:
+        out.add_edge(made.get(one, one) if isinstance(other, Extract) else one, other)
+    return out
