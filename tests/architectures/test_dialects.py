@@ -12,7 +12,15 @@ import pytest
 import torch
 
 import ucpl
-from tests.hf.folders import WRITTEN, assert_equal, llama_config, llama_shapes, random_of, save, tensors_of
+from tests.formats.huggingface.folders import (
+    WRITTEN,
+    assert_equal,
+    llama_config,
+    llama_shapes,
+    random_of,
+    save,
+    tensors_of,
+)
 from ucpl.errors import UcplError
 from ucpl.texts import Json
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import ucpl
-from tests.hf.folders import assert_equal, random_of, save, tensors_of
+from tests.formats.huggingface.folders import assert_equal, random_of, save, tensors_of
 from ucpl.inference.hf.records import Config
 
 Tensors = dict[str, Tensor]

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from tests.files import deepspeed_stand_ins  # noqa: F401
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401
 from ucpl.records import frozen
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")

@@ -15,7 +15,7 @@ import torch
 
 import ucpl
 from tests.conversion.test_accounting import FIXTURES, MARK
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.api import open_checkpoint
 
 Z1 = "deepspeed/z1_dp2_bf16"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.api import open_checkpoint
 from ucpl.extents.account import FATES, Account
 from ucpl.formats.leaving import DESCRIBING, TEXTS

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import ucpl
 from tests.cli.command import ucpl as command
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 
 FIXTURES = Path(os.environ.get("UCPL_CHECKPOINTS", Path(__file__).parents[1] / "fixtures"))
 RUN = FIXTURES / "deepspeed" / "z1_dp2_bf16"

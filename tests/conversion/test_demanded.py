@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ucpl
-from tests.hf.folders import llama_config, llama_shapes, random_of, save
+from tests.formats.huggingface.folders import llama_config, llama_shapes, random_of, save
 from ucpl import api
 from ucpl.cli import main
 from ucpl.conversion import demanded

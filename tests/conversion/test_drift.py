@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.cli.command import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl import apply, convert
 from ucpl.errors import UcplError
 

@@ -13,7 +13,7 @@ import torch
 
 import ucpl
 from tests.cli.command import FIXTURES
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 
 
 def test_the_layout_that_is_shown_takes_one_rank_s_buffer(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import ROOT, good
-from tests.files.test_containers import source  # noqa: F401  (a Trainer's folder)
+from tests.formats.folders.test_containers import source  # noqa: F401  (a Trainer's folder)
 
 BEGUN = ("convert", "source", "target", "--to", "zero1(dp=3, bf16=1)")
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import ucpl
 from tests.cli.command import ucpl as command
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.formats.dcp.metadata import read_metadata
 from ucpl.formats.opening import open_checkpoint
 

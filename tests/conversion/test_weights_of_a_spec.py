@@ -9,7 +9,7 @@ import torch
 
 import ucpl
 from tests.cli.command import ucpl as command
-from tests.hf.folders import llama_config, llama_shapes, random_of, save
+from tests.formats.huggingface.folders import llama_config, llama_shapes, random_of, save
 
 HF = "llama.ucpl:hf()"
 CONFIG = llama_config()

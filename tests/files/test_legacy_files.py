@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from tests.files.refusals import refusal
 from tests.files.values import FIXTURES, assert_tells, torch_tensor
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.files.torch_files import TorchFile, read_torch_file
 
 KINDS = ("deepspeed/z1_dp4", "deepspeed/z3_dp2_subgroup", "deepspeed/pp2_dp2_z1", "deepspeed/moe_ep2_dp2_z1")

@@ -13,7 +13,7 @@ from random import Random
 import torch
 from attrs import define, field
 
-from tests.files.test_dcp_odd import numbered, save, trained
+from tests.formats.dcp.test_dcp_odd import numbered, save, trained
 from tests.fuzz import lessened_megatron as lessened
 from tests.fuzz.containers import FIXTURES
 from tests.fuzz.damage import Kept, damage_bytes, damage_value

@@ -23,7 +23,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from tests.cli.command import FIXTURES, good
-from tests.hf.folders import llama_config, llama_shapes, save, tensors_of
+from tests.formats.huggingface.folders import llama_config, llama_shapes, save, tensors_of
 from ucpl.resources import spec_text
 
 Recipe = Callable[[Path], list[str]]

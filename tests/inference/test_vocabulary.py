@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 from ucpl.errors import UcplError
 
 SOURCE = Path(__file__).parents[1] / "fixtures" / "deepspeed" / "tp2_pp2_dp2_z1_bf16"

@@ -120,7 +120,7 @@ def convert_all(target: Target, folder: Path) -> str:
         if call.startswith(HOME):
             call = home(target.source, folder) + call.removeprefix(HOME)
         if call == OLDER:
-            from tests.files.test_deepspeed_moe import older
+            from tests.formats.deepspeed.test_deepspeed_moe import older
 
             here = older(here, there)
             continue

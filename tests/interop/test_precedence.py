@@ -1,4 +1,4 @@
-"""The table of tests/hf/precedence.py, compared with transformers itself."""
+"""The table of tests/formats/huggingface/precedence.py, compared with transformers itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from tests.hf import precedence
-from tests.hf.folders import llama_config, llama_shapes, random_of
+from tests.formats.huggingface import precedence
+from tests.formats.huggingface.folders import llama_config, llama_shapes, random_of
 
 pytestmark = pytest.mark.interop
 

@@ -364,7 +364,7 @@ def shown() -> Iterator[Case]:
 
 def published() -> Iterator[tuple[str, str, dict[str, object]]]:
     """Models of real sizes: (name, file of the spec, config)."""
-    from tests.hf.test_shipped_specs import CONFIGS
+    from tests.architectures.test_shipped_specs import CONFIGS
 
     for name in ("Llama-3.1-405B", "Qwen3-30B-A3B", "DeepSeek-V3", "gpt-oss-20b", "gpt2"):
         file, _, config = CONFIGS[name]

@@ -105,8 +105,8 @@ def test_each_rank_and_tensor_is_there_and_areas_are_right(here: Path, call: str
 
 
 SHIPPED = [
-    ("llama.ucpl:megatron(tp=2, pp=2)", "tests/hf/written/llama/config.json"),
-    ("llama.ucpl:torch_dist(tp=2, pp=2)", "tests/hf/written/llama/config.json"),
+    ("llama.ucpl:megatron(tp=2, pp=2)", "tests/formats/huggingface/written/llama/config.json"),
+    ("llama.ucpl:torch_dist(tp=2, pp=2)", "tests/formats/huggingface/written/llama/config.json"),
     ("deepseek_v3.ucpl:megatron(tp=2, pp=2, ep=2)", "examples/architectures/checkpoints/deepseek_v3/config.json"),
     ("gpt_oss.ucpl:megatron(tp=2, pp=2, ep=2)", "examples/architectures/checkpoints/gpt_oss/config.json"),
 ]

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 
 from tests.files.refusals import refusal
-from tests.files.test_dcp_odd import numbered, place, save, trained
+from tests.formats.dcp.test_dcp_odd import numbered, place, save, trained
 from ucpl.formats.opening import open_checkpoint
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import ucpl
 from tests.cli.command import FIXTURES
 from tests.cli.command import ucpl as command
-from tests.files import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes that pickle looks for)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

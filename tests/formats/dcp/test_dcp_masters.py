@@ -1,0 +1,97 @@
+"""fp32 masters under another name in DCP.
+
+Proved by bits, stated, or noted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ucpl
+from tests.formats.dcp.test_dcp import FIXTURES, assert_equal, held_by_plain, truth
+from tests.formats.dcp.test_dcp_odd import StateDict, save
+from ucpl.conversion.given import Given
+from ucpl.conversion.planning import Asked, prepare
+from ucpl.formats.opening import open_checkpoint
+
+HSDP = FIXTURES / "hsdp_2x2"
+MASTERS = {
+    name.removeprefix("optim.state.").removesuffix(".master"): tensor
+    for name, tensor in truth("hsdp_2x2").items()
+    if name.endswith(".master")
+}
+WIDE = torch.randn(6, 300, generator=torch.Generator().manual_seed(3))
+
+
+def masters_of(folder: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
+    ucpl.convert(folder, tmp_path / "masters.pt", to='plain(master_state="fp32")')
+    held = torch.load(tmp_path / "masters.pt", weights_only=True)["params"]
+    return {name: states["fp32"] for name, states in held.items()}
+
+
+def run_in(folder: Path, dtype: torch.dtype, **states: torch.Tensor) -> Path:
+    """A folder with one weight of 16 bits, and these states."""
+    state: StateDict = {("model", "w"): WIDE.to(dtype), ("optim", "state", "w", "exp_avg"): WIDE.flip(0)}
+    state |= {("optim", "state", "w", name): tensor for name, tensor in states.items()}
+    state |= {("optim", "param_groups", 0, "params"): ["w"], ("optim", "param_groups", 0, "lr"): 0.1}
+    return save(folder, state)
+
+
+def remarks_of(folder: Path, to: str = "zero1(dp = 2)", call: str = "") -> str:
+    return "\n".join(prepare(Asked(call or None, to, folder), Given()).odd)
+
+
+def test_the_true_masters_are_those_of_a_target_and_keep_their_name_where_there_is_a_place(tmp_path: Path) -> None:
+    assert "fp32 = state `master`" in remarks_of(HSDP)
+    ucpl.convert(HSDP, tmp_path / "zero", to="zero1(dp = 2)")
+    assert_equal(masters_of(tmp_path / "zero", tmp_path), MASTERS)
+    assert any(p.name.startswith("bf16_zero_") for p in (tmp_path / "zero").rglob("*"))
+    ucpl.convert(tmp_path / "zero", tmp_path / "back", to='dcp(fsdp = 3, master_state = "master")')
+    ucpl.convert(tmp_path / "back", tmp_path / "back.pt", to="plain()")
+    assert_equal(held_by_plain(tmp_path / "back.pt"), truth("hsdp_2x2"))
+    ucpl.convert(tmp_path / "back.pt", tmp_path / "again", to="dcp(fsdp = 2)")  # a plain file keeps the name, too
+    assert open_checkpoint(tmp_path / "again").state.settings["master_state"].value == "master"
+    assert ucpl.compare(HSDP, tmp_path / "again")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["master_param", "fp32_param", "master_weight"])
+def test_a_name_of_masters_that_the_bits_prove(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    folder = run_in(tmp_path / "run", dtype, **{name: WIDE})
+    opened = open_checkpoint(folder)
+    assert opened.state.tensors[0].states == ("exp_avg", "fp32") and opened.remarks == ()
+    assert opened.state.settings["master_state"].value == name
+
+
+def test_a_state_that_may_be_the_master_is_remarked_and_a_call_names_it(tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "run", torch.bfloat16, slow=WIDE)
+    (remark,) = open_checkpoint(folder).remarks
+    assert "may be their master" in remark and 'master_state = "slow"' in remark
+    assert remark in remarks_of(folder)
+    assert remarks_of(folder, call='dcp(master_state = "slow")') == ""
+    ucpl.convert(folder, tmp_path / "zero", to="zero1(dp = 2)", layout='dcp(master_state = "slow")')
+    assert_equal(masters_of(tmp_path / "zero", tmp_path), {"w": WIDE})
+
+
+def test_a_name_without_the_bits_is_no_master_and_is_remarked(tmp_path: Path) -> None:
+    wrong = WIDE.clone()
+    wrong[5, 299] += 1  # the last element of the last chunk
+    folder = run_in(tmp_path / "run", torch.bfloat16, master=wrong)
+    opened = open_checkpoint(folder)
+    assert opened.state.tensors[0].states == ("exp_avg", "master")
+    assert "`w`[5, 299] is not it, rounded to nearest even" in remarks_of(folder)
+
+
+def test_a_call_can_state_that_there_is_no_master(tmp_path: Path) -> None:
+    folder = run_in(tmp_path / "run", torch.bfloat16, master=WIDE)
+    made = prepare(Asked('dcp(master_state = "fp32")', "zero1(dp = 2)", folder), Given())
+    assert made.checkpoint is not None and made.checkpoint.state.tensors[0].states == ("exp_avg", "master")
+    assert any("derived from weight" in text for text in made.plan.derived)
+
+
+def test_moments_alone_are_no_masters_and_no_remark(tmp_path: Path) -> None:
+    assert open_checkpoint(run_in(tmp_path / "run", torch.bfloat16)).remarks == ()
+    assert remarks_of(FIXTURES / "fsdp2_tp_2x2") == ""

@@ -1,0 +1,145 @@
+"""FSDP's model and optimizer folders of Accelerate are one checkpoint.
+
+Two ranks wrote them. The truth was gathered by the run itself; targets are loaded by torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import ucpl
+from tests.files.refusals import refusal
+from tests.gathered import plain_of
+from ucpl.api import open_checkpoint
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "accelerate"
+STATE = FIXTURES / "fsdp"
+MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+
+
+def truth() -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(FIXTURES / "fsdp.truth.pt", weights_only=True)
+    return found
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(STATE, tmp_path / "state")
+
+
+def test_both_folders_are_one_checkpoint() -> None:
+    found, expected = plain_of(STATE), truth()
+    every = {**found["params"], **{name: {"weight": t} for name, t in found.get("buffers", {}).items()}}
+    assert every.keys() == expected["model"].keys()
+    for name, weight in expected["model"].items():
+        assert torch.equal(every[name]["weight"], weight), name
+    for name, states in expected["optimizer"]["state"].items():
+        for kind, value in states.items():
+            assert torch.equal(torch.as_tensor(every[name][kind], dtype=value.dtype), value), (name, kind)
+    opened = open_checkpoint(STATE)
+    assert [group.hyper["lr"] for group in opened.state.groups] == [
+        group["lr"] for group in expected["optimizer"]["param_groups"]
+    ]
+    assert opened.container is not None and opened.container.kind.name == "accelerate"
+
+
+def test_a_target_is_two_folders_that_torch_loads(tmp_path: Path) -> None:
+    ucpl.convert(STATE, tmp_path / "on3", "dcp(fsdp = 3)")
+    expected = truth()
+    weights = {"model": {name: torch.zeros_like(weight) for name, weight in expected["model"].items()}}
+    load(weights, storage_reader=FileSystemReader(tmp_path / "on3" / MODEL), no_dist=True)
+    moments: dict[str, Any] = {
+        name: {kind: torch.zeros_like(value) for kind, value in states.items()}
+        for name, states in expected["optimizer"]["state"].items()
+    }
+    load({"optimizer": {"state": moments}}, storage_reader=FileSystemReader(tmp_path / "on3" / OPTIMIZER), no_dist=True)
+    for name, weight in expected["model"].items():
+        assert torch.equal(weights["model"][name], weight), name
+    for name, states in expected["optimizer"]["state"].items():
+        assert all(torch.equal(moments[name][kind], value) for kind, value in states.items()), name
+    assert not (tmp_path / "on3" / ".metadata").exists()
+    assert sorted(file.name for file in (tmp_path / "on3").glob("*.*")) == [
+        "random_states_0.pkl", "random_states_1.pkl", "random_states_2.pkl", "scheduler.bin",
+    ]  # fmt: skip
+    kept = (tmp_path / "on3" / "random_states_2.pkl").read_bytes()
+    assert kept == (STATE / "random_states_0.pkl").read_bytes(), "a new rank begins with that of rank 0"
+
+
+def test_there_and_back_is_equal(tmp_path: Path) -> None:
+    ucpl.convert(STATE, tmp_path / "on5", "dcp(fsdp = 5)")
+    ucpl.convert(tmp_path / "on5", tmp_path / "on2", "dcp(fsdp = 2)")
+    for one in ("on5", "on2"):
+        assert ucpl.compare(STATE, tmp_path / one)
+        assert ucpl.verify(tmp_path / one)
+
+
+def test_another_framework_takes_the_shards_alone(tmp_path: Path) -> None:
+    ucpl.convert(STATE, tmp_path / "zero", "zero1(dp = 2)")
+    assert ucpl.compare(STATE, tmp_path / "zero")
+    assert not (tmp_path / "zero" / "scheduler.bin").exists()
+
+
+def test_a_trainer_s_folder_is_one_again(state: Path, tmp_path: Path) -> None:
+    (state / "trainer_state.json").write_text('{"global_step": 3}')
+    for rank in (0, 1):
+        (state / f"random_states_{rank}.pkl").rename(state / f"rng_state_{rank}.pth")
+    (state / "scheduler.bin").rename(state / "scheduler.pt")
+    ucpl.convert(state, tmp_path / "on3", "dcp(fsdp = 3)")
+    opened = open_checkpoint(tmp_path / "on3")
+    assert opened.container is not None and opened.container.kind.name == "trainer"
+    there = {file.name for file in (tmp_path / "on3").iterdir()}
+    assert there >= {MODEL, OPTIMIZER, "trainer_state.json", "rng_state_2.pth", "scheduler.pt"}
+    assert ucpl.compare(state, tmp_path / "on3")
+
+
+def test_folders_without_a_run_around_them_stay_two(state: Path, tmp_path: Path) -> None:
+    for file in state.glob("*.*"):
+        file.unlink()
+    ucpl.convert(state, tmp_path / "on3", "dcp(fsdp = 3)")
+    assert (tmp_path / "on3" / OPTIMIZER / ".metadata").is_file() and ucpl.compare(state, tmp_path / "on3")
+
+
+def test_weights_alone_are_read_without_an_optimizer(state: Path, tmp_path: Path) -> None:
+    shutil.rmtree(state / OPTIMIZER)
+    ucpl.convert(state, tmp_path / "on3", "dcp(fsdp = 3)")
+    assert not (tmp_path / "on3" / OPTIMIZER).exists()
+    found = plain_of(tmp_path / "on3")["params"]
+    assert (
+        torch.equal(found["up.weight"]["weight"], truth()["model"]["up.weight"]) and "exp_avg" not in found["up.weight"]
+    )
+
+
+def test_several_models_are_refused_by_their_folders(state: Path) -> None:
+    shutil.copytree(state / MODEL, state / "pytorch_model_fsdp_1")
+    found = refusal(lambda: open_checkpoint(state), "E487")
+    assert "pytorch_model_fsdp_1" in found.message and str(state / MODEL) in found.remedy
+
+
+def test_a_name_that_both_have_is_refused(state: Path) -> None:
+    shutil.rmtree(state / OPTIMIZER)
+    shutil.copytree(state / MODEL, state / OPTIMIZER)
+    found = refusal(lambda: open_checkpoint(state), "E520")
+    assert MODEL in found.message and [label.file for label in found.labels] == [
+        str(state / folder / ".metadata") for folder in (MODEL, OPTIMIZER)
+    ]
+
+
+def test_faults_are_reported_at_the_folder_s_own_metadata(state: Path) -> None:
+    """A missing file of the optimizer's chunks is reported with its description."""
+    (state / OPTIMIZER / "__1_0.distcp").unlink()
+    found = refusal(lambda: open_checkpoint(state), "E452")
+    assert str(state / OPTIMIZER / "__1_0.distcp") in str(found.labels)
+
+
+@pytest.mark.parametrize("names", ['prefix = ""', 'states = "optim.state."', "flat = 1"])
+def test_names_that_nobody_looks_for_are_refused_before_writing(names: str, tmp_path: Path) -> None:
+    found = refusal(lambda: ucpl.convert(STATE, tmp_path / "out", f"dcp(fsdp = 2, {names})"), "E486")
+    assert "Accelerate looks for" in found.message and not (tmp_path / "out").exists()
