@@ -20,7 +20,6 @@ class Torch:
     """A framework: each file of the plan's targets becomes one torch file, a flat dict of its tensors."""
 
     name = "world"
-    known_globals: frozenset[str] = frozenset()
     demands = Demands()
 
     def __init__(self, carried=(), unsafe=(), texts=None):

@@ -92,6 +92,7 @@ def facts(c: Checkpoint) -> Facts:
     elements = {t.name: prod(t.shape) for t in c.state.tensors}
     held = [envelope.carried, envelope.blobs, [g.hyper for g in envelope.groups]]
     settings = envelope.settings
+    unsafe = set(unsafe_globals(held))
     return {
         "checkpoint": str(c.top),
         "framework": c.format,
@@ -113,7 +114,7 @@ def facts(c: Checkpoint) -> Facts:
         "cuts": dict(Counter(s.origin for s in c.state.parallel.shardings.values() if s.dim is not None)),
         "carried": sorted(envelope.blobs),
         "client_state": {str(k): value_text(number_of(v)) for k, v in envelope.carried.items()},
-        "unknown_globals": sorted(set(unsafe_globals(held)) - known_globals()),
+        "unknown_globals": sorted(unsafe - known_globals()) if unsafe else [],  # which imports every reader
         "container": _container(c),
         "not_stored": list(c.missing_tensors),
         "not_read": {one.name: one.why for one in not_read_of(c)},

@@ -60,9 +60,7 @@ def _not_read(skipped: Skipped, given: Given) -> Iterator[NotRead]:
 
 
 def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
-    from ucpl.formats.huggingface.store import FILE, HuggingFace
     from ucpl.formats.opening import open_checkpoint as read
-    from ucpl.formats.torch.store import below, open_files
 
     if layout is None:  # what a checkpoint says of itself leaves no size open
         layout, given = own_layout(here), evolve(given, sizes={})
@@ -70,6 +68,9 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     layout = without_order(layout) if layout is not None else None
     if layout is None or not os.path.exists(here):
         return read(here, order)
+    from ucpl.formats.huggingface.store import FILE, HuggingFace
+    from ucpl.formats.torch.store import below, open_files
+
     names = _safetensors_of(layout, here)
     if names and not (layout.is_of_any and set(names) <= {FILE}):
         return HuggingFace().open_named(here, names)

@@ -135,7 +135,6 @@ class Framework(Protocol):
     """One framework's files."""
 
     name: str
-    known_globals: frozenset[str]  # classes that its own files name and that it needs, though torch would refuse them
     demands: Demands  # of its loader
 
     def recognises(self, path: Path) -> bool:

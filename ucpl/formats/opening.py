@@ -41,7 +41,7 @@ def framework(name: str) -> Framework:
 @cache
 def known_globals() -> frozenset[str]:
     """Classes that formats need; the user is not asked about them."""
-    return frozenset(name for one in formats() for name in framework(one).known_globals)
+    return frozenset(name for one in formats().values() for name in one.known_globals())
 
 
 @watched

@@ -107,6 +107,10 @@ class Format:
         """The reader and writer of its files."""
         raise NotImplementedError
 
+    def known_globals(self) -> frozenset[str]:
+        """Classes that its own files name and that it needs, although torch.load(weights_only=True) refuses them."""
+        return frozenset()
+
     def open(self, path: Path, order: Order | None) -> Checkpoint:
         """Read the headers of a checkpoint.
 

@@ -27,7 +27,6 @@ MAGIC = "npy_folder"
 
 class Store:
     name = MAGIC
-    known_globals: frozenset[str] = frozenset()
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:

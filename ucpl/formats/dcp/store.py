@@ -20,7 +20,6 @@ __all__ = ["DCP"]
 
 class DCP:
     name = "dcp"
-    known_globals: frozenset[str] = frozenset()
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:

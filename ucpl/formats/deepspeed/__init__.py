@@ -71,6 +71,11 @@ class DeepSpeedFormat(Format):
 
         return Store()
 
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
+
+        return KNOWN_GLOBALS
+
     def open(self, path: Path, order: Order | None) -> Checkpoint:
         from ucpl.formats.deepspeed.store import DeepSpeed as Store
 
@@ -131,6 +136,11 @@ class UniversalFormat(Format):
         from ucpl.formats.deepspeed.universal import Universal as Store
 
         return Store()
+
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
+
+        return KNOWN_GLOBALS
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
         return "loaders of universal folders look for none"

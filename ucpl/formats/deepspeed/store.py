@@ -12,13 +12,11 @@ from ucpl.formats.deepspeed.folder import step_folder
 from ucpl.formats.deepspeed.gathered import Place
 from ucpl.formats.deepspeed.names import LATEST, list_files
 from ucpl.formats.deepspeed.step import open_step
-from ucpl.formats.deepspeed.target import KNOWN_GLOBALS
 from ucpl.formats.deepspeed.writing import skeleton
 
 
 class DeepSpeed:
     name = "deepspeed"
-    known_globals = KNOWN_GLOBALS
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:

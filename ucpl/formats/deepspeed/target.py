@@ -16,11 +16,11 @@ from ucpl.extents.pipeline import Pipeline
 from ucpl.files.carrying import Place, Storages, by_place
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.groups import matched
-from ucpl.files.inert import HOLDERS
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.scalars import number_of
 from ucpl.files.values import Empty, Value
 from ucpl.formats.deepspeed import auto_ep
+from ucpl.formats.deepspeed.classes import KNOWN_GLOBALS
 from ucpl.formats.deepspeed.config import blobs_of, regenerated
 from ucpl.formats.deepspeed.left_out import BLOB as LEFT_OUT
 from ucpl.formats.deepspeed.left_out import LeftOut
@@ -29,19 +29,6 @@ from ucpl.records import mutable
 from ucpl.registry import format_named
 
 FORMAT_VERSION = "0.19.8"  # the release whose form is written
-
-# Classes that DeepSpeed's own files name, and client_state: torch.load(weights_only=True) refuses them, DeepSpeed does not
-# use it.
-KNOWN_GLOBALS = HOLDERS | frozenset(
-    {
-        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-        "deepspeed.runtime.zero.config.ZeroStageEnum",
-        "deepspeed.checkpoint.universal_checkpoint.SubparamShape",
-        "deepspeed.utils.tensor_fragment.fragment_address",
-    }
-)
-
 
 # Settings that are numbers, and shape the files: a spec's `framework deepspeed(...)` may say anything.
 _NUMBERS = (

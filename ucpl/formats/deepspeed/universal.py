@@ -45,7 +45,6 @@ from ucpl.formats.deepspeed.gathered import Facts, Gathered, Place, callers_of
 from ucpl.formats.deepspeed.module import Module
 from ucpl.formats.deepspeed.names import Listing, list_files
 from ucpl.formats.deepspeed.order import Shape, undeal
-from ucpl.formats.deepspeed.target import KNOWN_GLOBALS
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers, whole_module
 from ucpl.formats.deepspeed.universal_writing import ATOMS, GLOBAL_STATE, LATEST, skeleton
@@ -61,7 +60,6 @@ _SHARD = (("fp32_flat_groups",), ("single_partition_of_fp32_groups",), ("base_op
 
 class Universal:
     name = "universal"
-    known_globals = KNOWN_GLOBALS
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:

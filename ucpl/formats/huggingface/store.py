@@ -43,7 +43,6 @@ _NOT_OURS = ("DCP_SHARDING_INFO", "CUSTOM_METADATA")  # of torch's HuggingFaceSt
 
 class HuggingFace:
     name = "huggingface"
-    known_globals: frozenset[str] = frozenset()
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:

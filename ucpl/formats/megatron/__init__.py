@@ -53,6 +53,11 @@ class MegatronCoreFormat(Megatron):
 
         return Store()
 
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.megatron.classes import KNOWN_GLOBALS
+
+        return KNOWN_GLOBALS
+
     def describes(self, checkpoint: Checkpoint) -> bool:
         return True
 
@@ -100,6 +105,11 @@ class MegatronFSDPFormat(Megatron):
 
         return Store()
 
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.megatron.classes import KNOWN_GLOBALS
+
+        return KNOWN_GLOBALS
+
     def describes(self, checkpoint: Checkpoint) -> bool:
         return True
 
@@ -134,6 +144,11 @@ class MegatronLegacyFormat(Megatron):
         from ucpl.formats.megatron.legacy import MegatronLegacy as Store
 
         return Store()
+
+    def known_globals(self) -> frozenset[str]:
+        from ucpl.formats.megatron.classes import LEGACY_GLOBALS
+
+        return LEGACY_GLOBALS
 
     def describes(self, checkpoint: Checkpoint) -> bool:
         from ucpl.formats.megatron.homes import legacy_of

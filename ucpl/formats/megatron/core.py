@@ -13,7 +13,6 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.watching import watched
-from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import found, step_of
 
@@ -22,7 +21,6 @@ __all__ = ["MegatronCore"]
 
 class MegatronCore:
     name = "megatron_core"
-    known_globals: frozenset[str] = KNOWN_GLOBALS
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:

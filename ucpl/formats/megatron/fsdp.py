@@ -13,7 +13,6 @@ from pathlib import Path
 from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.watching import watched
-from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import found, has_tracker, step_of
 from ucpl.storage.reading import fetch_all
@@ -32,7 +31,6 @@ _MARK_BYTES_MAX = 128
 
 class MegatronFSDP:
     name = "megatron_fsdp"
-    known_globals: frozenset[str] = KNOWN_GLOBALS
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:

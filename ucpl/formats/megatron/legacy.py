@@ -14,6 +14,7 @@ from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import TRACKER, found, step_of
 from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import KNOWN_GLOBALS, heads_advice
+from ucpl.formats.megatron.legacy_arguments import heads_advice
 
 __all__ = ["MegatronLegacy", "legacy_advice"]
 
@@ -31,7 +32,6 @@ def legacy_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
 
 class MegatronLegacy:
     name = "megatron_legacy"
-    known_globals = KNOWN_GLOBALS
     demands = DEMANDS
 
     def recognises(self, path: Path) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ucpl.extents import Call, Global, NamedTensor
 from ucpl.files.checkpoint import Checkpoint
-from ucpl.files.inert import HOLDERS, unsafe_globals
+from ucpl.files.inert import unsafe_globals
 from ucpl.files.plain_values import decode, encode
 from ucpl.formats.megatron.legacy_names import EMBEDDING, layer_of, numbered
 
 __all__ = [
     "DEGREES",
     "GROUPED_GEMM",
-    "KNOWN_GLOBALS",
     "OWN",
     "arguments_in",
     "at_degrees",
@@ -27,19 +26,6 @@ __all__ = [
     "values_of",
 ]
 
-# Classes that a run's own values are of: torch.load(weights_only=True) refuses them, Megatron does not use it.
-KNOWN_GLOBALS = HOLDERS | frozenset(
-    f"megatron.core.{name}"
-    for name in (
-        "enums.ModelType",
-        "enums.Fp8Recipe",
-        "transformer.enums.AttnBackend",
-        "transformer.enums.AttnMaskType",
-        "rerun_state_machine.RerunDiagnostic",
-        "rerun_state_machine.RerunMode",
-        "rerun_state_machine.RerunState",
-    )
-)
 DEGREES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",

@@ -19,12 +19,12 @@ from ucpl.files.groups import each_of
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.scalars import number_of
 from ucpl.formats.megatron import legacy_names as names
+from ucpl.formats.megatron.classes import LEGACY_GLOBALS
 from ucpl.formats.megatron.folder import TRACKER
 from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms
 from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import (
     GROUPED_GEMM,
-    KNOWN_GLOBALS,
     arguments_in,
     at_degrees,
     has_grouped_mlp,
@@ -87,7 +87,7 @@ class _Writer:
                 made.append((file, self.buffers(file)))
             else:
                 self.refuse(file.members[0])
-        unsafe = {name for _, value in made for name in unsafe_globals(value)} - KNOWN_GLOBALS
+        unsafe = {name for _, value in made for name in unsafe_globals(value)} - LEGACY_GLOBALS
         folder, said = self.folder(tag)
         return Skeleton(
             folder=folder,

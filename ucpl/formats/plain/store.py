@@ -64,7 +64,6 @@ _OWN = frozenset(
 
 class Plain:
     name = "plain"
-    known_globals: frozenset[str] = frozenset()
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:

@@ -38,7 +38,6 @@ NAME = "torch"
 
 class Generic:
     name = NAME
-    known_globals: frozenset[str] = frozenset()
     demands = Demands()
 
     def recognises(self, path: Path) -> bool:
