@@ -166,7 +166,9 @@ def test_every_verb_of_the_codemap_is_there() -> None:
 
 
 def test_modules_that_pages_name_are_there() -> None:
-    path = re.compile(r"`((?:ucpl/(?!state)|files/|language/|layout/|errors/|tests/|specs/|grammar/|benchmarks/|examples/)[\w./]+)`")
+    path = re.compile(
+        r"`((?:ucpl/(?!state)|files/|language/|layout/|errors/|tests/|specs/|grammar/|benchmarks/|examples/)[\w./]+)`"
+    )
     missing = []
     for page in PAGES:
         for name in path.findall(page.read_text(encoding="utf-8")):
