@@ -13,7 +13,6 @@ from ucpl.files.watching import watched
 from ucpl.formats.megatron.demands import DEMANDS
 from ucpl.formats.megatron.folder import TRACKER, found, step_of
 from ucpl.formats.megatron.homes import legacy_of
-from ucpl.formats.megatron.legacy_arguments import KNOWN_GLOBALS, heads_advice
 from ucpl.formats.megatron.legacy_arguments import heads_advice
 
 __all__ = ["MegatronLegacy", "legacy_advice"]
