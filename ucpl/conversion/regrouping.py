@@ -9,8 +9,8 @@ from attrs import evolve
 
 from ucpl.conversion.lessening import BY_GROUP
 from ucpl.errors import Label, fail
-from ucpl.files.groups import matched, sources_of, with_empty
-from ucpl.registry import format_named
+from ucpl.files.groups import has_groups_alone, matched, sources_of, with_empty
+from ucpl.registry import Format, format_named
 
 if TYPE_CHECKING:
     from ucpl.extents import ParameterGroup, StoredTensor, Structure
@@ -21,14 +21,20 @@ __all__ = ["regrouped", "said_of_groups", "with_empty_groups"]
 
 
 def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
-    """The checkpoint with the target's groups. Raises: UcplError E482 and E483, see files/groups."""
-    target = recipe.target
-    if not _has_groups(checkpoint, target):
+    """The checkpoint with the groups of the target, which its writer renders.
+
+    If the format has a rule of its own, or the target has weights alone, the groups stay those of the source. Raises:
+    UcplError E482 and E483, see files/groups.
+    """
+    target, of = recipe.target, format_named(recipe.target.framework)
+    has_alone = of.has_groups_alone and has_groups_alone(checkpoint)
+    is_silent = not checkpoint.state.groups
+    if not of.takes_plan_groups(checkpoint) or not (is_silent or has_alone or _has_states(of, checkpoint, target)):
         return checkpoint
     known = _as_called(checkpoint, recipe)
     made = matched(known, target.groups)
     state = known.state
-    places = _places(known, target)
+    places = _places(known, target) if state.groups else None
     if places is not None:
         state = evolve(
             state,
@@ -83,8 +89,12 @@ def said_of_groups(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
 def _has_groups(checkpoint: Checkpoint, target: Structure) -> bool:
     """Whether the source has groups that the target deals as the plan does, and the target more than weights."""
     of = format_named(target.framework)
-    has_states = bool(checkpoint.state.scalars) or any(t.states for t in target.tensors)
-    return of.has_plan_groups and bool(checkpoint.state.groups) and (of.has_groups_of_weights or has_states)
+    return of.has_plan_groups and bool(checkpoint.state.groups) and _has_states(of, checkpoint, target)
+
+
+def _has_states(of: Format, checkpoint: Checkpoint, target: Structure) -> bool:
+    """True if the files of a target have groups: it has more than weights, or its format groups weights, too."""
+    return of.has_groups_of_weights or bool(checkpoint.state.scalars) or any(t.states for t in target.tensors)
 
 
 def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:

@@ -126,6 +126,13 @@ class Format:
         """The shipped layout of a checkpoint with these settings."""
         return self.layouts[0] if self.layouts else self.name
 
+    def takes_plan_groups(self, source: Checkpoint) -> bool:
+        """True if the target has the plan's groups.
+
+        Else the writer deals parameters to groups by a rule of its own.
+        """
+        return self.has_plan_groups
+
     def describes(self, checkpoint: Checkpoint) -> bool:
         """True if `stored` gives a layout of this checkpoint.
 
@@ -160,7 +167,7 @@ class Format:
         return None
 
     def group_dropped(self, settings: Mapping[str, object], source: Format, *, is_listed: bool) -> str:
-        """The reason for the absence of a group without trained parameters.
+        """The reason for the absence of a group.
 
         Empty if a target has the group. source: the format that the group is from. is_listed: it has frozen parameters.
         """

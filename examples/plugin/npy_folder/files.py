@@ -57,7 +57,7 @@ class Store:
             top=path,
             root=path,
             tag=None,
-            framework=MAGIC,
+            format=MAGIC,
             version=str(index[MAGIC]),
             extents=extents,
             carried_extents={},

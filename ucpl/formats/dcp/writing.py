@@ -29,7 +29,7 @@ from ucpl.extents import (
 from ucpl.files.carrying import Place as Lying
 from ucpl.files.carrying import Storages, by_place, strides
 from ucpl.files.checkpoint import Archive, Carried, Checkpoint, Skeleton, SkeletonFile
-from ucpl.files.groups import has_groups_alone, matched
+from ucpl.files.groups import has_groups_alone
 from ucpl.files.inert import LEAVES
 from ucpl.files.pickles import dumps, unsafe_globals
 from ucpl.files.plain_values import encode
@@ -323,7 +323,7 @@ class Writer:
             return
         listed = {name for group in self.source.state.groups for name in group.every}
         alone = [name for name, one in self.empty_ones().items() if one.states and name not in listed]
-        for number, group in enumerate(matched(self.source, self.structure.groups)):
+        for number, group in enumerate(self.source.state.groups):
             members, every = group.members, (*group.every, *alone)
             said = completed(self.source, self.structure, group.hyper, members)
             for owner in every if self.is_flat else (number,):

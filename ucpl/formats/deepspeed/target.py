@@ -15,7 +15,6 @@ from ucpl.extents import Extent, Flat, Key, NamedTensor, Plain, Scalar, StoredTe
 from ucpl.extents.pipeline import Pipeline
 from ucpl.files.carrying import Place, Storages, by_place
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
-from ucpl.files.groups import matched
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.scalars import number_of
 from ucpl.files.values import Empty, Value
@@ -96,7 +95,7 @@ class Writer:
     def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Writer:
         settings = dict(structure.settings)
         demand_numbers(settings, ("stage", "dp"))
-        blobs, groups = blobs_of(source), matched(source, structure.groups)
+        blobs, groups = blobs_of(source), source.state.groups
         index: dict[tuple[str, tuple[str, ...]], int] = {}
         below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
         for i, target in enumerate(targets):

@@ -29,6 +29,11 @@ class Megatron(Format):
 
         return registered(names, fused=any("linear_qkv.layer_norm_" in name for name in names))
 
+    def takes_plan_groups(self, source: Checkpoint) -> bool:
+        from ucpl.formats.megatron.groups import has_own_groups
+
+        return has_own_groups(source.state)
+
     def advice(self, source: Checkpoint, structure: Structure) -> tuple[str, ...]:
         from ucpl.formats.megatron.groups import decay_advice
 
@@ -149,6 +154,9 @@ class MegatronLegacyFormat(Megatron):
         from ucpl.formats.megatron.classes import LEGACY_GLOBALS
 
         return LEGACY_GLOBALS
+
+    def takes_plan_groups(self, source: Checkpoint) -> bool:
+        return False  # its files have one group for each kind of parameter
 
     def describes(self, checkpoint: Checkpoint) -> bool:
         from ucpl.formats.megatron.homes import legacy_of

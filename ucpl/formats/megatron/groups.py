@@ -22,7 +22,7 @@ from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.extents import Structure
+    from ucpl.extents import Structure, TrainState
     from ucpl.files.checkpoint import Checkpoint
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Dealt",
     "Said",
     "by_rule",
+    "has_own_groups",
     "dealt",
     "decay_advice",
     "decays_norms",
@@ -157,6 +158,11 @@ def by_rule(
         said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
         out.append(ParameterGroup("", tuple(members), said))
     return out
+
+
+def has_own_groups(state: TrainState) -> bool:
+    """True if Megatron made the groups of a run; a target keeps these."""
+    return any(_DECAY in group.hyper for group in state.groups)
 
 
 def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ucpl.errors import Label, fail
 from ucpl.extents import ParameterGroup, StorageRef, StoredTensor, Structure, TensorRef, size_of
 from ucpl.files.carrying import Storages, strides
 from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
-from ucpl.files.groups import each_of, matched
+from ucpl.files.groups import each_of
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.plain_values import encode
 from ucpl.files.scalars import number_of
@@ -29,7 +29,7 @@ from ucpl.formats.leaving import EMPTY
 from ucpl.formats.megatron.buckets_writing import Placed, placed
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.folder import TRACKER
-from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms, demand_found_again
+from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms, demand_found_again, has_own_groups
 from ucpl.formats.megatron.homes import core_of
 from ucpl.formats.megatron.legacy_arguments import (
     DEGREES,
@@ -408,8 +408,8 @@ class CoreWriter(Writer):
         They are the source's own, if Megatron made it; otherwise experts and parameters without decay are separate.
         """
         said = self.source.state
-        if any("wd_mult" in group.hyper for group in said.groups):
-            yield from matched(self.source, self.structure.groups)
+        if has_own_groups(said):
+            yield from said.groups
             return
         held = each_of(said)
         hypers = [(member, held.get(member, {})) for _, members in self.structure.groups for member in members]

@@ -37,7 +37,6 @@ from ucpl.extents.account import NotRead
 from ucpl.files.carrying import Storages, by_place, lifted
 from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
-from ucpl.files.groups import matched
 from ucpl.files.masters import SETTING, renamed
 from ucpl.files.pickles import unsafe_globals
 from ucpl.files.plain_values import decode, encode
@@ -382,13 +381,14 @@ def _skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: C
         for name, states in params.items()
     }
     blobs = {key: value for key, value in envelope.blobs.items() if key not in (*COUNTED, EMPTY)}
-    of_target = matched(source, structure.groups)
     frozen = {t.name for t in structure.tensors if t.kind != "parameter"}
     groups = [
         {**encode(storages.value(group.hyper)), "params": [name for name in group.every if name not in frozen]}
-        for group in of_target
+        for group in envelope.groups
     ]
-    listed = {str(g): list(group.listed) for g, group in enumerate(of_target) if not frozen.isdisjoint(group.listed)}
+    listed = {
+        str(g): list(group.listed) for g, group in enumerate(envelope.groups) if not frozen.isdisjoint(group.listed)
+    }
     tree: dict[str, object] = {
         "params": ordered,
         "buffers": buffers,
