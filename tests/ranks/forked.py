@@ -43,8 +43,9 @@ class Ended:
 class Job:
     """`size` ranks that run `ucpl` with `argv`.
 
-    bad: the fault of each faulty rank, in the syntax of `UCPL_FAIL_AT`. hosted: the store belongs to another process,
-    as under torchrun. starts: the ranks that are started; None: all.
+    bad: the fault of each faulty rank, in the syntax of `UCPL_FAIL_AT`.
+    hosted: the store belongs to another process, as under torchrun.
+    starts: the ranks that are started; None: all.
     """
 
     size: int

@@ -293,7 +293,7 @@ def gone(rank: int, port: int, top: Path) -> None:
 def test_a_rank_that_dies_ends_the_other(tmp_path):
     written(tmp_path)
     run_all(2, gone, tmp_path)
-    assert (tmp_path / "told").read_text().startswith("E644: a rank is gone, or does not answer: ")
+    assert (tmp_path / "told").read_text().startswith("E644: a rank is dead or does not answer: ")
 
 
 def test_a_process_without_a_group_agrees_with_itself():

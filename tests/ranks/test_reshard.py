@@ -256,7 +256,7 @@ def test_what_is_given_must_be_what_the_layout_says():
     good = torch.zeros(2, 3)
     assert list(_given({"layer 0/w": good}, names, "job()")) == [("f", ("layer 0", "w"))]
     for tensors, said in (
-        ({}, "it is not given"),
+        ({}, "it is missing"),
         ({"layer 0/w": good, "more": good}, "more of job"),
         ({"layer 0/w": good.T}, r"is \[3, 2\], the layout says \[2, 3\]"),
     ):

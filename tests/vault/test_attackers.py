@@ -223,7 +223,7 @@ def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, 
     attack = Attack(shared, "between", made.ports[2], made.ports[other], 1.0)
     attack.is_there()
     far._silent.clear()
-    with pytest.raises(OSError, match=rf"is another one: its certificate is of ucpl:d{other}"):
+    with pytest.raises(OSError, match=rf"is another process: its certificate is of ucpl:d{other}"):
         Far(made.homes[0], 2, listed(made.homes[0])).ask({"op": "names"})
     with suppress(OSError):  # the next turn tries again
         made.servers[0].turn()

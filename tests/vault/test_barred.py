@@ -57,8 +57,8 @@ def test_a_vault_of_another_user_is_not_called_none(root, capsys, line, inner):
         with pytest.raises(ucpl.UcplError, match=r"E692: .*permission denied"), Server(home, 0):
             pass
     err = capsys.readouterr().err
-    assert f"error[E692]: {home} is no vault: permission denied: {home / inner}" in err
-    assert "do this as the user whose job it is" in err
+    assert f"error[E692]: {home} is not a vault: permission denied: {home / inner}" in err
+    assert "run the command as this user" in err
 
 
 def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, capsys):
@@ -77,7 +77,7 @@ def test_a_domain_that_may_not_be_looked_into_is_as_one_that_is_not_there(root, 
         assert main(["vault", "scrub", str(root / "job")]) == 4
         told = capsys.readouterr()
         assert main(["vault", "gc", str(root)]) == 0
-    assert "step 1: " in told.out and "d1: what rank 1 saved: 1 chunks of 1 MiB, can be rebuilt" in told.out
+    assert "step 1: " in told.out and "d1: shard of rank 1: 1 chunks of 1 MiB, can be rebuilt" in told.out
     if os.geteuid() == 0:
         assert f"error[E686]: {root / 'job'} is not safe from other users: it belongs to user 0" in told.err
     else:
@@ -102,7 +102,7 @@ def test_gc_passes_over_what_may_not_be_looked_into(root, capsys):
     capsys.readouterr()
     with shut(private):
         assert main(["vault", "gc", str(private)]) == 3
-        assert f"error[E692]: {private} is no vault: permission denied: {private}" in capsys.readouterr().err
+        assert f"error[E692]: {private} is not a vault: permission denied: {private}" in capsys.readouterr().err
         assert main(["vault", "gc", str(root)]) == 0
         out = capsys.readouterr().out
         assert f"passed     {private}: permission denied" in out and f"removed    {root / 'job'}: " in out

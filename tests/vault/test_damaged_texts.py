@@ -59,7 +59,8 @@ def test_damaged_texts_are_reported_and_repaired(tmp_path, name, damaged, by, ca
         assert main(["vault", "verify", str(tmp_path / "job")]) == 1 and "can be rebuilt" in capsys.readouterr().out
         if by == "scrub":
             assert (
-                main(["vault", "scrub", str(tmp_path / "job")]) == 0 and "mended     1 texts" in capsys.readouterr().out
+                main(["vault", "scrub", str(tmp_path / "job")]) == 0
+                and "repaired   1 records" in capsys.readouterr().out
             )
         else:
             here.serve(1)
@@ -115,7 +116,7 @@ def test_gc_keeps_what_is_damaged_and_may_be_all_that_is_left(tmp_path, damaged,
 def test_a_vault_without_identity_record_is_reported_as_damaged(tmp_path):
     vault = Vault.make(tmp_path / "job")
     flip(vault.domain(0).job())
-    with pytest.raises(ucpl.UcplError, match=r"E692: .*job\.json, which says which job it is of, is damaged"):
+    with pytest.raises(ucpl.UcplError, match=r"E692: .*job\.json is damaged"):
         Vault.at(vault.home)
 
 
@@ -125,7 +126,7 @@ def test_who_finds_what_counts_damaged_everywhere_says_so(tmp_path):
         here.turn()
         for number in range(2):
             flip(here.path(number, "commit.1.json"))
-    with pytest.raises(ucpl.UcplError, match=r"E692: .* is damaged in each domain: commit\.1\.json"):
+    with pytest.raises(ucpl.UcplError, match=r"E692: .* are damaged in all domains: commit\.1\.json"):
         ucpl.verify(f"vault:{tmp_path / 'job'}")
 
 
@@ -152,8 +153,8 @@ def test_no_vault_is_made_where_the_one_that_is_there_is_damaged(tmp_path, kept,
     line = ["vault", "serve", str(home), "--ranks", "1", "--domains", "1", "--domain", "0"]
     assert main(line) == 3
     err = capsys.readouterr().err
-    assert f"error[E692]: {home} is no vault: job.json, which says which job it is of, is damaged" in err
-    assert f"`ucpl vault gc '{tmp_path}/it'\"'\"'s/job' --with-state` makes way" in err
+    assert f"error[E692]: {home} is not a vault: job.json is damaged" in err
+    assert f"`ucpl vault gc '{tmp_path}/it'\"'\"'s/job' --with-state`" in err
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     with pytest.raises(ucpl.UcplError, match="E692"):
         Vault.make(home)
@@ -193,8 +194,7 @@ def test_an_older_generation_is_not_reported_as_intact_if_the_newer_record_is_da
     assert main(["vault", "verify", str(home)]) == 1
     said = capsys.readouterr().out
     assert (
-        said.count("its word that generation 2 counts, newer than 1, which was looked at (servers that start")
-        == domains
+        said.count("the commit record of generation 2, newer than the checked 1 (a starting server") == domains
         and "whole" not in said
     )
     assert main(["vault", "status", str(home)]) == 0
@@ -209,7 +209,7 @@ def test_an_older_generation_is_not_reported_as_intact_if_the_newer_record_is_da
     made = restored(home, tried.append)
     assert made.step == 10 and made.passed[0][0] == f"vault:{home}@2" and "d0/commit.2.json" in made.passed[0][1]
     assert restored(home, tried.append, generation=1).passed == ()
-    with pytest.raises(ucpl.UcplError, match=r"E692: .*generation 2 is committed is damaged: commit\.2\.json"):
+    with pytest.raises(ucpl.UcplError, match=r"E692: .*record of generation 2 is damaged: commit\.2\.json"):
         ucpl.verify(f"vault:{home}@2")
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
 
@@ -220,7 +220,7 @@ def test_what_all_have_saved_and_voted_for_counts_again(older, domains, by, caps
     home = older(domains)
     if by == "scrub":
         assert main(["vault", "scrub", str(home)]) == 0
-        assert "counts     generation 2 again" in capsys.readouterr().out
+        assert "committed  generation 2 again" in capsys.readouterr().out
     else:
         with ExitStack() as ends:
             servers = [ends.enter_context(Server(home, number)) for number in range(domains)]
@@ -235,10 +235,10 @@ def test_a_generation_that_cannot_be_committed_again_is_reported_as_lost(older, 
         path.unlink()
     assert main(["vault", "scrub", str(home)]) == 1
     said = capsys.readouterr().out
-    assert "generation 2 counts, newer than 1, which was looked at: is gone" in said and "whole" not in said
+    assert "generation 2, newer than the checked 1: is gone" in said and "whole" not in said
     for path in home.glob("d*/commit.1.json"):
         path.unlink()
-    with pytest.raises(ucpl.UcplError, match=r"E692: .* is damaged, and .*nothing has no folder step-N"):
+    with pytest.raises(ucpl.UcplError, match=r"E692: .* are damaged, and .*nothing has no folder step-N"):
         restored(home, print, persisted=tmp_path / "nothing")
 
 

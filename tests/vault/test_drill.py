@@ -52,7 +52,7 @@ def test_whatever_is_tried_comes_out_as_it_was_foretold(tmp_path, domains, prote
     assert (found[f"1 of {domains} domains lost"][3] == 0) == (protect != "none")
     two = found[f"2 of {domains} domains lost"]
     assert (two[1] == two[0]) == (protect == "rs(2, 2)")
-    assert found["texts of what counts damaged, in all domains but one"][1] == 3 * domains
+    assert found["commit records damaged, in all domains but one"][1] == 3 * domains
 
 
 def test_the_verb_reports_the_results(capsys):
@@ -72,7 +72,7 @@ def test_the_verb_ends_with_no_where_anything_else_comes_out(capsys, monkeypatch
 
 def test_bytes_that_are_not_held_against_digests_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.Piece, "read", lambda self, low, out: self._got(out, low))
-    fault = "a bit flipped, of what ranks saved and of what is held for others"
+    fault = "a flipped bit, in saves of ranks and in redundancy"
     assert drilled(tmp_path, call("dp=2"), 2, "mirror", fault)[fault][4] == 4
 
 

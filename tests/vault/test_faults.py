@@ -487,7 +487,7 @@ def test_an_error_of_the_background_digest_is_reported(tmp_path, monkeypatch, ca
         assert writer.save(2, {"w": torch.arange(10.0)}), "it was copied"
         writer._join()
         assert writer.error is not None and writer.error.diagnostics[0].code == "E695"
-        assert "step 2 is not kept" in caplog.text
+        assert "step 2 is not saved" in caplog.text
         server.turn()
         assert writer.committed() == (1, 1)
         monkeypatch.undo()

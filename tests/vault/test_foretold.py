@@ -203,14 +203,14 @@ def test_protections_that_do_not_fit_are_rejected_and_unsurvivable_losses_are_re
         count = more[1]
         assert main(["vault", "plan", layout, "--lose", lose, *more]) == 2
         said = capsys.readouterr().err
-        assert f"E690]: {lose} domains cannot be lost of {count}" in said and f"write --lose {count} or less" in said
+        assert f"E690]: {lose} of {count} domains cannot be lost" in said and f"write --lose {count} or less" in said
     assert main(["vault", "plan", layout, "--lose", "3", "--domains", "3"]) == 1
     assert ": no protection brings all back, whichever 3 of 3 domains are lost; " in capsys.readouterr().out
     assert main(["vault", "plan", layout, "--domains", "1"]) == 0
     capsys.readouterr()
     assert main(["vault", "plan", layout, "--domains", "0/1,3"]) == 2
     assert (
-        f"each rank of {layout}, which has 3, lies in one domain: rank 2 in none, there is no rank 3\n"
+        f"each rank of {layout}, which has 3, must be in one domain: rank 2 is in none, rank 3 does not exist\n"
         in capsys.readouterr().err
     )
 

@@ -318,7 +318,7 @@ def test_where_the_first_step_comes_out_otherwise_all_is_kept_from_then_on(tmp_p
                 p.data.mul_(1.5)
             found.append(here.save().replays)
         assert found == [0, 1, 0, 0]
-        assert [r.getMessage() for r in caplog.records if "all is kept at each step" in r.getMessage()]
+        assert [r.getMessage() for r in caplog.records if "each step is saved completely" in r.getMessage()]
         here.demand_same()
 
 

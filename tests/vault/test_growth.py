@@ -169,7 +169,9 @@ def test_what_a_text_says_of_files_is_refused_when_it_is_looked_at(
         here.turn()
         for number in range(2):
             other_files(here.path(number, "commit.1.json"))
-        with pytest.raises(ucpl.UcplError, match=r"E692: .*of what rank 1 saved in generation 1, parts are missing"):
+        with pytest.raises(
+            ucpl.UcplError, match=r"E692: .*parts of the shard of rank 1 are missing or overlap in generation 1"
+        ):
             ucpl.verify(f"vault:{home}")
         assert main(["vault", "status", str(home)]) == 0 and "generation 1" in capsys.readouterr().out
         assert main(["vault", "verify", str(home)]) == 3
@@ -187,7 +189,9 @@ def test_so_is_what_it_says_of_gradients(tmp_path: Path) -> None:
             here.save()
         for domain in range(2):
             other_files(here.vault.domain(domain).commit(2))
-    with pytest.raises(ucpl.UcplError, match=r"E692: .*of what rank 1 saved in generation 2, parts are missing"):
+    with pytest.raises(
+        ucpl.UcplError, match=r"E692: .*parts of the shard of rank 1 are missing or overlap in generation 2"
+    ):
         ucpl.verify(f"vault:{home}")
     assert ucpl.verify(f"vault:{home}@1")
 

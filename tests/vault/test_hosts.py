@@ -227,7 +227,7 @@ def test_a_server_votes_for_nothing_before_it_has_heard_all_others(tmp_path):
         assert made.servers[0].turn() is None
         assert made.said[-1] == f"d0: waits for d2 at 127.0.0.1:{made.ports[2]}"
         made.writers.pop(0).close()
-        with pytest.raises(UcplError, match=r"d2 of .*: no answer, so that nobody knows what counts"):
+        with pytest.raises(UcplError, match=r"d2 of .*: no answer, so the newest committed generation is unknown"):
             made.vaults[0].writer(0, run="second")
         made.serve(2)
         made.write("second")
@@ -268,7 +268,7 @@ def test_a_host_without_the_commit_record_overwrites_nothing(tmp_path, monkeypat
         assert network.cut and made.servers[1].here.commits() == [2, 1]
         assert made.damaged(2) != []  # d1 is cut off, and its data is rebuilt
         assert 3 in made.servers[0].here.commits() or 3 in made.servers[2].here.commits()
-        with pytest.raises(UcplError, match=r"E697: .*written over"):
+        with pytest.raises(UcplError, match=r"E697: .*could overwrite"):
             made.writers[1].save(40, None)
         network.cut.clear()
         assert made.read(2) == 30
@@ -291,7 +291,7 @@ def test_a_vote_for_what_never_counted_is_taken_back_once_all_say_so(tmp_path, m
         made.servers[1].turn()  # it votes; the job is killed before another does
         made.write("second")
         network.cut = network.between(made, 0, 1)
-        with pytest.raises(UcplError, match=r"E697: .*written over"):
+        with pytest.raises(UcplError, match=r"E697: .*could overwrite"):
             made.writers[1].save(30, None)
         network.cut.clear()
         made.write("third")
@@ -317,7 +317,7 @@ def test_a_replaced_host_that_returns_gets_no_answer(tmp_path):
         stale = Far(old_home, 0, listed(old_home))
         with pytest.raises(OSError, match="d1 is served by "), stale.locked(0.0):
             pass
-        with pytest.raises(UcplError, match="by now: this server ends"):
+        with pytest.raises(UcplError, match=r"is now served by .*: this server ends"):
             old.turn()
         assert made.read(1) == 10
         old._ends.close()
@@ -471,7 +471,7 @@ def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silen
             cutting.setattr(Far, "tell", untold)
             made.servers[0].turn()
         made.servers.pop(0)._ends.close()
-        with pytest.raises(UcplError, match=r"E697: .*written over"):
+        with pytest.raises(UcplError, match=r"E697: .*could overwrite"):
             made.writers[1].save(40, None)  # from now on d0 is not asked for a while
         made.serve(0)
         far._silent.clear()
@@ -606,8 +606,8 @@ def test_a_list_of_hosts_that_is_damaged_is_not_taken_for_none(tmp_path):
     ("said", "match"),
     [
         ({"hosts": "a:1,b:2"}, "`hosts` and `keys` go together"),
-        ({"hosts": "a:1,b", "keys": "good"}, "`b` is no HOST:PORT"),
-        ({"hosts": "a:1,b:70000", "keys": "good"}, "`b:70000` is no HOST:PORT"),
+        ({"hosts": "a:1,b", "keys": "good"}, "`b` is not HOST:PORT"),
+        ({"hosts": "a:1,b:70000", "keys": "good"}, "`b:70000` is not HOST:PORT"),
         ({"hosts": "a:1,b:2,c:3", "keys": "good"}, "3 hosts are listed for 2 domains"),
         ({"hosts": "a:1,b:2", "keys": "open"}, "E687: .*tls.key: its mode, 0644, lets other users read or change it"),
         ({"hosts": "a:1,b:2", "keys": "mixed"}, "E687: .*tls.crt and tls.key cannot be used: key values mismatch"),

@@ -68,7 +68,7 @@ def test_a_folder_where_a_file_is_written_again_is_named(saved, name, capsys):
     if name == "commit.lock":
         (saved / "d1/commit.1.json").write_bytes(b"")
     put(saved / "d1" / found, "folder")
-    demand_told(saved, saved / "d1" / found, "a folder stands there", capsys)
+    demand_told(saved, saved / "d1" / found, "a folder is in its place", capsys)
     (saved / "d1" / found).rmdir()
     assert main(["vault", "scrub", str(saved)]) == 0
 
@@ -78,7 +78,7 @@ def test_a_link_or_pipe_where_an_arena_is_rebuilt_is_named(saved, kind, capsys):
     assert len(arenas(saved)) == 2
     for found in arenas(saved):
         put(saved / "d1" / found, kind)
-        demand_told(saved, saved / "d1" / found, f"a {kind} stands there", capsys)
+        demand_told(saved, saved / "d1" / found, f"a {kind} is in its place", capsys)
         (saved / "d1" / found).unlink()
         assert scrub(saved)[1] == []
 
@@ -86,7 +86,10 @@ def test_a_link_or_pipe_where_an_arena_is_rebuilt_is_named(saved, kind, capsys):
 def test_a_file_where_a_domain_should_be_is_named(saved):
     os.rename(saved / "d1", saved / "away")
     (saved / "d1").touch()
-    with pytest.raises(ucpl.UcplError, match=r"E695: .*/d1 cannot be written: a file stands there"), Server(saved, 1):
+    with (
+        pytest.raises(ucpl.UcplError, match=r"E695: .*/d1 cannot be written: a file is in its place"),
+        Server(saved, 1),
+    ):
         pass
 
 

@@ -154,7 +154,7 @@ def test_gc_removes_nothing_of_a_stranger_whatever_it_is_called(tmp_path, capsys
     out = capsys.readouterr().out
     assert files_in(tmp_path) == before
     assert "removed" not in out and "app1: " not in out and "app3" not in out
-    assert f"kept       {tmp_path / 'app5'}: files in it are called as a vault's, and none says that it is one" in out
+    assert f"kept       {tmp_path / 'app5'}: it has files with a vault's names, but no intact record of one" in out
 
 
 def flipped(path: Path) -> None:

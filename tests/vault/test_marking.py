@@ -237,7 +237,7 @@ def test_an_interrupted_save_is_not_recorded(tmp_path):
         _, told = replaying.files(ready((here.model, here.optimizer)), 2, may=True)
         assert told is not None and replaying.marks is not None
         replaying.marks.drop()
-        with pytest.raises(UcplError, match="given up"):
+        with pytest.raises(UcplError, match="withdrawn before"):
             replaying.marks.take()
 
 

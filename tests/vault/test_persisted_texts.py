@@ -80,7 +80,7 @@ def test_damaged_json_of_ranks_is_reported_and_no_older_step_is_restored(tmp_pat
     assert (told["step"], truth.step_of(tmp_path / "to/out"), told["silent"]) == (1, 1, [])
     if name == "state.json":
         assert state == {} and told["state"] is None
-        assert str(path) in said and "what ranks gave is lost" in said and str(path) in told["damage"]
+        assert str(path) in said and "the JSON of the ranks is lost" in said and str(path) in told["damage"]
     else:  # saved.json is intact
         assert state["ranks"] == {"0": {"position": 1201}, "1": {"position": 1201}}
         assert (str(path) in told["damage"]) is (str(path) in said) is (is_hurt and damage != "gone")
@@ -102,7 +102,7 @@ def test_what_an_older_version_persisted_is_restored_without_its_digest(tmp_path
     assert (told["step"], told["silent"], told["damage"]) == (2, [str(runs / "step-1")], "")
     shutil.rmtree(runs / "step-2")
     told, said, state = restored(runs, tmp_path / "to", capsys)
-    assert told["step"] == 1 and "what ranks gave is lost" in said and state == {}
+    assert told["step"] == 1 and "the JSON of the ranks is lost" in said and state == {}
 
 
 def test_intact_texts_report_no_damage(tmp_path, persisted, capsys):

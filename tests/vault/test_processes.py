@@ -66,7 +66,8 @@ class Processes:
     ) -> None:
         """Start the processes.
 
-        traps: the fault of "writer 0" or "server 2". first: an action of each writer before its work.
+        traps: the fault of "writer 0" or "server 2".
+        first: an action of each writer before its work.
         """
 
         def serve(number: int) -> None:

@@ -83,10 +83,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "sparse on one": ({"what": {"s": ONES.to_sparse()}}, (1,), "s is a tensor of"),
     "quantised": ({"what": {"q": torch.quantize_per_tensor(ONES, 0.1, 0, torch.qint8)}}, (0, 1), "q is a tensor of"),
     "two of one name": ({"what": {"a": {"b": ONES}, "a.b": ONES}}, (0,), "duplicate"),
-    "nothing": ({"what": None}, (0,), "a NoneType is not kept"),
+    "nothing": ({"what": None}, (0,), "a NoneType cannot be saved"),
     "a state dict that raises": ({"what": {"x": Odd()}}, (1,), "no state dict"),
     "a hook that raises": ({"what": (hooked(), None)}, (0,), "a hook"),
-    "a step that has no text": ({"step": Odd()}, (0,), "is no step"),
+    "a step that has no text": ({"step": Odd()}, (0,), "is not a step"),
     "JSON that raises": ({"state": OddDict(a=1)}, (1,), "it changed meanwhile"),
     "JSON that is none, where ranks gather": (TOGETHER | {"state": {"x": object()}}, (1,), "no small JSON"),
     "an error without words": ({"what": {"x": Silent()}}, (1,), "Mute"),
@@ -138,7 +138,7 @@ def test_if_one_rank_cannot_save_no_rank_saves_and_training_continues(tmp_path, 
             assert told.startswith("E693: "), (name, told)
             assert said in told, (name, told)
             if rank not in bad and "sparse" not in name:  # torch defines the values
-                assert told.startswith(f"E693: rank {bad[0]} cannot save, so that no rank does: "), (name, told)
+                assert told.startswith(f"E693: rank {bad[0]} cannot save, so no rank does: "), (name, told)
     assert [one["first"] for one in found] == [one["last"] for one in found] == [("", 2.0)] * 2
 
 

@@ -29,17 +29,17 @@ def truth(tmp_path_factory):
     [
         ({"ranks": 5, "domains": 2}, "5 ranks do not divide into 2 domains"),
         ({"ranks": 4, "domains": 0}, "do not divide"),
-        ({"ranks": 2, "domains": 2, "protect": "raid6"}, "'raid6' is no protection"),
+        ({"ranks": 2, "domains": 2, "protect": "raid6"}, "'raid6' is not a protection"),
         ({"ranks": 2, "domains": 2, "protect": "mirror(0)"}, "no protection"),
         ({"ranks": 2, "domains": 2, "protect": "raim5(1)"}, "no protection"),
         ({"ranks": 2, "domains": 2, "protect": "mirror(2)"}, r"mirror\(2\) is for 3 domains or more, there are 2"),
         ({"ranks": 1, "domains": 1, "protect": "raim5"}, "raim5 is for 2 domains or more, there are 1"),
-        ({"domains": [[0], [0, 1]]}, "each rank lies in one domain: rank 0 lies in d0 and d1$"),
-        ({"domains": [[0], [2]]}, "each rank lies in one domain: rank 1 in none$"),
-        ({"domains": [[0, 1, 1], [2, 3], [4, 5]]}, "rank 1 lies in d0 and d0$"),
+        ({"domains": [[0], [0, 1]]}, "each rank must be in one domain: rank 0 is in d0 and d1$"),
+        ({"domains": [[0], [2]]}, "each rank must be in one domain: rank 1 is in none$"),
+        ({"domains": [[0, 1, 1], [2, 3], [4, 5]]}, "rank 1 is in d0 and d0$"),
         ({"domains": [[0, -1], []]}, "there is no rank -1$"),
         ({"domains": [[1 << 60]]}, "rank 0 in none, rank 1 in none, rank 2 in none, rank 3 in none$"),
-        ({"domains": [[r, r] for r in range(6)]}, "rank 3 lies in d3 and d3, and 2 more$"),
+        ({"domains": [[r, r] for r in range(6)]}, "rank 3 is in d3 and d3, and 2 more$"),
         ({"domains": []}, "rank 0 in none$"),
     ],
 )
@@ -55,9 +55,9 @@ def test_a_name_that_no_folder_should_have_is_refused(tmp_path):
 
 
 def test_a_folder_without_vault_and_uncommitted_generations_are_reported(tmp_path, truth):
-    with refused("E692", "is no vault"):
+    with refused("E692", "is not a vault"):
         Vault.at(tmp_path)
-    with refused("E692", "is no vault"):
+    with refused("E692", "is not a vault"):
         ucpl.verify(f"vault:{tmp_path}")
     with memory(tmp_path / "job", truth, domains=2, protect="mirror") as here:
         with refused("E692", "nothing is committed"):
@@ -97,7 +97,7 @@ def test_a_vault_is_named_relative_to_the_current_folder(tmp_path, truth, monkey
         assert _parted("vault:job@1") == (tmp_path / "a/job", 1)  # who reads it later may stand elsewhere
         capsys.readouterr()
         assert main(["inspect", "vault:none"]) == 3
-        assert f"error[E692]: {tmp_path}/a/none is no vault: it does not exist" in capsys.readouterr().err
+        assert f"error[E692]: {tmp_path}/a/none is not a vault: it does not exist" in capsys.readouterr().err
         assert main(["convert", "vault:job", "vault:out", "--to", "zero1(dp=2)"]) == 2
         assert "error[E680]: vault:out cannot be a target" in capsys.readouterr().err
         (tmp_path / "a/vault:file").touch()  # a file that has this name
@@ -132,21 +132,21 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path, truth):
         JOB.read_text().replace("framework torch()", "framework deepspeed()").replace("layout job", "layout whole")
     )
     vault = Vault.make(tmp_path / "job", ranks=2, domains=2)
-    with refused("E693", "nothing tells this run from another one"):
+    with refused("E693", "this run has no name"):
         vault.writer(0)
     with vault.writer(0, run="a", strict=True) as writer:
         for what, said in (
             ({"w": torch.zeros(3).to_sparse()}, "w is a tensor of torch.float32 and layout torch.sparse_coo"),
-            (3, "a int is not kept"),
+            (3, "a int cannot be saved"),
             ({"x": lambda: None}, "AttributeError: Can't pickle local object"),
         ):
             with refused("E693", said):
                 writer.save(1, what)
-        with refused("E693", "the state beside is no small JSON"):
+        with refused("E693", "the companion state is not small JSON"):
             writer.save(1, {"w": torch.zeros(3)}, {"rng": b"bytes"})  # type: ignore[dict-item]
     with vault.writer(0, run="a", strict=True, layout=truth.layout) as writer:
         given = truth.cut[1][0]
-        with refused("E640", "it is not given"):
+        with refused("E640", "it is missing"):
             writer.save(1, {name: t for name, t in given.items() if name != "norm"})
         with refused("E640", "the layout has no such tensor on this rank"):
             writer.save(1, {**given, "more": torch.zeros(2)})
@@ -154,7 +154,7 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path, truth):
             writer.save(1, {**given, "norm": torch.zeros(5, dtype=torch.bfloat16)})
         with refused("E640", r"norm is \[24\] of f32, the layout says \[24\] of bf16"):
             writer.save(1, {**given, "norm": torch.zeros(24)})
-        with refused("E693", "is a layout: what is saved is a dict"):
+        with refused("E693", "is a layout: give a dict"):
             writer.save(1, 3)
     with refused("E693", r"is of framework deepspeed\(\)"):
         vault.writer(0, run="a", layout=f"{spec}:whole(dp=2)")
@@ -173,7 +173,7 @@ def test_a_save_that_fails_ends_nothing_and_says_so(tmp_path, truth, monkeypatch
             assert here.save(truth, 2) == [False, True]
         finally:
             set_failpoints("")
-        assert "step 2 is not kept: " in caplog.text
+        assert "step 2 is not saved: " in caplog.text
         assert "No space left on device" in caplog.text
         here.turn()
         assert truth.step_of(here.url) == 1

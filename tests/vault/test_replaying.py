@@ -380,7 +380,7 @@ def test_a_second_name_of_another_size_is_refused(tmp_path):
         units["model.first.weight"]["weights"].append("model.frozen.weight")
         return evolve(shard, replay={**shard.replay, "units": units})
 
-    demand_refused(tmp_path / "job", edit, "names of one tensor are of several sizes")
+    demand_refused(tmp_path / "job", edit, "names of one tensor have several sizes")
 
 
 def test_hooks_of_all_optimizers_of_who_reads_are_none_of_a_steps(tmp_path):

@@ -74,11 +74,11 @@ def test_the_newest_that_can_be_had_is_restored(tmp_path, home, truth, capsys):
     assert found["source"] == str(tmp_path / "runs/step-1")
     status, _, said = restore(home, tmp_path / "d", capsys=capsys)
     assert status == 3 and "E691" in said and not (tmp_path / "d").exists()
-    assert f"vault:{home}@3 was passed over: " in said
-    assert "help: no generation before it counts; `ucpl vault restore` takes the newest" in said
+    assert f"vault:{home}@3 was skipped: " in said
+    assert "help: no earlier generation is committed; `ucpl vault restore` takes the newest" in said
     status, _, said = restore(home, tmp_path / "d", "--generation", 3, *runs, capsys=capsys)
     assert status == 3 and "E691" in said  # one that is named is that one
-    assert f"help: vault:{home}@2 is the generation before it" in said and "--else FOLDER" in said
+    assert f"help: vault:{home}@2 is the previous generation" in said and "--else FOLDER" in said
     shutil.rmtree(home)
     status, found, _ = restore(home, tmp_path / "e", *runs, capsys=capsys)
     assert (status, found["passed"]) == (0, []) and truth.step_of(tmp_path / "e") == 1
@@ -103,7 +103,7 @@ def test_a_generation_that_ends_whoever_reads_it_is_passed_over(tmp_path, home, 
         assert killed(home, tmp_path / "out", "tile-written:1:kill") == -9
     status, found, _ = restore(home, tmp_path / "out", capsys=capsys)
     assert (status, found["step"]) == (0, 2) and truth.step_of(tmp_path / "out") == 2
-    assert found["passed"] == [{"source": f"vault:{home}@3", "why": "3 tries to read it came to no end"}]
+    assert found["passed"] == [{"source": f"vault:{home}@3", "why": "3 attempts to read it did not end"}]
     status, found, _ = restore(home, tmp_path / "named", "--generation", 3, capsys=capsys)
     assert (status, found["step"]) == (0, 3)  # which is well, and has been read to its end: it is suspect no more
     status, found, _ = restore(home, tmp_path / "again", capsys=capsys)

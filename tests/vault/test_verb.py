@@ -121,8 +121,8 @@ def test_damage_is_found_and_healed(tmp_path, truth, capsys):
     assert status == 1
     # The same chunk is damaged in both copies of rank 0's shard.
     assert [(one["what"], one["can_be_rebuilt"]) for one in found["damaged"]] == [
-        ("d0: what rank 0 saved", False),
-        ("d1: what it keeps for others", False),
+        ("d0: shard of rank 0", False),
+        ("d1: its redundancy", False),
     ]
     with open(home / "d1/p.s0", "r+b") as file:
         file.seek(100)
@@ -131,7 +131,7 @@ def test_damage_is_found_and_healed(tmp_path, truth, capsys):
         file.write(bytes([byte[0] ^ 4]))
     status, found = told(capsys, "verify", home)
     assert [(one["what"], one["can_be_rebuilt"], one["chunks"]) for one in found["damaged"]] == [
-        ("d0: what rank 0 saved", True, 1)
+        ("d0: shard of rank 0", True, 1)
     ]
     assert told(capsys, "scrub", home) == (0, {"generation": 1, "rebuilt": 1, "damaged": []})
     assert told(capsys, "verify", home)[0] == 0
@@ -178,9 +178,9 @@ def test_one_vault_alone_is_removed_by_its_folder(tmp_path, truth, capsys, monke
     _, found = told(capsys, "gc", tmp_path)
     assert [Path(one["home"]).name for one in found["vaults"]] == ["d0", "two"]
     (tmp_path / "file").touch()
-    for name, said in (("one", "it does not exist"), ("file", "it is no folder")):
+    for name, said in (("one", "it does not exist"), ("file", "it is not a folder")):
         assert main(["vault", "gc", str(tmp_path / name)]) == 3
-        assert f"error[E692]: {tmp_path / name} is no vault: {said}" in capsys.readouterr().err
+        assert f"error[E692]: {tmp_path / name} is not a vault: {said}" in capsys.readouterr().err
 
 
 def test_the_vault_of_another_job_says_how_it_is_removed(tmp_path, truth, capsys):
@@ -202,9 +202,9 @@ def test_the_vault_of_another_job_says_how_it_is_removed(tmp_path, truth, capsys
     ("name", "why"),
     [
         ("/proc/x", "No such file or directory"),
-        ("file/y", "{}/file is no folder"),
-        ("file/y/z", "{}/file is no folder"),
-        ("file", "{}/file is no folder"),
+        ("file/y", "{}/file is not a folder"),
+        ("file/y/z", "{}/file is not a folder"),
+        ("file", "{}/file is not a folder"),
         ("locked", "Is a directory"),
     ],
 )
@@ -238,17 +238,17 @@ def test_what_is_no_vault_is_not_one_in_which_nothing_counts(tmp_path, capsys, m
         ("persist", ["out"]),
         ("status", []),
     ):
-        for name, why in (("gone", "it does not exist"), ("bare", "no folder d0, d1, ... in it")):
+        for name, why in (("gone", "it does not exist"), ("bare", "it has no folder d0, d1, ... with a job.json")):
             assert main(["vault", verb, str(tmp_path / name), *more]) == 3
-            assert f"error[E692]: {tmp_path / name} is no vault: {why}" in capsys.readouterr().err
+            assert f"error[E692]: {tmp_path / name} is not a vault: {why}" in capsys.readouterr().err
         for name, remedy in (
-            (f"vault:{home}", f"write the folder alone: {home}\n"),
-            (f"{home}@3", f"where there is one: {home} --generation 3\n"),
-            (f"vault:{home}@3", f"where there is one: {home} --generation 3\n"),
+            (f"vault:{home}", f"write only the folder: {home}\n"),
+            (f"{home}@3", f"as an option: {home} --generation 3\n"),
+            (f"vault:{home}@3", f"as an option: {home} --generation 3\n"),
         ):
             assert main(["vault", verb, name, *more]) == 3
             said = capsys.readouterr().err
-            assert f"error[E692]: {name} is no vault: it does not exist" in said and remedy in said
+            assert f"error[E692]: {name} is not a vault: it does not exist" in said and remedy in said
     assert main(["vault", "restore", str(tmp_path / "gone"), *last, "--else", str(tmp_path)]) == 3
     assert f"{tmp_path / 'gone'}: there is no vault, and {tmp_path} has no folder step-N" in capsys.readouterr().err
     assert main(["vault", "restore", str(home), *last]) == 3
@@ -269,11 +269,11 @@ def test_a_target_that_cannot_be_says_what_holds_for_vaults(tmp_path, truth, cap
     cases = {
         "file": (f"error[E500]: {tmp_path}/file exists\n", "choose another DST"),
         "file/y": (
-            f"error[E503]: {tmp_path}/file/y cannot be written: {tmp_path}/file is no folder\n",
+            f"error[E503]: {tmp_path}/file/y cannot be written: {tmp_path}/file is not a folder\n",
             "remove the cause",
         ),
         "file/y/z": (
-            f"error[E503]: {tmp_path}/file/y/z cannot be written: {tmp_path}/file is no folder\n",
+            f"error[E503]: {tmp_path}/file/y/z cannot be written: {tmp_path}/file is not a folder\n",
             "choose another",
         ),
     }
@@ -461,7 +461,7 @@ def test_hosts_are_given_together_with_the_options_of_the_vault(tmp_path, capsys
     for more, said in (
         (["--hosts", "a:1,b:2"], "--keys go together"),
         (["--hosts", "a:1,b:2", "--keys", str(keys_of(0))], "needs the shape of the vault, too"),
-        (["--hosts", "a:1,b", "--keys", str(keys_of(0)), "--domains", "2"], "is no HOST:PORT"),
+        (["--hosts", "a:1,b", "--keys", str(keys_of(0)), "--domains", "2"], "is not HOST:PORT"),
     ):
         assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", *more]) == 2
         assert said in capsys.readouterr().err

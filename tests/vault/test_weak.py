@@ -90,7 +90,7 @@ def test_a_value_that_cannot_be_saved_is_reported_and_training_continues(vault, 
     with vault.writer(0, beside=beside) as writer, Server(vault.home, 0) as server:
         saved = writer.save(step, what, state)
         assert not saved and saved.error is not None and saved.error.diagnostics[0].code == "E693"
-        assert "is not kept" in caplog.text and writer.error is saved.error
+        assert "cannot be saved" in caplog.text and writer.error is saved.error
         assert writer.save(2, nn.Linear(2, 2), {"at": 2})
         writer._join()
         server.turn()
@@ -103,7 +103,7 @@ def test_a_value_that_cannot_be_saved_is_reported_and_training_continues(vault, 
         ({"k": None}, "a NoneType, and no tensor with bytes"),
         ({"k": np.zeros(3)}, "a ndarray, and no tensor with bytes"),
         ({"k": 5}, "a int, and no tensor with bytes"),
-        ({3: torch.zeros(3)}, "3 is no key: keys are texts"),
+        ({3: torch.zeros(3)}, "3 is not a key: keys are strings"),
         ({"k": torch.empty(3, device="meta")}, "a tensor on no device (meta), and no tensor with bytes"),
     ],
     ids=["none", "numpy", "number", "key", "meta"],
@@ -192,7 +192,7 @@ def test_an_uncommitted_save_is_reported_with_the_reason(tmp_path, caplog):
         for writer in (one, other):
             writer.save(1, model)
         assert one.save(2, model).waited >= 0.3
-        assert "generation 1 does not count after 0 s" in caplog.text and "no server lives of d0, d1" in caplog.text
+        assert "generation 1 is not committed after 0 s" in caplog.text and "no server runs for d0, d1" in caplog.text
         assert one.error is not None and one.error.diagnostics[0].code == "E699"
         caplog.clear()
         with Server(vault.home, 0), Server(vault.home, 1):

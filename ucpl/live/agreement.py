@@ -148,7 +148,7 @@ class Ranks:
             if self.size == 1:
                 raise
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            what = f"a rank is gone, or does not answer: {lines[0][:200]}"
+            what = f"a rank is dead or does not answer: {lines[0][:200]}"
             try:
                 fail(self.code, what, Label(f"rank {self.rank}", f"one of {self.size}"))
             except UcplError as told:

@@ -279,7 +279,7 @@ def _demand_given(
             "E640", f"{call} is given a {type(tensors).__name__}, where a dict of tensors by key is meant", Label(call)
         )
     for text in sorted(wanted.keys() ^ tensors.keys()):
-        what = "it is not given" if text in wanted else "the layout has no such tensor on this rank"
+        what = "it is missing" if text in wanted else "the layout has no such tensor on this rank"
         fail("E640", f"{text} of {call}: {what}", Label(call, where=text))
     for text, (name, shape) in wanted.items():
         if why := unreadable(tensors[text]):

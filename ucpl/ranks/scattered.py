@@ -83,7 +83,7 @@ def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None)
         yield source
         return
     if any(objects.values()):
-        what = f"{source} is not the same to all ranks: it is written at this moment"
+        what = f"{source} is not the same to all ranks: it is being written"
         fail("E625", what, Label(str(source)), remedy="Wait until the checkpoint is complete, then run again.")
     every = [_listing(told) for told in team.all(mine)]
     holders: dict[str, list[int]] = {}

@@ -31,7 +31,8 @@ class Refused(OSError):
 def refused(what: str, error: BaseException, tried: str = "") -> Refused:
     """The error of a request.
 
-    what: the requested object, by its URL. tried: the number of attempts.
+    what: the requested object, by its URL.
+    tried: the number of attempts.
     """
     made = Refused(errno.EIO, f"{what}{tried}: {said(error)}")
     made.remedy = _remedy(what, error)
@@ -68,23 +69,26 @@ def _remedy(what: str, error: BaseException) -> str:
     kind = {"s3a": "s3", "gcs": "gs"}.get(scheme := what.partition(":")[0], scheme)
     if kind in ("azure", "abfs", "abfss", "adl"):
         kind = "az"
-    keys = _KEYS.get(kind, "what its fsspec package takes")
+    keys = _KEYS.get(kind, "the credentials of its fsspec package")
     if "169.254.169.254" in text or "metadata.google" in text:
         return f"No credentials were found: set {keys}" + (
-            ", or AWS_SKIP_SIGNATURE=true for what is public." if kind == "s3" else "."
+            ", or AWS_SKIP_SIGNATURE=true for public data." if kind == "s3" else "."
         )
     if isinstance(error, PermissionError) or status_of(error) in (401, 403):
-        return f"Check the credentials ({keys}), and that they may list, read and, of a target, write and delete there."
+        return (
+            f"Check the credentials ({keys}) and their permissions: list and read, and for a target write and delete."
+        )
     if status_of(error) in (301, 307, 308, 400, 404):
         server = _SERVER.get(kind)
-        return "Check the name of the bucket" + (f", and {server}: they say which server is asked." if server else ".")
+        return "Check the name of the bucket" + (f", and {server}, which select the server." if server else ".")
     return ""
 
 
 def refuse(error: OSError, url: str) -> NoReturn:
     """Report a failed read.
 
-    url: the requested object. Raises: UcplError E685, always.
+    url: the requested object.
+    Raises: UcplError E685, always.
     """
     text = error.strerror or str(error)
     remedy = error.remedy if isinstance(error, Refused) else ""
@@ -94,7 +98,8 @@ def refuse(error: OSError, url: str) -> NoReturn:
 def refuse_target(error: OSError, url: str) -> NoReturn:
     """Report a failed write.
 
-    url: the target. Raises: UcplError E503, always.
+    url: the target.
+    Raises: UcplError E503, always.
     """
     remedy = error.remedy if isinstance(error, Refused) else ""
     remedy = remedy or "Remove the cause (network, server, quota) and run the same command again."

@@ -25,9 +25,9 @@ _PLACES: dict[Path, Place] = {}
 def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
     """The local path of a checkpoint to read.
 
-    A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation. say:
-    receives warnings about generations that may be newer and cannot be read. Raises: UcplError E185, E680-E683, E685,
-    E690-E692.
+    A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation.
+    say: receives warnings about generations that may be newer and cannot be read.
+    Raises: UcplError E185, E680-E683, E685, E690-E692.
     """
     _reject_empty(path, "a checkpoint")
     if not is_url(path):

@@ -35,7 +35,7 @@ def issue(folder: Path, domains: int) -> list[Path]:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        what = "keys and certificates are made by the package cryptography, which is not installed"
+        what = "keys and certificates need the package cryptography, which is not installed"
         fail("E690", what, Label("vault keys", where=str(folder)), remedy="pip install 'ucpl[vault]'")
     make_owned(folder)
     authority = _Authority.at(folder)

@@ -134,7 +134,8 @@ def preadv(fd: int, views: Sequence[memoryview], position: int) -> int:
 def hint(fd: int, ranges: Iterable[Range], *, payload: bool = False) -> None:
     """Announce the next reads, in any order.
 
-    payload: they may be large. Raises: OSError, UcplError E611.
+    payload: they may be large.
+    Raises: OSError, UcplError E611.
     """
     if (remote := remote_at(fd)) is not None:
         remote.hint(ranges, payload=payload)

@@ -245,7 +245,7 @@ class Object:
                     if not surely:
                         return False
                     here = str(self.tree.root.parent.parent)  # next to the folder, so that the name is the URL
-                    what = f"there is no room in {here} for what is read of {self.tree.url_of(self.first.key)}"
+                    what = f"no space in {here} for the bytes of {self.tree.url_of(self.first.key)}"
                     remedy = "Free some space, or name another folder: UCPL_REMOTE_DIR."
                     fail("E501", what, Label(here), remedy=remedy)
                 self._add(low, high)
@@ -385,7 +385,7 @@ def _usable(tree: Tree) -> list[Entry]:
             continue
         steps = entry.key.split("/")
         if entry.key in above or any(step in ("", ".", "..") or "\0" in step or len(step) > 255 for step in steps):
-            fail("E683", f"{tree.url} has an object {entry.key!a}, which no folder can hold", Label(tree.url))
+            fail("E683", f"{tree.url} has an object {entry.key!a}, which cannot be a file name", Label(tree.url))
         found.append(entry)
     return found
 
@@ -401,8 +401,8 @@ def _demand_whole(tree: Tree, names: dict[str, Entry]) -> None:
         unfinished = tree.objects.entry(outer_manifest) is None
         place = tree.objects.url + (f"/{above}" if above else "")
     if unfinished:
-        what = f"{place} is not whole: a run began to write it and has not ended, or ended before its time"
-        fail("E681", what, Label(place, "says that a run is under way", where=UNFINISHED))
+        what = f"{place} is incomplete: the run that writes it is active or was interrupted"
+        fail("E681", what, Label(place, "records an active run", where=UNFINISHED))
 
 
 def _without_unfinished(names: dict[str, Entry]) -> dict[str, Entry]:
@@ -427,7 +427,7 @@ def _demand_manifest(tree: Tree, names: dict[str, Entry]) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
     except TagDiffers:
-        fail("E682", f"{tree.url} is written at this moment", Label(tree.url, where=MANIFEST))
+        fail("E682", f"{tree.url} is being written", Label(tree.url, where=MANIFEST))
     for name, size in sizes.items():
         found = names.get(name)
         if found is None or found.size != size:

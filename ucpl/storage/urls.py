@@ -41,7 +41,9 @@ def split(text: str | Path) -> tuple[str, str, str]:
     begin = f"{scheme}:///" if ":///" in str(text) else f"{scheme}://"  # of some stores a path begins so
     steps = rest.split("/")
     if not rest or any(step in ("", ".", "..") or "\0" in step for step in steps):
-        fail("E680", f"{text} names no place in a store", Label(str(text)), remedy="write s3://BUCKET/FOLDER")
+        fail(
+            "E680", f"{text} is not the URL of an object or folder", Label(str(text)), remedy="write s3://BUCKET/FOLDER"
+        )
     url = f"{begin}{rest}"
     if len(steps) == 1:
         return url, url, ""

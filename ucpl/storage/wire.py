@@ -116,8 +116,8 @@ class Answerer:
     ) -> None:
         """Listen for callers.
 
-        answer: an OSError of it is reported to the caller; any other error ends the connection. most: maximum bytes of
-        a question, by the names of its caller.
+        answer: an OSError of it is reported to the caller; any other error ends the connection.
+        most: maximum bytes of a question, by the names of its caller.
 
         Raises: OSError, if this host cannot listen there.
         """
@@ -221,7 +221,8 @@ class Line:
     def ask(self, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
         """Send a question and return the answer.
 
-        look: called while waiting; an error of it ends the question. Raises: OSError.
+        look: called while waiting; an error of it ends the question.
+        Raises: OSError.
         """
         channel = self.taken()
         answer = self.asked(channel, question, look)
@@ -267,7 +268,7 @@ class Line:
         except ssl.SSLCertVerificationError as error:
             raise Silence(f"{self.who} has no certificate of this vault's authority: {error.verify_message}") from error
         except Refused as error:
-            raise Silence(f"{self.who} is another one: {error.strerror}") from error
+            raise Silence(f"{self.who} is another process: {error.strerror}") from error
         except OSError as error:
             raise Silence(f"{self.who} does not answer at {self.way.where}") from error
 

@@ -1,4 +1,4 @@
-"""`ucpl vault gc`: remove what dead jobs left, and nothing of running jobs."""
+"""`ucpl vault gc`: remove the vaults of dead jobs, and nothing of running ones."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _cleared(one: Seen, with_state: bool) -> Left:
         return Left(one.home, "passed", one.barred)
     try:
         if is_alive(one.home):
-            return Left(one.home, "living", "a server or a writer holds it")
+            return Left(one.home, "living", "a server or a writer uses it")
         if not one.is_sure:
-            why = "files in it are called as a vault's, and none says that it is one: remove it by hand if it was"
+            why = "it has files with a vault's names, but no intact record of one: if it was a vault, remove it by hand"
             return Left(one.home, "kept", why)
         if not with_state and (why := _state_in(one.home, one.job)):
             return Left(one.home, "kept", why)
         if not _is_ours(one.home):
-            return Left(one.home, "kept", "it holds files that are not of a vault")
+            return Left(one.home, "kept", "it contains files that do not belong to a vault")
         return _removed(one.home)
     except OSError as error:  # it is another user's, say
         why = f"{one.home / os.fsdecode(error.filename or '')}: {(error.strerror or str(error)).lower()}"
@@ -77,13 +77,13 @@ def _state_in(home: Path, job: Job | None) -> str:
     """
     commits = committed(home, job) if job is not None else []
     if commits:
-        return f"generation {commits[0].generation}, step {commits[0].step}, counts in it"
+        return f"generation {commits[0].generation}, step {commits[0].step}, is committed"
     names = {name for number in domains_of(home) for name in Domain(home, number).names()}
     said = sorted(name for name in names if COMMIT.fullmatch(name))
     if said:
-        return f"what says that something counts in it, {said[-1]}, is damaged"
+        return f"the commit record {said[-1]} is damaged"
     if job is None:
-        return f"what says which vault it is, {'job.json' if names else FILE}, is damaged or gone"
+        return f"its record {'job.json' if names else FILE} is damaged or missing"
     return ""
 
 
@@ -119,9 +119,9 @@ def _removed(home: Path) -> Left:
         folders = {name: opened(os.open(name, FOLDER, dir_fd=top)) for name in names}
         for folder in folders.values():
             if not ends.enter_context(held(Path("server.lock"), wait=0, within=folder)):
-                return Left(home, "living", "a server holds it")
+                return Left(home, "living", "a server uses it")
         if any(not _is_file_of_ours(folder, name) for folder in folders.values() for name in os.listdir(folder)):
-            return Left(home, "kept", "it holds files that are not of a vault")
+            return Left(home, "kept", "it contains files that do not belong to a vault")
         for name, folder in folders.items():
             for inner in os.listdir(folder):
                 os.unlink(inner, dir_fd=folder)

@@ -85,7 +85,7 @@ def drill(
     """
     plan = plan_vault(call, domains, protect, given=given, most=MOST)
     if not plan.foreseen.keyed:
-        what = f"{call} is of a framework, which writes its files by itself: a drill saves by the keys of a layout"
+        what = f"{call} is a layout of a framework's files: a drill needs a layout with keys"
         fail("E693", what, Label(call), remedy="give a layout of framework torch()")
     return plan, _Drill(plan, root, lose).all()
 
@@ -229,7 +229,7 @@ class _Drill:
                 there = self._gone(self._copy(home), [domain])
                 lost.count(self.outcome(there, [domain], KNOWN + 1), f"{what}, d{domain} lost")
             if not self._goes_on(home, KNOWN + 2):
-                alone.wrong.append(f"{what}, then started anew")
+                alone.wrong.append(f"{what}, then restarted")
         yield alone
         yield lost
 
@@ -249,7 +249,7 @@ class _Drill:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
             return True
         if status:
-            what = f"a job that is drilled cannot save in {home}, up to point {point}: is there room?"
+            what = f"the job of a drill cannot save in {home}, up to point {point}: check the free space"
             fail("E695", what, Label(str(home), f"status {status}"))
         return False
 
@@ -266,7 +266,7 @@ class _Drill:
                 outcome = self.outcome(home, lost)
                 found.count(outcome, f"{lost}")
                 if outcome == "kept" and not self._goes_on(home, KNOWN + 1):
-                    found.wrong.append(f"{lost}, then started anew")
+                    found.wrong.append(f"{lost}, then restarted")
             yield found
 
     def _bytes(self, base: Path) -> Iterator[tuple[int, Path]]:
@@ -325,17 +325,17 @@ class _Drill:
                 file.seek(at)
                 file.write(bytes([byte[0] ^ 4]))
 
-        found = Drilled("a bit flipped, of what ranks saved and of what is held for others")
+        found = Drilled("a flipped bit, in saves of ranks and in redundancy")
         self._hurt(base, found, flip, "flipped")
         return found
 
     def _arenas(self, base: Path) -> Drilled:
         """F11."""
-        found = Drilled("bytes cut short, emptied, gone")
+        found = Drilled("bytes truncated, emptied, removed")
         for what, how in (
-            ("cut short", lambda path: os.truncate(path, path.stat().st_size // 2)),
+            ("truncated", lambda path: os.truncate(path, path.stat().st_size // 2)),
             ("emptied", lambda path: os.truncate(path, 0)),
-            ("gone", Path.unlink),
+            ("removed", Path.unlink),
         ):
             self._hurt(base, found, how, what)
         return found
@@ -345,7 +345,7 @@ class _Drill:
 
         The commit records of all domains but one are damaged, and the identity record of one domain.
         """
-        found = Drilled("texts of what counts damaged, in all domains but one")
+        found = Drilled("commit records damaged, in all domains but one")
         count = len(self.plan.domains)
         for kept in range(count):
             for data in (b"", b"{}", None):
@@ -381,12 +381,12 @@ class _Drill:
             outcome = self.outcome(home, newest=KNOWN + 1)
             found.count("wrong" if outcome == "kept" and not all(saved) else outcome, trap)
             if not self._goes_on(home, KNOWN + 2):
-                found.wrong.append(f"{trap}, then started anew")
+                found.wrong.append(f"{trap}, then restarted")
         return found
 
     def _apart(self, base: Path) -> Drilled:
         """F14: some ranks have saved a step that others have not."""
-        found = Drilled("ranks at other steps")
+        found = Drilled("ranks at different steps")
         for missing in range(self.ranks if self.ranks > 1 else 0):
             home = self._copy(base)
             with ExitStack() as ends:
@@ -433,7 +433,7 @@ class _Drill:
 
     def _left(self, base: Path) -> Drilled:
         """F22: of a dead job and of a living one."""
-        found = Drilled("what a dead job left, beside a living one")
+        found = Drilled("files of a dead job, next to a running one")
         above = self.root / "left"
         above.mkdir()
         dead, living = (Path(shutil.copytree(base, above / name)) for name in ("dead", "living"))

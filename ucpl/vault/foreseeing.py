@@ -111,8 +111,8 @@ def foresee(call: str, given: Given | None = None, most: int | None = None) -> F
 
     The files are those of its keys, or those that its framework assigns to each rank.
 
-    most: the largest size of a tensor in bytes; a larger one becomes a row of this size. Raises: UcplError, as planning
-    does.
+    most: the largest size of a tensor in bytes; a larger one becomes a row of this size.
+    Raises: UcplError, as planning does.
     """
     made = planned(Asked(call, call), given or Given())
     layout, targets = made.target.layout, made.plan.targets

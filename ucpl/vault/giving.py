@@ -119,7 +119,7 @@ class Giving:
         for number, (theirs, ours) in enumerate(zip(by, hosts.seats, strict=True)):
             if type(theirs) is not int or theirs < ours:
                 where = ":".join(map(str, hosts.at[number]))
-                raise OSError(5, f"d{number} is served by {where} by now")
+                raise OSError(5, f"d{number} is now served by {where}")
         if session.holds:
             return b"0"
         wait = asked["wait"]

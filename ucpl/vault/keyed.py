@@ -53,9 +53,7 @@ class Keyed:
         asked = Asked(call, call)
         here, _, _ = described(asked, Given())
         if not format_named(here.layout.framework).is_of_a_spec:
-            what = (
-                f"{call} is of framework {here.layout.framework}(): its files have more in them than is given by keys"
-            )
+            what = f"{call} is a layout of {here.layout.framework}(), whose files contain more than tensors by keys"
             remedy = "give a layout of framework torch(), or the engine or module itself"
             fail("E693", what, Label(call), remedy=remedy)
         wanted: dict[str, StoredTensor] = {}
@@ -71,12 +69,12 @@ class Keyed:
     def files(self, what: object) -> list[ToSave]:
         """Raises: UcplError E640, E693."""
         if not isinstance(what, Mapping):
-            fail("E693", f"{self.call} is a layout: what is saved is a dict by its keys", Label(self.call))
+            fail("E693", f"{self.call} is a layout: give a dict of tensors by its keys", Label(self.call))
         strange = next((key for key in what if not isinstance(key, str)), None)
         if strange is not None:
-            fail("E693", f"{strange!a} is no key: keys are texts", Label(self.call))
+            fail("E693", f"{strange!a} is not a key: keys are strings", Label(self.call))
         for text in sorted(self.wanted.keys() ^ what.keys()):
-            said = "it is not given" if text in self.wanted else "the layout has no such tensor on this rank"
+            said = "it is missing" if text in self.wanted else "the layout has no such tensor on this rank"
             fail("E640", f"{text} of {self.call}: {said}", Label(self.call, where=text))
         by_file: dict[str, dict[Key, torch.Tensor]] = {}
         for text, stored in self.wanted.items():

@@ -17,7 +17,8 @@ __all__ = ["late"]
 def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> tuple[str, bool]:
     """(why, whether no waiting mends it).
 
-    A server that lives and is slow may be waited for; one that is not there, and ranks that do not go together, may not.
+    A server that lives and is slow may be waited for; one that is not there, and ranks that do not go together, may
+    not.
     is_first: the one before counted: a rank that has not saved may be slow.
     Raises: OSError, of a domain on another host.
     """
@@ -33,19 +34,19 @@ def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> 
             lacking.append(rank)
     if len(steps) > 1:
         told = ", ".join(f"{_ranks(ranks)} step {step}" for step, ranks in sorted(steps.items()))
-        return f"all ranks save the same step at once, and {told} was saved", True
+        return f"all ranks must save the same step, but {told} was saved", True
     if lacking:
         newer = [r for r in lacking if any(s.run == run and s.generation > generation for s, _ in saved.get(r, []))]
         if newer:
-            return f"{_ranks(newer)} saved more often: all ranks save as often as each other", True
-        told = f"{_ranks(lacking)} did not save it, took it back or still digests it"
-        return f"{told}: all ranks save as often as each other", not is_first
+            return f"{_ranks(newer)} saved more often: all ranks must save equally often", True
+        told = f"{_ranks(lacking)} did not save it, withdrew it or still digests it"
+        return f"{told}: all ranks must save equally often", not is_first
     away = [where.number for where in holders if isinstance(where, Domain) and not is_held(where.lock("server"))]
     if away:
-        return f"no server lives of {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True
+        return f"no server runs for {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True
     silent = [where.number for where in holders if not any(_votes(where, job, generation))]
-    told = f"{_domains(silent)} has not voted" if silent else "it was voted for, and not committed"
-    return f"{told}: its server says why", False
+    told = f"{_domains(silent)} has not voted" if silent else "all domains voted for it, and it is not committed"
+    return f"{told}: see the output of its server", False
 
 
 def _votes(where: Holder, job: Job, generation: int) -> list[bool]:

@@ -76,7 +76,7 @@ def ready(what: object) -> Ready:
     planner.set_up_planner(state, None, _is_alone() or dist.get_rank() == 0)
     for name, value in planner.state_dict.items():
         if isinstance(value, torch.Tensor) and (why := unreadable(value)):
-            fail("E693", f"{name} is {why}", Label("what is saved", where=name))
+            fail("E693", f"{name} is {why}", Label("the saved state", where=name))
     return Ready(None, state, planner, _held(planner))
 
 
@@ -98,8 +98,8 @@ def _state_of(what: object) -> dict[str, object]:
         return state if optimizer is None else {**state, "optim": get_optimizer_state_dict(module, optimizer)}
     if isinstance(what, Mapping) and all(isinstance(key, str) for key in what):
         return dict(what)
-    remedy = "give an engine of DeepSpeed, (module, optimizer), a state dict as dcp.save takes it, or a writer a layout"
-    fail("E693", f"a {type(what).__name__} is not kept", Label("what is saved"), remedy=remedy)
+    remedy = "give an engine of DeepSpeed, (module, optimizer), a state dict as for dcp.save, or the writer a layout"
+    fail("E693", f"a {type(what).__name__} cannot be saved", Label("the saved state"), remedy=remedy)
 
 
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------------
@@ -194,8 +194,8 @@ class _Share:
 class Shares:
     """The distributions that are kept between saves.
 
-    is_known: the last save used the distribution of an earlier one. are_named: the files list their values with
-    positions.
+    is_known: the last save used the distribution of an earlier one.
+    are_named: the files list their values with positions.
     """
 
     known: _Share | None = None
@@ -419,7 +419,7 @@ def ranks() -> Ranks:
 
     A rank that cannot save keeps all others from saving.
     """
-    return Ranks.of(code="E693", words="cannot save, so that no rank does")
+    return Ranks.of(code="E693", words="cannot save, so no rank does")
 
 
 def _dealt(state: dict[str, object]) -> _Collecting:
@@ -436,5 +436,5 @@ def _dealt(state: dict[str, object]) -> _Collecting:
         failed = next(iter(failed for failed, _ in error.failures.values()))  # no Exception itself, as torch has it
         if isinstance(failed, UcplError):
             raise failed from error
-        fail("E693", f"{type(failed).__name__}: {str(failed)[:200]}", Label("what is saved"))
+        fail("E693", f"{type(failed).__name__}: {str(failed)[:200]}", Label("the saved state"))
     return collecting

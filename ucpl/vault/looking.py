@@ -173,11 +173,9 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
     for number, texts in unsaid(home, committed(home, memory.job)).items():
         is_there = _is_all_saved(home, memory.job, number)
         for path in texts:
-            what = (
-                f"{path.parent.name}: its word that generation {number} counts, newer than {memory.commit.generation}"
-            )
-            hint = " (servers that start have it count again)" if is_there else ""
-            found.append(Damage(f"{what}, which was looked at{hint}", 0, is_there))
+            what = f"the commit record of generation {number}, newer than the checked {memory.commit.generation}"
+            hint = " (a starting server commits it again)" if is_there else ""
+            found.append(Damage(f"{path.parent.name}: {what}{hint}", 0, is_there))
     for one in (*memory.before, memory):
         of = f" in generation {one.commit.generation}" if memory.before else ""
         for number, ranks in enumerate(memory.job.domains):
@@ -187,11 +185,11 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
                 if bad := _bad(piece):
                     files = tuple(file.name for file in one.commit.shards[rank].files)
                     again = _can_be_made(piece.size, partial(one.made, rank), bad)
-                    found.append(Damage(f"d{number}: what rank {rank} saved{of}", len(bad), again, files))
+                    found.append(Damage(f"d{number}: shard of rank {rank}{of}", len(bad), again, files))
             kept = one.parity(number)
             if kept is not None and (bad := _bad(kept)):
                 again = _can_be_made(kept.size, partial(one.parity_made, number), bad)
-                found.append(Damage(f"d{number}: what it keeps for others{of}", len(bad), again))
+                found.append(Damage(f"d{number}: its redundancy{of}", len(bad), again))
     memory.close()
     return memory, found
 
@@ -206,10 +204,10 @@ def _bad_texts(home: Path, memory: Memory) -> list[str]:
         with suppress(OSError):
             data = read_sealed(here.job())
         if data != memory.job.sealed():
-            found.append(f"d{here.number}: job.json, which says which vault it is")
+            found.append(f"d{here.number}: job.json, its identity record")
         for one in (*memory.before, memory):
             if not has_commit(here, one.commit, memory.job):
-                found.append(f"d{here.number}: its word that generation {one.commit.generation} counts")
+                found.append(f"d{here.number}: the commit record of generation {one.commit.generation}")
     return found
 
 
@@ -289,16 +287,16 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
 
     Returns (number of rebuilt chunks, remaining damage).
 
-    say: receives a line for everything else that was repaired. Raises: UcplError E686 for a vault that another user can
-    change, E692, OSError.
+    say: receives a line for everything else that was repaired.
+    Raises: UcplError E686 for a vault that another user can change, E692, OSError.
     """
     if job_at(home) is not None:
         for folder in (home, *(Domain(home, number).folder for number in domains_of(home))):
             demand_owned(folder)
     for number in _count_again(home):
-        say(f"counts     generation {number} again, of what its ranks saved and its domains voted for")
+        say(f"committed  generation {number} again, from the shards of its ranks and the votes of its domains")
     if texts := mend_texts(home):
-        say(f"mended     {texts} texts, as those of other domains say")
+        say(f"repaired   {texts} records, from other domains")
     memory = generation_at(home)
     count = 0
     try:

@@ -131,7 +131,7 @@ def asked_for(home: str | os.PathLike[str], said: ToMake) -> Job:
 
         if said.keys() & {"domains", "ranks"}:
             remedy = "leave them out, or give no layout"
-            fail("E690", "a layout says ranks and domains by itself", Label(said["layout"]), remedy=remedy)
+            fail("E690", "a layout states ranks and domains", Label(said["layout"]), remedy=remedy)
 
         said = {**said, "domains": shape_of(said["layout"])}
     told = said.get("domains", 1)

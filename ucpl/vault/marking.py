@@ -87,15 +87,15 @@ class Marks:
         """
         try:
             if self._is_done.is_set():
-                fail("E693", "the save was given up before it was digested", Label("what is saved"))
+                fail("E693", "the save was withdrawn before its digest", Label("the saved state"))
             self.fetch()
             for _, tensor, to, _ in self._left:
                 at = to.index("")
                 to[at] = mark_of(memory_of(tensor))
             for name, tensor, _, known in self._left:
                 if stamp_of(tensor) != known:
-                    what = f"{name} was written to before what its step made of it was digested"
-                    remedy = "let nothing but the next step write to it, or have saves digest it (beside=False)"
+                    what = f"{name} was written to before the result of its step was digested"
+                    remedy = "write to it only in the next step, or make the writer with `beside=False`"
                     fail("E693", what, Label(name), remedy=remedy)
         finally:
             self.drop()

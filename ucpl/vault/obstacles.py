@@ -26,7 +26,7 @@ def why_not_made(folder: Path, error: OSError) -> str:
     for one in (folder, *folder.parents):
         try:
             if not one.is_dir() and (one.is_symlink() or one.exists()):
-                return f"{one} is no folder"
+                return f"{one} is not a folder"
         except OSError:  # nobody may look
             continue
     return error.strerror or str(error)
@@ -38,13 +38,13 @@ def not_written(folder: Path, error: OSError) -> NoReturn:
     Raises: UcplError E695, always.
     """
     path = Path(os.fsdecode(error.filename2 or error.filename or folder))  # of two, the one that the other was to be
-    why, remedy = error.strerror or str(error), "remove the cause, and write the same line again"
+    why, remedy = error.strerror or str(error), "remove the cause, and run the same command again"
     if (kind := _kind(path, folder)) not in ("", "folder" if path == folder else "file"):
-        why, remedy = f"a {kind} stands there", f"move {path} away, and write the same line again"
+        why, remedy = f"a {kind} is in its place", f"move {path} away, and run the same command again"
     elif error.errno in NO_ROOM:
         remedy = ""
     elif isinstance(error, PermissionError):
-        remedy = "a vault's folders are its owner's alone: do this as the user whose job it is"
+        remedy = "only the owner of a vault has access to it: run the command as this user"
     fail("E695", f"{path} cannot be written: {why}", Label(str(path)), remedy=remedy)
 
 

@@ -52,7 +52,8 @@ class Others:
     def sit(self, at: Address | None) -> None:
         """Answer the peers from now on.
 
-        at: the address of this server. Raises: OSError, UcplError E694.
+        at: the address of this server.
+        Raises: OSError, UcplError E694.
         """
         hosts = self._hosts()
         number = self.here.number
@@ -67,7 +68,7 @@ class Others:
                 "E694",
                 what,
                 Label(str(self.here.folder)),
-                remedy="end what listens there, or name another port in --hosts",
+                remedy="stop the process that uses the port, or name another port in --hosts",
             )
         others = {n for n in range(len(hosts.at)) if n != number}
         self._take_seat(others - {n for n in others if self._hear(n)})
@@ -126,13 +127,13 @@ class Others:
         """Raises: OSError, where one of the others does not answer now."""
         silent = [number for number in range(len(self._hosts().at)) if not self._hear(number)]
         if silent:
-            raise OSError(5, f"d{silent[0]} does not answer, and may hold what is lost here")
+            raise OSError(5, f"d{silent[0]} does not answer, and may have the lost data")
 
     def _demand_seat(self) -> None:
         hosts = self._hosts()
         if self.seat and hosts.seats[self.here.number] > self.seat:
             where = ":".join(map(str, hosts.at[self.here.number]))
-            what = f"d{self.here.number} of {self.home} is served by {where} by now: this server ends"
+            what = f"d{self.here.number} of {self.home} is now served by {where}: this server ends"
             fail("E694", what, Label(str(self.here.folder)))
 
     def _hear(self, number: int) -> bool:

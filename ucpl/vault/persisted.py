@@ -71,13 +71,13 @@ def _beside(folder: Path) -> tuple[Told, Told, str]:
     if which is not None:
         if text is not None and mark_of(text) == which.get("state"):
             return which, _object(text), ""
-        why = "is not there or cannot be read" if text is None else "is damaged"
-        return which, {}, f"{folder / STATE} {why}: what ranks gave is lost with it"
+        why = "is missing or unreadable" if text is None else "is damaged"
+        return which, {}, f"{folder / STATE} {why}: the JSON of the ranks is lost"
     told = _object(text) if text is not None else {}
     if text is not None and not told:
-        return {}, {}, f"{folder / STATE} is damaged: what ranks gave is lost with it"
+        return {}, {}, f"{folder / STATE} is damaged: the JSON of the ranks is lost"
     if told and sealed is not None:
-        return told, told, f"{folder / SAVED} is damaged, which says whether what ranks gave is what was saved"
+        return told, told, f"{folder / SAVED} is damaged: damage of the JSON of the ranks cannot be detected"
     return told, told, ""
 
 

@@ -21,8 +21,8 @@ from ucpl.vault.persisted import SAVED, STATE, saved_text, state_text, state_tol
 
 __all__ = ["persist"]
 
-ANOTHER = "choose another DST: what is there is not written over"
-AGAIN = "remove the cause (space, permission, what is in the way), or choose another DST; nothing was left of this one"
+ANOTHER = "choose another DST: an existing one is not overwritten"
+AGAIN = "remove the cause (space, permission, a blocking file), or choose another DST; this one does not exist"
 
 
 @meanwhile()

@@ -129,9 +129,9 @@ def _domains_of(layout: Layout, call: str) -> tuple[tuple[int, ...], ...]:
     axis = layout.meshes[0].axes[0] if layout.meshes else "rank"
     fail(
         "E690",
-        f"{call} does not tell which ranks lie in one domain",
+        f"{call} does not state the domains of its ranks",
         Label(call),
-        remedy=f'write domain node = "{{{axis}}}" into the layout, or say --domains 4',
+        remedy=f'write domain node = "{{{axis}}}" into the layout, or give --domains 4',
     )
 
 
@@ -149,14 +149,15 @@ def plan_vault(
 
     domains: the ranks of each, or the number of consecutive ranks, or None for the layout's `domain` statement.
     protect: `none`, `mirror(2)`, `raim5`, `rs(6, 2)`; None: the one of least memory that survives the loss of any
-    `safe` domains. most: the largest number of bytes that a tensor is counted with. replays: saves of gradients between
-    two complete ones.
+        `safe` domains.
+    most: the largest number of bytes that a tensor is counted with.
+    replays: saves of gradients between two complete ones.
 
     Raises: UcplError E690, and all errors of planning.
     """
     foreseen = foresee(call, given, most)
     if replays and not foreseen.made:
-        what = f"{call}: steps are replayed of a module and its AdamW, which are saved as framework dcp()"
+        what = f"{call}: only steps of a module and its AdamW can be replayed, with framework dcp()"
         remedy = "name a layout of dcp.ucpl that has exp_avg and exp_avg_sq"
         fail("E690", what, Label("--replays", where=call), remedy=remedy)
     ranks = len(foreseen.sizes)
@@ -167,7 +168,7 @@ def plan_vault(
     told = tuple(tuple(some) for some in domains)
     demand_each(told, ranks, f" of {call}, which has {ranks},")
     if safe > len(told):
-        what = f"{safe} domains cannot be lost of {len(told)}"
+        what = f"{safe} of {len(told)} domains cannot be lost"
         fail(
             "E690",
             what,

@@ -83,7 +83,7 @@ class _Watch:
             act()
         except Exception as error:
             self.is_plain = False
-            _log.debug("a step was not looked at: %r", error)
+            _log.debug("a step was not recorded: %r", error)
 
     def parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
         """(number of its group, parameter)."""
@@ -216,8 +216,10 @@ class Replaying:
     def files(self, one: Ready, generation: int, *, may: bool) -> tuple[list[ToSave], Told | None]:
         """The files to save; for gradients alone, also the step's record.
 
-        Collective. one: the values, with the watched optimizer. may: the previous generation is committed, and a replay
-        can start from it. Raises: UcplError E693.
+        Collective.
+        one: the values, with the watched optimizer.
+        may: the previous generation is committed, and a replay can start from it.
+        Raises: UcplError E693.
         """
         assert self._watch is not None
         self.asked, self.marks = generation, None

@@ -57,8 +57,8 @@ def restored(
     `read` is called with one source after the other, until it raises neither E691, E692, E698 nor the damage of a
     persisted one.
 
-    generation: only this one. persisted: a folder of `step-N` folders, as a server writes with --into; used if memory
-    does not suffice.
+    generation: only this one.
+    persisted: a folder of `step-N` folders, as a server writes with --into; used if memory does not suffice.
 
     Raises: UcplError E692, if there is no source, and the errors of `read` for the last source; all its other errors.
     """
@@ -70,7 +70,7 @@ def restored(
     for one in choices:
         count = _count(one.tries) if generation is None else 0
         if count >= TRIES:
-            passed.append((one.source, f"{count} tries to read it came to no end"))
+            passed.append((one.source, f"{count} attempts to read it did not end"))
             continue
         _tell(one.tries, count + 1)
         try:
@@ -88,15 +88,15 @@ def restored(
     if last is not None:
         raise _told(last, passed)
     if passed != unknown:
-        what = f"{home}: no generation is left that was not tried {TRIES} times in vain"
+        what = f"{home}: {TRIES} attempts to read each generation did not end"
         remedy = f"name one: --generation {passed[len(unknown)][0].rpartition('@')[2]}"
         fail("E692", what, Label(str(home), "; ".join(f"{source}: {why}" for source, why in passed)), remedy=remedy)
     beside = f", and {persisted} has no folder step-N" if persisted is not None else ""
     if unknown:
-        remedy = "`ucpl vault scrub ROOT/JOB`, or the servers as they start, may have it count again"
+        remedy = "`ucpl vault scrub ROOT/JOB` or a restart of the servers may commit it again"
         fail(
             "E692",
-            f"{home}: what says that something is committed is damaged{beside}",
+            f"{home}: the commit records are damaged{beside}",
             Label(str(home), unknown[0][1]),
             remedy=remedy,
         )
@@ -114,7 +114,7 @@ def _unsaid(home: Path) -> list[tuple[str, str]]:
 
 def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
     """The last error, with the sources that were skipped before."""
-    notes = (f"{source} was passed over: {why}" for source, why in passed[:-1])
+    notes = (f"{source} was skipped: {why}" for source, why in passed[:-1])
     first, *rest = last.diagnostics
     return UcplError(evolve(first, notes=(*first.notes, *notes)), *rest)
 
@@ -208,7 +208,7 @@ def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
         write_whole(where, state_text(told))
     except OSError as error:
         what = f"{where} cannot be written: {error.strerror or error}"
-        remedy = "the tensors are restored: `ucpl vault persist` gives the JSON, too"
+        remedy = "the tensors are restored: `ucpl vault persist` also writes the JSON"
         fail("E503", what, Label(str(where)), remedy=remedy)
     return where
 

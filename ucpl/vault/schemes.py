@@ -44,9 +44,9 @@ class Scheme:
         """Its advantages and disadvantages, in a few words."""
         share = self.for_others / self.saved if self.saved else 0.0
         made = self.guarded.made_of
-        rebuilt = f"a lost byte is made of {made}" if made else "nothing is rebuilt"
+        rebuilt = f"a lost byte is computed from {made}" if made else "nothing is rebuilt"
         extra = "; needs pip install 'ucpl[vault]'" if self.protection.name == "rs" else ""
-        return f"{share:.3g} bytes beside each that is saved; {rebuilt}{extra}"
+        return f"{share:.3g} bytes of redundancy per saved byte; {rebuilt}{extra}"
 
 
 def default_protection(domains: int) -> str:
@@ -59,8 +59,9 @@ def schemes(stretches: Sequence[Stretch], safe: int, told: int, asked: str | Non
 
     First come those that survive the loss of any `safe` domains; among these, the one with the least memory.
 
-    told: the largest number of simultaneously lost domains for which the survival is counted. asked: a requested
-    protection; it comes first. Raises: UcplError E690, if it does not fit the domains.
+    told: the largest number of simultaneously lost domains for which the survival is counted.
+    asked: a requested protection; it comes first.
+    Raises: UcplError E690, if it does not fit the domains.
     """
     count = len(stretches)
     found: dict[str, Scheme] = {}

@@ -251,7 +251,7 @@ class Server:
                 if not self._is_whole(memory, rank):
                     self._bad.add(found.marks[str(rank)])
                     self.say(
-                        f"d{self.number}: what rank {rank} saved at step {found.shards[0].step} is damaged: not committed"
+                        f"d{self.number}: the shard of rank {rank} at step {found.shards[0].step} is damaged: not committed"
                     )
                     return False
             chunks = self._made(memory, slot, keeps * block)
@@ -327,7 +327,7 @@ class Server:
                 commit.files()
             except ValueError as error:
                 self._bad |= set(found.marks.values())
-                self.say(f"step {commit.step} is not committed: of {error}, parts are missing or overlap")
+                self.say(f"step {commit.step} is not committed: parts of {error} are missing or overlap")
                 return None
             text = commit.sealed()
             failpoint("vault-commit")
@@ -337,9 +337,8 @@ class Server:
                 except OSError as error:  # another host gets the record later
                     if isinstance(where, Domain):
                         raise
-                    self.say(
-                        f"generation {commit.generation} counts, which d{where.number} was not told: {error.strerror}"
-                    )
+                    lacks = f"d{where.number} has no record of it: {error.strerror}"
+                    self.say(f"generation {commit.generation} is committed, but {lacks}")
                 failpoint("vault-committed")
         self.say(f"generation {commit.generation}, step {commit.step}, is committed")
         return commit.generation

@@ -63,11 +63,11 @@ class _Storages:
 def dtype_name(tensor: torch.Tensor, where: str) -> str:
     """A tensor's type by its name in the language. Raises: UcplError E693."""
     if not tensor.is_meta and (why := unreadable(tensor)):  # those without bytes are laid out, and never read
-        fail("E693", f"{where} is {why}", Label("what is saved", where=where))
+        fail("E693", f"{where} is {why}", Label("the saved state", where=where))
     found = BY_TORCH.get(str(tensor.dtype).removeprefix("torch."))
     if found is None:
-        what = f"{where} is a tensor of {tensor.dtype} and layout {tensor.layout}, which is not kept"
-        fail("E693", what, Label("what is saved", where=where))
+        what = f"{where} is a tensor of {tensor.dtype} and layout {tensor.layout}, which cannot be saved"
+        fail("E693", what, Label("the saved state", where=where))
     return found.name
 
 
@@ -88,9 +88,9 @@ class _Pickler(pickle.Pickler):
         if not isinstance(obj, torch.Tensor):
             return cast(Reduced, NotImplemented)
         if is_placed(obj):
-            fail("E693", "a DTensor among values of a file is not kept", Label("what is saved"))
+            fail("E693", "a DTensor among values of a file cannot be saved", Label("the saved state"))
         if why := unreadable(obj):
-            fail("E693", f"a tensor of a file is {why}", Label("what is saved"))
+            fail("E693", f"a tensor of a file is {why}", Label("the saved state"))
         if isinstance(obj, torch.nn.Parameter):
             return torch._utils._rebuild_parameter, (obj.data, obj.requires_grad, OrderedDict())
         bare = plain(obj)
@@ -108,7 +108,8 @@ class _Pickler(pickle.Pickler):
 def held_in(value: object, where: str) -> Held:
     """A value as torch.save would write it.
 
-    where: the name of the value in errors. Raises: UcplError E693.
+    where: the name of the value in errors.
+    Raises: UcplError E693.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -118,7 +119,7 @@ def held_in(value: object, where: str) -> Held:
     except UcplError:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        fail("E693", f"{where} cannot be kept: {error}", Label("what is saved", where=where))
+        fail("E693", f"{where} cannot be saved: {error}", Label("the saved state", where=where))
     return Held(tree, pickler.storages.tensors)
 
 
@@ -144,7 +145,7 @@ def nested(tensors: Mapping[Key, torch.Tensor], where: str) -> Held:
         for step in key[:-1]:
             inner = here.setdefault(step, {})
             if not isinstance(inner, dict):
-                fail("E693", f"{where}: a tensor lies at a key that others lie below", Label(where, where=str(step)))
+                fail("E693", f"{where}: a key has both a tensor and other keys below it", Label(where, where=str(step)))
             here = inner
         here[key[-1]] = _ref(storages, tensor, "/".join(map(str, key)))
     return Held(root, storages.tensors)

@@ -138,8 +138,8 @@ class Writer:
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             return self._agreed_by_all(run or token_hex(8))
         if run is None and self.job.ranks > 1:
-            what = "several ranks save, and nothing tells this run from another one"
-            remedy = "call init_process_group first, or give run=, one text for all ranks and another for each run"
+            what = "several ranks save, and this run has no name"
+            remedy = "call init_process_group first, or give run=, a text that is equal on all ranks and differs between runs"
             fail("E693", what, Label(f"rank {self.rank}"), remedy=remedy)
         return run or token_hex(8), self._first(run)
 
@@ -156,7 +156,7 @@ class Writer:
         mine = run, first, None if error is None else (error.diagnostics[0].code, error.diagnostics[0].message)
         if (world := dist.get_world_size()) != self.job.ranks:
             what = f"{self.home} is the vault of a job of {self.job.ranks} ranks, and {world} save"
-            remedy = "name another folder: what others than all ranks save never counts"
+            remedy = "name another folder: a save is committed only if exactly the ranks of the vault save"
             fail("E694", what, Label(f"rank {self.rank}"), remedy=remedy)
         told: list[tuple[str, int, tuple[str, str] | None]] = [mine] * world
         dist.all_gather_object(told, mine)
@@ -205,8 +205,8 @@ class Writer:
 
         All ranks call it equally often, with the same step.
 
-        what: tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors. state:
-        small JSON of the caller (position in the data, random numbers); a restore returns it.
+        what: tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
+        state: small JSON of the caller (position in the data, random numbers); a restore returns it.
 
         Returns after the copy. Then everything may be changed, with one exception: if only gradients are saved
         (`Saved.replays`), weights and moments are digested in the background. The optimizer's next step waits for that.
@@ -244,15 +244,15 @@ class Writer:
     def _not_kept(self, step: object, error: Exception, *, raises: bool = False) -> UcplError:
         self.error = error if isinstance(error, UcplError) else _failed(self, error)
         if not raises:
-            _log.warning("step %s is not kept: %s", _shown(step), self.error.diagnostics[0].message)
+            _log.warning("step %s is not saved: %s", _shown(step), self.error.diagnostics[0].message)
         return self.error
 
     def _told(self, step: int, what: object, met: Exception | None) -> tuple[list[ToSave], Told | None]:
         """The files to save; for gradients alone, also the step's record.
 
         met: the error of this rank, if it has nothing to save. The rank's own work comes first. Then all ranks agree to
-        continue: otherwise a rank with an error would leave the others inside a collective call. Raises: on all ranks,
-        if one has an error.
+            continue: otherwise a rank with an error would leave the others inside a collective call.
+        Raises: on all ranks, if one has an error.
         """
         if self.keyed is not None:
             if met is not None:
@@ -296,9 +296,9 @@ class Writer:
             replaying.attempt(newest, lambda: generation_at(self.home, newest.generation), self.rank)
         except UcplError as error:  # its base is lost or removed: the next one is tried
             if replaying.is_refused:
-                _log.warning("all is kept at each step: %s", error.diagnostics[0].message)
+                _log.warning("each step is saved completely: %s", error.diagnostics[0].message)
         except Exception as error:  # others wait for this rank: it is tried once more at the next save
-            _log.warning("no step was tried: %s: %s", type(error).__name__, error)
+            _log.warning("no step was replayed as a test: %s: %s", type(error).__name__, error)
 
     def _follows(self, newest: Commit) -> bool:
         """True if this save may be replayed from the newest committed one."""
@@ -338,7 +338,7 @@ class Writer:
             self._patience = math.inf
         else:  # longer each time: the missing server may return
             self._patience = HOPELESS if self._patience == math.inf else 2 * self._patience
-        told = f"generation {generation} does not count after {seconds:.0f} s, and is taken back: {why}"
+        told = f"generation {generation} is not committed after {seconds:.0f} s, and is withdrawn: {why}"
         try:
             fail("E699", f"{self.home}: {told}", Label(str(self.here.folder), f"rank {self.rank}"))
         except UcplError as error:
@@ -348,7 +348,8 @@ class Writer:
     def _save(self, generation: int, step: int, files: list[ToSave], said: tuple[Told, Told | None]) -> tuple[int, int]:
         """Save the files: (bytes, saved steps of gradients).
 
-        said: the JSON of the caller, and the record of a step. Raises: OSError.
+        said: the JSON of the caller, and the record of a step.
+        Raises: OSError.
         """
         state, replay = said
         # A committer holds this lock of every domain: under it, a generation is either committed or never will be.
@@ -361,7 +362,7 @@ class Writer:
                 newest = self._newest(holders)
             kept = newest.shards[self.rank].base if newest is not None else 1
             if replay is not None and (newest is None or not self._follows(newest)):
-                raise OSError(errno.ESTALE, "what its gradients follow counts no more")
+                raise OSError(errno.ESTALE, "the generation before its gradients is no longer committed")
             depth = newest.depth + 1 if replay is not None and newest is not None else 0
             base = kept if depth else 1 - kept
             slot = slot_of(depth, base)
@@ -436,8 +437,9 @@ class Writer:
     def _newest(self, holders: Sequence[Holder] = ()) -> Commit | None:
         """The newest committed generation of all domains.
 
-        If a committer could not send it to all hosts, it is copied to the rest here. holders: all domains, under their
-        locks; each of them must answer. Raises: OSError.
+        If a committer could not send it to all hosts, it is copied to the rest here.
+        holders: all domains, under their locks; each of them must answer.
+        Raises: OSError.
         """
         found = committed_in(holders, self.job, sure=True) if holders else committed(self.home, self.job)
         if found and found[0].generation not in self.here.commits():
@@ -464,7 +466,7 @@ class Writer:
 
 
 def _unheard(home: Path, who: str) -> NoReturn:
-    fail("E697", f"{who} of {home}: no answer, so that nobody knows what counts", Label(str(home)))
+    fail("E697", f"{who} of {home}: no answer, so the newest committed generation is unknown", Label(str(home)))
 
 
 def _lock_all(writer: Writer, locks: ExitStack) -> list[Holder]:
@@ -490,7 +492,7 @@ def _lock(locks: ExitStack, holders: Sequence[Holder], wait: float) -> None:
     """Raises: OSError."""
     for one in holders:
         if not locks.enter_context(one.locked(max(1.0, wait))):
-            raise OSError(errno.EAGAIN, "whoever commits stands still")
+            raise OSError(errno.EAGAIN, "the process that commits does not respond")
 
 
 def _step(step: object) -> int:
@@ -500,7 +502,7 @@ def _step(step: object) -> int:
     except (TypeError, ValueError, RuntimeError):
         number = -1
     if not 0 <= number < STEP_MAX:
-        fail("E693", f"{_shown(step)!a} is no step", Label("step"), remedy="give a whole number, from 0 on")
+        fail("E693", f"{_shown(step)!a} is not a step", Label("step"), remedy="give a whole number, 0 or more")
     return number
 
 
@@ -531,7 +533,7 @@ def _once(pairs: list[tuple[str, object]]) -> Told:
     """Raises: ValueError where two keys, 1 and "1", are one as JSON."""
     told = dict(pairs)
     if len(told) < len(pairs):
-        raise ValueError(f"two keys of {len(pairs)} are one as JSON, where all are texts")
+        raise ValueError(f"two of {len(pairs)} keys are equal as JSON strings")
     return told
 
 
@@ -546,9 +548,9 @@ def _json(state: object) -> Told:
             raise ValueError(f"more than {STATE_MAX:,} bytes of JSON")
         told = json.loads(text, object_pairs_hook=_once)  # the caller's lists may change once this returns
         if not isinstance(told, dict):
-            raise TypeError(f"it is a {type(state).__name__}, and no dict")
+            raise TypeError(f"it is a {type(state).__name__}, not a dict")
     except (TypeError, ValueError, RecursionError) as error:
-        fail("E693", f"the state beside is no small JSON: {error}", Label("state"))
+        fail("E693", f"the companion state is not small JSON: {error}", Label("state"))
     return told
 
 
@@ -556,7 +558,7 @@ def _failed(writer: Writer, error: Exception) -> UcplError:
     where = str(writer.here.folder)
     if not isinstance(error, OSError):  # all other errors of the given values: training continues
         try:
-            fail("E693", text_of(error), Label("what is saved"))
+            fail("E693", text_of(error), Label("the saved state"))
         except UcplError as told:
             return told
     free = ""
@@ -565,8 +567,8 @@ def _failed(writer: Writer, error: Exception) -> UcplError:
         free = f"{state.f_bavail * state.f_frsize:,} bytes are free there"
     try:
         if isinstance(error, Silence):
-            said = f"{error.strerror}: a save would be written over what may count there"
-            fail("E697", said, Label(where), remedy="start its server once more; the next save is tried again")
+            said = f"{error.strerror}: the save could overwrite a committed generation there"
+            fail("E697", said, Label(where), remedy="restart its server; the next save tries again")
         fail("E695", f"{where} cannot be written: {error.strerror or error}", Label(where, free))
     except UcplError as told:
         return told

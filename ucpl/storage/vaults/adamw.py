@@ -71,8 +71,10 @@ def flushes() -> bool:
 def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
     """The parameter and its optimizer state after a step, as bytes.
 
-    They reuse the memory of the old values if possible. group: the numbers of its parameter group at the step. had:
-    `weight`, `step` and MOMENTS before the step. Raises: all errors of torch for numbers that no optimizer has.
+    They reuse the memory of the old values if possible.
+    group: the numbers of its parameter group at the step.
+    had: `weight`, `step` and MOMENTS before the step.
+    Raises: all errors of torch for numbers that no optimizer has.
     """
     weight = torch.nn.Parameter(had["weight"].tensor().to(device))
     weight.grad = grad.tensor().to(device)

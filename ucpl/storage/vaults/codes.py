@@ -21,7 +21,9 @@ BLOCK = 4096  # bytes that blocks are multiples of
 SHOWN = 4  # ranks that a message names
 CODED_MAX = 32  # domains of a set with rs: the limit of pyeclib
 _CALL = re.compile(r"\s*([a-z][a-z0-9]*)\s*(?:\(\s*(\d{1,4})\s*(?:,\s*(\d{1,4})\s*)?\))?\s*")
-_FORMS = "none, mirror, mirror(2), raim5, raim5(4) for sets of four domains, or rs(6, 2) for sets of eight, of which two may go"
+_FORMS = (
+    "none, mirror, mirror(2), raim5, raim5(4) for sets of four domains, or rs(6, 2) for sets of eight that may lose two"
+)
 
 
 @frozen
@@ -39,7 +41,8 @@ class Group:
 class Protection:
     """The redundancy of a vault.
 
-    `size`: domains per set, 0: all of them. `copies`: domains of a set that may be lost.
+    `size`: domains per set, 0: all of them.
+    `copies`: domains of a set that may be lost.
     """
 
     name: str  # none, mirror, raim5, rs
@@ -64,7 +67,7 @@ class Protection:
                 return cls("raim5", size)
             case "rs", [data, codes] if data and codes:
                 return cls("rs", data + codes, codes)
-        fail("E690", f"{text!r} is no protection", Label("--protect", where=text), remedy=f"write {_FORMS}")
+        fail("E690", f"{text!r} is not a protection", Label("--protect", where=text), remedy=f"write {_FORMS}")
 
     def __str__(self) -> str:
         if self.name == "mirror":
@@ -101,7 +104,7 @@ def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
     """Consecutive ranks, equally many per domain. Raises: UcplError E690."""
     if domains < 1 or ranks % domains:
         what = f"{ranks} ranks do not divide into {domains} domains"
-        fail("E690", what, Label("--domains", where=str(domains)), remedy="say which ranks lie in which domain")
+        fail("E690", what, Label("--domains", where=str(domains)), remedy="list the ranks of each domain")
     each = ranks // domains
     return tuple(tuple(range(d * each, (d + 1) * each)) for d in range(domains))
 
@@ -109,19 +112,20 @@ def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
 def demand_each(domains: Sequence[Sequence[int]], ranks: int | None = None, of: str = "") -> None:
     """Check that each rank is in one domain. Raises: UcplError E690.
 
-    ranks: their number; None: the highest rank plus one. of: the object that has this number of ranks.
+    ranks: their number; None: the highest rank plus one.
+    of: the object that has this number of ranks.
     """
     places: dict[int, list[int]] = {}
     for number, some in enumerate(domains):
         for rank in some:
             places.setdefault(rank, []).append(number)
     count = ranks if ranks is not None else max((*places, 0)) + 1
-    lines = [f"rank {r} lies in {' and '.join(f'd{n}' for n in at)}" for r, at in sorted(places.items()) if len(at) > 1]
-    lines += islice((f"rank {r} in none" for r in range(count) if r not in places), SHOWN)
-    lines += [f"there is no rank {r}" for r in sorted(places) if not 0 <= r < count]
+    lines = [f"rank {r} is in {' and '.join(f'd{n}' for n in at)}" for r, at in sorted(places.items()) if len(at) > 1]
+    lines += islice((f"rank {r} is in none" for r in range(count) if r not in places), SHOWN)
+    lines += [f"rank {r} does not exist" for r in sorted(places) if not 0 <= r < count]
     if lines:
         more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-        what = f"each rank{of} lies in one domain: {', '.join(lines[:SHOWN])}{more}"
+        what = f"each rank{of} must be in one domain: {', '.join(lines[:SHOWN])}{more}"
         remedy = "name each rank from 0 on once, as in --domains 0,1/2,3"
         fail(
             "E690",
@@ -144,7 +148,7 @@ def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]
     count = domains // size
     each, more = divmod(domains, count)
     if protection.name == "rs" and each + bool(more) > CODED_MAX:
-        what = f"{protection} over {domains} domains makes sets of {each + bool(more)}, and codes are of {CODED_MAX} at most"
+        what = f"{protection} over {domains} domains has sets of {each + bool(more)} domains; the limit is {CODED_MAX}"
         fail("E690", what, Label("--protect", where=str(protection)), remedy="name fewer blocks")
     ends = [0]
     for i in range(count):

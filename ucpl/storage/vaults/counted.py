@@ -97,28 +97,28 @@ def no_vault(home: Path) -> NoReturn:
 
     Raises: UcplError E692, always.
     """
-    why = "no folder d0, d1, ... in it says which job it is of"
-    text, remedy = str(home), "name the folder that `ucpl vault serve` was given, ROOT/JOB"
+    why = "it has no folder d0, d1, ... with a job.json"
+    text, remedy = str(home), "name the folder of `ucpl vault serve`, ROOT/JOB"
     if any(os.path.lexists(Domain(home, number).job()) for number in domains_of(home)):
-        why = "job.json, which says which job it is of, is damaged in each domain that is here"
-        remedy = f"if nothing in it is to be kept, `ucpl vault gc {quote(text)} --with-state` makes way for another"
+        why = "job.json is damaged in all local domains"
+        remedy = f"to remove it with its state, run `ucpl vault gc {quote(text)} --with-state`"
     try:
         if not stat.S_ISDIR(os.stat(home).st_mode):
-            why = "it is no folder"
+            why = "it is not a folder"
     except FileNotFoundError:
         why = "it does not exist"
     except OSError as error:
         why = error.strerror or str(error)
     if locked := barred(home):
         why = locked
-        remedy = "a vault's folders are its owner's alone: do this as the user whose job it is"
+        remedy = "only the owner of a vault has access to it: run the command as this user"
     alone = text.removeprefix("vault:")
     folder, at, number = alone.rpartition("@")
     if at and number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX:
-        remedy = f"write the folder alone, and the generation as an option where there is one: {folder} --generation {number}"
+        remedy = f"write only the folder, and give the generation as an option: {folder} --generation {number}"
     elif alone != text:
-        remedy = f"write the folder alone: {alone}"
-    fail("E692", f"{home} is no vault: {why}", Label(text), remedy=remedy)
+        remedy = f"write only the folder: {alone}"
+    fail("E692", f"{home} is not a vault: {why}", Label(text), remedy=remedy)
 
 
 def holders_of(home: Path, job: Job) -> list[Holder]:
@@ -178,7 +178,7 @@ def newer(home: Path) -> dict[int, str]:
 def unsaid_text(texts: Sequence[Path]) -> str:
     """The damage of a generation without intact commit record, and a remedy."""
     some = ", ".join(f"{path.parent.name}/{path.name}" for path in texts)
-    return f"{some}, which would say that it counts, is damaged; `ucpl vault scrub`, or its servers as they start, may mend it"
+    return f"{some}, its commit record, is damaged; `ucpl vault scrub` or a restart of its servers may repair it"
 
 
 def _is_damaged(path: Path) -> bool:
@@ -213,8 +213,8 @@ def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
 def committed_in(holders: Sequence[Holder], job: Job, *, sure: bool = False) -> list[Commit]:
     """The committed generations of these domains.
 
-    sure: all domains must answer, because the caller overwrites older generations. Raises: OSError, if `sure` and a
-    domain on another host does not answer: it may have the only record.
+    sure: all domains must answer, because the caller overwrites older generations.
+    Raises: OSError, if `sure` and a domain on another host does not answer: it may have the only record.
     """
     found: dict[int, Commit] = {}
     for here in holders:

@@ -37,7 +37,7 @@ class Codes:
         try:
             from pyeclib.ec_iface import ECDriver
         except ImportError:
-            what = "codes of Reed and Solomon's are made by pyeclib, which is not installed"
+            what = "Reed-Solomon codes need the package pyeclib, which is not installed"
             fail("E690", what, Label("--protect", where=f"rs({data}, {codes})"), remedy="pip install 'ucpl[vault]'")
         self.data, self.codes = data, codes
         self._driver = cast(_Driver, ECDriver(k=data, m=codes, ec_type=KIND))

@@ -97,7 +97,7 @@ class Far(Holder):
         except ValueError:
             told = None
         if not isinstance(told, list):
-            raise OSError(5, f"d{self.number} of {self.home.name} gave no list of names")
+            raise OSError(5, f"d{self.number} of {self.home.name} sent no list of names")
         return [str(name) for name in told]
 
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:

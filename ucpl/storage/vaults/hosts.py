@@ -33,7 +33,7 @@ def _address(text: str) -> Address:
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= PORT_MAX:
         remedy = "one for each domain: node0:7070,node1:7070"
-        fail("E690", f"`{text.strip()}` is no HOST:PORT", Label("--hosts"), remedy=remedy)
+        fail("E690", f"`{text.strip()}` is not HOST:PORT", Label("--hosts"), remedy=remedy)
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

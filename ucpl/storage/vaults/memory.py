@@ -243,7 +243,8 @@ class _FarPiece(Piece):
 class _Part:
     """A range of a block that is computed from others.
 
-    It belongs to a group and starts at `begin`. checked: compare the others with their digests.
+    It belongs to a group and starts at `begin`.
+    checked: compare the others with their digests.
     """
 
     group: Group
@@ -448,8 +449,8 @@ class Memory:
     def data_bytes(self, domain: int, number: int, begin: int, out: Bytes, checked: bool = True) -> bool:
         """Bytes of a domain's block.
 
-        Bytes after its data and between arenas are zeros, without a read. checked: compare the bytes with their
-        digests. False: they are missing.
+        Bytes after its data and between arenas are zeros, without a read.
+        checked: compare the bytes with their digests. False: they are missing.
         """
         stretch = self.stretches[domain]
         low = number * self.commit.parity[domain].block + begin
@@ -524,7 +525,7 @@ class Memory:
         fail(
             "E691",
             f"{self.home}: generation {self.commit.generation} cannot be rebuilt: {names} {'is' if len(gone) == 1 else 'are'}"
-            f" lost or damaged, {self.job.protection} does not bring back what rank {rank} saved",
+            f" lost or damaged, {self.job.protection} does not restore the data of rank {rank}",
             Label(str(self.home), f"rank {rank} saved {shown}", where=names),
             remedy=self._instead(),
         )
@@ -533,11 +534,13 @@ class Memory:
         """Readable alternatives to this generation."""
         older = [one.generation for one in committed(self.home, self.job) if one.generation < self.commit.generation]
         before = (
-            f"vault:{self.home}@{older[0]} is the generation before it" if older else "no generation before it counts"
+            f"vault:{self.home}@{older[0]} is the previous generation"
+            if older
+            else "no earlier generation is committed"
         )
         return (
-            f"{before}; `ucpl vault restore` takes the newest that can be had,"
-            " and with --else FOLDER the newest checkpoint that `serve --into FOLDER` wrote, where memory does not suffice"
+            f"{before}; `ucpl vault restore` restores the newest readable one,"
+            " and with --else FOLDER also a checkpoint of `serve --into FOLDER`"
         )
 
     def close(self) -> None:

@@ -47,7 +47,9 @@ T = TypeVar("T")
 def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | None:
     """The content of a checksummed text, cached.
 
-    Servers read it many times a second. what: the question that `made` answers. Raises: OSError.
+    Servers read it many times a second.
+    what: the question that `made` answers.
+    Raises: OSError.
     """
     try:
         state = os.lstat(path)
@@ -85,7 +87,8 @@ class Holder(ABC):
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
         """The content of a checksummed text; None: there is none.
 
-        what: the question that `made` answers. Raises: OSError.
+        what: the question that `made` answers.
+        Raises: OSError.
         """
 
     @abstractmethod
@@ -198,8 +201,9 @@ class Domain(Holder):
 def held(path: Path, *, wait: float, within: int | None = None) -> Iterator[bool]:
     """Hold a lock until the end of the block or process.
 
-    Gives False, if another process holds it for `wait` seconds. within: a descriptor of the folder that `path` is
-    relative to. Raises: OSError.
+    Gives False, if another process holds it for `wait` seconds.
+    within: a descriptor of the folder that `path` is relative to.
+    Raises: OSError.
     """
     with unshared(path, os.O_RDWR | os.O_CREAT, within) as fd:
         yield _locked(fd, time.monotonic() + wait)

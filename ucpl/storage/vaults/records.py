@@ -182,8 +182,10 @@ class Segment:
 class Late:
     """Bytes of a file that depend on the CRCs of its storages.
 
-    The CRCs are known after the save. begin: the position in the file; data: with zeros for CRCs; holes: (storage,
-    position in data).
+    The CRCs are known after the save.
+    begin: the position in the file;
+    data: with zeros for CRCs;
+    holes: (storage, position in data).
     """
 
     begin: int
@@ -222,8 +224,9 @@ class Named:
 class File:
     """The part of one file that a rank saved.
 
-    `crcs`: of the storages in it. `late`: on the rank that saves the beginning of the file. named: its values, in
-    vaults that keep gradients.
+    `crcs`: of the storages in it.
+    `late`: on the rank that saves the beginning of the file.
+    named: its values, in vaults that keep gradients.
     """
 
     name: str
@@ -357,8 +360,8 @@ def slot_of(depth: int, base: int) -> int:
 class Shard:
     """One rank's save of a generation.
 
-    depth: 0 for a complete save; else the number of gradient steps after the generation in slot `base`. replay: the
-    step's record.
+    depth: 0 for a complete save; else the number of gradient steps after the generation in slot `base`.
+    replay: the step's record.
     """
 
     ident: str  # of the vault
@@ -553,7 +556,7 @@ class Commit:
             try:
                 files = tuple(shard.files)
             except ValueError:
-                raise ValueError(f"what rank {shard.rank} saved") from None
+                raise ValueError(f"the shard of rank {shard.rank}") from None
             yield from ((shard.rank, file) for file in files)
 
     def files(self) -> Mapping[str, Sequence[tuple[int, File]]]:

@@ -98,7 +98,7 @@ def _in_arena(file: File, named: Named) -> int:
     for one in file.segments:
         if one.begin <= named.at and named.at + named.size <= one.begin + one.size:
             return one.at + named.at - one.begin
-    raise _Wrong(f"{named.name} was not saved as a whole")
+    raise _Wrong(f"{named.name} was not saved completely")
 
 
 def _units(shard: Shard) -> Iterator[_Unit]:
@@ -116,7 +116,7 @@ def _units(shard: Shard) -> Iterator[_Unit]:
         name, at, offset = place.removeprefix(GRADIENT).rpartition("@")
         unit = units.get(name)
         if not isinstance(unit, dict) or not at:
-            raise _Wrong(f"nothing is said of {place}")
+            raise _Wrong(f"{place} has no record")
         group, weights, moments = unit.get("group"), unit.get("weights"), unit.get("moments")
         marks, step = unit.get("marks"), unit.get("step")
         if type(group) is not int or not 0 <= group < len(groups) or not isinstance(groups[group], dict):
@@ -127,7 +127,7 @@ def _units(shard: Shard) -> Iterator[_Unit]:
             or not isinstance(moments, dict)
             or not _are_texts([*moments.values()])
         ):
-            raise _Wrong(f"what is made of {place}")
+            raise _Wrong(f"the replay of {place}")
         if not isinstance(step, str) or not _are_texts(marks) or len(marks) != 1 + len(moments):
             raise _Wrong(f"the step of {name}")
         yield _Unit(
@@ -156,19 +156,19 @@ class Replay:
         try:
             base, *steps = [_Step.of(one) for one in (*self.memory.before, self.memory)]
         except (ValueError, TypeError) as error:
-            self._refuse(f"what is said of it does not hold: {error}")
+            self._refuse(f"its record is invalid: {error}")
         for step in steps:
             saved = {name for name in step.places if not name.startswith(GRADIENT)}
             units = {id(unit): unit for unit in step.units.values()}.values()
             needed = saved | {name for unit in units for name in (*unit.made, unit.step)}
             if unknown := sorted(needed - base.places.keys()):
-                self._refuse(f"nothing was saved as {unknown[0]}, which it stands for")
+                self._refuse(f"the complete generation has no {unknown[0]}")
             if lacking := sorted(base.places.keys() - step.places.keys() - step.units.keys()):
-                self._refuse(f"{lacking[0]} was not saved, and no step makes it")
+                self._refuse(f"{lacking[0]} was not saved, and no step computes it")
             for unit in units:
                 kinds = {(p.size, p.dtype, p.shape) for name in unit.weights if (p := base.places[name].named)}
                 if len(kinds) != 1:
-                    self._refuse(f"names of one tensor are of several sizes: {', '.join(unit.weights)}")
+                    self._refuse(f"names of one tensor have several sizes: {', '.join(unit.weights)}")
         return [base, *steps]
 
     def over(self, file: str) -> Over:
@@ -182,7 +182,7 @@ class Replay:
             if name not in newest.units:
                 saved = newest.places[name]
                 if (saved.named.size, saved.named.dtype, saved.named.shape) != (mine.size, mine.dtype, mine.shape):
-                    self._refuse(f"{name} is of another size than what it stands for")
+                    self._refuse(f"{name} has another size than in the complete generation")
                 over.add(mine.at, mine.size, saved.fill)
                 over.add_crcs(holes, partial(_crc_of, saved))
             else:
@@ -242,7 +242,7 @@ class Replay:
         here = made_by(unit.device)
         if here != unit.by:
             told = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
-            self._refuse(f"it was trained with {next(told)}, and here is {next(told)}: other bits may come out")
+            self._refuse(f"it was trained with {next(told)}, and this is {next(told)}: the bits may differ")
         before = self._steps[number - 1]
         earlier: dict[str, dict[str, memoryview]] = {}
 
@@ -271,11 +271,9 @@ class Replay:
             if " " not in mark:
                 self._refuse(f"{names[what]}: it was saved by another version of ucpl")
             if mark_of(found[what], mark) != mark:
-                self._refuse(
-                    f"{names[what]}: what comes out of its step is not what was trained: it was written to by something else"
-                )
+                self._refuse(f"{names[what]}: the replayed step differs from the trained value: other code wrote to it")
         if found["step"] != steps:
-            self._refuse(f"{unit.step} is not the step that it was")
+            self._refuse(f"{unit.step} is not the saved step")
         return {name: found[what] for name, what in unit.made.items()}
 
     def _refuse(self, why: str) -> NoReturn:
@@ -336,7 +334,8 @@ class Over:
     def fill(self, into: memoryview, position: int, under: _Fill, *, exact: bool = True) -> None:
         """Bytes of the file from `position`.
 
-        under: fills the ranges that are not replayed. exact: also compute the CRCs.
+        under: fills the ranges that are not replayed.
+        exact: also compute the CRCs.
         """
         at, end = position, position + len(into)
         i = max(0, bisect_right(self._begins, position) - 1)

@@ -37,7 +37,8 @@ _changing = threading.RLock()  # no fork sees a descriptor that is open and not 
 def unshared(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
     """A descriptor of this process, until its end or a fork.
 
-    within: the descriptor of the folder. Raises: OSError.
+    within: the descriptor of the folder.
+    Raises: OSError.
     """
     with _changing:
         mine = _Opened(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=within))

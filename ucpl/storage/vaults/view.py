@@ -212,14 +212,14 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
         names = {name for where in holders_of(home, job) if isinstance(where, Domain) for name in where.names()}
         damaged = sorted(name for name in names if COMMIT.fullmatch(name))
         if damaged and not found:
-            what = f"what says that something is committed is damaged in each domain: {', '.join(damaged[:3])}"
+            what = f"the commit records are damaged in all domains: {', '.join(damaged[:3])}"
         elif generation in unsaid(home, found):
-            what = f"what says that generation {generation} is committed is damaged: commit.{generation}.json"
+            what = f"the commit record of generation {generation} is damaged: commit.{generation}.json"
         fail("E692", f"{home}: {what}", Label(str(home), f"committed: {there}"))
     some = made_of(chosen, found)
     if len(some) != chosen.depth + 1:
         what = (
-            f"{home}: generation {chosen.generation} is made of {chosen.depth} before it, of which some are not there"
+            f"{home}: generation {chosen.generation} is replayed from {chosen.depth} earlier ones, and some are missing"
         )
         fail("E692", what, Label(str(home), f"there: {', '.join(str(one.generation) for one in some)}"))
     for commit in some:
@@ -239,7 +239,7 @@ def _demand_whole(home: Path, commit: Commit) -> None:
         else:
             commit.files()
     except ValueError as error:
-        what = f"{home}: of {error} in generation {commit.generation}, parts are missing or overlap"
+        what = f"{home}: parts of {error} are missing or overlap in generation {commit.generation}"
         fail("E692", what, Label(str(home), where=str(error)))
 
 
@@ -264,9 +264,7 @@ def passed_over(url: str) -> tuple[str, ...]:
     home, generation = _parted(url)
     if generation is not None:
         return ()
-    return tuple(
-        f"generation {number} of {home} is newer, and is not read: {why}" for number, why in newer(home).items()
-    )
+    return tuple(f"generation {number} of {home} is newer and not read: {why}" for number, why in newer(home).items())
 
 
 def _parted(url: str) -> tuple[Path, int | None]:
