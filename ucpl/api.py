@@ -27,8 +27,8 @@ from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import looked_through, opened_to_look_at
 from ucpl.records import frozen
-from ucpl.storage.entrance import source_at, target_at
-from ucpl.storage.standing import meanwhile
+from ucpl.storage.lifetimes import meanwhile
+from ucpl.storage.resolve_url import source_at, target_at
 from ucpl.storage.urls import is_url
 
 if TYPE_CHECKING:

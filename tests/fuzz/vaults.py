@@ -25,8 +25,8 @@ from tests.fuzz.plans import json_of
 from tests.fuzz.targets import Files, read, write
 from tests.vault.small import content, job
 from ucpl.conversion.opening import infer, open_checkpoint
-from ucpl.storage import folders
-from ucpl.storage.standing import meanwhile
+from ucpl.storage import cache_dirs
+from ucpl.storage.lifetimes import meanwhile
 from ucpl.storage.vaults.sealed import opened
 from ucpl.storage.vaults.view import Stored, View, generation_at, lay
 from ucpl.vault import Vault
@@ -201,7 +201,7 @@ def shadowed(home: Path) -> Files:
     And the bytes of its files, the first MiB of each.
     """
     with tempfile.TemporaryDirectory(dir=home.parent) as top, meanwhile():
-        with patch.object(folders, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
+        with patch.object(cache_dirs, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
             view = lay(generation_at(home), f"vault:{home}")
         infer(open_checkpoint(view.root))
         found = {}

@@ -29,7 +29,7 @@ from ucpl.ranks.scattered import one_folder
 from ucpl.ranks.serving import Peer, Server, own_host
 from ucpl.runtime.team import SLACK, beside
 from ucpl.storage import wire
-from ucpl.storage.doors import TlsDoor, TlsWay, UnixDoor, UnixWay
+from ucpl.storage.authentication import TlsDoor, TlsWay, UnixDoor, UnixWay
 from ucpl.storage.keys import Keys
 from ucpl.storage.reading import pread
 

@@ -29,7 +29,7 @@ from ucpl.ranks.scattered import Place as Spread
 from ucpl.ranks.scattered import one_folder
 from ucpl.runtime.execute import execute
 from ucpl.runtime.team import Team
-from ucpl.storage.entrance import source_at
+from ucpl.storage.resolve_url import source_at
 
 Upload = Callable[..., str]
 

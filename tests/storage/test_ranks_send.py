@@ -24,8 +24,8 @@ from ucpl.runtime.counters import Report
 from ucpl.runtime.execute import execute
 from ucpl.runtime.options import RunOptions
 from ucpl.runtime.team import Team
-from ucpl.storage.entrance import target_at
 from ucpl.storage.objects import OfFsspec
+from ucpl.storage.resolve_url import target_at
 
 URL = "memory://bucket/out"
 Sent = list[str]

@@ -22,9 +22,9 @@ import ucpl.api
 from tests.storage.conftest import EXAMPLE, counted
 from ucpl.cli import main
 from ucpl.errors import UcplError
-from ucpl.storage import folders, objects, shadows
-from ucpl.storage.entrance import source_at
+from ucpl.storage import cache_dirs, objects, sparse_files
 from ucpl.storage.objects import OfFsspec
+from ucpl.storage.resolve_url import source_at
 
 Upload = Callable[..., str]
 OF_THE_RUN = "ucpl/manifest.json"  # it knows the source's files by their times
@@ -192,7 +192,7 @@ def test_a_store_that_fails_under_many_headers_is_reported_once(
 def test_without_room_for_what_was_read_it_is_read_again(
     upload: Upload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "room", lambda: 0)
+    monkeypatch.setattr(cache_dirs, "room", lambda: 0)
     ucpl.convert(EXAMPLE, tmp_path / "here", to="zero3(dp=3)")
     ucpl.convert(upload(), tmp_path / "there", to="zero3(dp=3)")
     assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
@@ -218,8 +218,8 @@ def test_a_full_disk_keeps_nothing_more(upload: Upload, tmp_path: Path, monkeypa
         tries[0] += 1
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(shadows, "_KEPT", [0])
-    monkeypatch.setattr(shadows, "write_at", full)
+    monkeypatch.setattr(sparse_files, "_KEPT", [0])
+    monkeypatch.setattr(sparse_files, "write_at", full)
     ucpl.apply(plan, opened, tmp_path / "there")
     assert bytes_of(tmp_path / "here") == bytes_of(tmp_path / "there")
     assert 1 <= tries[0] <= 4  # by threads that were at it, and then no more
@@ -291,7 +291,7 @@ def test_a_file_url_is_a_path(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_process_goes_with_it_and_a_killed_ones_with_the_next(tmp_path: Path) -> None:
-    code = "import os, signal; from ucpl.storage import folders; folders.fresh(); {}"
+    code = "import os, signal; from ucpl.storage import cache_dirs; cache_dirs.fresh(); {}"
     here = {**os.environ, "UCPL_REMOTE_DIR": str(tmp_path)}
 
     def run(end: str) -> int:
@@ -302,9 +302,9 @@ def test_the_folder_of_a_process_goes_with_it_and_a_killed_ones_with_the_next(tm
 
 
 def test_ranges_are_joined_as_far_as_it_costs_little() -> None:
-    assert shadows._generously([(0, 100), (100, 200)]) == [(0, 200)]
-    assert shadows._generously([(0, 1000), (1005, 2000), (2100, 3000)]) == [(0, 2000), (2100, 3000)]
-    assert shadows._generously([]) == []
+    assert sparse_files._generously([(0, 100), (100, 200)]) == [(0, 200)]
+    assert sparse_files._generously([(0, 1000), (1005, 2000), (2100, 3000)]) == [(0, 2000), (2100, 3000)]
+    assert sparse_files._generously([]) == []
 
 
 def make(count: int, seed: int) -> object:

@@ -22,7 +22,7 @@ from tests.storage.conftest import EXAMPLE
 from tests.storage.test_sources import files, refused
 from ucpl.errors import UcplError
 from ucpl.planning.plan import Plan
-from ucpl.storage import folders, objects
+from ucpl.storage import cache_dirs, objects
 from ucpl.storage.objects import OfFsspec
 
 URL = "memory://bucket/out"
@@ -64,7 +64,7 @@ def test_a_target_in_a_store_has_the_bytes_of_a_local_one(
 
     put = OfFsspec.put_file
     monkeypatch.setattr(OfFsspec, "put_file", seen)
-    monkeypatch.setattr(folders, "staging", lambda: staged)
+    monkeypatch.setattr(cache_dirs, "staging", lambda: staged)
     monkeypatch.setattr("ucpl.runtime.shipping.staging", lambda: staged)
     report = ucpl.apply(plan, EXAMPLE, URL)
     assert held(store) == wanted

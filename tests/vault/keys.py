@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from ucpl.storage.issuing import issue
+from ucpl.storage.certificates import issue
 
 DOMAINS = 8
 _kept: list[tempfile.TemporaryDirectory[str]] = []

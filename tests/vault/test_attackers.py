@@ -32,7 +32,7 @@ from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
 from ucpl.ranks.serving import Peer, Server
 from ucpl.storage import wire
-from ucpl.storage.doors import UnixDoor, UnixWay
+from ucpl.storage.authentication import UnixDoor, UnixWay
 from ucpl.storage.keys import Keys
 from ucpl.storage.vaults import far
 from ucpl.storage.vaults.far import Far

@@ -20,7 +20,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.planning.nets import net_from, net_json
 from ucpl.planning.plan import Plan
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.storage.entrance import source_at
+from ucpl.storage.resolve_url import source_at
 from ucpl.storage.vaults.view import Stored, generation_at
 from ucpl.tables.operations import Extract, Read, Reconstruct
 

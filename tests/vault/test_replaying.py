@@ -24,8 +24,8 @@ from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.errors import UcplError
 from ucpl.planning.nets import net_from, net_json
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.storage.entrance import source_at
 from ucpl.storage.reading import is_within
+from ucpl.storage.resolve_url import source_at
 from ucpl.storage.vaults import adamw, places
 from ucpl.storage.vaults.records import Job, Shard
 from ucpl.storage.vaults.sealed import opened, read_sealed, seal

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 import ucpl
 from tests.forking import run_all
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.storage.entrance import source_at
+from ucpl.storage.resolve_url import source_at
 from ucpl.storage.vaults.memory import Piece
 from ucpl.vault import Vault
 from ucpl.vault.persisting import persist

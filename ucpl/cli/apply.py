@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ucpl.cli.convert import add_run, how_of, printer
 from ucpl.cli.options import add_json, whole_number
 from ucpl.errors import Exit
-from ucpl.storage.entrance import target_at
+from ucpl.storage.resolve_url import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console

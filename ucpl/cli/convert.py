@@ -16,7 +16,7 @@ from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit, called, plural
-from ucpl.storage.entrance import target_at
+from ucpl.storage.resolve_url import target_at
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console

@@ -22,8 +22,8 @@ from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
-from ucpl.storage.entrance import source_at
-from ucpl.storage.standing import meanwhile
+from ucpl.storage.lifetimes import meanwhile
+from ucpl.storage.resolve_url import source_at
 from ucpl.storage.urls import is_url
 
 __all__ = ["run"]

@@ -79,7 +79,7 @@ def _serve(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _keys(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.storage.issuing import AUTHORITY_KEY, issue
+    from ucpl.storage.certificates import AUTHORITY_KEY, issue
 
     hosts = [one.strip() for one in options.hosts.split(",")] if options.hosts else []
     told = domains_said(options.domains) if options.domains else len(hosts) or 2

@@ -17,8 +17,8 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
 from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
 from ucpl.registry import format_named
-from ucpl.storage.entrance import source_at
-from ucpl.storage.standing import owned
+from ucpl.storage.lifetimes import owned
+from ucpl.storage.resolve_url import source_at
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:

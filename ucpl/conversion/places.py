@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.storage.entrance import place_of
+from ucpl.storage.resolve_url import place_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
-    from ucpl.storage.places import Place
+    from ucpl.storage.upload_target import Place
 
 __all__ = ["refuse_existing", "with_parents"]
 

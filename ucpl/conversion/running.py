@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, calling
 from ucpl.registry import format_named
-from ucpl.storage.entrance import place_of
+from ucpl.storage.resolve_url import place_of
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.team import Team
-    from ucpl.storage.places import Place
+    from ucpl.storage.upload_target import Place
 
 __all__ = ["rehearsed", "run"]
 

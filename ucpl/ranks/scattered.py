@@ -22,11 +22,11 @@ from ucpl.errors import Label, UcplError, calling, fail
 from ucpl.ranks.serving import Peer, Server, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.runtime.team import Team
-from ucpl.storage import folders
-from ucpl.storage.doors import Door, TlsDoor, TlsWay, UnixDoor, UnixWay, Way
+from ucpl.storage import cache_dirs
+from ucpl.storage.authentication import Door, TlsDoor, TlsWay, UnixDoor, UnixWay, Way
 from ucpl.storage.keys import Keys
+from ucpl.storage.lifetimes import ends
 from ucpl.storage.reading import Range, identity_of, registry
-from ucpl.storage.standing import ends
 
 __all__ = ["Ends", "Place", "Says", "copies_differ", "demand_copies", "ends_of", "one_folder"]
 
@@ -235,7 +235,7 @@ class _View:
 
         Raises: OSError.
         """
-        root = folders.fresh() / (source.name or "source")
+        root = cache_dirs.fresh() / (source.name or "source")
         ends().enter_context(calling(str(root), str(source)))
         register = registry()
         for name, ranks in sorted(self.holders.items()):

@@ -16,7 +16,7 @@ from secrets import token_hex
 from attrs import field
 
 from ucpl.records import define
-from ucpl.storage.doors import Door, Way
+from ucpl.storage.authentication import Door, Way
 from ucpl.storage.reading import identity_of
 from ucpl.storage.wire import Answerer, Line, Question, Session
 

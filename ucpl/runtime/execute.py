@@ -56,7 +56,7 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
-from ucpl.storage.entrance import place_of
+from ucpl.storage.resolve_url import place_of
 from ucpl.tables import each
 
 if TYPE_CHECKING:

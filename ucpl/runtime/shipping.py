@@ -49,11 +49,11 @@ from ucpl.runtime.targets import TargetFile, TargetFiles, TargetPlan
 from ucpl.runtime.team import Team, Within, shares
 from ucpl.runtime.tiles import DoneTiles
 from ucpl.runtime.together import waiting
-from ucpl.storage.answers import refuse_target
-from ucpl.storage.folders import staging
+from ucpl.storage.cache_dirs import staging
+from ucpl.storage.error_mapping import refuse_target
 from ucpl.storage.objects import Entry, TagDiffers, read_whole
-from ucpl.storage.places import Place
-from ucpl.storage.shadows import UNFINISHED, write_at
+from ucpl.storage.sparse_files import UNFINISHED, write_at
+from ucpl.storage.upload_target import Place
 
 __all__ = ["Shipping", "ship"]
 

@@ -20,7 +20,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
-from ucpl.storage.answers import refused, said, status_of
+from ucpl.storage.error_mapping import refused, said, status_of
 from ucpl.storage.urls import OBJECTS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ucpl.storage.standing import ends
+from ucpl.storage.lifetimes import ends
 
 __all__ = [
     "Remote",

@@ -1,6 +1,6 @@
 """Questions and answers between processes over authenticated connections.
 
-A question is JSON, an answer is bytes. A door (doors.py) authenticates each caller before a byte of a question is read.
+A question is JSON, an answer is bytes. A door (`authentication`) authenticates each caller before a byte of a question is read.
 No pickle is sent in either direction.
 """
 
@@ -23,7 +23,7 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import define
-from ucpl.storage.doors import Address, Door, Refused, Way
+from ucpl.storage.authentication import Address, Door, Refused, Way
 from ucpl.storage.keys import Names
 
 __all__ = ["Address", "Answerer", "Channel", "Line", "Question", "Session", "Silence", "hang_up"]

@@ -6,7 +6,7 @@ They can be restored into any layout.
     writer.save(step, engine)                                        # copies the state into memory and digests it
 
 One `ucpl vault serve` per failure domain runs next to the trainer. Every verb that reads a checkpoint reads a snapshot
-as `vault:/dev/shm/ucpl/job`. `remotes.vaults` defines the files of a vault and reads them.
+as `vault:/dev/shm/ucpl/job`. `storage.vaults` defines the files of a vault and reads them.
 """
 
 from ucpl.vault.making import Vault

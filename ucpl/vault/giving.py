@@ -12,7 +12,7 @@ import re
 import threading
 from pathlib import Path
 
-from ucpl.storage.doors import Address, TlsDoor
+from ucpl.storage.authentication import Address, TlsDoor
 from ucpl.storage.keys import READER, Keys, any_name, names_of
 from ucpl.storage.vaults.far import BLOCK
 from ucpl.storage.vaults.hosts import LOCK, Hosts, hosts_at, table_of

@@ -19,7 +19,7 @@ from ucpl.storage.vaults.places import Domain
 from ucpl.vault.giving import Giving
 
 if TYPE_CHECKING:
-    from ucpl.storage.doors import Address
+    from ucpl.storage.authentication import Address
     from ucpl.storage.vaults.records import Job
 
 __all__ = ["Others"]

@@ -23,7 +23,7 @@ from ucpl.owned import demand_owned, make_owned
 from ucpl.records import define, frozen
 from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
-from ucpl.storage.doors import Address
+from ucpl.storage.authentication import Address
 from ucpl.storage.vaults.codes import block_size, sets_of
 from ucpl.storage.vaults.counted import (
     committed,

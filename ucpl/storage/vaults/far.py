@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ucpl.storage.doors import Address, Refused, TlsWay
+from ucpl.storage.authentication import Address, Refused, TlsWay
 from ucpl.storage.keys import Keys, names_of
 from ucpl.storage.vaults import said
 from ucpl.storage.vaults.hosts import Hosts

@@ -14,7 +14,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
-from ucpl.storage.doors import Address
+from ucpl.storage.authentication import Address
 from ucpl.storage.vaults.sealed import Told, opened, read_sealed, seal, write_whole
 
 __all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]

@@ -17,9 +17,9 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, calling, fail
 from ucpl.records import define
-from ucpl.storage import folders
+from ucpl.storage import cache_dirs
+from ucpl.storage.lifetimes import ends
 from ucpl.storage.reading import Range, registry, remote_of
-from ucpl.storage.standing import ends
 from ucpl.storage.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, newer, no_vault, unsaid
 from ucpl.storage.vaults.memory import Memory
 from ucpl.storage.vaults.places import COMMIT, Domain
@@ -291,7 +291,7 @@ def lay(memory: Memory, url: str) -> View:
 
     Raises: OSError.
     """
-    root = folders.fresh() / (memory.job.name or "vault")
+    root = cache_dirs.fresh() / (memory.job.name or "vault")
     root.mkdir()
     found = View(memory, url, root)
     ends().callback(memory.close)

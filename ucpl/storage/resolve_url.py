@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.storage.standing import ends
+from ucpl.storage.lifetimes import ends
 from ucpl.storage.urls import file_at, is_url
 
 if TYPE_CHECKING:
-    from ucpl.storage.places import Place
+    from ucpl.storage.upload_target import Place
 
 __all__ = ["place_of", "source_at", "target_at"]
 
@@ -41,7 +41,7 @@ def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) ->
         for text in passed_over(str(path)):
             say(text)
         return found
-    from ucpl.storage.shadows import shadow
+    from ucpl.storage.sparse_files import shadow
 
     return shadow(path)
 
@@ -59,7 +59,7 @@ def target_at(path: str | Path) -> Path:
     if str(path).startswith("vault:"):
         remedy = "name a folder; into a vault, a running job saves (ucpl.vault)"
         fail("E680", f"{path} cannot be a target", Label(str(path)), remedy=remedy)
-    from ucpl.storage.places import place
+    from ucpl.storage.upload_target import place
 
     made = place(path)
     _PLACES[made.path] = made

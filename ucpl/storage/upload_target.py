@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ucpl.errors import calling
 from ucpl.records import define
-from ucpl.storage import folders
-from ucpl.storage.answers import refuse, refuse_target
+from ucpl.storage import cache_dirs
+from ucpl.storage.error_mapping import refuse, refuse_target
+from ucpl.storage.lifetimes import ends
 from ucpl.storage.objects import Entry, Objects, objects_at
-from ucpl.storage.shadows import MANIFEST, UNFINISHED, Tree, lay
-from ucpl.storage.standing import ends
+from ucpl.storage.sparse_files import MANIFEST, UNFINISHED, Tree, lay
 from ucpl.storage.urls import split
 
 __all__ = ["Place", "place"]
@@ -64,6 +64,6 @@ class Place:
 def place(path: str | Path) -> Place:
     """A place of its own for a target's URL. Raises: UcplError E680."""
     url, above, name = split(path)
-    here = folders.fresh() / (name or url.rpartition("/")[2])
+    here = cache_dirs.fresh() / (name or url.rpartition("/")[2])
     ends().enter_context(calling(str(here), url))
     return Place(url, objects_at(above), name, here)

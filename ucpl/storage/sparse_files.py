@@ -1,7 +1,7 @@
 """Sparse files for remote checkpoints: names and sizes without bytes.
 
 Fetched bytes are written into the sparse file and read from there, so a byte that several target tensors need is
-fetched once. Beyond `folders.room()` bytes nothing more is kept, and each read is fetched again. Fetches use blocks of
+fetched once. Beyond `cache_dirs.room()` bytes nothing more is kept, and each read is fetched again. Fetches use blocks of
 a grid where `want` announced that the neighbourhood is read anyway; otherwise they are exact.
 
 Not here: requests and retries (objects); the check of the bytes, which CRCs do as for local files.
@@ -25,11 +25,11 @@ from attrs import field
 
 from ucpl.errors import Label, calling, fail
 from ucpl.records import define
-from ucpl.storage import folders
-from ucpl.storage.answers import refuse
+from ucpl.storage import cache_dirs
+from ucpl.storage.error_mapping import refuse
+from ucpl.storage.lifetimes import ends
 from ucpl.storage.objects import Entry, Objects, TagDiffers, objects_at, read_whole
 from ucpl.storage.reading import Range, registry
-from ucpl.storage.standing import ends
 from ucpl.storage.urls import split
 
 __all__ = ["MANIFEST", "UNFINISHED", "Tree", "lay", "shadow", "write_at"]
@@ -80,7 +80,7 @@ _KEEPING = threading.RLock()  # garbage that is collected in the midst of it may
 
 
 def _may_keep(size: int, *, surely: bool) -> bool:
-    room = folders.room()
+    room = cache_dirs.room()
     with _KEEPING:
         if not surely and _KEPT[0] + size > room:
             return False
@@ -100,7 +100,7 @@ def _keep_less(size: int) -> None:
 
 def _keep_no_more() -> None:
     """Stop keeping bytes: the disk is full earlier than it reported."""
-    room = folders.room()
+    room = cache_dirs.room()
     with _KEEPING:
         _KEPT[0] = max(_KEPT[0], room + 1)
 
@@ -333,7 +333,7 @@ def shadow(path: str | Path) -> Path:
     E683.
     """
     url, above, name = split(path)
-    root = folders.fresh()
+    root = cache_dirs.fresh()
     root = root / (name or url.rpartition("/")[2])
     ends().enter_context(calling(str(root), url))
     tree = Tree(url, objects_at(above), name, root)

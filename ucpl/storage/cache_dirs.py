@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ucpl.storage.standing import ends
+from ucpl.storage.lifetimes import ends
 
 __all__ = ["fresh", "room", "staging"]
 

@@ -21,8 +21,8 @@ from tests.storage.conftest import EXAMPLE
 from tests.vault.small import weighing
 from ucpl import errors
 from ucpl.cli import main
-from ucpl.storage import entrance, folders, reading, shadows
-from ucpl.storage.standing import apart, ends, meanwhile
+from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
+from ucpl.storage.lifetimes import apart, ends, meanwhile
 from ucpl.storage.vaults.view import Stored
 from ucpl.vault.looking import damage
 from ucpl.vault.persisting import persist
@@ -38,14 +38,14 @@ def vault(tmp_path: Path) -> Path:
 
 def held() -> dict[str, int]:
     """All resources of this process for sparse files."""
-    top = folders._top(os.getpid())
+    top = cache_dirs._top(os.getpid())
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "folders": len(list(top.iterdir())),
         "inodes": len(reading._REMOTES),
         "names": len(errors._CALLED),
-        "places": len(entrance._PLACES),
-        "bytes": shadows._KEPT[0],
+        "places": len(resolve_url._PLACES),
+        "bytes": sparse_files._KEPT[0],
     }
 
 
@@ -220,7 +220,7 @@ def test_room_of_what_could_not_be_fetched_is_given_back(
         raise ConnectionError
 
     before = held()
-    monkeypatch.setattr(shadows.Object, "_fetch", fails)
+    monkeypatch.setattr(sparse_files.Object, "_fetch", fails)
     with pytest.raises((ucpl.UcplError, OSError)):
         ucpl.verify(src)
     assert held() == before

@@ -10,7 +10,7 @@ import pytest
 import ucpl
 from tests.storage.test_sources import refused as raised
 from ucpl.storage import objects
-from ucpl.storage.answers import refused
+from ucpl.storage.error_mapping import refused
 from ucpl.storage.objects import Counted, OfFsspec, patiently
 from ucpl.storage.urls import split
 
