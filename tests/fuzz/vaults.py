@@ -27,8 +27,8 @@ from tests.vault.small import content, job
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.storage import cache_dirs
 from ucpl.storage.lifetimes import meanwhile
-from ucpl.storage.vaults.sealed import opened
-from ucpl.storage.vaults.view import Stored, View, generation_at, lay
+from ucpl.storage.vaults.checksummed_text import opened
+from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at, lay
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, look
 from ucpl.vault.server import Server

@@ -23,7 +23,7 @@ from ucpl import errors
 from ucpl.cli import main
 from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
 from ucpl.storage.lifetimes import apart, ends, meanwhile
-from ucpl.storage.vaults.view import Stored
+from ucpl.storage.vaults.snapshot_folder import Stored
 from ucpl.vault.looking import damage
 from ucpl.vault.persisting import persist
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ucpl.storage.vaults.view import Stored, View, generation_at
+from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at
 from ucpl.vault import Vault, Writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server

@@ -34,8 +34,8 @@ from ucpl.ranks.serving import Peer, Server
 from ucpl.storage import wire
 from ucpl.storage.authentication import UnixDoor, UnixWay
 from ucpl.storage.keys import Keys
-from ucpl.storage.vaults import far
-from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults import remote_domain
+from ucpl.storage.vaults.remote_domain import Far
 from ucpl.vault import Vault, clearing, others
 from ucpl.vault.clearing import clear
 from ucpl.vault.looking import scrub
@@ -74,7 +74,7 @@ class Attack:
 
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch):
-    monkeypatch.setattr(far, "SILENT", 0.0)
+    monkeypatch.setattr(remote_domain, "SILENT", 0.0)
     monkeypatch.setattr(others, "EVERY", 0.0)
 
 
@@ -147,8 +147,8 @@ def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how
     listener = socket.create_server(("127.0.0.1", made.ports[1]))
     thread = threading.Thread(target=sit)
     thread.start()
-    far._silent.clear()
-    far._lines.clear()
+    remote_domain._silent.clear()
+    remote_domain._lines.clear()
     with pytest.raises(OSError, match=r"no certificate of this vault's authority"):
         Far(made.homes[0], 1, listed(made.homes[0])).ask({"op": "names"})
     wire.hang_up(listener)
@@ -193,7 +193,7 @@ def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkey
     began, most = time.monotonic(), 0
     for saved in range(1, 5):
         for one in (made.homes[0], made.homes[2]):  # by connections of their own, too
-            far._lines.clear()
+            remote_domain._lines.clear()
             assert Far(one, 1, listed(one)).is_there()
         made.step(10 + 10 * saved)
         assert made.servers[1].here.commits()[0] == saved + 1
@@ -222,7 +222,7 @@ def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, 
     before = all_files(made)
     attack = Attack(shared, "between", made.ports[2], made.ports[other], 1.0)
     attack.is_there()
-    far._silent.clear()
+    remote_domain._silent.clear()
     with pytest.raises(OSError, match=rf"is another process: its certificate is of ucpl:d{other}"):
         Far(made.homes[0], 2, listed(made.homes[0])).ask({"op": "names"})
     with suppress(OSError):  # the next turn tries again
@@ -232,7 +232,7 @@ def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, 
     assert {path: data for path, data in all_files(made).items() if path.suffix != ".lock"} == {
         path: data for path, data in before.items() if path.suffix != ".lock"
     }
-    far._silent.clear()
+    remote_domain._silent.clear()
     made.serve(2)
     made.turn()
     made.step(20)
@@ -260,7 +260,7 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
     large = {"op": "names", "more": "x" * (1 << 20)}
     with pytest.raises(OSError, match="does not answer"):
         one.ask(large)
-    far._silent.clear()
+    remote_domain._silent.clear()
     assert "job.json" in Far(made.homes[2], 0, listed(made.homes[2])).ask(large).decode()
 
 

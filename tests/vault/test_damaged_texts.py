@@ -20,8 +20,8 @@ from tests.vault import small
 from tests.vault.held import Truth, memory
 from tests.vault.small import job
 from ucpl.cli import main
-from ucpl.storage.vaults.counted import committed
-from ucpl.storage.vaults.sealed import seal
+from ucpl.storage.vaults.checksummed_text import seal
+from ucpl.storage.vaults.committed import get_commits
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, mend_texts
 from ucpl.vault.restoring import restored
@@ -78,7 +78,7 @@ def test_a_server_that_starts_mends_what_is_damaged(tmp_path, truth):
     vault = Vault.at(home)
     with memory(home, truth, domains=2, protect="mirror", run="second"):
         shutil.rmtree(vault.domain(1).folder)
-        assert [one.step for one in committed(home, vault.job)] == [1]
+        assert [one.step for one in get_commits(home, vault.job)] == [1]
 
 
 def flip(path: Path) -> None:

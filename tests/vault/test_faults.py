@@ -19,11 +19,11 @@ from tests.fuzz.odd import ODD
 from tests.vault.small import Job, give, job
 from ucpl.errors import UcplError
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.storage.vaults.codes import Protection, sets_of
-from ucpl.storage.vaults.counted import committed
+from ucpl.storage.vaults.checksummed_text import opened, seal
+from ucpl.storage.vaults.committed import get_commits
 from ucpl.storage.vaults.memory import stretch_of
+from ucpl.storage.vaults.protection import Protection, sets_of
 from ucpl.storage.vaults.records import CHUNK
-from ucpl.storage.vaults.sealed import opened, seal
 from ucpl.texts import Json
 from ucpl.vault import Vault, arenas
 from ucpl.vault import writer as writer_module
@@ -208,7 +208,7 @@ def test_what_is_rebuilt_is_held_against_what_was_saved(tmp_path):
     with job(tmp_path / "job", 3, "raim5", LARGE) as here:
         here.save(1)
         here.turn()
-        (commit,) = committed(here.vault.home, here.vault.job)
+        (commit,) = get_commits(here.vault.home, here.vault.job)
         first = commit.shards[0]
         other = evolve(first, chunks=(first.chunks[0] ^ 1, *first.chunks[1:]))
         for number in range(3):
@@ -268,7 +268,7 @@ def test_a_commit_whose_parity_is_none_of_its_shards_does_not_count(tmp_path):
         for step in (1, 2):
             here.save(step)
             here.turn()
-        commit = committed(here.vault.home, here.vault.job)[0]
+        commit = get_commits(here.vault.home, here.vault.job)[0]
         first = commit.parity[0]
         for other in (evolve(first, size=2 * first.size, chunks=first.chunks), evolve(first, block=2 * first.block)):
             text = evolve(commit, parity=(other, *commit.parity[1:])).sealed()
@@ -281,7 +281,7 @@ def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
     with job(tmp_path / "job", 2, "mirror") as here:
         here.save(1)
         here.turn()
-        (commit,) = committed(here.vault.home, here.vault.job)
+        (commit,) = get_commits(here.vault.home, here.vault.job)
         (file,) = commit.shards[0].files
         for damaged in (evolve(file, segments=()), evolve(file, size=file.size + 1)):
             text = evolve(commit, shards=(evolve(commit.shards[0], files=(damaged,)), commit.shards[1])).sealed()

@@ -16,10 +16,10 @@ import torch
 import ucpl
 from tests.vault.held import JOB, Truth, call, memory
 from ucpl.cli import main
-from ucpl.storage.vaults.codes import Protection
+from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.memory import Stretch
-from ucpl.storage.vaults.places import Domain
-from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.vaults.protection import Protection
+from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.vault import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
 from ucpl.vault.schemes import schemes

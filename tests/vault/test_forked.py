@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.places import held, is_held
+from ucpl.storage.vaults.domains import held, is_held
 from ucpl.vault import Vault, live
 from ucpl.vault.leftovers import sweep, worked_in
 

@@ -17,7 +17,7 @@ from attrs import evolve
 import ucpl
 from tests.vault.held import Truth, call, memory
 from ucpl.cli import main
-from ucpl.storage.vaults.counted import committed
+from ucpl.storage.vaults.committed import get_commits
 from ucpl.vault.persisted import Persisted, is_of, state_text
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import keep_state, restored, state_of
@@ -106,7 +106,7 @@ def test_the_json_is_that_of_what_was_restored(tmp_path, truth, capsys):
             kept(here, truth, step, runs)
         assert here.vault.state(1) == {"at": [2, 1]} and here.vault.state(1, 1) == {"at": [1, 1]}
         assert here.vault.state(1, 7) == {}
-        slot = committed(home, here.vault.job)[0].shards[0].slot
+        slot = get_commits(home, here.vault.job)[0].shards[0].slot
         here.vault.domain(0).arena(0, slot).unlink()
         out = tmp_path / "out"
         assert main(["vault", "restore", str(home), str(out), "--to", call("dp=1"), "--json"]) == 0
@@ -227,10 +227,10 @@ def test_generations_that_an_older_version_committed_are_as_old_as_their_texts(t
     with memory(home, truth, domains=2, protect="none") as here:
         for step in (1, 2):
             save(here, truth, step)
-        for one in committed(home, here.vault.job):
+        for one in get_commits(home, here.vault.job):
             for number in range(2):
                 here.vault.domain(number).commit(one.generation).write_bytes(evolve(one, at=0).sealed())
-        assert [one.at for one in committed(home, here.vault.job)] == [0, 0]
+        assert [one.at for one in get_commits(home, here.vault.job)] == [0, 0]
         assert sources(home, runs) == ["job@2", "job@1", "step-3"]
         for number in range(2):
             os.utime(here.vault.domain(number).commit(1), (100.0, 100.0))

@@ -22,10 +22,10 @@ from tests.vault import test_hosts
 from tests.vault.small import job, weighing
 from tests.vault.trained import training
 from ucpl.cli import main
-from ucpl.storage.vaults import far, said
-from ucpl.storage.vaults.counted import committed, job_at
+from ucpl.storage.vaults import manifest_cache, remote_domain
+from ucpl.storage.vaults.checksummed_text import opened, seal
+from ucpl.storage.vaults.committed import get_commits, job_at
 from ucpl.storage.vaults.records import File
-from ucpl.storage.vaults.sealed import opened, seal
 from ucpl.vault import Vault, others
 
 
@@ -79,7 +79,7 @@ def of_hosts(tmp_path: Path, ends: ExitStack) -> Callable[[int], None]:
 def test_what_is_held_is_that_of_generations_that_count(
     kind: Callable[[Path, ExitStack], Callable[[int], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far, "SILENT", 0.0)
+    monkeypatch.setattr(remote_domain, "SILENT", 0.0)
     monkeypatch.setattr(others, "EVERY", 0.0)
     with ExitStack() as ends:
         step = kind(tmp_path, ends)
@@ -99,7 +99,7 @@ def test_a_text_of_several_domains_is_parsed_once(tmp_path: Path) -> None:
         known = job_at(home)
         assert known is not None
         found = [here.vault.domain(n).commit_in(1, known) for n in range(3)]
-        assert found[0] is not None and found[0] is found[1] is found[2] is committed(home, known)[0]
+        assert found[0] is not None and found[0] is found[1] is found[2] is get_commits(home, known)[0]
         assert found[0].files() is found[0].files()  # who opens it asks three times
 
 
@@ -133,10 +133,10 @@ def test_who_saves_or_votes_takes_no_files_apart(tmp_path: Path, monkeypatch: py
         here.save(1)
         here.turn()
         monkeypatch.setattr(File, "of", counted)
-        said._folders.clear()  # as in a process of its own, each of them
-        said._same.clear()
+        manifest_cache._folders.clear()  # as in a process of its own, each of them
+        manifest_cache._same.clear()
         here.writers[3].save(2, None)
-        (commit,) = committed(here.vault.home, here.vault.job)
+        (commit,) = get_commits(here.vault.home, here.vault.job)
         assert commit.sealed() == here.path(0, "commit.1.json").read_bytes()  # as a repair writes it
         assert apart == []
         here.save(2, range(3))
@@ -203,10 +203,10 @@ def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
     def asks(number: int) -> None:
         try:
             for i in range(3000):
-                said.keep(tmp_path, f"commit.{i % 50}.json", number, i, b"text", lambda data: data)
-                said.known(tmp_path, f"commit.{i % 7}.json", number)
+                manifest_cache.keep(tmp_path, f"commit.{i % 50}.json", number, i, b"text", lambda data: data)
+                manifest_cache.known(tmp_path, f"commit.{i % 7}.json", number)
                 if not i % 5:
-                    said.only(tmp_path, [f"commit.{n}.json" for n in range(i % 50)])
+                    manifest_cache.only(tmp_path, [f"commit.{n}.json" for n in range(i % 50)])
         except Exception as error:
             met.append(error)
 
@@ -220,7 +220,7 @@ def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
             thread.join()
     finally:
         sys.setswitchinterval(before)
-        said.only(tmp_path, [])
+        manifest_cache.only(tmp_path, [])
     assert met == []
 
 

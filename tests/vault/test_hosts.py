@@ -22,12 +22,12 @@ from tests.vault.keys import authority, keys_of
 from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
 from ucpl.storage import wire
-from ucpl.storage.vaults import counted, far
-from ucpl.storage.vaults.counted import committed, holders_of
-from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults import committed, remote_domain
+from ucpl.storage.vaults.committed import get_commits, holders_of
+from ucpl.storage.vaults.domains import Holder
 from ucpl.storage.vaults.hosts import Hosts, hosts_at
-from ucpl.storage.vaults.places import Holder
 from ucpl.storage.vaults.records import Job
+from ucpl.storage.vaults.remote_domain import Far
 from ucpl.storage.wire import Silence
 from ucpl.vault import Vault, Writer, arenas, others
 from ucpl.vault import server as server_module
@@ -140,7 +140,7 @@ def asked_at_once(monkeypatch):
 
     Tests know the moment when a peer returns.
     """
-    monkeypatch.setattr(far, "SILENT", 0.0)
+    monkeypatch.setattr(remote_domain, "SILENT", 0.0)
     monkeypatch.setattr(others, "EVERY", 0.0)
 
 
@@ -338,7 +338,7 @@ def test_a_host_that_hears_nobody_when_it_starts_replaces_none_that_lives(tmp_pa
         assert new._others is not None and new._others.seat == 0
         assert new.turn() is None
         network.cut.clear()
-        far._silent.clear()
+        remote_domain._silent.clear()
         with pytest.raises(UcplError, match=f"has a server already, at 127.0.0.1:{old_port}"):
             new.turn()
         new._ends.close()
@@ -385,7 +385,7 @@ def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_h
         stranger = Vault.make(tmp_path / "stranger/job", domains=3, ranks=3, hosts=made.listed, keys=keys)
         with pytest.raises(OSError, match="has no certificate of this vault's authority"):
             Far(stranger.home, 1, listed(stranger.home)).ask({"op": "names"})
-        assert committed(stranger.home, stranger.job) == []
+        assert get_commits(stranger.home, stranger.job) == []
 
 
 def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
@@ -455,13 +455,13 @@ def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_
 
 
 def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silent_a_moment_ago(tmp_path, monkeypatch):
-    monkeypatch.setattr(far, "SILENT", 30.0)
+    monkeypatch.setattr(remote_domain, "SILENT", 30.0)
 
     with cluster(tmp_path) as made:
         made.serve()
         for server in made.servers.values():
             server._others.are_heard(server._take_up)  # type: ignore[union-attr]
-        far._silent.clear()
+        remote_domain._silent.clear()
         made.turn()
         made.write("first")
         made.step(10)
@@ -474,11 +474,11 @@ def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silen
         with pytest.raises(UcplError, match=r"E697: .*could overwrite"):
             made.writers[1].save(40, None)  # from now on d0 is not asked for a while
         made.serve(0)
-        far._silent.clear()
+        remote_domain._silent.clear()
         made.turn(0)
-        far._silent[("127.0.0.1", made.ports[0])] = time.monotonic() + 30, 30.0
+        remote_domain._silent[("127.0.0.1", made.ports[0])] = time.monotonic() + 30, 30.0
         assert made.writers[1].save(50, None), "it was told what counts, and writes where that is not"
-        far._silent.clear()
+        remote_domain._silent.clear()
         assert made.read(0) == 30
         assert made.damaged(0) == []
 
@@ -494,7 +494,7 @@ def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_pa
         made.step(10)
         made.step(20)
         made.voted_for(30, (1, 2))
-        before, meanwhile = counted.saved_in, [made.homes[1]]
+        before, meanwhile = committed.saved_in, [made.homes[1]]
 
         def slow(holders, job, slots):
             if meanwhile:
@@ -506,7 +506,7 @@ def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_pa
 
         monkeypatch.setattr(server_module, "saved_in", slow)
         made.servers[1].turn()
-        assert committed(made.homes[0], made.vaults[0].job)[0].generation == 3
+        assert get_commits(made.homes[0], made.vaults[0].job)[0].generation == 3
         assert made.damaged(0) == []
         made.turn()
         assert made.read(0) == 40

@@ -18,7 +18,7 @@ from tests.vault.keys import keys_of
 from tests.vault.small import read
 from tests.vault.test_processes import PATIENCE, RANKS, SERVERS, SIZES, WRITERS, Processes
 from ucpl.errors import UcplError
-from ucpl.storage.vaults import far
+from ucpl.storage.vaults import remote_domain
 from ucpl.vault import Vault, Writer
 
 
@@ -108,7 +108,7 @@ def test_a_hanging_server_blocks_nobody_for_long(hosts, monkeypatch):
 
     Committed ones are read without it. After it resumes, all continue.
     """
-    monkeypatch.setattr(far, "PATIENCE", 0.5)
+    monkeypatch.setattr(remote_domain, "PATIENCE", 0.5)
     hosts.start("first", range(1, 4), {"server 0": "vault-parity:4:stop"})
     hosts.until([hosts.servers[0]], stopped=True)
     there = hosts.read()

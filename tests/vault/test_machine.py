@@ -25,10 +25,10 @@ from hypothesis.stateful import (
 )
 
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.counted import committed, job_at
+from ucpl.storage.vaults.checksummed_text import Told
+from ucpl.storage.vaults.committed import get_commits, job_at
 from ucpl.storage.vaults.memory import Memory, Piece
-from ucpl.storage.vaults.sealed import Told
-from ucpl.storage.vaults.view import Stored, View, generation_at
+from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at
 from ucpl.vault import Vault, Writer, arenas, server, writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
 
     def _look_whether_healed(self, number: int) -> None:
         """Check that a started server healed its domain."""
-        found = committed(self.vault.home, self.vault.job)
+        found = get_commits(self.vault.home, self.vault.job)
         if not found:
             self.hurt.discard(number)
             return

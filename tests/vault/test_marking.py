@@ -14,8 +14,8 @@ import torch
 import ucpl
 from tests.vault.trained import Training, code_of, training
 from ucpl.errors import UcplError
-from ucpl.storage.vaults import marks as told
-from ucpl.storage.vaults.marks import mark_of, of_sum, weighed
+from ucpl.storage.vaults import state_digests as told
+from ucpl.storage.vaults.state_digests import mark_of, of_sum, weighed
 from ucpl.vault import marking
 from ucpl.vault.arenas import Arenas
 from ucpl.vault.live import ready

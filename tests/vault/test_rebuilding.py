@@ -21,7 +21,7 @@ from ucpl.planning.nets import net_from, net_json
 from ucpl.planning.plan import Plan
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.storage.resolve_url import source_at
-from ucpl.storage.vaults.view import Stored, generation_at
+from ucpl.storage.vaults.snapshot_folder import Stored, generation_at
 from ucpl.tables.operations import Extract, Read, Reconstruct
 
 DEGREES, GOAL = "dp=2, tp=2", "dp=3, pp=2"

@@ -10,7 +10,7 @@ import torch
 import ucpl
 from tests.vault.held import JOB, Truth, memory
 from ucpl.cli import main
-from ucpl.storage.vaults.view import _parted
+from ucpl.storage.vaults.snapshot_folder import _parted
 from ucpl.vault import Vault
 from ucpl.vault.server import Server
 

@@ -26,10 +26,10 @@ from ucpl.planning.nets import net_from, net_json
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.storage.reading import is_within
 from ucpl.storage.resolve_url import source_at
-from ucpl.storage.vaults import adamw, places
+from ucpl.storage.vaults import adamw, domains
+from ucpl.storage.vaults.checksummed_text import opened, read_sealed, seal
 from ucpl.storage.vaults.records import Job, Shard
-from ucpl.storage.vaults.sealed import opened, read_sealed, seal
-from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.tables.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.vault import Vault
 from ucpl.vault.looking import damage, look, scrub
@@ -411,7 +411,7 @@ def test_a_server_reads_no_text_twice_however_many_slots_there_are(tmp_path, mon
             read.append(path)
             return read_sealed(path)
 
-        monkeypatch.setattr(places, "read_sealed", counted)
+        monkeypatch.setattr(domains, "read_sealed", counted)
         for _ in range(3):
             for server in here.servers:
                 server.turn()

@@ -17,8 +17,8 @@ import pytest
 
 from tests.vault.held import ROOT, Truth, call, memory
 from ucpl.cli import main
-from ucpl.storage.vaults.counted import committed, job_at
-from ucpl.storage.vaults.places import Domain
+from ucpl.storage.vaults.committed import get_commits, job_at
+from ucpl.storage.vaults.domains import Domain
 from ucpl.vault.persisting import persist
 from ucpl.vault.restoring import restored
 
@@ -51,7 +51,7 @@ def hurt(home: Path, generation: int) -> None:
     """Remove the shard of rank 0."""
     job = job_at(home)
     assert job is not None
-    commit = next(one for one in committed(home, job) if one.generation == generation)
+    commit = next(one for one in get_commits(home, job) if one.generation == generation)
     Domain(home, 0).arena(0, commit.shards[0].slot).unlink()
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.vault.held import Truth
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.places import Domain, held
+from ucpl.storage.vaults.domains import Domain, held
 from ucpl.vault import Vault
 from ucpl.vault.persisting import persist
 from ucpl.vault.server import Server

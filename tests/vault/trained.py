@@ -13,7 +13,7 @@ from torch import nn
 
 import ucpl
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.sealed import Told
+from ucpl.storage.vaults.checksummed_text import Told
 from ucpl.vault import Saved, Vault, Writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server

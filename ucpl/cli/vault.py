@@ -54,7 +54,7 @@ def _demand_folder(home: Path, path: str) -> None:
 
     A reader of it as a checkpoint writes `vault:` before it. Raises: UcplError E680, E692.
     """
-    from ucpl.storage.vaults.counted import no_vault
+    from ucpl.storage.vaults.committed import no_vault
 
     if path.startswith("vault:"):
         no_vault(home)
@@ -108,7 +108,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 def _status(home: Path, options: Namespace, console: Console) -> int:
     from attrs import asdict
 
-    from ucpl.storage.vaults.counted import unsaid_text
+    from ucpl.storage.vaults.committed import unsaid_text
     from ucpl.vault.looking import look
 
     found = look(home)
@@ -240,7 +240,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.storage.vaults.counted import newer
+    from ucpl.storage.vaults.committed import newer
     from ucpl.vault.persisting import persist
 
     passed = newer(home) if not options.generation else {}

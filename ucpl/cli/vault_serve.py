@@ -30,7 +30,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
 
     Raises: UcplError.
     """
-    from ucpl.storage.vaults.counted import committed
+    from ucpl.storage.vaults.committed import get_commits
     from ucpl.storage.vaults.hosts import addresses_of
     from ucpl.vault.leftovers import WORKS, sweep
     from ucpl.vault.making import Vault, asked_for, demand_domain
@@ -65,7 +65,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
         late = set[int]()  # whoever served before ended before they were written
         if every:
             sweep(Path(options.into), WORKS)
-            some = (one for one in committed(vault.home, vault.job) if one.generation % every == 0)
+            some = (one for one in get_commits(vault.home, vault.job) if one.generation % every == 0)
             late |= {one.generation for one in some if not _is_kept(Path(options.into), one, vault.job)}
         while True:
             end_if_asked()
@@ -81,7 +81,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
                     console.flush()
                 told = waits_for
                 time.sleep(PAUSE)
-            for one in reversed(committed(vault.home, vault.job)):  # one after the other may count between two looks
+            for one in reversed(get_commits(vault.home, vault.job)):  # one after the other may count between two looks
                 if one.generation > last or one.generation in late:
                     last = max(last, one.generation)
                     late.discard(one.generation)
@@ -96,7 +96,7 @@ def _demand_kept(job: Job, options: Namespace) -> None:
 
     Raises: UcplError E694.
     """
-    from ucpl.storage.vaults.codes import Protection
+    from ucpl.storage.vaults.protection import Protection
 
     other = ""
     if options.protect and Protection.parse(options.protect) != job.protection:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ucpl.extents import Extent, Key
     from ucpl.files.checkpoint import Checkpoint
-    from ucpl.storage.vaults.view import Stored
+    from ucpl.storage.vaults.snapshot_folder import Stored
 
 __all__ = ["losses_of", "replays_of"]
 
@@ -23,7 +23,7 @@ def _stored(checkpoint: Checkpoint) -> dict[str, Stored]:
     """Files that lie in a vault, by name."""
     if not checkpoint.files or remote_of(os.stat(checkpoint.root / checkpoint.files[0])) is None:
         return {}
-    from ucpl.storage.vaults.view import stored_at  # most checkpoints lie in no vault
+    from ucpl.storage.vaults.snapshot_folder import stored_at  # most checkpoints lie in no vault
 
     names = {extent.file for extent in checkpoint.extents.values()}
     found = ((name, stored_at(checkpoint.root / name)) for name in sorted(names))

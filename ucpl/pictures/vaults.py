@@ -11,7 +11,7 @@ from ucpl.pictures.drawing import Drawing, text_width
 from ucpl.pictures.look import COLOURS, binary_text, clipped, shade_of
 from ucpl.pictures.page import page, tag
 from ucpl.records import frozen
-from ucpl.storage.vaults.codes import Protection, sets_of
+from ucpl.storage.vaults.protection import Protection, sets_of
 
 __all__ = ["BlockShown", "VaultPicture", "vault_html", "vault_picture", "vault_svg"]
 

@@ -53,7 +53,7 @@ from ucpl.records import define, frozen
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
 from ucpl.storage.urls import is_url
-from ucpl.storage.vaults.view import SCHEME, passed_over, pinned
+from ucpl.storage.vaults.snapshot_folder import SCHEME, passed_over, pinned
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint

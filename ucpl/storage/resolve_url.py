@@ -35,7 +35,7 @@ def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) ->
     if (here := file_at(str(path))) is not None:
         return here
     if str(path).startswith("vault:"):
-        from ucpl.storage.vaults.view import passed_over, view
+        from ucpl.storage.vaults.snapshot_folder import passed_over, view
 
         found = view(str(path))
         for text in passed_over(str(path)):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ucpl.owned import opened_as_is
 from ucpl.records import frozen
-from ucpl.storage.vaults.counted import committed, domains_of, no_vault
+from ucpl.storage.vaults.committed import domains_of, get_commits, no_vault
+from ucpl.storage.vaults.domains import COMMIT, OURS, Domain, held
 from ucpl.storage.vaults.hosts import FILE, LOCK
-from ucpl.storage.vaults.places import COMMIT, OURS, Domain, held
 from ucpl.storage.vaults.records import Job
 from ucpl.vault.looking import Seen, is_alive, seen, vaults_in
 
@@ -75,7 +75,7 @@ def _state_in(home: Path, job: Job | None) -> str:
 
     Empty if there is none. Damaged state counts, since it may be repairable.
     """
-    commits = committed(home, job) if job is not None else []
+    commits = get_commits(home, job) if job is not None else []
     if commits:
         return f"generation {commits[0].generation}, step {commits[0].step}, is committed"
     names = {name for number in domains_of(home) for name in Domain(home, number).names()}

@@ -28,9 +28,9 @@ from ucpl.extents import DTYPES, StoredTensor, key_text
 from ucpl.live.tensors import flat_bytes, memory_of
 from ucpl.records import define, frozen
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.storage.vaults.counted import committed, job_at
-from ucpl.storage.vaults.places import Domain
-from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.vaults.committed import get_commits, job_at
+from ucpl.storage.vaults.domains import Domain
+from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.vault.clearing import clear
 from ucpl.vault.making import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
@@ -273,7 +273,7 @@ class _Drill:
         """Files of the committed generation: the shards and the redundancy."""
         job = job_at(base)
         assert job is not None
-        commit = committed(base, job)[0]
+        commit = get_commits(base, job)[0]
         for number, ranks in enumerate(job.domains):
             here = Domain(base, number)
             files = [here.arena(rank, commit.shards[rank].slot) for rank in ranks if commit.shards[rank].size]

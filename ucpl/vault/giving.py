@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ucpl.storage.authentication import Address, TlsDoor
 from ucpl.storage.keys import READER, Keys, any_name, names_of
-from ucpl.storage.vaults.far import BLOCK
+from ucpl.storage.vaults.checksummed_text import read_sealed
+from ucpl.storage.vaults.domains import Domain, held
 from ucpl.storage.vaults.hosts import LOCK, Hosts, hosts_at, table_of
-from ucpl.storage.vaults.places import Domain, held
 from ucpl.storage.vaults.records import Commit, Job
-from ucpl.storage.vaults.sealed import read_sealed
+from ucpl.storage.vaults.remote_domain import BLOCK
 from ucpl.storage.wire import Answerer, Question, Session
 
 __all__ = ["Giving"]

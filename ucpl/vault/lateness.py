@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ucpl.storage.vaults.counted import holders_of, saved_in
-from ucpl.storage.vaults.places import Domain, Holder, is_held
+from ucpl.storage.vaults.committed import holders_of, saved_in
+from ucpl.storage.vaults.domains import Domain, Holder, is_held
 from ucpl.storage.vaults.records import Job
 
 __all__ = ["late"]

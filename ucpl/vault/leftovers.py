@@ -16,7 +16,7 @@ from glob import escape
 from pathlib import Path
 from secrets import token_hex
 
-from ucpl.storage.vaults.unshared import unshared
+from ucpl.storage.vaults.lock_descriptors import unshared
 
 __all__ = ["DRILLS", "WORKS", "sweep", "work_beside", "worked_in", "works_of"]
 

@@ -18,10 +18,11 @@ from attrs import field
 from ucpl.errors import UcplError
 from ucpl.owned import demand_owned
 from ucpl.records import frozen
-from ucpl.storage.vaults.counted import (
+from ucpl.storage.vaults.checksummed_text import read_sealed, was_sealed
+from ucpl.storage.vaults.committed import (
     barred,
-    committed,
     domains_of,
+    get_commits,
     holder_of,
     holders_of,
     job_at,
@@ -30,13 +31,12 @@ from ucpl.storage.vaults.counted import (
     saved_in,
     unsaid,
 )
-from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.domains import OURS, Domain, Holder, is_held
 from ucpl.storage.vaults.hosts import FILE, hosts_at
 from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece
-from ucpl.storage.vaults.places import OURS, Domain, Holder, is_held
 from ucpl.storage.vaults.records import CHUNK, Commit, Job
-from ucpl.storage.vaults.sealed import read_sealed, was_sealed
-from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.vaults.remote_domain import Far
+from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.vault.server import Say, Server, has_commit, heal, mend_commit, mend_job
 
 __all__ = [
@@ -114,7 +114,7 @@ def look(home: Path) -> Found:
     for number, ranks in enumerate(job.domains):
         places.append(_place(home, number, ranks))
     found = []
-    every = committed(home, job)
+    every = get_commits(home, job)
     for commit in every:
         if len(made_of(commit, every)) != commit.depth + 1:  # a generation that it depends on was removed
             continue
@@ -170,7 +170,7 @@ def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Dama
     """Missing or damaged chunks of a generation. Raises: UcplError E692."""
     memory = generation_at(home, generation)
     found: list[Damage] = [Damage(what, 0, True) for what in _bad_texts(home, memory)]
-    for number, texts in unsaid(home, committed(home, memory.job)).items():
+    for number, texts in unsaid(home, get_commits(home, memory.job)).items():
         is_there = _is_all_saved(home, memory.job, number)
         for path in texts:
             what = f"the commit record of generation {number}, newer than the checked {memory.commit.generation}"
@@ -239,7 +239,7 @@ def _count_again(home: Path) -> list[int]:
     job = job_at(home)
     if job is None:
         no_vault(home)
-    before = committed(home, job)
+    before = get_commits(home, job)
     if not unsaid(home, before) or hosts_at(home) is not None:
         return []
     with ExitStack() as ends:
@@ -250,7 +250,7 @@ def _count_again(home: Path) -> list[int]:
         for server in servers:
             server.turn()
     newest = before[0].generation if before else -1
-    return [one.generation for one in committed(home, job) if one.generation > newest]
+    return [one.generation for one in get_commits(home, job) if one.generation > newest]
 
 
 def mend_texts(home: Path) -> int:

@@ -20,12 +20,12 @@ from ucpl.errors import Label, fail
 from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.storage.keys import Keys, any_name
-from ucpl.storage.vaults.codes import Protection, demand_each, even_domains, sets_of
-from ucpl.storage.vaults.counted import committed, domains_of, job_at, no_vault
+from ucpl.storage.vaults.checksummed_text import Told, write_whole
+from ucpl.storage.vaults.committed import domains_of, get_commits, job_at, no_vault
+from ucpl.storage.vaults.domains import Domain, held
 from ucpl.storage.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
-from ucpl.storage.vaults.places import Domain, held
+from ucpl.storage.vaults.protection import Protection, demand_each, even_domains, sets_of
 from ucpl.storage.vaults.records import NAME, REPLAYS_MAX, Commit, Job
-from ucpl.storage.vaults.sealed import Told, write_whole
 from ucpl.vault.obstacles import NO_ROOM, why_not_made
 from ucpl.vault.schemes import default_protection
 
@@ -90,7 +90,7 @@ class Vault:
 
     def committed(self) -> Commit | None:
         """The newest generation that counts."""
-        return next(iter(committed(self.home, self.job)), None)
+        return next(iter(get_commits(self.home, self.job)), None)
 
     def state(self, rank: int = 0, generation: int | None = None) -> Told:
         """The JSON that a rank saved with a generation.
@@ -107,7 +107,7 @@ class Vault:
             last = self.job.ranks - 1
             remedy = f"it has rank 0 to rank {last}" if last else "it has rank 0 alone"
             fail("E694", f"{self.home} has no rank {rank}", Label(str(self.home)), remedy=remedy)
-        some = (one for one in committed(self.home, self.job) if generation in (None, one.generation))
+        some = (one for one in get_commits(self.home, self.job) if generation in (None, one.generation))
         found = next(some, None)
         return dict(found.shards[rank].state) if found is not None else {}
 
@@ -183,7 +183,7 @@ def _made(path: Path, asked: Job, said: ToMake) -> Job:
 
 def _instead(home: Path, job: Job) -> str:
     """Of a folder that is another's vault."""
-    state = " --with-state" if committed(home, job) else ""
+    state = " --with-state" if get_commits(home, job) else ""
     return f"name another folder, or remove this one with `ucpl vault gc {quote(str(home))}{state}`"
 
 

@@ -15,7 +15,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.live.tensors import memory_of, part_of, place_of
 from ucpl.records import define
-from ucpl.storage.vaults.marks import mark_of, of_sum, weighed
+from ucpl.storage.vaults.state_digests import mark_of, of_sum, weighed
 
 __all__ = ["Marks", "Stamp", "is_far", "stamp_of"]
 

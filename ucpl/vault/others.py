@@ -13,9 +13,9 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.records import define
 from ucpl.storage.keys import Keys, names_of
-from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.hosts import Hosts, hosts_at, table_of
-from ucpl.storage.vaults.places import Domain
+from ucpl.storage.vaults.remote_domain import Far
 from ucpl.vault.giving import Giving
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpl.records import frozen
+from ucpl.storage.vaults.checksummed_text import Told, opened, seal
 from ucpl.storage.vaults.records import Commit, Job, mark_of
-from ucpl.storage.vaults.sealed import Told, opened, seal
 
 __all__ = [
     "SAVED", "STATE", "Persisted", "found_in", "is_of", "persisted_in", "saved_text", "state_text", "state_told", "told_in",

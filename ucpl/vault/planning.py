@@ -14,8 +14,8 @@ from ucpl.extents import key_text
 from ucpl.layout import Layout
 from ucpl.layout.domains import domains_of
 from ucpl.records import frozen
-from ucpl.storage.vaults.codes import demand_each, even_domains
 from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.protection import demand_each, even_domains
 from ucpl.storage.vaults.records import WHOLE
 from ucpl.vault.foreseeing import Foreseen, Kept, foresee
 from ucpl.vault.schemes import Scheme, schemes

@@ -31,9 +31,9 @@ from ucpl.vault.marking import Marks, Stamp, stamp_of
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from ucpl.storage.vaults.checksummed_text import Told
     from ucpl.storage.vaults.memory import Memory
     from ucpl.storage.vaults.records import Commit
-    from ucpl.storage.vaults.sealed import Told
     from ucpl.vault.files import ToSave
 
 __all__ = ["Replaying", "is_replayed"]

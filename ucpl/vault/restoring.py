@@ -16,11 +16,11 @@ from attrs import evolve
 from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.owned import is_owned
 from ucpl.records import frozen
-from ucpl.storage.vaults.counted import committed, domains_of, job_at, newer, no_vault
-from ucpl.storage.vaults.places import Domain
+from ucpl.storage.vaults.checksummed_text import write_whole
+from ucpl.storage.vaults.committed import domains_of, get_commits, job_at, newer, no_vault
+from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.records import Commit
-from ucpl.storage.vaults.sealed import write_whole
-from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.vault.persisted import STATE, Persisted, persisted_in, state_text, state_told, told_in
 
 __all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]
@@ -127,7 +127,7 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> list
     job = job_at(home)
     if job is None and (persisted is None or generation is not None):
         no_vault(home)
-    commits = committed(home, job) if job is not None else []
+    commits = get_commits(home, job) if job is not None else []
     found = [
         _Choice(f"vault:{home.absolute()}@{one.generation}", one.step, home / f"tries.{one.generation}")
         for one in commits

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.storage.vaults.codes import Protection
 from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.protection import Protection
 from ucpl.vault.survival import Guarded, Survived
 
 __all__ = ["Scheme", "default_protection", "schemes"]

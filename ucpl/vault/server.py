@@ -24,22 +24,22 @@ from ucpl.records import define, frozen
 from ucpl.runtime.disk import disk, write_all
 from ucpl.runtime.failpoints import failpoint
 from ucpl.storage.authentication import Address
-from ucpl.storage.vaults.codes import block_size, sets_of
-from ucpl.storage.vaults.counted import (
-    committed,
-    committed_in,
+from ucpl.storage.vaults.checksummed_text import read_sealed, write_whole
+from ucpl.storage.vaults.committed import (
+    get_commits,
     holder_of,
     holders_of,
     job_at,
     made_of,
     no_vault,
+    read_commits,
     saved_in,
 )
+from ucpl.storage.vaults.domains import LOOKED_AT, Domain, Holder, held
 from ucpl.storage.vaults.hosts import hosts_at
 from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.storage.vaults.places import LOOKED_AT, Domain, Holder, held
+from ucpl.storage.vaults.protection import block_size, sets_of
 from ucpl.storage.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
-from ucpl.storage.vaults.sealed import read_sealed, write_whole
 from ucpl.vault.arenas import make_room
 from ucpl.vault.making import demand_domain
 from ucpl.vault.obstacles import not_written
@@ -114,7 +114,7 @@ class Server:
 
         Raises: OSError, also if a server of another host does not answer for lost parts. Try again then.
         """
-        found = committed_in(self._holders(), self.job, sure=True)
+        found = read_commits(self._holders(), self.job, sure=True)
         for commit in found[: self.job.kept]:
             mend_commit(self.here, commit, self.job)
         if not found:
@@ -166,7 +166,7 @@ class Server:
         if self._others is not None and not self._others.are_heard(self._take_up):
             return None
         holders = self._holders()
-        newest = next(iter(committed_in(holders, self.job, sure=True)), None)
+        newest = next(iter(read_commits(holders, self.job, sure=True)), None)
         if newest is not None and self._others is not None:
             self._told(newest)
         found = self._round(holders, newest)
@@ -313,7 +313,7 @@ class Server:
                     return None
             # The holders of the locks are asked over the same connections. If a lock was lost meanwhile, the answer is
             # missing.
-            newest = next(iter(committed_in(holders, self.job, sure=True)), None)
+            newest = next(iter(read_commits(holders, self.job, sure=True)), None)
             again = self._round(holders, newest)
             if again is None or dict(again.marks) != dict(found.marks):
                 return None
@@ -432,7 +432,7 @@ def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, Byt
         with suppress(Lost):
             made(low, data)
             with held(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
-                newest = next(iter(committed(memory.home, memory.job)), None)
+                newest = next(iter(get_commits(memory.home, memory.job)), None)
                 if not mine or newest is None or not newest.needs(memory.commit.generation):
                     return count
                 _put(piece, low, data)

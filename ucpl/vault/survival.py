@@ -13,8 +13,8 @@ from itertools import combinations, pairwise
 from math import comb
 
 from ucpl.records import frozen
-from ucpl.storage.vaults.codes import Group, Protection, block_size, sets_of
 from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.protection import Group, Protection, block_size, sets_of
 from ucpl.storage.vaults.records import CHUNK
 
 __all__ = ["Gone", "Guarded", "Survived"]

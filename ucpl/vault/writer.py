@@ -28,12 +28,12 @@ from ucpl.live.agreement import text_of
 from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
-from ucpl.storage.vaults.counted import committed, committed_in, holders_of, saved_in, silent
+from ucpl.storage.vaults.checksummed_text import Told, write_whole
+from ucpl.storage.vaults.committed import get_commits, holders_of, read_commits, saved_in, silent
+from ucpl.storage.vaults.domains import LOOKED_AT, Domain, Holder, held
 from ucpl.storage.vaults.hosts import hosts_at
-from ucpl.storage.vaults.places import LOOKED_AT, Domain, Holder, held
 from ucpl.storage.vaults.records import Begun, Commit, Job, Shard, slot_of
-from ucpl.storage.vaults.sealed import Told, write_whole
-from ucpl.storage.vaults.view import generation_at
+from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.storage.wire import Silence
 from ucpl.vault.arenas import Arenas, Written
 from ucpl.vault.lateness import late
@@ -178,7 +178,7 @@ class Writer:
             if hosts_at(self.home) is not None and (none := silent(self.home, self.job)):
                 _unheard(self.home, ", ".join(f"d{number}" for number in none))
             holders = holders_of(self.home, self.job)
-            last = next((one.generation for one in committed_in(holders, self.job, sure=True)), 0)
+            last = next((one.generation for one in read_commits(holders, self.job, sure=True)), 0)
             saved = [one for some in saved_in(holders, self.job).values() for one, _ in some]
             first = 1 + max([last, *(one.generation for one in saved)])
             if run is None:
@@ -197,7 +197,7 @@ class Writer:
 
     def committed(self) -> tuple[int, int] | None:
         """(generation, step) that a restore would return."""
-        return next(((one.generation, one.step) for one in committed(self.home, self.job)), None)
+        return next(((one.generation, one.step) for one in get_commits(self.home, self.job)), None)
 
     @unsearched()
     def save(self, step: int, what: object, state: Mapping[str, Json] | None = None) -> Saved:
@@ -264,7 +264,7 @@ class Writer:
         try:
             one = ready(what)  # even with an error: this may be a collective call (state_dict of FSDP)
             replaying = self._watching(what) if met is None else None
-            found = next(iter(committed(self.home, self.job)), None) if replaying is not None else None
+            found = next(iter(get_commits(self.home, self.job)), None) if replaying is not None else None
         except Exception as error:
             met = met or error
         ranks().agree(met)
@@ -441,7 +441,7 @@ class Writer:
         holders: all domains, under their locks; each of them must answer.
         Raises: OSError.
         """
-        found = committed_in(holders, self.job, sure=True) if holders else committed(self.home, self.job)
+        found = read_commits(holders, self.job, sure=True) if holders else get_commits(self.home, self.job)
         if found and found[0].generation not in self.here.commits():
             write_whole(self.here.commit(found[0].generation), found[0].sealed())
         return found[0] if found else None

@@ -15,7 +15,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.storage.authentication import Address
-from ucpl.storage.vaults.sealed import Told, opened, read_sealed, seal, write_whole
+from ucpl.storage.vaults.checksummed_text import Told, opened, read_sealed, seal, write_whole
 
 __all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]
 

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
-from ucpl.storage.vaults.codes import BLOCK, Group, sets_of
-from ucpl.storage.vaults.counted import committed, holder_of
+from ucpl.storage.vaults.committed import get_commits, holder_of
+from ucpl.storage.vaults.domains import Domain, Holder
 from ucpl.storage.vaults.erasure import codes_of
-from ucpl.storage.vaults.far import Far
-from ucpl.storage.vaults.places import Domain, Holder
+from ucpl.storage.vaults.protection import BLOCK, Group, sets_of
 from ucpl.storage.vaults.records import CHUNK, Commit, Job, Shard
+from ucpl.storage.vaults.remote_domain import Far
 
 __all__ = ["Lost", "Memory", "Piece", "Stretch", "stretch_of", "xor_into"]
 
@@ -532,7 +532,7 @@ class Memory:
 
     def _instead(self) -> str:
         """Readable alternatives to this generation."""
-        older = [one.generation for one in committed(self.home, self.job) if one.generation < self.commit.generation]
+        older = [one.generation for one in get_commits(self.home, self.job) if one.generation < self.commit.generation]
         before = (
             f"vault:{self.home}@{older[0]} is the previous generation"
             if older

@@ -19,8 +19,8 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.storage.vaults.codes import BLOCK, Protection, block_size, sets_of
-from ucpl.storage.vaults.sealed import Told, json_text, opened, seal
+from ucpl.storage.vaults.checksummed_text import Told, json_text, opened, seal
+from ucpl.storage.vaults.protection import BLOCK, Protection, block_size, sets_of
 
 __all__ = [
     "CHUNK",

@@ -236,7 +236,7 @@ class Replay:
     def _stepped(self, unit: _Unit, number: int) -> dict[str, memoryview]:
         """The result of a step, by name. Raises: UcplError E691, E698."""
         from ucpl.storage.vaults.adamw import Raw, made_by, stepped  # torch, which most that is read needs not
-        from ucpl.storage.vaults.marks import mark_of
+        from ucpl.storage.vaults.state_digests import mark_of
 
         step = self._steps[number]
         here = made_by(unit.device)

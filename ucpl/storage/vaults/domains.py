@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ucpl.storage.vaults import said
+from ucpl.storage.vaults import manifest_cache
+from ucpl.storage.vaults.checksummed_text import read_sealed, write_whole
+from ucpl.storage.vaults.lock_descriptors import unshared
 from ucpl.storage.vaults.records import Begun, Commit, Job, Parity, Shard
-from ucpl.storage.vaults.sealed import read_sealed, write_whole
-from ucpl.storage.vaults.unshared import unshared
 
 __all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "Holder", "held", "is_held"]
 
@@ -56,11 +56,11 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     stamp = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
-    known = said.known(path.parent, path.name, what)
+    known = manifest_cache.known(path.parent, path.name, what)
     if known is not None and known[0] == stamp:
         return cast(T, known[1])
     data = read_sealed(path)
-    return None if data is None else said.keep(path.parent, path.name, what, stamp, data, made)
+    return None if data is None else manifest_cache.keep(path.parent, path.name, what, stamp, data, made)
 
 
 class Holder(ABC):
@@ -109,7 +109,7 @@ class Holder(ABC):
     def commits(self) -> list[int]:
         """Generations that are committed there, newest first. Raises: OSError, as `names` does."""
         names = self.names()
-        said.only(self.origin, names)
+        manifest_cache.only(self.origin, names)
         return sorted((int(found[1]) for name in names if (found := COMMIT.fullmatch(name))), reverse=True)
 
     def commit_in(self, generation: int, job: Job) -> Commit | None:

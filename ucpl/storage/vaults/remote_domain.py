@@ -16,9 +16,9 @@ from typing import TypeVar, cast
 
 from ucpl.storage.authentication import Address, Refused, TlsWay
 from ucpl.storage.keys import Keys, names_of
-from ucpl.storage.vaults import said
+from ucpl.storage.vaults import manifest_cache
+from ucpl.storage.vaults.domains import Holder
 from ucpl.storage.vaults.hosts import Hosts
-from ucpl.storage.vaults.places import Holder
 from ucpl.storage.vaults.records import Job
 from ucpl.storage.wire import Channel, Line, Question, Silence, hang_up
 
@@ -101,14 +101,14 @@ class Far(Holder):
         return [str(name) for name in told]
 
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
-        stamp, found = said.known(self.origin, name, what) or ("", None)
+        stamp, found = manifest_cache.known(self.origin, name, what) or ("", None)
         answer = self.ask({"op": "text", "name": name, "stamp": stamp})
         now, _, data = answer.partition(b"\n")
         if not now:
             return None
         if now.decode() == stamp and not data:
             return cast("T | None", found)
-        return said.keep(self.origin, name, what, now.decode(), data, made)
+        return manifest_cache.keep(self.origin, name, what, now.decode(), data, made)
 
     def size(self, name: str) -> int:
         return int(self.ask({"op": "size", "name": name}))

@@ -13,14 +13,14 @@ from shlex import quote
 from typing import NoReturn
 
 from ucpl.errors import Label, fail
-from ucpl.storage.vaults.far import Far
+from ucpl.storage.vaults.checksummed_text import read_sealed
+from ucpl.storage.vaults.domains import Domain, Holder
 from ucpl.storage.vaults.hosts import hosts_at
-from ucpl.storage.vaults.places import Domain, Holder
 from ucpl.storage.vaults.records import Commit, Job, Shard, mark_of
-from ucpl.storage.vaults.sealed import read_sealed
+from ucpl.storage.vaults.remote_domain import Far
 
 __all__ = [
-    "DIGITS_MAX", "barred", "committed", "committed_in", "domains_of", "holder_of", "holders_of", "job_at", "made_of",
+    "DIGITS_MAX", "barred", "get_commits", "read_commits", "domains_of", "holder_of", "holders_of", "job_at", "made_of",
     "newer", "no_vault", "saved_in", "silent", "unsaid", "unsaid_text",
 ]  # fmt: skip
 
@@ -142,12 +142,12 @@ def saved_in(
     return found
 
 
-def committed(home: Path, job: Job) -> list[Commit]:
+def get_commits(home: Path, job: Job) -> list[Commit]:
     """The committed generations, newest first.
 
     A commit record in one domain is sufficient.
     """
-    return committed_in(holders_of(home, job), job)
+    return read_commits(holders_of(home, job), job)
 
 
 def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
@@ -171,7 +171,7 @@ def newer(home: Path) -> dict[int, str]:
     Each comes with the reason why it is not read.
     """
     job = job_at(home)
-    found = unsaid(home, committed(home, job)) if job is not None else {}
+    found = unsaid(home, get_commits(home, job)) if job is not None else {}
     return {number: unsaid_text(texts) for number, texts in found.items()}
 
 
@@ -210,7 +210,7 @@ def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
         return None
 
 
-def committed_in(holders: Sequence[Holder], job: Job, *, sure: bool = False) -> list[Commit]:
+def read_commits(holders: Sequence[Holder], job: Job, *, sure: bool = False) -> list[Commit]:
     """The committed generations of these domains.
 
     sure: all domains must answer, because the caller overwrites older generations.

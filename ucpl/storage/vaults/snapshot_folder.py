@@ -20,9 +20,9 @@ from ucpl.records import define
 from ucpl.storage import cache_dirs
 from ucpl.storage.lifetimes import ends
 from ucpl.storage.reading import Range, registry, remote_of
-from ucpl.storage.vaults.counted import DIGITS_MAX, committed, holders_of, job_at, made_of, newer, no_vault, unsaid
+from ucpl.storage.vaults.committed import DIGITS_MAX, get_commits, holders_of, job_at, made_of, newer, no_vault, unsaid
+from ucpl.storage.vaults.domains import COMMIT, Domain
 from ucpl.storage.vaults.memory import Memory
-from ucpl.storage.vaults.places import COMMIT, Domain
 from ucpl.storage.vaults.records import CHUNK, File
 from ucpl.storage.vaults.replay import Over, Replay
 
@@ -204,7 +204,7 @@ def generation_at(home: Path, generation: int | None = None) -> Memory:
     job = job_at(home)
     if job is None:
         no_vault(home)
-    found = committed(home, job)
+    found = get_commits(home, job)
     chosen = next((one for one in found if generation in (None, one.generation)), None)
     if chosen is None:
         there = ", ".join(str(one.generation) for one in found) or "none"
