@@ -15,7 +15,7 @@ import torch.distributed.fsdp  # noqa: F401
 import ucpl.cli
 import ucpl.ranks.fitting
 import ucpl.ranks.reshard
-import ucpl.vault.persisting
+import ucpl.vault.persist
 import ucpl.vault.server  # noqa: F401
 from tests.ports import free_port
 

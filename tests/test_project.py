@@ -368,7 +368,7 @@ FRAGMENTS = {
     "folders/accelerate.py",
     "folders/lightning.py",
     "megatron/core.py",
-    "vault/unsearched.py",
+    "vault/no_gc.py",
 }
 
 

@@ -30,7 +30,7 @@ from ucpl.storage.lifetimes import meanwhile
 from ucpl.storage.vaults.checksummed_text import opened
 from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at, lay
 from ucpl.vault import Vault
-from ucpl.vault.looking import damage, look
+from ucpl.vault.inspect import damage, look
 from ucpl.vault.server import Server
 
 SIZES = (5000, 4097, 1)

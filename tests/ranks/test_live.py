@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.live.tensors import Goal, flat_bytes, memory_of, overlap, place_of, unreadable, unwritable
-from ucpl.vault.keyed import Keyed
-from ucpl.vault.live import Shares, files_of, ready
+from ucpl.vault.framework_writer import Shares, files_of, ready
+from ucpl.vault.layout_writer import Keyed
 from ucpl.vault.staging import Stages
-from ucpl.vault.trees import held_in
+from ucpl.vault.value_trees import held_in
 
 SHAPE = (4, 6)
 SPEC = (

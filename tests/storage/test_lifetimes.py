@@ -24,8 +24,8 @@ from ucpl.cli import main
 from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
 from ucpl.storage.lifetimes import apart, ends, meanwhile
 from ucpl.storage.vaults.snapshot_folder import Stored
-from ucpl.vault.looking import damage
-from ucpl.vault.persisting import persist
+from ucpl.vault.inspect import damage
+from ucpl.vault.persist import persist
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHT = torch.arange(600.0).reshape(100, 6)

@@ -36,10 +36,10 @@ from ucpl.storage.authentication import UnixDoor, UnixWay
 from ucpl.storage.keys import Keys
 from ucpl.storage.vaults import remote_domain
 from ucpl.storage.vaults.remote_domain import Far
-from ucpl.vault import Vault, clearing, others
-from ucpl.vault.clearing import clear
-from ucpl.vault.looking import scrub
-from ucpl.vault.restoring import restored
+from ucpl.vault import Vault, cleanup, peers
+from ucpl.vault.cleanup import clear
+from ucpl.vault.inspect import scrub
+from ucpl.vault.restore import restored
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
@@ -75,7 +75,7 @@ class Attack:
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch):
     monkeypatch.setattr(remote_domain, "SILENT", 0.0)
-    monkeypatch.setattr(others, "EVERY", 0.0)
+    monkeypatch.setattr(peers, "EVERY", 0.0)
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path
     (victim / "d0/thesis").mkdir(parents=True)
     (victim / "d0/thesis/chapter").write_text("years of work")
     (victim / "d0/job.json").write_text("a name of ours")
-    removed = clearing._removed
+    removed = cleanup._removed
     for swapped in ("job", "root"):
         top = tmp_path / swapped
         home = Vault.make(top / "root/job", ranks=1).home
@@ -313,7 +313,7 @@ def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path
             os.symlink(victim if place.name == "job" else tmp_path / "job", place)
             return removed(found)
 
-        monkeypatch.setattr(clearing, "_removed", swap)
+        monkeypatch.setattr(cleanup, "_removed", swap)
         assert [one.what for one in clear(top / "root")] == ["kept"]
         assert sorted(path.name for path in victim.rglob("*")) == ["chapter", "d0", "job.json", "thesis"]
 

@@ -23,8 +23,8 @@ from ucpl.cli import main
 from ucpl.storage.vaults.checksummed_text import seal
 from ucpl.storage.vaults.committed import get_commits
 from ucpl.vault import Vault
-from ucpl.vault.looking import damage, mend_texts
-from ucpl.vault.restoring import restored
+from ucpl.vault.inspect import damage, mend_texts
+from ucpl.vault.restore import restored
 from ucpl.vault.server import Server
 
 WORD = "generation 2 of "

@@ -11,7 +11,7 @@ import pytest
 from tests.vault.held import call
 from ucpl.cli import main, vault
 from ucpl.storage.vaults import memory
-from ucpl.vault.drilling import MOST, drill
+from ucpl.vault.drill import MOST, drill
 from ucpl.vault.survival import Guarded
 
 

@@ -22,7 +22,7 @@ from ucpl.storage.vaults.protection import Protection
 from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.vault import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
-from ucpl.vault.schemes import schemes
+from ucpl.vault.rank_schemes import schemes
 from ucpl.vault.server import Server
 from ucpl.vault.survival import Guarded
 

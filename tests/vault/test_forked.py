@@ -15,8 +15,8 @@ import torch
 
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.domains import held, is_held
-from ucpl.vault import Vault, live
-from ucpl.vault.leftovers import sweep, worked_in
+from ucpl.vault import Vault, framework_writer
+from ucpl.vault.stale_dirs import sweep, worked_in
 
 
 def forked(act: Callable[[], int | None]) -> int:
@@ -104,7 +104,7 @@ def test_a_child_saves_by_no_writer_of_its_parent(tmp_path, monkeypatch):
     with Vault.make(tmp_path / "job").writer(0, strict=True) as writer:
 
         def saves() -> int:
-            monkeypatch.setattr(live, "ranks", lambda: os._exit(9))  # the connections are the parent's
+            monkeypatch.setattr(framework_writer, "ranks", lambda: os._exit(9))  # the connections are the parent's
             with pytest.raises(UcplError, match="was made by another process"):
                 writer.save(1, {"t": torch.ones(3)})
             return 0

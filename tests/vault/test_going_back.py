@@ -18,9 +18,9 @@ import ucpl
 from tests.vault.held import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits
+from ucpl.vault.persist import persist
 from ucpl.vault.persisted import Persisted, is_of, state_text
-from ucpl.vault.persisting import persist
-from ucpl.vault.restoring import keep_state, restored, state_of
+from ucpl.vault.restore import keep_state, restored, state_of
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ import ucpl
 from tests.vault.trained import Net, Training, code_of, same, training
 from ucpl.errors import UcplError
 from ucpl.storage.vaults import adamw
-from ucpl.vault import replaying
-from ucpl.vault.persisting import persist
-from ucpl.vault.restoring import restored
+from ucpl.vault import gradient_saves
+from ucpl.vault.persist import persist
+from ucpl.vault.restore import restored
 
 
 def test_gradients_take_a_third_of_what_all_takes(tmp_path):
@@ -361,7 +361,7 @@ def test_a_step_that_cannot_be_looked_at_ends_nothing(tmp_path, monkeypatch):
             raise RuntimeError("no numbers")
 
         with monkeypatch.context() as patch:
-            patch.setattr(replaying, "_numbers", none)
+            patch.setattr(gradient_saves, "_numbers", none)
             here.step()
         assert here.save().replays == 0
         here.demand_same()

@@ -26,7 +26,7 @@ from ucpl.storage.vaults import manifest_cache, remote_domain
 from ucpl.storage.vaults.checksummed_text import opened, seal
 from ucpl.storage.vaults.committed import get_commits, job_at
 from ucpl.storage.vaults.records import File
-from ucpl.vault import Vault, others
+from ucpl.vault import Vault, peers
 
 
 def held() -> Counter[str]:
@@ -80,7 +80,7 @@ def test_what_is_held_is_that_of_generations_that_count(
     kind: Callable[[Path, ExitStack], Callable[[int], None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_domain, "SILENT", 0.0)
-    monkeypatch.setattr(others, "EVERY", 0.0)
+    monkeypatch.setattr(peers, "EVERY", 0.0)
     with ExitStack() as ends:
         step = kind(tmp_path, ends)
         for number in range(1, 13):  # four rounds of all slots

@@ -29,11 +29,11 @@ from ucpl.storage.vaults.hosts import Hosts, hosts_at
 from ucpl.storage.vaults.records import Job
 from ucpl.storage.vaults.remote_domain import Far
 from ucpl.storage.wire import Silence
-from ucpl.vault import Vault, Writer, arenas, others
+from ucpl.vault import Vault, Writer, arenas, peers
 from ucpl.vault import server as server_module
 from ucpl.vault import writer as writer_module
 from ucpl.vault.files import ToSave, text_file
-from ucpl.vault.looking import damage
+from ucpl.vault.inspect import damage
 from ucpl.vault.server import Server
 
 SIZES = (2_100_000, 2_000_000, 1_900_000)
@@ -141,7 +141,7 @@ def asked_at_once(monkeypatch):
     Tests know the moment when a peer returns.
     """
     monkeypatch.setattr(remote_domain, "SILENT", 0.0)
-    monkeypatch.setattr(others, "EVERY", 0.0)
+    monkeypatch.setattr(peers, "EVERY", 0.0)
 
 
 class Network:

@@ -21,7 +21,7 @@ from ucpl.errors import UcplError
 from ucpl.storage.vaults import remote_domain
 from ucpl.storage.vaults.remote_domain import Far
 from ucpl.storage.wire import Silence
-from ucpl.vault import Vault, Writer, others
+from ucpl.vault import Vault, Writer, peers
 from ucpl.vault.server import Server
 
 SHAPES = [
@@ -43,7 +43,7 @@ class HostsMachine(Machine):
     def begin(self, shape: tuple[int, int, str], replays: int) -> None:
         self.cut: set[frozenset[int]] = set()
         self.fuses: list[tuple[int, frozenset[int]]] = []  # (number of questions until the cut, hosts to cut off)
-        self._real = Far.ask, Far.locked, remote_domain.SILENT, others.EVERY
+        self._real = Far.ask, Far.locked, remote_domain.SILENT, peers.EVERY
         ask, locked = Far.ask, Far.locked
 
         def cut_ask(one: Far, *args: object, **named: object) -> bytes:
@@ -55,7 +55,7 @@ class HostsMachine(Machine):
             return locked(one, min(wait, 0.2))
 
         Far.ask, Far.locked = cut_ask, cut_locked  # type: ignore[method-assign,assignment]
-        remote_domain.SILENT = others.EVERY = 0.0
+        remote_domain.SILENT = peers.EVERY = 0.0
         super().begin(shape, replays)
 
     def _demand(self, one: Far) -> None:
@@ -179,7 +179,7 @@ class HostsMachine(Machine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "_real"):
-            Far.ask, Far.locked, remote_domain.SILENT, others.EVERY = self._real  # type: ignore[method-assign]
+            Far.ask, Far.locked, remote_domain.SILENT, peers.EVERY = self._real  # type: ignore[method-assign]
 
 
 @pytest.mark.fault(

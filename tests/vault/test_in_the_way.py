@@ -15,7 +15,7 @@ from tests.vault.small import job
 from ucpl.cli import main
 from ucpl.runtime.failpoints import set_failpoints
 from ucpl.vault import Vault
-from ucpl.vault.looking import scrub
+from ucpl.vault.inspect import scrub
 from ucpl.vault.server import Server
 
 

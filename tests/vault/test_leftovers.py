@@ -17,8 +17,8 @@ from tests.vault.keys import keys_of
 from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault
-from ucpl.vault.leftovers import DRILLS, WORKS, sweep, work_beside, worked_in
-from ucpl.vault.restoring import restored
+from ucpl.vault.restore import restored
+from ucpl.vault.stale_dirs import DRILLS, WORKS, sweep, work_beside, worked_in
 
 
 def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path, monkeypatch):

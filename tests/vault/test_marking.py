@@ -16,15 +16,15 @@ from tests.vault.trained import Training, code_of, training
 from ucpl.errors import UcplError
 from ucpl.storage.vaults import state_digests as told
 from ucpl.storage.vaults.state_digests import mark_of, of_sum, weighed
-from ucpl.vault import marking
+from ucpl.vault import step_digests
 from ucpl.vault.arenas import Arenas
-from ucpl.vault.live import ready
+from ucpl.vault.framework_writer import ready
 
 
 @pytest.fixture
 def apart(monkeypatch):
     """Tensors are taken for those of another device."""
-    monkeypatch.setattr(marking, "is_far", lambda _: True)
+    monkeypatch.setattr(step_digests, "is_far", lambda _: True)
 
 
 def beside(here: Training) -> None:
@@ -83,7 +83,7 @@ def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
         here.step()
         here.save()
         beside(here)
-        monkeypatch.setattr(marking, "mark_of", slowly)
+        monkeypatch.setattr(step_digests, "mark_of", slowly)
         here.step()
         here.done += 1
         assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
@@ -130,7 +130,7 @@ def test_what_is_written_to_before_it_is_digested_does_not_count(tmp_path, monke
         here.done += 1
         assert here.writer.save(here.done, (here.model, here.optimizer))
         say(here)
-        monkeypatch.setattr(marking, "mark_of", slowly)
+        monkeypatch.setattr(step_digests, "mark_of", slowly)
         here.step()
         here.done += 1
         assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
@@ -153,7 +153,7 @@ def test_no_step_waits_for_marks_of_a_save_that_failed(tmp_path, monkeypatch, er
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(marking, "_PATIENCE", 30.0)
+    monkeypatch.setattr(step_digests, "_PATIENCE", 30.0)
     with training(tmp_path / "job") as here:
         here.step()
         here.save()
@@ -258,7 +258,7 @@ def test_a_child_that_was_forked_waits_for_nobody(tmp_path, monkeypatch):
 
 def test_marks_are_in_the_order_of_their_tensors(apart, monkeypatch):
     """By a device or by the CPU."""
-    monkeypatch.setattr(marking, "is_far", lambda t: t.dtype == torch.float64)
+    monkeypatch.setattr(step_digests, "is_far", lambda t: t.dtype == torch.float64)
     some = [
         torch.arange(9.0),
         torch.arange(9.0, dtype=torch.float64),
@@ -266,7 +266,7 @@ def test_marks_are_in_the_order_of_their_tensors(apart, monkeypatch):
         torch.ones(3, dtype=torch.float64),
     ]
     found: list[str] = []
-    taken = marking.Marks([(str(n), t, found) for n, t in enumerate(some)])
+    taken = step_digests.Marks([(str(n), t, found) for n, t in enumerate(some)])
     taken.fetch()
     taken.take()
     assert found == [mark_of(t.numpy().view("u1").data, mark) for t, mark in zip(some, found, strict=True)]

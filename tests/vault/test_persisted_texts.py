@@ -13,7 +13,7 @@ import pytest
 
 from tests.vault.held import Truth, call, memory
 from ucpl.cli import main
-from ucpl.vault.persisting import persist
+from ucpl.vault.persist import persist
 
 
 @pytest.fixture(scope="module")

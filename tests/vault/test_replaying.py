@@ -32,8 +32,8 @@ from ucpl.storage.vaults.records import Job, Shard
 from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.tables.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.vault import Vault
-from ucpl.vault.looking import damage, look, scrub
-from ucpl.vault.persisting import persist
+from ucpl.vault.inspect import damage, look, scrub
+from ucpl.vault.persist import persist
 from ucpl.vault.planning import plan_vault
 from ucpl.vault.server import Server
 

@@ -19,8 +19,8 @@ from tests.vault.held import ROOT, Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits, job_at
 from ucpl.storage.vaults.domains import Domain
-from ucpl.vault.persisting import persist
-from ucpl.vault.restoring import restored
+from ucpl.vault.persist import persist
+from ucpl.vault.restore import restored
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.storage.resolve_url import source_at
 from ucpl.storage.vaults.memory import Piece
 from ucpl.vault import Vault
-from ucpl.vault.persisting import persist
+from ucpl.vault.persist import persist
 from ucpl.vault.server import Server
 
 RANKS = 2

@@ -222,7 +222,7 @@ def test_full_memory_is_reported_with_a_remedy(tmp_path, capsys, monkeypatch):
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("ucpl.vault.making.write_whole", full)
+    monkeypatch.setattr("ucpl.vault.create.write_whole", full)
     assert main(["vault", "serve", str(tmp_path / "job"), "--domain", "0", "--ranks", "1"]) == 4
     said = capsys.readouterr().err
     assert "cannot be written: No space left on device" in said and "Make room: " in said

@@ -20,7 +20,7 @@ from tests.vault.held import Truth
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.domains import Domain, held
 from ucpl.vault import Vault
-from ucpl.vault.persisting import persist
+from ucpl.vault.persist import persist
 from ucpl.vault.server import Server
 
 

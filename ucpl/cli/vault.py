@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ucpl.cli.console import Console
     from ucpl.texts import Json
-    from ucpl.vault.looking import Damage
+    from ucpl.vault.inspect import Damage
 
 __all__ = ["EXAMPLE", "arguments", "run"]
 
@@ -109,7 +109,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
     from attrs import asdict
 
     from ucpl.storage.vaults.committed import unsaid_text
-    from ucpl.vault.looking import look
+    from ucpl.vault.inspect import look
 
     found = look(home)
     console.say(
@@ -157,7 +157,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _verify(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.looking import damage
+    from ucpl.vault.inspect import damage
 
     memory, found = damage(home, _generation(options))
     memory.close()
@@ -165,9 +165,9 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.looking import scrub
-    from ucpl.vault.making import Vault
-    from ucpl.vault.obstacles import not_written
+    from ucpl.vault.create import Vault
+    from ucpl.vault.inspect import scrub
+    from ucpl.vault.path_conflicts import not_written
 
     try:
         count, found = scrub(home, console.say)
@@ -199,7 +199,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     from attrs import evolve
 
     from ucpl import api
-    from ucpl.vault.restoring import keep_state, restored, state_of
+    from ucpl.vault.restore import keep_state, restored, state_of
 
     if not options.to:
         wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
@@ -241,7 +241,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.storage.vaults.committed import newer
-    from ucpl.vault.persisting import persist
+    from ucpl.vault.persist import persist
 
     passed = newer(home) if not options.generation else {}
     memory = persist(home, Path(options.target), _generation(options))
@@ -257,7 +257,7 @@ def _persist(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _gc(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.clearing import clear
+    from ucpl.vault.cleanup import clear
 
     found = clear(home, with_state=options.with_state)
     for one in found:
@@ -280,8 +280,8 @@ def run_drill(options: Namespace, domains: int | list[list[int]] | None, console
 
     Raises: UcplError E690, E693, and the errors of planning.
     """
-    from ucpl.vault.drilling import drill
-    from ucpl.vault.leftovers import DRILLS, sweep, worked_in
+    from ucpl.vault.drill import drill
+    from ucpl.vault.stale_dirs import DRILLS, sweep, worked_in
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 2
     where = MEMORY if os.access(MEMORY, os.W_OK) else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ucpl.pictures.vaults import VaultPicture
     from ucpl.texts import Json
     from ucpl.vault.planning import VaultPlan
-    from ucpl.vault.schemes import Scheme
+    from ucpl.vault.rank_schemes import Scheme
 
 __all__ = ["picture_of", "run_plan"]
 

@@ -17,7 +17,7 @@ from ucpl.errors import Label, UcplError, fail
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.storage.vaults.records import Commit, Job
-    from ucpl.vault.making import ToMake
+    from ucpl.vault.create import ToMake
 
 __all__ = ["run_serve"]
 
@@ -32,9 +32,9 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
     """
     from ucpl.storage.vaults.committed import get_commits
     from ucpl.storage.vaults.hosts import addresses_of
-    from ucpl.vault.leftovers import WORKS, sweep
-    from ucpl.vault.making import Vault, asked_for, demand_domain
+    from ucpl.vault.create import Vault, asked_for, demand_domain
     from ucpl.vault.server import Server
+    from ucpl.vault.stale_dirs import WORKS, sweep
 
     text = options.domain or ""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(NUMBER_MAX))):
@@ -138,7 +138,7 @@ def _is_kept(into: Path, one: Commit, job: Job) -> bool:
 
 def _kept(home: Path, target: Path, generation: int, console: Console) -> None:
     """Print a failed write; it ends no server."""
-    from ucpl.vault.persisting import persist
+    from ucpl.vault.persist import persist
 
     try:
         persist(home, target, generation)

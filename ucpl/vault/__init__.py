@@ -9,7 +9,7 @@ One `ucpl vault serve` per failure domain runs next to the trainer. Every verb t
 as `vault:/dev/shm/ucpl/job`. `storage.vaults` defines the files of a vault and reads them.
 """
 
-from ucpl.vault.making import Vault
+from ucpl.vault.create import Vault
 from ucpl.vault.writer import Saved, Writer
 
 __all__ = ["Saved", "Vault", "Writer"]

@@ -14,7 +14,7 @@ from attrs import evolve
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
 from ucpl.storage.vaults.records import Late, Named
-from ucpl.vault.trees import Held
+from ucpl.vault.value_trees import Held
 
 __all__ = ["ToSave", "archives", "cut", "text_file", "torch_file"]
 

@@ -17,8 +17,8 @@ from ucpl.records import frozen
 from ucpl.storage.vaults.memory import Stretch
 from ucpl.storage.vaults.protection import demand_each, even_domains
 from ucpl.storage.vaults.records import WHOLE
-from ucpl.vault.foreseeing import Foreseen, Kept, foresee
-from ucpl.vault.schemes import Scheme, schemes
+from ucpl.vault.footprint import Foreseen, Kept, foresee
+from ucpl.vault.rank_schemes import Scheme, schemes
 from ucpl.vault.survival import Gone, Guarded
 
 __all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "shape_of"]

@@ -41,9 +41,9 @@ from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
 from ucpl.storage.vaults.protection import block_size, sets_of
 from ucpl.storage.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
 from ucpl.vault.arenas import make_room
-from ucpl.vault.making import demand_domain
-from ucpl.vault.obstacles import not_written
-from ucpl.vault.others import Others
+from ucpl.vault.create import demand_domain
+from ucpl.vault.path_conflicts import not_written
+from ucpl.vault.peers import Others
 
 __all__ = ["Say", "Server", "has_commit", "heal", "mend_commit", "mend_job"]
 

@@ -36,15 +36,15 @@ from ucpl.storage.vaults.records import Begun, Commit, Job, Shard, slot_of
 from ucpl.storage.vaults.snapshot_folder import generation_at
 from ucpl.storage.wire import Silence
 from ucpl.vault.arenas import Arenas, Written
-from ucpl.vault.lateness import late
-from ucpl.vault.unsearched import unsearched
+from ucpl.vault.no_gc import unsearched
+from ucpl.vault.why_not_committed import late
 
 if TYPE_CHECKING:
     from ucpl.texts import Json
     from ucpl.vault.files import ToSave
-    from ucpl.vault.keyed import Keyed
-    from ucpl.vault.live import Shares
-    from ucpl.vault.replaying import Replaying
+    from ucpl.vault.framework_writer import Shares
+    from ucpl.vault.gradient_saves import Replaying
+    from ucpl.vault.layout_writer import Keyed
 
 __all__ = ["Saved", "ToWrite", "Writer"]
 
@@ -123,7 +123,7 @@ class Writer:
             call = said.get("layout")
             self.keyed: Keyed | None = None
             if call is not None:
-                from ucpl.vault.keyed import Keyed
+                from ucpl.vault.layout_writer import Keyed
 
                 self.keyed = Keyed.of(call, rank)
         except BaseException:
@@ -258,7 +258,7 @@ class Writer:
             if met is not None:
                 raise met
             return self.keyed.files(what), None
-        from ucpl.vault.live import Shares, files_of, ranks, ready
+        from ucpl.vault.framework_writer import Shares, files_of, ranks, ready
 
         one, replaying, found = None, None, None
         try:
@@ -283,7 +283,7 @@ class Writer:
         """The replay state, if gradients alone may be saved for `what`."""
         if not self.job.replays:
             return None
-        from ucpl.vault.replaying import Replaying, is_replayed
+        from ucpl.vault.gradient_saves import Replaying, is_replayed
 
         if not is_replayed(what):
             return None

@@ -14,7 +14,7 @@ from ucpl.storage.vaults.committed import domains_of, get_commits, no_vault
 from ucpl.storage.vaults.domains import COMMIT, OURS, Domain, held
 from ucpl.storage.vaults.hosts import FILE, LOCK
 from ucpl.storage.vaults.records import Job
-from ucpl.vault.looking import Seen, is_alive, seen, vaults_in
+from ucpl.vault.inspect import Seen, is_alive, seen, vaults_in
 
 __all__ = ["Left", "clear"]
 

@@ -25,8 +25,8 @@ from ucpl.live.tensors import is_placed, part_of, place_of
 from ucpl.records import define
 from ucpl.storage.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
 from ucpl.storage.vaults.replay import GRADIENT, Replay
-from ucpl.vault.live import Ready, Shares, looked_at, of_state, ranks, ready, sizes_of
-from ucpl.vault.marking import Marks, Stamp, stamp_of
+from ucpl.vault.framework_writer import Ready, Shares, looked_at, of_state, ranks, ready, sizes_of
+from ucpl.vault.step_digests import Marks, Stamp, stamp_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

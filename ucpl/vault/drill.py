@@ -31,8 +31,8 @@ from ucpl.runtime.failpoints import set_failpoints
 from ucpl.storage.vaults.committed import get_commits, job_at
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.snapshot_folder import generation_at
-from ucpl.vault.clearing import clear
-from ucpl.vault.making import Vault
+from ucpl.vault.cleanup import clear
+from ucpl.vault.create import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
 from ucpl.vault.server import Server
 from ucpl.vault.writer import Writer

@@ -38,7 +38,7 @@ from ucpl.live.tensors import is_placed, unreadable
 from ucpl.records import define, frozen
 from ucpl.storage.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
-from ucpl.vault.trees import Held, held_in, one_tensor
+from ucpl.vault.value_trees import Held, held_in, one_tensor
 
 __all__ = ["Ready", "Shares", "files_of", "looked_at", "of_state", "ranks", "ready", "sizes_of"]
 

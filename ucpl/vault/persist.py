@@ -15,9 +15,9 @@ from ucpl.storage.lifetimes import meanwhile
 from ucpl.storage.vaults.memory import Memory
 from ucpl.storage.vaults.records import CHUNK
 from ucpl.storage.vaults.snapshot_folder import generation_at, lay
-from ucpl.vault.leftovers import sweep, work_beside, worked_in, works_of
-from ucpl.vault.obstacles import why_not_made
+from ucpl.vault.path_conflicts import why_not_made
 from ucpl.vault.persisted import SAVED, STATE, saved_text, state_text, state_told
+from ucpl.vault.stale_dirs import sweep, work_beside, worked_in, works_of
 
 __all__ = ["persist"]
 

@@ -19,7 +19,7 @@ from ucpl.registry import format_named
 from ucpl.storage.vaults.adamw import MOMENTS
 from ucpl.storage.vaults.memory import Stretch
 from ucpl.vault.arenas import places_of
-from ucpl.vault.keyed import Keyed, holders_of
+from ucpl.vault.layout_writer import Keyed, holders_of
 from ucpl.verification.elements import element_at
 
 __all__ = ["Foreseen", "Kept", "foresee"]

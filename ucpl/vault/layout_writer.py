@@ -22,7 +22,7 @@ from ucpl.placement import locate
 from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.vault.files import ToSave, cut, text_file, torch_file
-from ucpl.vault.trees import dtype_name, nested
+from ucpl.vault.value_trees import dtype_name, nested
 
 if TYPE_CHECKING:
     from collections.abc import Collection

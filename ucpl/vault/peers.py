@@ -16,7 +16,7 @@ from ucpl.storage.keys import Keys, names_of
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.hosts import Hosts, hosts_at, table_of
 from ucpl.storage.vaults.remote_domain import Far
-from ucpl.vault.giving import Giving
+from ucpl.vault.peer_service import Giving
 
 if TYPE_CHECKING:
     from ucpl.storage.authentication import Address

@@ -107,7 +107,7 @@ def is_alive(home: Path) -> bool:
 
 def look(home: Path) -> Found:
     """Raises: UcplError E692."""
-    from ucpl.vault.making import Vault
+    from ucpl.vault.create import Vault
 
     job = Vault.at(home).job
     places = []

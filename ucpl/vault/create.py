@@ -26,8 +26,8 @@ from ucpl.storage.vaults.domains import Domain, held
 from ucpl.storage.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
 from ucpl.storage.vaults.protection import Protection, demand_each, even_domains, sets_of
 from ucpl.storage.vaults.records import NAME, REPLAYS_MAX, Commit, Job
-from ucpl.vault.obstacles import NO_ROOM, why_not_made
-from ucpl.vault.schemes import default_protection
+from ucpl.vault.path_conflicts import NO_ROOM, why_not_made
+from ucpl.vault.rank_schemes import default_protection
 
 if TYPE_CHECKING:
     from ucpl.vault.writer import ToWrite, Writer
