@@ -99,7 +99,7 @@ walk: $(VENV)/ready
 
 faults: $(VENV)/ready
 	$(VENV)/bin/python -m tests.faults $(if $(JOB),--job $(JOB)) $(if $(EVERY),--every $(EVERY))
-	UCPL_FAULTS=all $(VENV)/bin/python -m pytest -q tests/faults/test_disks.py tests/ranks/test_ends.py
+	UCPL_FAULTS=all $(VENV)/bin/python -m pytest -q tests/faults/test_disks.py tests/ranks/test_dead_ranks.py
 
 powerloss: $(VENV)/ready
 	UCPL_POWERLOSS=all $(VENV)/bin/python -m pytest -q -s tests/runtime/test_powerloss.py

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint.state_dict_saver
 import torch.distributed.fsdp  # noqa: F401
 
 import ucpl.cli
-import ucpl.ranks.fitting
+import ucpl.ranks.load_checks
 import ucpl.ranks.reshard
 import ucpl.vault.persist
 import ucpl.vault.server  # noqa: F401

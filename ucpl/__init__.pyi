@@ -15,8 +15,8 @@ from ucpl.layout import resolve as resolve
 from ucpl.placement import locate as locate
 from ucpl.planning import order as order
 from ucpl.ranks.reshard import reshard as reshard
-from ucpl.ranks.storage import StorageReader as StorageReader
-from ucpl.ranks.storage import load_into as load_into
+from ucpl.ranks.storage_reader import StorageReader as StorageReader
+from ucpl.ranks.storage_reader import load_into as load_into
 from ucpl.runtime.execute import execute as execute
 
 __version__: str

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.command import ucpl
 from tests.pictures.drawn import SVG, Page
 from tests.pictures.test_pages import demand_alone
-from tests.vault.held import JOB
+from tests.vault.states import JOB
 
 CALL = f"{JOB}:job(dp=4, tp=2)"
 EVIL = "<b onload=alert(1)>&'"

@@ -27,8 +27,8 @@ import ucpl
 from tests.forking import run_all
 from ucpl.errors import UcplError
 from ucpl.live.agreement import Ranks
-from ucpl.ranks.messages import Exchange
-from ucpl.ranks.storage import StorageReader
+from ucpl.ranks.exchange import Exchange
+from ucpl.ranks.storage_reader import StorageReader
 
 TIMEOUT = 20
 SPEC = (

@@ -25,9 +25,9 @@ from ucpl.extents import key_text
 from ucpl.layout import Layout
 from ucpl.placement import locate
 from ucpl.planning.nets import net_json
-from ucpl.ranks.dealing import Dealt, Message, Part, asked_of, dealt, request
-from ucpl.ranks.messages import dtype_of, put, seen, windows_of
-from ucpl.ranks.pieces import Box, Name, Piece, Way, pieces_of
+from ucpl.ranks.exchange import dtype_of, put, seen, windows_of
+from ucpl.ranks.rank_graph import Dealt, Message, Part, asked_of, dealt, request
+from ucpl.ranks.remote_boxes import Box, Name, Piece, Way, pieces_of
 from ucpl.ranks.reshard import _device, _given, _names, _Work, reshard
 from ucpl.tables.operations import net_text
 

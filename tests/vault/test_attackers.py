@@ -30,7 +30,7 @@ from tests.vault.keys import authority, forged, keys_of
 from tests.vault.small import job
 from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
-from ucpl.ranks.serving import Peer, Server
+from ucpl.ranks.file_server import Peer, Server
 from ucpl.storage import wire
 from ucpl.storage.authentication import UnixDoor, UnixWay
 from ucpl.storage.keys import Keys

@@ -17,8 +17,8 @@ import torch
 import ucpl
 from tests.forking import run_all
 from tests.vault import small
-from tests.vault.held import Truth, memory
 from tests.vault.small import job
+from tests.vault.states import Truth, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.checksummed_text import seal
 from ucpl.storage.vaults.committed import get_commits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vault.held import call
+from tests.vault.states import call
 from ucpl.cli import main, vault
 from ucpl.storage.vaults import memory
 from ucpl.vault.drill import MOST, drill

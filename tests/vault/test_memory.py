@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 import ucpl
-from tests.vault.held import Truth, call, memory
+from tests.vault.states import Truth, call, memory
 
 DEGREES = "dp=2, tp=2"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vault.held import Truth, call, memory
+from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.vault.persist import persist
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runtime.recorder import Crash, Recorder, Survivor, crash_states, reordered_states
 from tests.runtime.test_crashes import content, the_disk  # noqa: F401
-from tests.vault.held import Truth, memory
+from tests.vault.states import Truth, memory
 from ucpl.runtime.disk import Disk, use_disk
 from ucpl.vault.persist import persist
 

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import ucpl
-from tests.vault.held import Truth, call, memory
+from tests.vault.states import Truth, call, memory
 from ucpl.conversion.given import called
 from ucpl.conversion.losing import losses_of
 from ucpl.conversion.opening import open_checkpoint

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.vault.held import JOB, Truth, memory
+from tests.vault.states import JOB, Truth, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.snapshot_folder import _parted
 from ucpl.vault import Vault

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vault.held import ROOT, Truth, call, memory
+from tests.vault.states import ROOT, Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits, job_at
 from ucpl.storage.vaults.domains import Domain

@@ -17,9 +17,9 @@ import pytest
 
 import ucpl
 from tests.ports import free_ports
-from tests.vault.held import ROOT, Truth, call, memory
 from tests.vault.keys import keys_of
 from tests.vault.small import give
+from tests.vault.states import ROOT, Truth, call, memory
 from ucpl.cli import main
 from ucpl.vault import Vault
 from ucpl.vault.files import ToSave, text_file

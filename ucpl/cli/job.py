@@ -65,7 +65,7 @@ def seen_by_all(team: Team | None, source: str, keys: str | None = None) -> Iter
         return
     from ucpl.files.watching import reading
     from ucpl.ranks.job import Job
-    from ucpl.ranks.scattered import one_folder
+    from ucpl.ranks.scattered_files import one_folder
 
     assert isinstance(team, Job)
     with reading(path), one_folder(team, team, path, Path(keys) if keys else None) as folder:

@@ -31,7 +31,7 @@ from ucpl.extents import Counted, Scalar, TrainState
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, unwritable
-from ucpl.ranks.fitting import Asked, Index, demand_fit
+from ucpl.ranks.load_checks import Asked, Index, demand_fit
 from ucpl.records import frozen
 
 __all__ = ["Engine", "Known", "as_kept", "fill", "is_engine"]

@@ -17,9 +17,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
 from ucpl.live.tensors import memory_of
 from ucpl.planning import Plan, Runs
-from ucpl.ranks.dealing import Message, Part
-from ucpl.ranks.messages import Tensors, dtype_of, seen
-from ucpl.ranks.pieces import Box, Held, Name, Piece, Way, box_of
+from ucpl.ranks.exchange import Tensors, dtype_of, seen
+from ucpl.ranks.rank_graph import Message, Part
+from ucpl.ranks.remote_boxes import Box, Held, Name, Piece, Way, box_of
 from ucpl.records import define
 
 __all__ = ["DIGEST", "Digests", "copies_of", "demand_equal"]

@@ -22,9 +22,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Key, key_text
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, flat_of, memory_of, overlap, part_of, tensor_of, unreadable, unwritable
-from ucpl.ranks.dealing import Dealt, Message, asked_of, dealt, request
-from ucpl.ranks.messages import Exchange, dtype_of, global_rank
-from ucpl.ranks.pieces import Name, Piece, pieces_of
+from ucpl.ranks.exchange import Exchange, dtype_of, global_rank
+from ucpl.ranks.rank_graph import Dealt, Message, asked_of, dealt, request
+from ucpl.ranks.remote_boxes import Name, Piece, pieces_of
 from ucpl.ranks.replicas import Digests, copies_of, demand_equal
 from ucpl.tables.operations import Fill, net_text
 

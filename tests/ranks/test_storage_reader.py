@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.extents import Extent
-from ucpl.ranks.indexed import lying
+from ucpl.ranks.box_index import lying
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KINDS = {

@@ -19,7 +19,7 @@ import xxhash
 from attrs import field
 
 from ucpl.errors import Label, UcplError, calling, fail
-from ucpl.ranks.serving import Peer, Server, Stamp, host_mark, own_host, stamp_of
+from ucpl.ranks.file_server import Peer, Server, Stamp, host_mark, own_host, stamp_of
 from ucpl.records import define, frozen
 from ucpl.runtime.team import Team
 from ucpl.storage import cache_dirs

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
-from tests.vault.held import Truth
+from tests.vault.states import Truth
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.domains import Domain, held
 from ucpl.vault import Vault

@@ -21,7 +21,7 @@ from ucpl.formats.plain.store import empty_tensors
 from ucpl.layout.layout import Policy
 from ucpl.live.tensors import tensor_of
 from ucpl.placement.placement import LOOSE
-from ucpl.ranks.messages import dtype_of
+from ucpl.ranks.exchange import dtype_of
 from ucpl.records import frozen
 from ucpl.runtime.reading import packed
 from ucpl.verification.values import ValueTensors

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
 from ucpl.live.tensors import boxed, overflows, survives
-from ucpl.ranks.dealing import Dealt, Message, Part
-from ucpl.ranks.pieces import Box, Name
+from ucpl.ranks.rank_graph import Dealt, Message, Part
+from ucpl.ranks.remote_boxes import Box, Name
 from ucpl.records import define, frozen
 
 __all__ = ["Exchange", "Tensors", "dtype_of", "global_rank"]

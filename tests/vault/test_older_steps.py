@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 
 import ucpl
-from tests.vault.held import Truth, call, memory
+from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits
 from ucpl.vault.persist import persist

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vault.held import ROOT, Truth
 from tests.vault.keys import keys_of
+from tests.vault.states import ROOT, Truth
 from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault

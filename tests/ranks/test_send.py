@@ -11,7 +11,7 @@ import pytest
 
 import ucpl
 from tests.ranks.forked import GONE, Job
-from tests.ranks.test_ends import MORE, SOURCE, tree
+from tests.ranks.test_dead_ranks import MORE, SOURCE, tree
 
 UNFINISHED, MANIFEST = "ucpl/unfinished.json", "ucpl/manifest.json"
 THEN = {2: 3, 3: 1}  # ranks: those that begin again

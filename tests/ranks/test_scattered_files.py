@@ -24,9 +24,9 @@ from tests.ranks.test_apply import small as small
 from tests.runtime.test_resume import tree
 from tests.vault.keys import authority, keys_of
 from ucpl.errors import UcplError, fail
-from ucpl.ranks import scattered
-from ucpl.ranks.scattered import one_folder
-from ucpl.ranks.serving import Peer, Server, own_host
+from ucpl.ranks import scattered_files
+from ucpl.ranks.file_server import Peer, Server, own_host
+from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.team import SLACK, beside
 from ucpl.storage import wire
 from ucpl.storage.authentication import TlsDoor, TlsWay, UnixDoor, UnixWay
@@ -184,7 +184,7 @@ def test_ranks_on_several_hosts_speak_over_tls_or_not_at_all(tmp_path, monkeypat
     """Ranks are threads; each reports a host of its own."""
     _, source = spread(tmp_path / "src")
     folders = hosts(tmp_path, tmp_path / "src", {0: "ab", 1: "cm"})
-    monkeypatch.setattr(scattered, "host_mark", lambda: token_hex(8))
+    monkeypatch.setattr(scattered_files, "host_mark", lambda: token_hex(8))
     wanted = {name: (source.root / name).read_bytes() for name in FILES}
 
     def act(keys):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, field
 
-from ucpl.ranks.pieces import Box, Name, Piece, Way
+from ucpl.ranks.remote_boxes import Box, Name, Piece, Way
 from ucpl.records import frozen
 from ucpl.tables import Moves, Side, Space
 from ucpl.tables.operations import Derive, Extract, Lane, Merge, Node, Read, Receive, Send, Split, Write, flows

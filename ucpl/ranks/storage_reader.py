@@ -44,11 +44,11 @@ from ucpl.extents import DTYPES
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
+from ucpl.ranks.box_index import GROUPS, MODEL, STATES, Index, told, with_tensors
 from ucpl.ranks.engines import Engine, Known, as_kept, fill, is_engine
-from ucpl.ranks.fitting import Asked, demand_fit, demand_one, is_empty, tied
-from ucpl.ranks.indexed import GROUPS, MODEL, STATES, Index, told, with_tensors
-from ucpl.ranks.messages import dtype_of
-from ucpl.ranks.scattered import Ends, copies_differ, demand_copies, ends_of
+from ucpl.ranks.exchange import dtype_of
+from ucpl.ranks.load_checks import Asked, demand_fit, demand_one, is_empty, tied
+from ucpl.ranks.scattered_files import Ends, copies_differ, demand_copies, ends_of
 from ucpl.records import define, frozen
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.vault.held import JOB, Truth, call, memory
+from tests.vault.states import JOB, Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.memory import Stretch
