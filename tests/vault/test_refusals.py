@@ -30,17 +30,17 @@ def truth(tmp_path_factory):
         ({"ranks": 5, "domains": 2}, "5 ranks do not divide into 2 domains"),
         ({"ranks": 4, "domains": 0}, "do not divide"),
         ({"ranks": 2, "domains": 2, "protect": "raid6"}, "'raid6' is not a protection"),
-        ({"ranks": 2, "domains": 2, "protect": "mirror(0)"}, "no protection"),
-        ({"ranks": 2, "domains": 2, "protect": "raim5(1)"}, "no protection"),
+        ({"ranks": 2, "domains": 2, "protect": "mirror(0)"}, "is not a protection"),
+        ({"ranks": 2, "domains": 2, "protect": "raim5(1)"}, "is not a protection"),
         ({"ranks": 2, "domains": 2, "protect": "mirror(2)"}, r"mirror\(2\) is for 3 domains or more, there are 2"),
         ({"ranks": 1, "domains": 1, "protect": "raim5"}, "raim5 is for 2 domains or more, there are 1"),
         ({"domains": [[0], [0, 1]]}, "each rank must be in one domain: rank 0 is in d0 and d1$"),
         ({"domains": [[0], [2]]}, "each rank must be in one domain: rank 1 is in none$"),
         ({"domains": [[0, 1, 1], [2, 3], [4, 5]]}, "rank 1 is in d0 and d0$"),
-        ({"domains": [[0, -1], []]}, "there is no rank -1$"),
-        ({"domains": [[1 << 60]]}, "rank 0 in none, rank 1 in none, rank 2 in none, rank 3 in none$"),
+        ({"domains": [[0, -1], []]}, "rank -1 does not exist$"),
+        ({"domains": [[1 << 60]]}, "rank 0 is in none, rank 1 is in none, rank 2 is in none, rank 3 is in none$"),
         ({"domains": [[r, r] for r in range(6)]}, "rank 3 is in d3 and d3, and 2 more$"),
-        ({"domains": []}, "rank 0 in none$"),
+        ({"domains": []}, "rank 0 is in none$"),
     ],
 )
 def test_a_vault_that_cannot_be_is_not_made(tmp_path, made, said):
@@ -156,7 +156,7 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path, truth):
             writer.save(1, {**given, "norm": torch.zeros(24)})
         with refused("E693", "is a layout: give a dict"):
             writer.save(1, 3)
-    with refused("E693", r"is of framework deepspeed\(\)"):
+    with refused("E693", r"is a layout of deepspeed\(\)"):
         vault.writer(0, run="a", layout=f"{spec}:whole(dp=2)")
 
 
