@@ -27,8 +27,8 @@ from ucpl.conversion.sides import source_side as describe
 from ucpl.conversion.sides import target_side as aim
 from ucpl.conversion.weights import looked_through, opened_to_look_at
 from ucpl.records import frozen
-from ucpl.storage.lifetimes import meanwhile
-from ucpl.storage.resolve_url import source_at, target_at
+from ucpl.storage.lifetimes import scoped
+from ucpl.storage.resolve_url import resolve_source, resolve_target
 from ucpl.storage.urls import is_url
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ class Converted:
         return str(self.report)
 
 
-@meanwhile()
+@scoped()
 def plan(source: str, target: str, **how: Unpack[ToPlan]) -> Plan:
     """Make and prove the plan from one layout to another.
 
     `source` may be a checkpoint; layouts of any model need it or `model`.
     """
     model = how.get("model")
-    source = str(source_at(source)) if is_url(source) else source
+    source = str(resolve_source(source)) if is_url(source) else source
     asked = Asked(source, target, how.get("checkpoint"), how.get("name", "convert"), how.get("prove", False))
     return planned(asked, given_from(how, model_named(model) if model else None)).plan
 
@@ -96,16 +96,16 @@ def save_plan(plan: Plan, path: Here) -> None:
     write(plan, Path(path))
 
 
-@meanwhile()
+@scoped()
 def apply(plan: Plan | Here, source: Here | Checkpoint, target: Here, **how: Unpack[ToApply]) -> Report:
     """Run exactly that plan.
 
     Raises: UcplError E600-E606 if the source does not fit the plan, E615.
     """
-    return Engine(target_at(target), how).apply(plan, source).report
+    return Engine(resolve_target(target), how).apply(plan, source).report
 
 
-@meanwhile()
+@scoped()
 def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Converted:
     """Infer the source, plan, prove, write the target, check it.
 
@@ -113,14 +113,14 @@ def convert(source: Here, target: Here, to: str, **how: Unpack[ToConvert]) -> Co
     """
     model = how.get("model")
     given = given_from(how, model_named(model) if model else None)
-    done = Engine(target_at(target), how).convert(asked_of(source_at(source), to, how.get("layout")), given)
+    done = Engine(resolve_target(target), how).convert(asked_of(resolve_source(source), to, how.get("layout")), given)
     made, known, report = done.ready.prepared, done.ready.checked, done.report
     assert made is not None
     assert known is not None
     return Converted(done.ready.plan, evolve(report, remarks=(*made.odd, *report.remarks, *known.said)))
 
 
-@meanwhile()
+@scoped()
 def compare(
     a: Here,
     b: Here,
@@ -152,7 +152,7 @@ def compare(
     return evolve(found, around=side_by_side(ours, theirs))
 
 
-@meanwhile()
+@scoped()
 def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVerify]) -> Verdict:
     """Read a checkpoint back: digests, CRCs, copies, weights against masters.
 
@@ -177,7 +177,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     assert opened is not None
     reference = how.get("reference")
     asked = (
-        WitnessRequest(side, source_at(reference) if reference is not None else None)
+        WitnessRequest(side, resolve_source(reference) if reference is not None else None)
         if how.get("witness", True)
         else None
     )

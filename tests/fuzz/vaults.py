@@ -26,9 +26,9 @@ from tests.fuzz.targets import Files, read, write
 from tests.vault.small import content, job
 from ucpl.conversion.opening import infer, open_checkpoint
 from ucpl.storage import cache_dirs
-from ucpl.storage.lifetimes import meanwhile
-from ucpl.storage.vaults.checksummed_text import opened
-from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at, lay
+from ucpl.storage.lifetimes import scoped
+from ucpl.storage.vaults.checksummed_text import unseal
+from ucpl.storage.vaults.snapshot_folder import SnapshotFile, SnapshotFolder, lay_out, open_generation
 from ucpl.vault import Vault
 from ucpl.vault.inspect import damage, look
 from ucpl.vault.server import Server
@@ -182,12 +182,12 @@ def demand_saved(home: Path, is_sealed: bool) -> None:
 
     Where no text was made up, those of one generation that was saved.
     """
-    memory = generation_at(home)
+    memory = open_generation(home)
     try:
         for name, parts in memory.commit.files().items():
             room = bytearray(min(parts[0][1].size, 1 << 20))
             if room:
-                Stored(View(memory, "vault:", Path()), name, parts).fill(memoryview(room), 0)
+                SnapshotFile(SnapshotFolder(memory, "vault:", Path()), name, parts).fill(memoryview(room), 0)
             if not is_sealed:
                 wanted = content(memory.commit.step, int(name.rpartition("-")[2]), SIZES)
                 assert bytes(room) == wanted, f"{name} has other bytes than were saved at step {memory.commit.step}"
@@ -200,9 +200,9 @@ def shadowed(home: Path) -> Files:
 
     And the bytes of its files, the first MiB of each.
     """
-    with tempfile.TemporaryDirectory(dir=home.parent) as top, meanwhile():
+    with tempfile.TemporaryDirectory(dir=home.parent) as top, scoped():
         with patch.object(cache_dirs, "fresh", lambda: Path(tempfile.mkdtemp(dir=top))):
-            view = lay(generation_at(home), f"vault:{home}")
+            view = lay_out(open_generation(home), f"vault:{home}")
         infer(open_checkpoint(view.root))
         found = {}
         for name, stored in view.files.items():
@@ -215,7 +215,7 @@ def shadowed(home: Path) -> Files:
 
 def resealed(rng: Random, data: bytes) -> tuple[bytes, str]:
     """A text with some of its values changed, or of the texts in it, as whoever knows the form could write it."""
-    told = opened(data)
+    told = unseal(data)
     assert told is not None
     inner = [(key, i) for key in ("shards", "parity") for i in range(len(listed(told, key)))]
     if inner and rng.random() < 0.7:

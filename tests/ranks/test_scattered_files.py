@@ -29,7 +29,7 @@ from ucpl.ranks.file_server import Peer, Server, own_host
 from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.team import SLACK, beside
 from ucpl.storage import wire
-from ucpl.storage.authentication import TlsDoor, TlsWay, UnixDoor, UnixWay
+from ucpl.storage.authentication import TlsConnector, TlsListener, UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
 from ucpl.storage.reading import pread
 
@@ -154,11 +154,11 @@ def test_a_file_that_changes_on_its_host_is_refused(tmp_path):
 
 def test_ranks_of_several_hosts_give_files_to_those_with_a_certificate_alone(tmp_path):
     (tmp_path / "a").write_bytes(b"0123456789")
-    server = Server({"a": tmp_path / "a"}, TlsDoor((own_host("127.0.0.1"), 0), Keys(keys_of(0)), None))
+    server = Server({"a": tmp_path / "a"}, TlsListener((own_host("127.0.0.1"), 0), Keys(keys_of(0)), None))
     try:
         came = list[int]()
         keys = [Keys(keys_of(1)), Keys(authority("second") / "d1")]
-        good, bad = (Peer(0, TlsWay(server.address, one, None), came.append) for one in keys)
+        good, bad = (Peer(0, TlsConnector(server.address, one, None), came.append) for one in keys)
         room = bytearray(4)
         assert good.read("a", [memoryview(room)], 3) == 4
         assert (bytes(room), came) == (b"3456", [4])
@@ -237,8 +237,8 @@ def test_a_hanging_rank_is_waited_for_while_it_is_alive(tmp_path, monkeypatch):
     monkeypatch.setattr(Server, "_bytes", lambda self, name, low, high: wakes.wait(20) and b"some")
     monkeypatch.setattr(wire, "EVERY", 0.01)
     monkeypatch.setattr(wire, "GREETING", 0.2)
-    way = UnixWay(token_hex(8))
-    server, looks = Server({"a": tmp_path / "a"}, UnixDoor(way.name)), iter(range(30))
+    way = UnixConnector(token_hex(8))
+    server, looks = Server({"a": tmp_path / "a"}, UnixListener(way.name)), iter(range(30))
 
     def look():
         if next(looks, None) is None:
@@ -256,4 +256,4 @@ def test_a_hanging_rank_is_waited_for_while_it_is_alive(tmp_path, monkeypatch):
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(OSError, match="rank 1, which has it, does not answer"),
     ):
-        Peer(1, TlsWay(silent.getsockname(), Keys(keys_of(0)), None), print).read("a", [memoryview(buffer)], 0)
+        Peer(1, TlsConnector(silent.getsockname(), Keys(keys_of(0)), None), print).read("a", [memoryview(buffer)], 0)

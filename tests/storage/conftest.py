@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from ucpl.storage.objects import Counted
+from ucpl.storage.objects import RequestCounts
 from ucpl.storage.reading import remote_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "checkpoint"
@@ -37,7 +37,7 @@ def upload(store: fsspec.AbstractFileSystem) -> Callable[..., str]:
     return put
 
 
-def counted(shadow: Path) -> Counted:
+def counted(shadow: Path) -> RequestCounts:
     """The request counters of a store for sparse files."""
     file = next(f for f in sorted(shadow.rglob("*")) if f.is_file()) if shadow.is_dir() else shadow
     remote = remote_of(file.stat())

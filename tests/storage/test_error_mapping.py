@@ -10,8 +10,8 @@ import pytest
 import ucpl
 from tests.storage.test_sources import refused as raised
 from ucpl.storage import objects
-from ucpl.storage.error_mapping import refused
-from ucpl.storage.objects import Counted, OfFsspec, patiently
+from ucpl.storage.error_mapping import store_error
+from ucpl.storage.objects import OfFsspec, RequestCounts, with_retries
 from ucpl.storage.urls import split
 
 HEAD = "Generic S3 error: Error performing list request: Error performing GET http://127.0.0.1:9/b?list-type=2 in 4.7ms"
@@ -46,7 +46,7 @@ SAID = "Server returned non-2xx status code: {status}: <Error><Code>{code}</Code
     ],
 )
 def test_what_a_store_says_is_a_sentence(text: str, said: str, remedy: str) -> None:
-    error = refused("s3://b/run not listed", Exception(text), ", after 2 attempts in 1 s")
+    error = store_error("s3://b/run not listed", Exception(text), ", after 2 attempts in 1 s")
     assert error.strerror == f"s3://b/run not listed, after 2 attempts in 1 s: {said}"
     assert remedy in error.remedy and bool(remedy) == bool(error.remedy)
 
@@ -55,7 +55,7 @@ def test_what_a_store_says_is_a_sentence(text: str, said: str, remedy: str) -> N
     ("scheme", "keys"), [("s3a", "AWS_ACC"), ("gs", "GOOGLE_"), ("abfs", "AZURE_"), ("sftp", "fsspec")]
 )
 def test_credentials_are_those_of_the_scheme(scheme: str, keys: str) -> None:
-    error = refused(f"{scheme}://b/run not listed", PermissionError(errno.EACCES, "no"))
+    error = store_error(f"{scheme}://b/run not listed", PermissionError(errno.EACCES, "no"))
     assert keys in error.remedy
 
 
@@ -87,16 +87,16 @@ def test_a_request_is_made_again_for_a_bounded_time(monkeypatch: pytest.MonkeyPa
         raise TimeoutError("late")
 
     with pytest.raises(OSError, match=r"after 3 attempts in 15\d s: late"):
-        patiently(call, "s3://b/run not read", Counted())
+        with_retries(call, "s3://b/run not read", RequestCounts())
     asked[0] = 0
     monkeypatch.setenv("UCPL_REMOTE_SECONDS", "1000")
     with pytest.raises(OSError, match="after 8 attempts"):
-        patiently(call, "s3://b/run not read", Counted())
+        with_retries(call, "s3://b/run not read", RequestCounts())
     assert asked[0] == 8
 
 
 def test_what_is_gone_is_not_asked_for_again(store: fsspec.AbstractFileSystem) -> None:
-    counted = Counted()
+    counted = RequestCounts()
     with pytest.raises(FileNotFoundError, match="memory://bucket/none: bytes 0 to 1 not read: there is no such object"):
         OfFsspec("memory://bucket", store, "/bucket", counted).read("none", 0, 1, "")
     assert counted.requests == 1

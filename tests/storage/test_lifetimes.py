@@ -22,8 +22,8 @@ from tests.vault.small import weighing
 from ucpl import errors
 from ucpl.cli import main
 from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
-from ucpl.storage.lifetimes import apart, ends, meanwhile
-from ucpl.storage.vaults.snapshot_folder import Stored
+from ucpl.storage.lifetimes import current_scope, scoped, separate
+from ucpl.storage.vaults.snapshot_folder import SnapshotFile
 from ucpl.vault.inspect import damage
 from ucpl.vault.persist import persist
 
@@ -156,15 +156,15 @@ def test_errors_say_the_url_after_the_call_that_raised_them(upload: Callable[...
 def test_calls_within_calls_end_apart() -> None:
     ended: list[str] = []
 
-    with meanwhile():
-        ends().callback(ended.append, "outer")
-        with meanwhile():
-            ends().callback(ended.append, "inner")
+    with scoped():
+        current_scope().callback(ended.append, "outer")
+        with scoped():
+            current_scope().callback(ended.append, "inner")
         assert ended == ["inner"]
-        with apart() as mine:
-            ends().callback(ended.append, "one's own")
-        with apart() as other:
-            ends().callback(ended.append, "another's")
+        with separate() as mine:
+            current_scope().callback(ended.append, "one's own")
+        with separate() as other:
+            current_scope().callback(ended.append, "another's")
         assert ended == ["inner"]
     assert ended == ["inner", "outer"]
     del other
@@ -172,8 +172,8 @@ def test_calls_within_calls_end_apart() -> None:
     mine.close()
     mine.close()
     assert ended == ["inner", "outer", "another's", "one's own"]
-    with pytest.raises(KeyError), apart() as kept:
-        ends().callback(ended.append, "of what failed")
+    with pytest.raises(KeyError), separate() as kept:
+        current_scope().callback(ended.append, "of what failed")
         raise KeyError
     assert ended[-1] == "of what failed" and kept
 
@@ -186,8 +186,8 @@ def test_a_fork_ends_nothing_of_its_parent_s(tmp_path: Path) -> None:
             file.write(f"{os.getpid()}\n")
 
     def forked() -> int:
-        with meanwhile():
-            ends().callback(note)
+        with scoped():
+            current_scope().callback(note)
             return os.fork()  # each of the two leaves
 
     child = forked()
@@ -200,12 +200,12 @@ def test_a_fork_ends_nothing_of_its_parent_s(tmp_path: Path) -> None:
 def test_an_inode_that_another_shadow_has_by_now_stays_its_own(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    first, second = (Stored(None, name, ()) for name in "ab")  # type: ignore[arg-type]
-    with meanwhile():
-        with meanwhile():
-            reading.registry()(file.stat(), first)
-            with apart() as mine:
-                reading.registry()(file.stat(), second)
+    first, second = (SnapshotFile(None, name, ()) for name in "ab")  # type: ignore[arg-type]
+    with scoped():
+        with scoped():
+            reading.sparse_file_registry()(file.stat(), first)
+            with separate() as mine:
+                reading.sparse_file_registry()(file.stat(), second)
         assert reading.remote_of(file.stat()) is second
         mine.close()
         assert reading.remote_of(file.stat()) is None
@@ -220,7 +220,7 @@ def test_room_of_what_could_not_be_fetched_is_given_back(
         raise ConnectionError
 
     before = held()
-    monkeypatch.setattr(sparse_files.Object, "_fetch", fails)
+    monkeypatch.setattr(sparse_files.SparseFile, "_fetch", fails)
     with pytest.raises((ucpl.UcplError, OSError)):
         ucpl.verify(src)
     assert held() == before

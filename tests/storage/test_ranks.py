@@ -29,7 +29,7 @@ from ucpl.ranks.scattered_files import Place as Spread
 from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.execute import execute
 from ucpl.runtime.team import Team
-from ucpl.storage.resolve_url import source_at
+from ucpl.storage.resolve_url import resolve_source
 
 Upload = Callable[..., str]
 
@@ -41,7 +41,7 @@ def test_ranks_read_their_own_parts_of_a_store(upload: Upload, tmp_path: Path) -
     url, size = upload(tmp_path / "src"), 12 * 40_000 * 4
     plan = ucpl.plan(url, "dcp(fsdp=3)")
     ucpl.apply(plan, url, tmp_path / "one")
-    shadows = [source_at(url) for _ in range(3)]
+    shadows = [resolve_source(url) for _ in range(3)]
 
     def act(rank: int, team: Team) -> object:
         with one_folder(team, cast(Spread, team), shadows[rank]) as folder:
@@ -61,9 +61,9 @@ def test_a_source_that_ranks_see_differently_is_refused(
     upload: Upload, store: fsspec.AbstractFileSystem, tmp_path: Path
 ) -> None:
     url = upload()
-    first = source_at(url)
+    first = resolve_source(url)
     store.pipe_file("/bucket/run/latest", store.cat_file("/bucket/run/latest"))  # the same bytes, another object
-    shadows = [first, source_at(url)]
+    shadows = [first, resolve_source(url)]
 
     def act(rank: int, team: Team) -> object:
         with one_folder(team, cast(Spread, team), shadows[rank]) as folder:

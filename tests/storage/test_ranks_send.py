@@ -25,7 +25,7 @@ from ucpl.runtime.execute import execute
 from ucpl.runtime.options import RunOptions
 from ucpl.runtime.team import Team
 from ucpl.storage.objects import OfFsspec
-from ucpl.storage.resolve_url import target_at
+from ucpl.storage.resolve_url import resolve_target
 
 URL = "memory://bucket/out"
 Sent = list[str]
@@ -61,7 +61,7 @@ def run(size: int, plan: Plan, *, url: str = URL, bad: dict[int, Exception] | No
                 raise bad[rank]
 
         options = RunOptions(workers=1, progress=progress, **how)  # type: ignore[arg-type]
-        return execute(plan, opened, framework("deepspeed"), target_at(url), options, team)
+        return execute(plan, opened, framework("deepspeed"), resolve_target(url), options, team)
 
     return together(size, act)
 
@@ -96,7 +96,7 @@ def test_a_single_file_is_sent_by_one_of_them(store: fsspec.AbstractFileSystem, 
 
     def act(rank: int, team: Team) -> object:
         opened = ucpl.api.open_checkpoint(EXAMPLE)
-        return execute(plan, opened, framework("plain"), target_at(url), RunOptions(workers=1), team)
+        return execute(plan, opened, framework("plain"), resolve_target(url), RunOptions(workers=1), team)
 
     ends = together(3, act)
     assert all(isinstance(end, Report) for end in ends), ends
@@ -146,7 +146,7 @@ def test_a_damaged_source_is_found_whichever_rank_read_it(
 
         def act(rank: int, team: Team) -> object:
             opened = ucpl.api.open_checkpoint(source)
-            return execute(plan, opened, framework("deepspeed"), target_at(URL), RunOptions(workers=1), team)
+            return execute(plan, opened, framework("deepspeed"), resolve_target(URL), RunOptions(workers=1), team)
 
         ends = together(3, act)
         codes = {end.diagnostics[0].code for end in ends if isinstance(end, UcplError)}

@@ -24,7 +24,7 @@ from ucpl.cli import main
 from ucpl.errors import UcplError
 from ucpl.storage import cache_dirs, objects, sparse_files
 from ucpl.storage.objects import OfFsspec
-from ucpl.storage.resolve_url import source_at
+from ucpl.storage.resolve_url import resolve_source
 
 Upload = Callable[..., str]
 OF_THE_RUN = "ucpl/manifest.json"  # it knows the source's files by their times
@@ -112,13 +112,13 @@ def test_what_is_needed_is_read_once(upload: Upload, tmp_path: Path) -> None:
     big.mkdir()
     save(state, big / "model.safetensors")
     url, size = upload(big, "bucket/big"), (big / "model.safetensors").stat().st_size
-    shadow = source_at(url)
+    shadow = resolve_source(url)
     ucpl.infer(shadow)
     looked = counted(shadow).read
     assert looked < 2000
     ucpl.convert(shadow, tmp_path / "all", to="dcp(fsdp=3)")
     assert counted(shadow).read <= size * 1.02
-    part = source_at(url)
+    part = resolve_source(url)
     ucpl.convert(part, tmp_path / "one", to="dcp(fsdp=2)", drop=["layer.0.weight", "layer.2.weight"])
     assert size / 2 < counted(part).read <= (size / 2) * 1.02
 
@@ -128,7 +128,7 @@ def test_the_requests_of_a_conversion_are_few(upload: Upload, tmp_path: Path) ->
 
     27 stored tensors and four zip directories need fewer requests than there are members.
     """
-    shadow = source_at(upload())
+    shadow = resolve_source(upload())
     ucpl.convert(shadow, tmp_path / "target", to="zero1(dp=2)")
     assert counted(shadow).requests < 30 and counted(shadow).read < SIZE
 
@@ -142,7 +142,7 @@ def test_archives_of_a_file_come_together(upload: Upload) -> None:
     They need no request each.
     """
     folder = FIXTURES / "dcp" / "fsdp2_tp_2x2"
-    shadow = source_at(upload(folder))
+    shadow = resolve_source(upload(folder))
     opened = ucpl.api.open_checkpoint(shadow)
     assert opened.extents == ucpl.api.open_checkpoint(folder).extents
     assert len(opened.extents) == 148 and counted(shadow).requests < 12
@@ -183,7 +183,7 @@ def test_a_store_that_fails_under_many_headers_is_reported_once(
     there = fsspec.get_filesystem_class("memory").cat_file
     monkeypatch.setattr(objects, "attempts", lambda: 1)
     url = upload(FIXTURES / "universal" / "z3_dp4" / "global_step3_universal")
-    shadow = source_at(url)
+    shadow = resolve_source(url)
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "cat_file", gone)
     error = refused(lambda: ucpl.api.open_checkpoint(shadow))
     assert error.diagnostics[0].code == "E685" and url in str(error) and 1 <= asked[0] <= 2 * 16
@@ -287,7 +287,7 @@ def test_an_incomplete_target_is_rejected(upload: Upload, store: fsspec.Abstract
 
 
 def test_a_file_url_is_a_path(tmp_path: Path) -> None:
-    assert source_at(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+    assert resolve_source(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
 
 
 def test_the_folder_of_a_process_goes_with_it_and_a_killed_ones_with_the_next(tmp_path: Path) -> None:

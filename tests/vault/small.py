@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at
+from ucpl.storage.vaults.snapshot_folder import SnapshotFile, SnapshotFolder, open_generation
 from ucpl.vault import Vault, Writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server
@@ -106,7 +106,7 @@ def weighing(home: Path, *saved: Tensor) -> Vault:
 
 
 def read(home: Path, ranks: int, sizes: tuple[int, ...], lost: frozenset[int] = frozenset()) -> int:
-    memory = generation_at(home)
+    memory = open_generation(home)
     memory.lost = lost
     try:
         step, parts = memory.commit.step, memory.commit.files()
@@ -114,7 +114,7 @@ def read(home: Path, ranks: int, sizes: tuple[int, ...], lost: frozenset[int] = 
             wanted = content(step, rank, sizes)
             assert parts[f"rank-{rank}"][0][1].size == len(wanted), f"rank {rank} at step {step}"
             room = bytearray(len(wanted))
-            Stored(View(memory, "vault:", Path()), "", parts[f"rank-{rank}"]).fill(memoryview(room), 0)
+            SnapshotFile(SnapshotFolder(memory, "vault:", Path()), "", parts[f"rank-{rank}"]).fill(memoryview(room), 0)
             assert bytes(room) == wanted, f"rank {rank} at step {step}"
         return step
     finally:

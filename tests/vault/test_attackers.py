@@ -32,10 +32,10 @@ from tests.vault.test_hosts import Cluster, cluster, listed
 from ucpl.errors import UcplError
 from ucpl.ranks.file_server import Peer, Server
 from ucpl.storage import wire
-from ucpl.storage.authentication import UnixDoor, UnixWay
+from ucpl.storage.authentication import UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
 from ucpl.storage.vaults import remote_domain
-from ucpl.storage.vaults.remote_domain import Far
+from ucpl.storage.vaults.remote_domain import RemoteDomain
 from ucpl.vault import Vault, cleanup, peers
 from ucpl.vault.cleanup import clear
 from ucpl.vault.inspect import scrub
@@ -150,7 +150,7 @@ def test_a_server_is_not_asked_or_begun_by_a_bad_certificate(made, tmp_path, how
     remote_domain._silent.clear()
     remote_domain._lines.clear()
     with pytest.raises(OSError, match=r"no certificate of this vault's authority"):
-        Far(made.homes[0], 1, listed(made.homes[0])).ask({"op": "names"})
+        RemoteDomain(made.homes[0], 1, listed(made.homes[0])).ask({"op": "names"})
     wire.hang_up(listener)
     thread.join()
     assert not any(heard) and all_files(made) == before
@@ -194,7 +194,7 @@ def test_members_save_while_a_thousand_strangers_say_little(made, shared, monkey
     for saved in range(1, 5):
         for one in (made.homes[0], made.homes[2]):  # by connections of their own, too
             remote_domain._lines.clear()
-            assert Far(one, 1, listed(one)).is_there()
+            assert RemoteDomain(one, 1, listed(one)).is_there()
         made.step(10 + 10 * saved)
         assert made.servers[1].here.commits()[0] == saved + 1
         most = max(most, sum(thread.name == "ucpl-serving" for thread in threading.enumerate()))
@@ -224,7 +224,7 @@ def test_who_sits_at_the_address_of_a_host_that_is_down_is_nobody(made, shared, 
     attack.is_there()
     remote_domain._silent.clear()
     with pytest.raises(OSError, match=rf"is another process: its certificate is of ucpl:d{other}"):
-        Far(made.homes[0], 2, listed(made.homes[0])).ask({"op": "names"})
+        RemoteDomain(made.homes[0], 2, listed(made.homes[0])).ask({"op": "names"})
     with suppress(OSError):  # the next turn tries again
         made.servers[0].turn()
     found = attack.answer()
@@ -250,7 +250,7 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
     with pytest.raises(UcplError, match=r"E687: .*is not the certificate of d1"):
         made.serve(1)
     reader = Vault.make(tmp_path / "reader/job", **how, keys=authority() / "reader")
-    one = Far(reader.home, 0, listed(reader.home))
+    one = RemoteDomain(reader.home, 0, listed(reader.home))
     assert "job.json" in one.names()
     seats = listed(made.homes[0]).told()
     for question in ({"op": "lock", "wait": 0, "by": seats["seats"]}, {"op": "hosts", **seats}, {"op": "commit"}):
@@ -261,14 +261,14 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
     with pytest.raises(OSError, match="does not answer"):
         one.ask(large)
     remote_domain._silent.clear()
-    assert "job.json" in Far(made.homes[2], 0, listed(made.homes[2])).ask(large).decode()
+    assert "job.json" in RemoteDomain(made.homes[2], 0, listed(made.homes[2])).ask(large).decode()
 
 
 @other_users
 def test_ranks_on_one_host_serve_processes_of_their_own_user_alone(tmp_path, shared):
     (tmp_path / "a").write_bytes(b"0123456789")
-    way = UnixWay(token_hex(8))
-    server = Server({"a": tmp_path / "a"}, UnixDoor(way.name))
+    way = UnixConnector(token_hex(8))
+    server = Server({"a": tmp_path / "a"}, UnixListener(way.name))
     try:
         assert Attack(shared, "local", way.name).answer() == ""
         room = bytearray(4)

@@ -65,13 +65,13 @@ def test_the_verb_reports_the_results(capsys):
 
 
 def test_the_verb_ends_with_no_where_anything_else_comes_out(capsys, monkeypatch):
-    monkeypatch.setattr(memory.Piece, "read", lambda self, low, out: self._got(out, low))
+    monkeypatch.setattr(memory.ChunkedFile, "read", lambda self, low, out: self._got(out, low))
     status, found = told(capsys, call(""), "--domains", 1)
     assert status == 1 and sum(len(f["wrong"]) for f in found["faults"]) == 1
 
 
 def test_bytes_that_are_not_held_against_digests_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory.Piece, "read", lambda self, low, out: self._got(out, low))
+    monkeypatch.setattr(memory.ChunkedFile, "read", lambda self, low, out: self._got(out, low))
     fault = "a flipped bit, in saves of ranks and in redundancy"
     assert drilled(tmp_path, call("dp=2"), 2, "mirror", fault)[fault][4] == 4
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import ucpl
 from tests.vault.states import Truth
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.domains import Domain, held
+from ucpl.storage.vaults.domains import Domain, hold_lock
 from ucpl.vault import Vault
 from ucpl.vault.persist import persist
 from ucpl.vault.server import Server
@@ -127,14 +127,14 @@ def test_whatever_is_a_whole_number_is_a_step(vault, step):
 
 
 def test_a_conjugate_is_saved_as_what_it_is(tmp_path, vault):
-    held = torch.randn(3, 4, dtype=torch.complex64)
+    hold_lock = torch.randn(3, 4, dtype=torch.complex64)
     with vault.writer(0, strict=True) as writer, Server(vault.home, 0) as server:
-        writer.save(1, {"z": held.conj(), "n": held.conj().imag})
+        writer.save(1, {"z": hold_lock.conj(), "n": hold_lock.conj().imag})
         server.turn()
         found = {"z": torch.zeros(3, 4, dtype=torch.complex64), "n": torch.zeros(3, 4)}
         persist(vault.home, tmp_path / "there")
         load(found, checkpoint_id=tmp_path / "there", no_dist=True)
-        assert torch.equal(found["z"], held.conj().resolve_conj()) and torch.equal(found["n"], -held.imag)
+        assert torch.equal(found["z"], hold_lock.conj().resolve_conj()) and torch.equal(found["n"], -hold_lock.imag)
 
 
 def one_of(step: int) -> torch.Tensor:
@@ -235,12 +235,12 @@ def test_a_server_that_lives_is_waited_for(tmp_path, caplog):
 def test_who_looks_keeps_nobody_out(vault):
     """A lock that is only tested is soon free again."""
     here = Domain(vault.home, 0)
-    looking = held(here.lock("r0"), wait=0)
+    looking = hold_lock(here.lock("r0"), wait=0)
     looking.__enter__()
     timer = threading.Timer(0.1, lambda: looking.__exit__(None, None, None))
     timer.start()
     with vault.writer(0):
         pass
     timer.join()
-    with held(here.lock("r0"), wait=0), pytest.raises(UcplError, match="E694"):
+    with hold_lock(here.lock("r0"), wait=0), pytest.raises(UcplError, match="E694"):
         vault.writer(0)

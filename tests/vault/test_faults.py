@@ -19,10 +19,10 @@ from tests.fuzz.odd import ODD
 from tests.vault.small import Job, give, job
 from ucpl.errors import UcplError
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.storage.vaults.checksummed_text import opened, seal
+from ucpl.storage.vaults.checksummed_text import seal, unseal
 from ucpl.storage.vaults.committed import get_commits
-from ucpl.storage.vaults.memory import stretch_of
-from ucpl.storage.vaults.protection import Protection, sets_of
+from ucpl.storage.vaults.memory import get_domain_data
+from ucpl.storage.vaults.protection import Protection, get_sets
 from ucpl.storage.vaults.records import CHUNK
 from ucpl.texts import Json
 from ucpl.vault import Vault, arenas
@@ -56,10 +56,10 @@ def test_every_set_of_lost_domains_comes_back_or_is_refused_as_the_codes_say(tmp
         here.save(1)
         here.turn()
         protection = Protection.parse(protect)
-        sets = sets_of(domains, protection)
+        sets = get_sets(domains, protection)
         commit = here.vault.committed()
         assert commit is not None and here.read() == 1
-        guarded = Guarded(protection, tuple(stretch_of(ranks, commit.shards) for ranks in here.vault.job.domains))
+        guarded = Guarded(protection, tuple(get_domain_data(ranks, commit.shards) for ranks in here.vault.job.domains))
         for count in (1, 2, 3):
             for lost in map(frozenset, itertools.combinations(range(domains), count)):
                 told = all(
@@ -131,7 +131,7 @@ def test_a_damaged_text_is_as_if_it_were_not_there(tmp_path):
         assert here.read() == 1  # nobody knows any more; one says so, whose digest is another
         commits[2].unlink()
         assert here.read() == 1
-        told = opened(whole)
+        told = unseal(whole)
         assert told is not None
         other = seal({**told, "generation": 3})
         commits[0].with_name("commit.3.json").write_bytes(other)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.domains import held, is_held
+from ucpl.storage.vaults.domains import hold_lock, is_locked
 from ucpl.vault import Vault, framework_writer
 from ucpl.vault.stale_dirs import sweep, worked_in
 
@@ -72,16 +72,16 @@ def test_work_of_a_dead_process_is_swept_while_what_it_forked_lives(tmp_path):
 def test_a_child_that_ends_takes_no_lock_of_its_parent_with_it(tmp_path, ended):
     path = tmp_path / "lock"
     with ExitStack() as locks:
-        assert locks.enter_context(held(path, wait=0))
+        assert locks.enter_context(hold_lock(path, wait=0))
         assert ends(forked(locks.close if ended == "with" else lambda: 0)) == 0
-        assert is_held(path)
-    assert not is_held(path)
+        assert is_locked(path)
+    assert not is_locked(path)
 
 
 @pytest.mark.parametrize("name", ["other", "lock"])  # the file of the lock, too, which a child may open anew
 def test_a_child_that_exits_a_block_closes_none_of_its_own_and_may_take_locks(tmp_path, name):
     with ExitStack() as locks:
-        locks.enter_context(held(tmp_path / "lock", wait=0))
+        locks.enter_context(hold_lock(tmp_path / "lock", wait=0))
         before = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
         os.close(before)
 
@@ -90,7 +90,7 @@ def test_a_child_that_exits_a_block_closes_none_of_its_own_and_may_take_locks(tm
             locks.close()
             for number in numbers:
                 os.fstat(number)
-            with held(tmp_path / "another", wait=0) as mine, held(tmp_path / "lock", wait=0) as of_parent:
+            with hold_lock(tmp_path / "another", wait=0) as mine, hold_lock(tmp_path / "lock", wait=0) as of_parent:
                 return 0 if mine and not of_parent and min(numbers) < before else 1
 
         assert ends(forked(child)) == 0
@@ -120,7 +120,7 @@ def test_a_lock_whose_descriptor_others_closed_is_no_matter_of_a_child(tmp_path,
     The same number may be another file later.
     """
     with ExitStack() as own:
-        taken = held(tmp_path / "a.lock", wait=0)
+        taken = hold_lock(tmp_path / "a.lock", wait=0)
         taken.__enter__()
         (fd,) = (int(p.name) for p in Path("/proc/self/fd").iterdir() if p.resolve().name == "a.lock")
         os.close(fd)
@@ -134,7 +134,7 @@ def test_a_lock_whose_descriptor_others_closed_is_no_matter_of_a_child(tmp_path,
             found: list[bool] = []
 
             def take() -> None:
-                with held(tmp_path / "b.lock", wait=0) as mine:
+                with hold_lock(tmp_path / "b.lock", wait=0) as mine:
                     found.append(mine)
 
             thread = threading.Thread(target=take, daemon=True)

@@ -283,7 +283,9 @@ def test_where_other_bits_may_come_out_nothing_is_replayed(tmp_path, monkeypatch
         for _ in range(2):
             here.step()
             here.save()
-        monkeypatch.setattr(adamw, "made_by", lambda device: {"torch": "1.0", "device": device, "runs on": "a pocket"})
+        monkeypatch.setattr(
+            adamw, "environment", lambda device: {"torch": "1.0", "device": device, "runs on": "a pocket"}
+        )
         with pytest.raises(UcplError) as refused:
             here.demand_same()
         assert code_of(refused) == "E698" and "here is torch 1.0" in refused.value.diagnostics[0].message
@@ -324,13 +326,13 @@ def test_where_the_first_step_comes_out_otherwise_all_is_kept_from_then_on(tmp_p
 
 def test_the_first_step_alone_is_tried_by_one_parameter(tmp_path, monkeypatch):
     made: list[tuple[int, ...]] = []
-    stepped = adamw.stepped
+    stepped = adamw.replay_step
 
     def counted(group: Any, device: str, had: Any, grad: Any) -> dict[str, memoryview]:
         made.append(grad.shape)
         return stepped(group, device, had, grad)
 
-    monkeypatch.setattr(adamw, "stepped", counted)
+    monkeypatch.setattr(adamw, "replay_step", counted)
     with training(tmp_path / "job") as here:
         for _ in range(7):
             here.step()

@@ -23,12 +23,12 @@ from tests.vault.small import content, give, read
 from ucpl.errors import UcplError
 from ucpl.storage import wire
 from ucpl.storage.vaults import committed, remote_domain
-from ucpl.storage.vaults.committed import get_commits, holders_of
-from ucpl.storage.vaults.domains import Holder
+from ucpl.storage.vaults.committed import get_commits, get_domains
+from ucpl.storage.vaults.domains import AnyDomain
 from ucpl.storage.vaults.hosts import Hosts, hosts_at
 from ucpl.storage.vaults.records import Job
-from ucpl.storage.vaults.remote_domain import Far
-from ucpl.storage.wire import Silence
+from ucpl.storage.vaults.remote_domain import RemoteDomain
+from ucpl.storage.wire import NoAnswer
 from ucpl.vault import Vault, Writer, arenas, peers
 from ucpl.vault import server as server_module
 from ucpl.vault import writer as writer_module
@@ -149,22 +149,22 @@ class Network:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cut: set[tuple[Path, int]] = set()
-        ask, locked = Far.ask, Far.locked
+        ask, locked = RemoteDomain.ask, RemoteDomain.locked
 
-        def cut_ask(one: Far, *args: object, **named: object) -> bytes:
+        def cut_ask(one: RemoteDomain, *args: object, **named: object) -> bytes:
             self._demand(one)
             return ask(one, *args, **named)  # type: ignore[arg-type]
 
-        def cut_locked(one: Far, wait: float):
+        def cut_locked(one: RemoteDomain, wait: float):
             self._demand(one)
             return locked(one, wait)
 
-        monkeypatch.setattr(Far, "ask", cut_ask)
-        monkeypatch.setattr(Far, "locked", cut_locked)
+        monkeypatch.setattr(RemoteDomain, "ask", cut_ask)
+        monkeypatch.setattr(RemoteDomain, "locked", cut_locked)
 
-    def _demand(self, one: Far) -> None:
+    def _demand(self, one: RemoteDomain) -> None:
         if (one.home, one.number) in self.cut:
-            raise Silence("cut")
+            raise NoAnswer("cut")
 
     def between(self, made: Cluster, a: int, b: int) -> set[tuple[Path, int]]:
         return {(made.homes[a], b), (made.homes[b], a)}
@@ -254,16 +254,16 @@ def test_a_host_without_the_commit_record_overwrites_nothing(tmp_path, monkeypat
         for n in range(3):
             made.writers[n].save(30, None)
         made.servers[1].turn()  # it votes
-        tell = Far.tell
+        tell = RemoteDomain.tell
 
-        def tell_or_cut(one: Far, generation: int, text: bytes, job: Job) -> None:
+        def tell_or_cut(one: RemoteDomain, generation: int, text: bytes, job: Job) -> None:
             if one.number == 1:
                 network.cut = network.between(made, 0, 1) | network.between(made, 2, 1)
-                raise Silence("cut")
+                raise NoAnswer("cut")
             tell(one, generation, text, job)
 
         with monkeypatch.context() as cutting:
-            cutting.setattr(Far, "tell", tell_or_cut)
+            cutting.setattr(RemoteDomain, "tell", tell_or_cut)
             made.turn(0, 2)
         assert network.cut and made.servers[1].here.commits() == [2, 1]
         assert made.damaged(2) != []  # d1 is cut off, and its data is rebuilt
@@ -314,7 +314,7 @@ def test_a_replaced_host_that_returns_gets_no_answer(tmp_path):
         old._others._giving.close()  # cut off, and taken for lost
         made.serve(1)
         made.turn()
-        stale = Far(old_home, 0, listed(old_home))
+        stale = RemoteDomain(old_home, 0, listed(old_home))
         with pytest.raises(OSError, match="d1 is served by "), stale.locked(0.0):
             pass
         with pytest.raises(UcplError, match=r"is now served by .*: this server ends"):
@@ -357,7 +357,7 @@ def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_h
         made.step(10)
         hosts = listed(made.homes[0])
         (made.homes[1].parent / "other").write_text("mine")
-        good = Far(made.homes[0], 1, hosts)
+        good = RemoteDomain(made.homes[0], 1, hosts)
         assert good.ask({"op": "bytes", "name": "r1.s0", "low": 0, "high": 4}) == content(10, 1, SIZES)[:4]
         for name in ("../other", "server.lock", "r1.s0.json.new", "/etc/passwd", "r1.s2", "", 3):
             with pytest.raises(OSError, match=r"does not answer|says"):
@@ -376,7 +376,7 @@ def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_h
             assert mine
             with pytest.raises(OSError, match="no generation of the vault"):
                 good.tell(7, text, made.vaults[0].job)
-            other = Far(made.homes[0], 1, hosts)
+            other = RemoteDomain(made.homes[0], 1, hosts)
             with other.locked(0.0) as theirs:
                 assert not theirs
         with other.locked(5.0) as theirs:  # it is free once the connection has ended
@@ -384,7 +384,7 @@ def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_h
         keys = authority("second") / "d0"
         stranger = Vault.make(tmp_path / "stranger/job", domains=3, ranks=3, hosts=made.listed, keys=keys)
         with pytest.raises(OSError, match="has no certificate of this vault's authority"):
-            Far(stranger.home, 1, listed(stranger.home)).ask({"op": "names"})
+            RemoteDomain(stranger.home, 1, listed(stranger.home)).ask({"op": "names"})
         assert get_commits(stranger.home, stranger.job) == []
 
 
@@ -392,16 +392,16 @@ def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
     """Though the connection is of the one before."""
     with cluster(tmp_path) as made:
         made.serve()
-        one = Far(made.homes[0], 1, listed(made.homes[0]))
+        one = RemoteDomain(made.homes[0], 1, listed(made.homes[0]))
         assert one.names() == ["job.json"]
         made.servers.pop(1)._ends.close()
         made.serve(1)
         assert one.ask({"op": "names"}) == b'["job.json"]'
 
 
-def untold(one: Far, generation: int, text: bytes, job: Job) -> None:
+def untold(one: RemoteDomain, generation: int, text: bytes, job: Job) -> None:
     """A replacement of `Far.tell` that sends no commit record."""
-    raise Silence("cut")
+    raise NoAnswer("cut")
 
 
 @pytest.mark.fault("Vaults", "a host with a lock stops", "the lock is released; a late commit of that host is refused")
@@ -410,7 +410,7 @@ def test_a_lock_of_a_silent_host_is_released(tmp_path, monkeypatch):
     with cluster(tmp_path) as made:
         made.serve()
         made.turn()
-        one, other = (Far(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
+        one, other = (RemoteDomain(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
         with one.locked(0.0) as mine:
             assert mine
             end = time.monotonic() + 10
@@ -428,11 +428,11 @@ def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_
 
     Silence is no permission to overwrite the generation.
     """
-    ask = Far.ask
+    ask = RemoteDomain.ask
 
-    def silent(one: Far, *args: object, **named: object) -> bytes:
+    def silent(one: RemoteDomain, *args: object, **named: object) -> bytes:
         if one.number == 0:
-            raise Silence("it says no more")
+            raise NoAnswer("it says no more")
         return ask(one, *args, **named)  # type: ignore[arg-type]
 
     with cluster(tmp_path) as made:
@@ -442,11 +442,11 @@ def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_
         made.step(20)
         made.voted_for(30, (1, 2))
         with monkeypatch.context() as cutting:
-            cutting.setattr(Far, "tell", untold)
+            cutting.setattr(RemoteDomain, "tell", untold)
             made.servers[0].turn()
         assert [made.servers[n].here.commits()[0] for n in range(3)] == [3, 2, 2]
         with monkeypatch.context() as cutting:
-            cutting.setattr(Far, "ask", silent)
+            cutting.setattr(RemoteDomain, "ask", silent)
             for n in (1, 2):
                 with pytest.raises(UcplError, match="it says no more"):
                     made.writers[n].save(40, None)
@@ -468,7 +468,7 @@ def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silen
         made.step(20)
         made.voted_for(30, (1, 2))
         with monkeypatch.context() as cutting:
-            cutting.setattr(Far, "tell", untold)
+            cutting.setattr(RemoteDomain, "tell", untold)
             made.servers[0].turn()
         made.servers.pop(0)._ends.close()
         with pytest.raises(UcplError, match=r"E697: .*could overwrite"):
@@ -494,7 +494,7 @@ def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_pa
         made.step(10)
         made.step(20)
         made.voted_for(30, (1, 2))
-        before, meanwhile = committed.saved_in, [made.homes[1]]
+        before, meanwhile = committed.get_shards, [made.homes[1]]
 
         def slow(holders, job, slots):
             if meanwhile:
@@ -541,7 +541,7 @@ def test_half_a_question_holds_no_lock(tmp_path, monkeypatch):
     with cluster(tmp_path) as made:
         made.serve()
         made.turn()
-        one, other = (Far(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
+        one, other = (RemoteDomain(made.homes[0], 1, listed(made.homes[0])) for _ in range(2))
         with one.locked(0.0) as mine:
             assert mine and one._holds is not None
             one._holds.socket.sendall(struct.pack("!Q", 1000) + b'{"op":')
@@ -562,7 +562,9 @@ def test_strangers_who_say_nothing_keep_nobody_out(tmp_path, monkeypatch):
             end, answered, most = time.monotonic() + 15, False, 0
             while not answered and time.monotonic() < end:
                 most = max(most, sum(thread.name == "ucpl-serving" for thread in threading.enumerate()))
-                answered = most > wire.STRANGERS // 2 and Far(made.homes[0], 1, listed(made.homes[0])).is_there()
+                answered = (
+                    most > wire.STRANGERS // 2 and RemoteDomain(made.homes[0], 1, listed(made.homes[0])).is_there()
+                )
             assert answered
             assert most <= wire.STRANGERS + 8
 
@@ -574,7 +576,7 @@ NOT_A_NUMBER = b'{"op": "lock", "wait": NaN, "by": [0, 0], "domain": 1}'
 def test_what_is_no_question_ends_its_connection_and_nothing_else(tmp_path, garbage):
     with cluster(tmp_path, 2, "mirror") as made:
         made.serve()
-        one = Far(made.homes[0], 1, listed(made.homes[0]))
+        one = RemoteDomain(made.homes[0], 1, listed(made.homes[0]))
         channel = one._line().taken()
         channel.send(garbage)
         with suppress(EOFError, OSError):
@@ -664,11 +666,11 @@ def test_who_asks_with_an_older_list_asks_once_more(tmp_path, monkeypatch):
         here.voted_for(2, (0,))
         old, tried = listed(here.homes[0]), []
 
-        def stale(home: Path, job: Job) -> list[Holder]:
+        def stale(home: Path, job: Job) -> list[AnyDomain]:
             tried.append(home)
-            found = holders_of(home, job)
+            found = get_domains(home, job)
             for one in found if len(tried) < 3 else ():
-                if isinstance(one, Far):
+                if isinstance(one, RemoteDomain):
                     one.hosts = Hosts(old.keys, old.at, tuple(0 for _ in old.seats), old.job)
             return found
 

@@ -19,8 +19,8 @@ from tests.vault.keys import keys_of
 from tests.vault.test_machine import STEPS_MAX, Machine
 from ucpl.errors import UcplError
 from ucpl.storage.vaults import remote_domain
-from ucpl.storage.vaults.remote_domain import Far
-from ucpl.storage.wire import Silence
+from ucpl.storage.vaults.remote_domain import RemoteDomain
+from ucpl.storage.wire import NoAnswer
 from ucpl.vault import Vault, Writer, peers
 from ucpl.vault.server import Server
 
@@ -43,28 +43,28 @@ class HostsMachine(Machine):
     def begin(self, shape: tuple[int, int, str], replays: int) -> None:
         self.cut: set[frozenset[int]] = set()
         self.fuses: list[tuple[int, frozenset[int]]] = []  # (number of questions until the cut, hosts to cut off)
-        self._real = Far.ask, Far.locked, remote_domain.SILENT, peers.EVERY
-        ask, locked = Far.ask, Far.locked
+        self._real = RemoteDomain.ask, RemoteDomain.locked, remote_domain.SILENT, peers.EVERY
+        ask, locked = RemoteDomain.ask, RemoteDomain.locked
 
-        def cut_ask(one: Far, *args: object, **named: object) -> bytes:
+        def cut_ask(one: RemoteDomain, *args: object, **named: object) -> bytes:
             self._demand(one)
             return ask(one, *args, **named)  # type: ignore[arg-type]
 
-        def cut_locked(one: Far, wait: float):
+        def cut_locked(one: RemoteDomain, wait: float):
             self._demand(one)
             return locked(one, min(wait, 0.2))
 
-        Far.ask, Far.locked = cut_ask, cut_locked  # type: ignore[method-assign,assignment]
+        RemoteDomain.ask, RemoteDomain.locked = cut_ask, cut_locked  # type: ignore[method-assign,assignment]
         remote_domain.SILENT = peers.EVERY = 0.0
         super().begin(shape, replays)
 
-    def _demand(self, one: Far) -> None:
+    def _demand(self, one: RemoteDomain) -> None:
         here = self.homes.index(one.home)
         self.fuses = [(left - 1, pair) for left, pair in self.fuses]
         self.cut |= {pair for left, pair in self.fuses if left < 0}
         self.fuses = [(left, pair) for left, pair in self.fuses if left >= 0]
         if frozenset((here, one.number)) in self.cut:
-            raise Silence(f"cut between {here} and {one.number}")
+            raise NoAnswer(f"cut between {here} and {one.number}")
 
     def _made(self, shape: tuple[int, int, str]) -> Vault:
         self.shape = shape
@@ -179,7 +179,7 @@ class HostsMachine(Machine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "_real"):
-            Far.ask, Far.locked, remote_domain.SILENT, peers.EVERY = self._real  # type: ignore[method-assign]
+            RemoteDomain.ask, RemoteDomain.locked, remote_domain.SILENT, peers.EVERY = self._real  # type: ignore[method-assign]
 
 
 @pytest.mark.fault(

@@ -26,9 +26,9 @@ from hypothesis.stateful import (
 
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.checksummed_text import Told
-from ucpl.storage.vaults.committed import get_commits, job_at
-from ucpl.storage.vaults.memory import Memory, Piece
-from ucpl.storage.vaults.snapshot_folder import Stored, View, generation_at
+from ucpl.storage.vaults.committed import get_commits, read_job
+from ucpl.storage.vaults.memory import ChunkedFile, Memory
+from ucpl.storage.vaults.snapshot_folder import SnapshotFile, SnapshotFolder, open_generation
 from ucpl.vault import Vault, Writer, arenas, server, writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server
@@ -152,8 +152,8 @@ class Machine(RuleBasedStateMachine):
         if not found:
             self.hurt.discard(number)
             return
-        memory = generation_at(self.vault.home)
-        pieces: list[Piece | None] = []
+        memory = open_generation(self.vault.home)
+        pieces: list[ChunkedFile | None] = []
         for one in (*memory.before, memory):
             pieces += [*map(one.arena, self.vault.job.domains[number]), one.parity(number)]
         if all(p is not None and all(p.is_whole(low) for low in range(0, p.size, 1 << 20)) for p in pieces):
@@ -241,7 +241,7 @@ class Machine(RuleBasedStateMachine):
         number %= self.domains
         folder = self.vault.domain(number).folder
         files = sorted(p for p in folder.glob("*") if p.is_file() and p.stat().st_size and p.suffix != ".lock")
-        if not files or (job_at(self.vault.home) is None):
+        if not files or (read_job(self.vault.home) is None):
             return
         path = files[which % len(files)]
         if path.name == "job.json":  # a majority has the same text; with two domains there is none
@@ -266,7 +266,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "vault"):
             return
         try:
-            memory = generation_at(self.vault.home)
+            memory = open_generation(self.vault.home)
         except UcplError as error:
             assert error.diagnostics[0].code == "E692", error
             assert self.acknowledged == 0 or len(self.hurt) > self.copies, "a generation that counted is gone"
@@ -286,12 +286,12 @@ class Machine(RuleBasedStateMachine):
             memory.close()
 
     def _demand_saved(self, memory: Memory, run: int, generation: int) -> None:
-        view, parts = View(memory, "vault:", Path()), memory.commit.files()
+        view, parts = SnapshotFolder(memory, "vault:", Path()), memory.commit.files()
         for rank in range(self.ranks):
             for name, data in saved_bytes(run, generation, rank).items():
                 room = bytearray(len(data))
                 if data:
-                    Stored(view, name, parts[name]).fill(memoryview(room), 0)
+                    SnapshotFile(view, name, parts[name]).fill(memoryview(room), 0)
                 assert bytes(room) == data, (name, generation, run)
 
     def teardown(self) -> None:

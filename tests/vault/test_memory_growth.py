@@ -23,8 +23,8 @@ from tests.vault.small import job, weighing
 from tests.vault.trained import training
 from ucpl.cli import main
 from ucpl.storage.vaults import manifest_cache, remote_domain
-from ucpl.storage.vaults.checksummed_text import opened, seal
-from ucpl.storage.vaults.committed import get_commits, job_at
+from ucpl.storage.vaults.checksummed_text import seal, unseal
+from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.records import File
 from ucpl.vault import Vault, peers
 
@@ -96,7 +96,7 @@ def test_a_text_of_several_domains_is_parsed_once(tmp_path: Path) -> None:
     with job(home, 3, "raim5") as here:
         here.save(1)
         here.turn()
-        known = job_at(home)
+        known = read_job(home)
         assert known is not None
         found = [here.vault.domain(n).commit_in(1, known) for n in range(3)]
         assert found[0] is not None and found[0] is found[1] is found[2] is get_commits(home, known)[0]
@@ -152,9 +152,9 @@ def other_files(path: Path) -> None:
 
     The text is checksummed, like one of another version or program.
     """
-    told = opened(path.read_bytes())
+    told = unseal(path.read_bytes())
     assert told is not None and isinstance(told["shards"], list)
-    shard = opened(str(told["shards"][1]).encode())
+    shard = unseal(str(told["shards"][1]).encode())
     assert shard is not None
     told["shards"][1] = seal({**shard, "files": '[{"name": "rank-1"}]'}).decode()
     path.write_bytes(seal(told))
@@ -204,9 +204,9 @@ def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
         try:
             for i in range(3000):
                 manifest_cache.keep(tmp_path, f"commit.{i % 50}.json", number, i, b"text", lambda data: data)
-                manifest_cache.known(tmp_path, f"commit.{i % 7}.json", number)
+                manifest_cache.cached(tmp_path, f"commit.{i % 7}.json", number)
                 if not i % 5:
-                    manifest_cache.only(tmp_path, [f"commit.{n}.json" for n in range(i % 50)])
+                    manifest_cache.keep_only(tmp_path, [f"commit.{n}.json" for n in range(i % 50)])
         except Exception as error:
             met.append(error)
 
@@ -220,7 +220,7 @@ def test_threads_ask_for_texts_while_others_prune_them(tmp_path: Path) -> None:
             thread.join()
     finally:
         sys.setswitchinterval(before)
-        manifest_cache.only(tmp_path, [])
+        manifest_cache.keep_only(tmp_path, [])
     assert met == []
 
 
@@ -232,9 +232,9 @@ def test_texts_of_older_versions_are_read(tmp_path: Path) -> None:
     weight = torch.arange(600.0).reshape(100, 6)
     vault = weighing(tmp_path / "job", weight)
     path = vault.domain(0).commit(1)
-    told = opened(path.read_bytes())
+    told = unseal(path.read_bytes())
     assert told is not None and isinstance(told["shards"], list)
-    shard = opened(str(told["shards"][0]).encode())
+    shard = unseal(str(told["shards"][0]).encode())
     assert shard is not None
     files = json.loads(str(shard["files"]))
     for file in files:

@@ -17,9 +17,9 @@ import ucpl
 from tests.vault.states import JOB, Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.domains import Domain
-from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.memory import DomainData
 from ucpl.storage.vaults.protection import Protection
-from ucpl.storage.vaults.snapshot_folder import generation_at
+from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
 from ucpl.vault.rank_schemes import schemes
@@ -103,7 +103,7 @@ def lacking(home: Path, plan: VaultPlan, given: list[dict[str, torch.Tensor]], l
     The others are compared with the saved values.
     """
     found = set()
-    made = generation_at(home)
+    made = open_generation(home)
     made.lost = lost
     try:
         for rank, kept in enumerate(plan.foreseen.kept):
@@ -153,7 +153,7 @@ def test_the_first_elements_that_are_gone_are_named(tmp_path):
 
 
 def test_the_least_memory_that_survives_what_is_asked_comes_first():
-    even = [Stretch.of((d,), (1 << 20,)) for d in range(8)]
+    even = [DomainData.of((d,), (1 << 20,)) for d in range(8)]
     assert [str(schemes(even[:n], 1, 2)[0].protection) for n in (1, 2, 3, 8)] == ["none", "mirror(1)", "raim5", "raim5"]
     assert [str(schemes(even[:n], 2, 2)[0].protection) for n in (3, 4, 8)] == ["mirror(2)", "rs(2, 2)", "rs(6, 2)"]
     first, *others = schemes(even, 1, 2)
@@ -163,10 +163,10 @@ def test_the_least_memory_that_survives_what_is_asked_comes_first():
 
 
 def test_sets_that_are_too_large_to_count_are_reported():
-    many = tuple(Stretch.of((d,), (4096 * 30,)) for d in range(1200))
+    many = tuple(DomainData.of((d,), (4096 * 30,)) for d in range(1200))
     three = Guarded(Protection.parse("rs(30, 2)"), many[:32]).survived(3)
     assert three.whole == 0 and three.of == 4960 and three.is_counted
-    less = tuple(Stretch.of((d,), (4096,)) for d in range(32))  # of 30 blocks one has something in it
+    less = tuple(DomainData.of((d,), (4096,)) for d in range(32))  # of 30 blocks one has something in it
     three = Guarded(Protection.parse("rs(30, 2)"), less).survived(3)
     assert three.whole == 4960 - 32 and three.example == (0, 1, 2)
     pairs = Guarded(Protection.parse("raim5(4)"), many).survived(2)

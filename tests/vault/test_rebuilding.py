@@ -20,8 +20,8 @@ from ucpl.conversion.opening import open_checkpoint
 from ucpl.planning.nets import net_from, net_json
 from ucpl.planning.plan import Plan
 from ucpl.runtime.identity import digest_of_plan
-from ucpl.storage.resolve_url import source_at
-from ucpl.storage.vaults.snapshot_folder import Stored, generation_at
+from ucpl.storage.resolve_url import resolve_source
+from ucpl.storage.vaults.snapshot_folder import SnapshotFile, open_generation
 from ucpl.tables.operations import Extract, Read, Reconstruct
 
 DEGREES, GOAL = "dp=2, tp=2", "dp=3, pp=2"
@@ -93,7 +93,7 @@ def test_rebuilt_bytes_are_the_saved_ones(tmp_path, truth):
         here.turn()
         shutil.rmtree(here.vault.home / "d1")
         plan = ucpl.plan(here.url, call(GOAL))
-        memory_ = generation_at(here.vault.home)
+        memory_ = open_generation(here.vault.home)
         shard = memory_.commit.shards[1]
         memory_.close()
         alone = {f.name for f in shard.files} - {f.name for s in memory_.commit.shards if s.rank != 1 for f in s.files}
@@ -110,11 +110,11 @@ def test_of_a_tensor_those_bytes_count_that_are_lost(tmp_path, truth, monkeypatc
     with memory(tmp_path / "job", truth, domains=4, protect="raim5") as here:
         here.save(truth, 1)
         here.turn()
-        opened = open_checkpoint(source_at(here.url), called(truth.layout))
+        opened = open_checkpoint(resolve_source(here.url), called(truth.layout))
     place, extent = next((p, e) for p, e in opened.extents.items() if e.dtype == "f32")
     low, high = extent.storage_start, extent.storage_start + extent.storage_bytes
     spans = [(low - 70, low + 10, 0), (low + 20, low + 50, 0), (high - 6, high + 100, 2), (high, high + 9, 3)]
-    monkeypatch.setattr(Stored, "lost", property(lambda stored: spans if stored.name == extent.file else []))
+    monkeypatch.setattr(SnapshotFile, "lost", property(lambda stored: spans if stored.name == extent.file else []))
     losses = losses_of(opened)
     assert losses is not None and losses.bytes_of[place] == {0: 40, 2: 6}
 

@@ -25,11 +25,11 @@ from ucpl.errors import UcplError
 from ucpl.planning.nets import net_from, net_json
 from ucpl.runtime.identity import digest_of_plan
 from ucpl.storage.reading import is_within
-from ucpl.storage.resolve_url import source_at
+from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.vaults import adamw, domains
-from ucpl.storage.vaults.checksummed_text import opened, read_sealed, seal
+from ucpl.storage.vaults.checksummed_text import read_sealed, seal, unseal
 from ucpl.storage.vaults.records import Job, Shard
-from ucpl.storage.vaults.snapshot_folder import generation_at
+from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.tables.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.vault import Vault
 from ucpl.vault.inspect import damage, look, scrub
@@ -162,7 +162,7 @@ def test_a_generation_without_those_that_it_is_made_of_is_refused(tmp_path):
             here.save()
         here.vault.domain(0).commit(2).unlink()
         with pytest.raises(UcplError) as refused:
-            generation_at(here.vault.home)
+            open_generation(here.vault.home)
         assert code_of(refused) == "E692"
 
 
@@ -248,13 +248,13 @@ def test_steps_are_made_for_what_is_read_alone_and_once(tmp_path, monkeypatch):
     They have CRCs, and need no replay. A small archive is read together with its directory.
     """
     made: list[tuple[Any, ...]] = []
-    stepped = adamw.stepped
+    stepped = adamw.replay_step
 
     def counted(*words: Any) -> dict[str, memoryview]:
         made.append(words)
         return stepped(*words)
 
-    monkeypatch.setattr(adamw, "stepped", counted)
+    monkeypatch.setattr(adamw, "replay_step", counted)
     with training(tmp_path / "job") as here:
         for _ in range(2):
             here.step()
@@ -352,7 +352,7 @@ def test_a_text_of_gradients_that_lacks_something_is_none(tmp_path, lacks):
             here.save()
         data = (here.vault.home / "d0" / "r0.s2.json").read_bytes()
         assert Shard.of(data) is not None
-        told = opened(data)
+        told = unseal(data)
         assert told is not None
         del told[lacks]
         assert Shard.of(seal(told)) is None
@@ -369,7 +369,8 @@ def test_reports_of_a_checkpoint_are_the_same_before_the_replay(tmp_path):
             here.save()
         persist(here.vault.home, tmp_path / "out")
         told = [
-            infer(open_checkpoint(path)).text() for path in (source_at(f"vault:{here.vault.home}"), tmp_path / "out")
+            infer(open_checkpoint(path)).text()
+            for path in (resolve_source(f"vault:{here.vault.home}"), tmp_path / "out")
         ]
         assert told[0] == told[1] and "tied.weight" in told[0]
 

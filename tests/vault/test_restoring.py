@@ -17,7 +17,7 @@ import pytest
 
 from tests.vault.states import ROOT, Truth, call, memory
 from ucpl.cli import main
-from ucpl.storage.vaults.committed import get_commits, job_at
+from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.domains import Domain
 from ucpl.vault.persist import persist
 from ucpl.vault.restore import restored
@@ -49,7 +49,7 @@ def restore(home: Path, target: Path, *more: object, capsys) -> tuple[int, dict,
 
 def hurt(home: Path, generation: int) -> None:
     """Remove the shard of rank 0."""
-    job = job_at(home)
+    job = read_job(home)
     assert job is not None
     commit = next(one for one in get_commits(home, job) if one.generation == generation)
     Domain(home, 0).arena(0, commit.shards[0].slot).unlink()

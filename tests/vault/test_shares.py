@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 import ucpl
 from tests.forking import run_all
 from ucpl.conversion.opening import open_checkpoint
-from ucpl.storage.resolve_url import source_at
-from ucpl.storage.vaults.memory import Piece
+from ucpl.storage.resolve_url import resolve_source
+from ucpl.storage.vaults.memory import ChunkedFile
 from ucpl.vault import Vault
 from ucpl.vault.persist import persist
 from ucpl.vault.server import Server
@@ -181,15 +181,15 @@ def test_a_checkpoint_is_opened_without_its_tensors(tmp_path, monkeypatch):
         writer.save(1, {"model": state})
         server.turn()
     read: list[int] = []
-    before = Piece._got
+    before = ChunkedFile._got
 
-    def counted(piece: Piece, out: Any, position: int) -> bool:
+    def counted(piece: ChunkedFile, out: Any, position: int) -> bool:
         read.append(len(out))
         return before(piece, out, position)
 
-    monkeypatch.setattr(Piece, "_got", counted)
+    monkeypatch.setattr(ChunkedFile, "_got", counted)
     monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor", None)
-    assert len(open_checkpoint(source_at(f"vault:{tmp_path / 'job'}")).state.tensors) == 6
+    assert len(open_checkpoint(resolve_source(f"vault:{tmp_path / 'job'}")).state.tensors) == 6
     assert 0 < sum(read) < 64 << 10 and len(read) == 1
     load({"model": state}, storage_reader=ucpl.StorageReader(f"vault:{tmp_path / 'job'}"))
     assert sorted(read)[-6:] == [1 << 20] * 6  # directly into their destination, each once

@@ -15,7 +15,7 @@ import ucpl
 from tests.vault.trained import Training, code_of, training
 from ucpl.errors import UcplError
 from ucpl.storage.vaults import state_digests as told
-from ucpl.storage.vaults.state_digests import mark_of, of_sum, weighed
+from ucpl.storage.vaults.state_digests import digest_of_sum, state_digest, weighted_sum
 from ucpl.vault import step_digests
 from ucpl.vault.arenas import Arenas
 from ucpl.vault.framework_writer import ready
@@ -77,7 +77,7 @@ def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
 
     def slowly(data: memoryview) -> str:
         assert waits.wait(30)
-        return mark_of(data)
+        return state_digest(data)
 
     with training(tmp_path / "job") as here:
         here.step()
@@ -122,7 +122,7 @@ def test_what_is_written_to_before_it_is_digested_does_not_count(tmp_path, monke
 
     def slowly(data: memoryview) -> str:
         assert waits.wait(30)
-        return mark_of(data)
+        return state_digest(data)
 
     with training(tmp_path / "job") as here:
         beside(here)
@@ -190,16 +190,16 @@ def test_device_tensors_may_be_written_after_the_save(tmp_path, apart):
 def test_a_sum_is_that_of_the_bytes_on_any_device(monkeypatch, size):
     monkeypatch.setattr(told, "TILE", 1024)
     data = torch.randint(0, 256, (size + 3,), dtype=torch.uint8)
-    wanted = of_sum(weighed(data[:size].clone()))
+    wanted = digest_of_sum(weighted_sum(data[:size].clone()))
     for begin in range(4):
         moved = torch.cat((torch.zeros(begin, dtype=torch.uint8), data[:size]))[begin:]
-        assert of_sum(weighed(moved)) == wanted
-    assert mark_of(data[:size].numpy().data, wanted) == wanted
+        assert digest_of_sum(weighted_sum(moved)) == wanted
+    assert state_digest(data[:size].numpy().data, wanted) == wanted
     seen = {wanted}
     for at in {0, size // 2, size - 1} if size else ():
         other = data[:size].clone()
         other[at] ^= 128
-        seen.add(of_sum(weighed(other)))
+        seen.add(digest_of_sum(weighted_sum(other)))
     assert len(seen) == 1 + len({0, size // 2, size - 1} if size else ())
 
 
@@ -207,7 +207,11 @@ def test_two_words_that_are_exchanged_have_another_sum():
     words = torch.arange(64, dtype=torch.int64)
     other = words.clone()
     other[3], other[40] = words[40], words[3]
-    assert of_sum(weighed(words)) != of_sum(weighed(other)) != of_sum(weighed(words.flip(0)))
+    assert (
+        digest_of_sum(weighted_sum(words))
+        != digest_of_sum(weighted_sum(other))
+        != digest_of_sum(weighted_sum(words.flip(0)))
+    )
 
 
 def test_a_save_without_a_thread_digests_at_once(tmp_path, monkeypatch):
@@ -269,5 +273,5 @@ def test_marks_are_in_the_order_of_their_tensors(apart, monkeypatch):
     taken = step_digests.Marks([(str(n), t, found) for n, t in enumerate(some)])
     taken.fetch()
     taken.take()
-    assert found == [mark_of(t.numpy().view("u1").data, mark) for t, mark in zip(some, found, strict=True)]
+    assert found == [state_digest(t.numpy().view("u1").data, mark) for t, mark in zip(some, found, strict=True)]
     assert [mark.split()[0] for mark in found] == ["xxh3", "sum", "xxh3", "sum"]

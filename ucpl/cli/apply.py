@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ucpl.cli.convert import add_run, how_of, printer
 from ucpl.cli.options import add_json, whole_number
 from ucpl.errors import Exit
-from ucpl.storage.resolve_url import target_at
+from ucpl.storage.resolve_url import resolve_target
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -55,6 +55,6 @@ def run(options: Namespace, console: Console) -> int:
 
     wait = whole_number("--wait", options.wait, WAIT_MAX, "write --wait 600, in seconds")
     with member(console, wait) as team, seen_by_all(team, options.source, options.keys) as source:
-        engine = Engine(target_at(options.target), how_of(options), printer(console), console.progress, team)
+        engine = Engine(resolve_target(options.target), how_of(options), printer(console), console.progress, team)
         engine.apply(options.plan, source)
     return Exit.DONE

@@ -16,7 +16,7 @@ from ucpl.cli.job import refuse_several
 from ucpl.cli.options import add_changes, add_data_plane, add_json, add_model, add_sizes, given_of, run_options
 from ucpl.cli.report import container_lines, container_object, plan_lines, plan_object, run_lines, run_object
 from ucpl.errors import Exit, called, plural
-from ucpl.storage.resolve_url import target_at
+from ucpl.storage.resolve_url import resolve_target
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -87,7 +87,7 @@ def run(options: Namespace, console: Console) -> int:
     from ucpl.conversion.engine import Engine, asked_of
 
     refuse_several("convert")
-    engine = Engine(target_at(options.target), how_of(options), printer(console), console.progress)
+    engine = Engine(resolve_target(options.target), how_of(options), printer(console), console.progress)
     given, asked = given_of(options), asked_of(options.source, options.to, options.layout)
     if options.dry_run:
         engine.rehearse(asked, given)

@@ -22,8 +22,8 @@ from ucpl.cli.signals import end_like_ctrl_c
 from ucpl.cli.verbs import VERBS, load_verb, nearest
 from ucpl.cli.wrapping import Formatter
 from ucpl.errors import Diagnostic, Exit, Label, UcplError, fail
-from ucpl.storage.lifetimes import meanwhile
-from ucpl.storage.resolve_url import source_at
+from ucpl.storage.lifetimes import scoped
+from ucpl.storage.resolve_url import resolve_source
 from ucpl.storage.urls import is_url
 
 __all__ = ["run"]
@@ -113,7 +113,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(GARBAGE, *thresholds[1:])  # imports make many objects and no garbage: a tenth of the start
     console = Console(json="--json" in arguments, debug="--debug" in arguments)
     try:
-        with meanwhile():
+        with scoped():
             status = _ended(before, arguments[len(before) :], console)
     finally:
         if argv is None:
@@ -313,4 +313,4 @@ def _with_urls(name: str, options: argparse.Namespace, console: Console) -> None
                         f"{one} is a URL, and only checkpoints have some: plans, layouts, configs and reports are local"
                     )
                     fail("E680", what, Label("<command line>", where=str(one)), remedy="Give a local path.")
-                setattr(options, place, str(source_at(one, lambda text: console.note(f"warning: {text}"))))
+                setattr(options, place, str(resolve_source(one, lambda text: console.note(f"warning: {text}"))))

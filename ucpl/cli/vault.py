@@ -54,10 +54,10 @@ def _demand_folder(home: Path, path: str) -> None:
 
     A reader of it as a checkpoint writes `vault:` before it. Raises: UcplError E680, E692.
     """
-    from ucpl.storage.vaults.committed import no_vault
+    from ucpl.storage.vaults.committed import reject_no_vault
 
     if path.startswith("vault:"):
-        no_vault(home)
+        reject_no_vault(home)
     what = f"{path} is a URL, and a vault is a folder of this machine"
     fail("E680", what, Label("<command line>", where=path), remedy="name its folder in memory, as in /dev/shm/ucpl/job")
 
@@ -108,7 +108,7 @@ def _drill(home: Path, options: Namespace, console: Console) -> int:
 def _status(home: Path, options: Namespace, console: Console) -> int:
     from attrs import asdict
 
-    from ucpl.storage.vaults.committed import unsaid_text
+    from ucpl.storage.vaults.committed import describe_damage
     from ucpl.vault.inspect import look
 
     found = look(home)
@@ -137,8 +137,8 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
         )
     if not found.generations:
         console.say("committed  nothing")
-    for number, texts in found.unsaid:
-        console.say(f"damaged    generation {number}, newer than the committed one: {unsaid_text(texts)}")
+    for number, texts in found.damaged_newer:
+        console.say(f"damaged    generation {number}, newer than the committed one: {describe_damage(texts)}")
     generations: list[Json] = [{**asdict(one), "in_domains": list(one.in_domains)} for one in found.generations]
     domains: list[Json] = [
         {**asdict(one), "ranks": list(one.ranks), "written_by": list(one.written_by)} for one in found.domains
@@ -150,7 +150,7 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
             "replays": found.job.replays,
             "domains": domains,
             "generations": generations,
-            "damaged": [{"number": number, "texts": list(map(str, texts))} for number, texts in found.unsaid],
+            "damaged": [{"number": number, "texts": list(map(str, texts))} for number, texts in found.damaged_newer],
         }
     )
     return Exit.DONE
@@ -240,10 +240,10 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _persist(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.storage.vaults.committed import newer
+    from ucpl.storage.vaults.committed import get_unreadable_newer
     from ucpl.vault.persist import persist
 
-    passed = newer(home) if not options.generation else {}
+    passed = get_unreadable_newer(home) if not options.generation else {}
     memory = persist(home, Path(options.target), _generation(options))
     rebuilt = f", {bytes_text(memory.all_rebuilt)} rebuilt" if memory.all_rebuilt else ""
     console.say(

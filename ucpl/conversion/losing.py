@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
     from ucpl.extents import Extent, Key
     from ucpl.files.checkpoint import Checkpoint
-    from ucpl.storage.vaults.snapshot_folder import Stored
+    from ucpl.storage.vaults.snapshot_folder import SnapshotFile
 
 __all__ = ["losses_of", "replays_of"]
 
 
-def _stored(checkpoint: Checkpoint) -> dict[str, Stored]:
+def _stored(checkpoint: Checkpoint) -> dict[str, SnapshotFile]:
     """Files that lie in a vault, by name."""
     if not checkpoint.files or remote_of(os.stat(checkpoint.root / checkpoint.files[0])) is None:
         return {}
-    from ucpl.storage.vaults.snapshot_folder import stored_at  # most checkpoints lie in no vault
+    from ucpl.storage.vaults.snapshot_folder import get_snapshot_file  # most checkpoints lie in no vault
 
     names = {extent.file for extent in checkpoint.extents.values()}
-    found = ((name, stored_at(checkpoint.root / name)) for name in sorted(names))
+    found = ((name, get_snapshot_file(checkpoint.root / name)) for name in sorted(names))
     return {name: stored for name, stored in found if stored is not None}
 
 
@@ -36,7 +36,7 @@ def losses_of(checkpoint: Checkpoint) -> Losses | None:
     others: dict[int, tuple[int, ...]] = {}
     scheme, times = "", 1
     for name, stored in _stored(checkpoint).items():
-        spans[name], memory = stored.lost, stored.view.memory.whole
+        spans[name], memory = stored.lost, stored.folder.memory.whole
         scheme = str(memory.job.protection)
         times = memory.job.protection.blocks(min(map(len, memory.sets)))[0]
         others |= {d: memory.others(d) for _, _, d in spans[name]}
@@ -56,7 +56,7 @@ def replays_of(checkpoint: Checkpoint) -> Replays | None:
     spans: dict[str, list[tuple[int, int, int]]] = {}
     steps = 0
     for name, stored in _stored(checkpoint).items():
-        spans[name], steps = stored.replayed, stored.view.memory.commit.depth
+        spans[name], steps = stored.replayed, stored.folder.memory.commit.depth
     found: dict[tuple[str, Key], tuple[int, int]] = {}
     for place, extent in checkpoint.extents.items():
         for size, (_, _, gradients) in _within(extent, spans.get(extent.file, [])):

@@ -17,8 +17,8 @@ from ucpl.errors import Label, UcplError, fail
 from ucpl.extents.account import NotRead
 from ucpl.files.skipping import ALL, SKIP, Skipped, skipping
 from ucpl.registry import format_named
-from ucpl.storage.lifetimes import owned
-from ucpl.storage.resolve_url import source_at
+from ucpl.storage.lifetimes import owned_scope
+from ucpl.storage.resolve_url import resolve_source
 from ucpl.texts import is_endless, json_object, read_text
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def open_checkpoint(path: str | Path, layout: Called | None = None, given: Given
     Raises: UcplError, exit 3.
     """
     asked = given or Given()
-    with owned() as mine, skipping(optimizer=asked.weights_alone, states=asked.skipped) as skipped:
+    with owned_scope() as mine, skipping(optimizer=asked.weights_alone, states=asked.skipped) as skipped:
         here = _demand_stored(path)
         opened = _opened(here, layout, asked)
         if skipped.met:
@@ -272,7 +272,7 @@ def load_plan(path: str | Path) -> Plan:
 
 def _demand_stored(given: str | Path) -> Path:
     """A checkpoint is a folder or a file: a device has no end. Raises: UcplError E435."""
-    path = source_at(given)
+    path = resolve_source(given)
     if is_endless(path):
         fail("E435", f"{path} is no file and no folder", Label(str(path)))
     return path

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.storage.resolve_url import place_of
+from ucpl.storage.resolve_url import get_upload_target
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
-    from ucpl.storage.upload_target import Place
+    from ucpl.storage.upload_target import UploadTarget
 
 __all__ = ["refuse_existing", "with_parents"]
 
@@ -29,7 +29,7 @@ def refuse_existing(target: Path, how: How) -> None:
     """
     from ucpl.files.watching import reading
 
-    if (there := place_of(target)) is not None:
+    if (there := get_upload_target(target)) is not None:
         return _refuse_in_store(there, how)
     if target.name in ("", ".."):
         fail("E507", f"{target} cannot be the name of a target", Label(str(target)))
@@ -46,7 +46,7 @@ def refuse_existing(target: Path, how: How) -> None:
         fail("E500", f"{target} is no file and no folder", Label(str(target)), remedy="choose another place")
 
 
-def _refuse_in_store(there: Place, how: How) -> None:
+def _refuse_in_store(there: UploadTarget, how: How) -> None:
     """Refuse a place in a store that has objects.
 
     Raises: UcplError E500, E503.
@@ -76,7 +76,7 @@ def with_parents(target: Path) -> Iterator[None]:
     from ucpl.runtime.targets import cannot_write
 
     made: list[Path] = []
-    if place_of(target) is None:
+    if get_upload_target(target) is None:
         folder = target.absolute().parent
         missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
         for one in reversed(missing):

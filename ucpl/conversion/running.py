@@ -10,7 +10,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, calling
 from ucpl.registry import format_named
-from ucpl.storage.resolve_url import place_of
+from ucpl.storage.resolve_url import get_upload_target
 
 if TYPE_CHECKING:
     from ucpl.conversion.keywords import How
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ucpl.runtime.counters import Report
     from ucpl.runtime.execute import TargetSizes
     from ucpl.runtime.team import Team
-    from ucpl.storage.upload_target import Place
+    from ucpl.storage.upload_target import UploadTarget
 
 __all__ = ["rehearsed", "run"]
 
@@ -49,7 +49,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
                 *(evolve(d, remedy=remedy) if d.code == "E600" else d for d in error.diagnostics)
             ) from error
 
-    there = place_of(target)
+    there = get_upload_target(target)
     options = evolve(options_from(how), look=None if there is not None else look)
     try:
         report = execute(plan, source, framework(plan.target.framework), target, options, team or ALONE)
@@ -68,7 +68,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     return evolve(report, account=plan.account)
 
 
-def _show(there: Place) -> None:
+def _show(there: UploadTarget) -> None:
     """Raises: UcplError E685, which says that the target is there all the same."""
     try:
         there.show()

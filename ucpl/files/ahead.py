@@ -13,7 +13,7 @@ from contextvars import copy_context
 from pathlib import Path
 
 from ucpl.errors import UcplError
-from ucpl.storage.reading import is_waited_for
+from ucpl.storage.reading import has_latency
 
 __all__ = ["ahead"]
 
@@ -48,6 +48,6 @@ def ahead(path: Path, reads: Sequence[Callable[[], object]]) -> None:
 
 def _is_elsewhere(path: Path) -> bool:
     try:
-        return is_waited_for(os.stat(path))
+        return has_latency(os.stat(path))
     except OSError:  # who reads it says so
         return False

@@ -21,7 +21,7 @@ from ucpl.digests import crc32
 from ucpl.errors import Label, fail
 from ucpl.files.watching import saw
 from ucpl.records import frozen
-from ucpl.storage.reading import hint, is_within, made_in, pread
+from ucpl.storage.reading import computed_ranges, hint, is_within, pread
 
 __all__ = ["Member", "ZipDirectory", "crc_of_bytes", "ends_of", "open_file", "read_member", "read_zip_directory"]
 
@@ -177,7 +177,7 @@ def read_zip_directory(fd: int, file: str, start: int = 0, size: int | None = No
     tail = _Tail.of(fd, file, start, size)
     count, directory_start, directory_size = _find_directory(tail, size)
     raw = tail.read(directory_start, directory_size)
-    made = made_in(fd)
+    made = computed_ranges(fd)
     archive = _Archive.of(tail, raw, count, directory_start)
     members: dict[str, Member] = {}
     spans: list[tuple[int, int, str]] = []  # header start, data end, name

@@ -11,7 +11,7 @@ from ucpl.pictures.drawing import Drawing, text_width
 from ucpl.pictures.look import COLOURS, binary_text, clipped, shade_of
 from ucpl.pictures.page import page, tag
 from ucpl.records import frozen
-from ucpl.storage.vaults.protection import Protection, sets_of
+from ucpl.storage.vaults.protection import Protection, get_sets
 
 __all__ = ["BlockShown", "VaultPicture", "vault_html", "vault_picture", "vault_svg"]
 
@@ -105,7 +105,7 @@ def vault_picture(
     )
     sets = tuple(
         _set(protection, among)
-        for among in sets_of(len(domains), protection)
+        for among in get_sets(len(domains), protection)
         if protection.name != "none" and among[-1] < DOMAINS_MAX
     )
     return VaultPicture(clipped(call, 400), str(protection), shown, len(domains) - len(shown), sets, tuple(survived))

@@ -16,9 +16,9 @@ from secrets import token_hex
 from attrs import field
 
 from ucpl.records import define
-from ucpl.storage.authentication import Door, Way
+from ucpl.storage.authentication import Connector, Listener
 from ucpl.storage.reading import identity_of
-from ucpl.storage.wire import Answerer, Line, Question, Session
+from ucpl.storage.wire import Question, QuestionClient, QuestionServer, Session
 
 __all__ = ["BLOCK", "Peer", "Server", "host_mark", "own_host"]
 
@@ -65,10 +65,10 @@ def stamp_of(path: Path) -> Stamp:
 class Server:
     """Serves `files`, by their names, until it is closed."""
 
-    def __init__(self, files: Mapping[str, Path], door: Door) -> None:
+    def __init__(self, files: Mapping[str, Path], door: Listener) -> None:
         """Raises: OSError, where this host cannot listen there."""
         self._files = dict(files)
-        self._answers = Answerer(door, self._answer)
+        self._answers = QuestionServer(door, self._answer)
         self.address = self._answers.address
 
     def _answer(self, asked: Question, _: Session) -> bytes:
@@ -99,13 +99,13 @@ class Peer:
     """Another rank's files."""
 
     rank: int
-    way: Way
+    way: Connector
     count: Callable[[int], None]  # gets the number of received bytes
     look: Callable[[], None] = lambda: None  # called while an answer does not come; its error ends the question
-    _line: Line = field(init=False)
+    _line: QuestionClient = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._line = Line(self.way, f"rank {self.rank}, which has it,")
+        self._line = QuestionClient(self.way, f"rank {self.rank}, which has it,")
 
     def read(self, name: str, views: Sequence[memoryview], position: int) -> int:
         """As os.preadv of the file. Raises: OSError."""

@@ -23,10 +23,10 @@ from ucpl.ranks.file_server import Peer, Server, Stamp, host_mark, own_host, sta
 from ucpl.records import define, frozen
 from ucpl.runtime.team import Team
 from ucpl.storage import cache_dirs
-from ucpl.storage.authentication import Door, TlsDoor, TlsWay, UnixDoor, UnixWay, Way
+from ucpl.storage.authentication import Connector, Listener, TlsConnector, TlsListener, UnixConnector, UnixListener
 from ucpl.storage.keys import Keys
-from ucpl.storage.lifetimes import ends
-from ucpl.storage.reading import Range, identity_of, registry
+from ucpl.storage.lifetimes import current_scope
+from ucpl.storage.reading import Range, identity_of, sparse_file_registry
 
 __all__ = ["Ends", "Place", "Says", "copies_differ", "demand_copies", "ends_of", "one_folder"]
 
@@ -123,7 +123,7 @@ class _Meeting:
     The job's store has their addresses, and anybody may read it; it has no secret.
     """
 
-    door: Door
+    door: Listener
     keys: Keys | None  # None: all are processes of one user on one host
 
     @classmethod
@@ -131,7 +131,7 @@ class _Meeting:
         """All ranks call it. Raises: UcplError E621, E628, E687."""
         marks = team.all([host_mark(), folder is not None])
         if len({mark for mark, _ in map(_pair, marks)}) == 1:
-            return cls(UnixDoor(f"ucpl-{token_hex(16)}"), None)
+            return cls(UnixListener(f"ucpl-{token_hex(16)}"), None)
         lacking = [rank for rank, (_, has_keys) in enumerate(map(_pair, marks)) if not has_keys]
         if lacking:
             ranks = ", ".join(map(str, lacking[:8])) + (" and others" if len(lacking) > 8 else "")
@@ -140,15 +140,15 @@ class _Meeting:
         keys = Keys(folder)
         keys.demand(None, "a host of this job")
         host = own_host(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-        return cls(TlsDoor((host, 0), keys, None), keys)
+        return cls(TlsListener((host, 0), keys, None), keys)
 
-    def ways(self, team: Team, server: Server) -> list[Way]:
+    def ways(self, team: Team, server: Server) -> list[Connector]:
         """To the server of each rank, by rank. Raises: UcplError E621."""
         if self.keys is None:
-            assert isinstance(self.door, UnixDoor)
-            return [UnixWay(str(name)) for name in team.all(self.door.name)]
+            assert isinstance(self.door, UnixListener)
+            return [UnixConnector(str(name)) for name in team.all(self.door.name)]
         told = map(_pair, team.all(list(server.address[:2])))
-        return [TlsWay((str(host), int(str(port))), self.keys, None) for host, port in told]
+        return [TlsConnector((str(host), int(str(port))), self.keys, None) for host, port in told]
 
 
 def _pair(told: object) -> tuple[object, object]:
@@ -236,8 +236,8 @@ class _View:
         Raises: OSError.
         """
         root = cache_dirs.fresh() / (source.name or "source")
-        ends().enter_context(calling(str(root), str(source)))
-        register = registry()
+        current_scope().enter_context(calling(str(root), str(source)))
+        register = sparse_file_registry()
         for name, ranks in sorted(self.holders.items()):
             path = root / name if name else root
             path.parent.mkdir(parents=True, exist_ok=True)

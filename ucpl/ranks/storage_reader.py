@@ -53,7 +53,7 @@ from ucpl.records import define, frozen
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
 from ucpl.storage.urls import is_url
-from ucpl.storage.vaults.snapshot_folder import SCHEME, passed_over, pinned
+from ucpl.storage.vaults.snapshot_folder import SCHEME, get_skipped, pin_generation
 
 if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
@@ -131,7 +131,7 @@ class StorageReader(Base):
     def _open(self, checkpoint_id: str | os.PathLike[str]) -> None:
         given = os.fspath(checkpoint_id)
         is_vault = given.startswith(f"{SCHEME}:")
-        source = pinned(given) if is_vault else given
+        source = pin_generation(given) if is_vault else given
         if source != given:
             _warn(given)
         asked = called(self._layout) if self._layout is not None else None
@@ -473,13 +473,13 @@ def _one_of_all(src: str, ranks: Ranks) -> str:
     told = src
     if ranks.rank == 0:
         with suppress(UcplError):  # which each rank then says for itself
-            told = pinned(src)
+            told = pin_generation(src)
             _warn(src)
     return str(ranks.all(told)[0])
 
 
 def _warn(src: str) -> None:
-    for text in passed_over(src):
+    for text in get_skipped(src):
         warnings.warn(text, stacklevel=3)
 
 

@@ -56,7 +56,7 @@ from ucpl.runtime.sources import SourceFiles
 from ucpl.runtime.targets import TargetFiles, TargetPlan, cannot_write, lay_out
 from ucpl.runtime.team import ALONE, Team
 from ucpl.runtime.tiles import DoneTiles, Tiles, cut_tiles
-from ucpl.storage.resolve_url import place_of
+from ucpl.storage.resolve_url import get_upload_target
 from ucpl.tables import each
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def rehearse(
     share_of(options.memory, options.workers)
     bounded, _ = _bind(plan, source, framework, options)
     size, files = bounded.layout.size, len(bounded.layout.files)
-    if place_of(Path(target)) is not None:
+    if get_upload_target(Path(target)) is not None:
         return TargetSizes(size, files, 0)
     if not os.access(there.parent, os.W_OK | os.X_OK):
         is_read_only = os.statvfs(there.parent).f_flag & os.ST_RDONLY
@@ -191,7 +191,7 @@ def _place(target: Path, source: Checkpoint, parent: Path | None = None) -> Path
         cannot_write(parent, error, resumable=False)
     if not is_folder:
         fail("E507", f"{parent} is no folder", Label(str(target)))
-    if place_of(place) is not None:  # local files are at the path of their URL
+    if get_upload_target(place) is not None:  # local files are at the path of their URL
         place, top, within = Path(called(str(place))), Path(called(str(top))), place
     else:
         within = place
@@ -235,7 +235,7 @@ def _demand_room(layout: TargetPlan, target: Path) -> int:
 
 def _shipping(target: Path, layout: TargetPlan, single: bool) -> Shipping | None:
     """Shipping of a target into a store; None for a local target."""
-    place = place_of(target)
+    place = get_upload_target(target)
     if place is None:
         return None
     from ucpl.runtime.shipping import Shipping

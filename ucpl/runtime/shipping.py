@@ -50,10 +50,10 @@ from ucpl.runtime.team import Team, Within, shares
 from ucpl.runtime.tiles import DoneTiles
 from ucpl.runtime.together import waiting
 from ucpl.storage.cache_dirs import staging
-from ucpl.storage.error_mapping import refuse_target
+from ucpl.storage.error_mapping import reject_target
 from ucpl.storage.objects import Entry, TagDiffers, read_whole
 from ucpl.storage.sparse_files import UNFINISHED, write_at
-from ucpl.storage.upload_target import Place
+from ucpl.storage.upload_target import UploadTarget
 
 __all__ = ["Shipping", "ship"]
 
@@ -86,7 +86,7 @@ class ShippedRun(Protocol):
 class Shipping:
     """One run into a store."""
 
-    place: Place
+    place: UploadTarget
     files: Sequence[TargetFile]
     single: bool
     begun: bool = False
@@ -139,7 +139,7 @@ class Shipping:
             data = b"{}" if manifest is None else read_whole(self.place.objects, evolve(manifest, tag=""))
             plan = json.loads(data).get("plan", {})
         except OSError as error:
-            refuse_target(error, self.place.url)
+            reject_target(error, self.place.url)
         except ValueError:
             plan = {}
         if not all(plan.get(name) == digests[name] for name in IDENTITY):
@@ -393,11 +393,11 @@ def _less(progress: Progress | None, others: int) -> Progress | None:
 class _Writing:
     """Turn refusals by a store into errors with a place: E503."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: UploadTarget) -> None:
         self._place = place
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
-            refuse_target(error, self._place.url)
+            reject_target(error, self._place.url)

@@ -15,7 +15,7 @@ from ucpl.files.watching import Identity
 from ucpl.runtime.descriptors import Descriptors
 from ucpl.runtime.disk import disk
 from ucpl.runtime.failpoints import failpoint
-from ucpl.storage.reading import call_bytes, hint, identity_of, look_again, rebuilt_of, want
+from ucpl.storage.reading import call_bytes, hint, identity_of, look_again, rebuilt_bytes, want
 
 __all__ = ["SourceFiles"]
 
@@ -167,7 +167,7 @@ class SourceFiles:
     @property
     def bytes_rebuilt(self) -> int:
         """Bytes of vault files that were computed from others since opening."""
-        return rebuilt_of(map(self._status, self.files)) if self.is_remote else 0
+        return rebuilt_bytes(map(self._status, self.files)) if self.is_remote else 0
 
     def check_unchanged(self) -> None:
         """Check that no file is gone or another one by now.

@@ -15,7 +15,16 @@ from typing import TypeAlias
 from ucpl.records import frozen
 from ucpl.storage.keys import Keys, Names, names_in
 
-__all__ = ["Address", "Door", "Refused", "TlsDoor", "TlsWay", "UnixDoor", "UnixWay", "Way"]
+__all__ = [
+    "Address",
+    "Listener",
+    "AccessDenied",
+    "TlsListener",
+    "TlsConnector",
+    "UnixListener",
+    "UnixConnector",
+    "Connector",
+]
 
 Address: TypeAlias = tuple[str, int]
 BACKLOG = 512
@@ -23,14 +32,14 @@ SAME_USER: Names = frozenset(("user",))
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Refused(OSError):
+class AccessDenied(OSError):
     """The other end is not who it should be."""
 
     def __init__(self, why: str) -> None:
         super().__init__(13, why)
 
 
-class Door(ABC):
+class Listener(ABC):
     """The listening side of a connection."""
 
     @abstractmethod
@@ -49,7 +58,7 @@ class Door(ABC):
         """
 
 
-class Way(ABC):
+class Connector(ABC):
     """The connecting side."""
 
     @property
@@ -63,7 +72,7 @@ class Way(ABC):
 
 
 @frozen(eq=False)
-class TlsDoor(Door):
+class TlsListener(Listener):
     """A door for hosts with a certificate of one of these names.
 
     The authority must have signed it.
@@ -86,12 +95,12 @@ class TlsDoor(Door):
         caller.do_handshake()  # the timeout is that of the complete handshake
         found = names_in(caller.getpeercert())
         if not found if self.names is None else not found & self.names:
-            raise Refused("its certificate has no name of this vault")
+            raise AccessDenied("its certificate has no name of this vault")
         return found
 
 
 @frozen(eq=False)
-class TlsWay(Way):
+class TlsConnector(Connector):
     """To the one whose certificate has one of these names."""
 
     address: Address
@@ -115,7 +124,7 @@ class TlsWay(Way):
             channel.do_handshake()
             found = names_in(channel.getpeercert())
             if not found if self.names is None else not found & self.names:
-                raise Refused(f"its certificate is of {', '.join(sorted(found)) or 'nobody'}")
+                raise AccessDenied(f"its certificate is of {', '.join(sorted(found)) or 'nobody'}")
         except BaseException:
             channel.close()
             raise
@@ -123,7 +132,7 @@ class TlsWay(Way):
 
 
 @frozen(eq=False)
-class UnixDoor(Door):
+class UnixListener(Listener):
     """A door for processes of the same user on this host.
 
     The socket is abstract: it has no path that another user could take.
@@ -149,7 +158,7 @@ class UnixDoor(Door):
 
 
 @frozen(eq=False)
-class UnixWay(Way):
+class UnixConnector(Connector):
     name: str
 
     @property
@@ -173,5 +182,5 @@ def _same_user(channel: socket.socket) -> Names:
     said = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = _CREDENTIALS.unpack(said)[1]
     if user != os.geteuid():
-        raise Refused(f"it is a process of user {user}")
+        raise AccessDenied(f"it is a process of user {user}")
     return SAME_USER

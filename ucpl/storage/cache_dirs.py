@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ucpl.storage.lifetimes import ends
+from ucpl.storage.lifetimes import current_scope
 
 __all__ = ["fresh", "room", "staging"]
 
@@ -75,7 +75,7 @@ def _left(above: Path) -> list[Path]:
 def fresh() -> Path:
     """A new empty folder, removed together with its owner. Raises: OSError."""
     made = tempfile.mkdtemp(dir=_top(os.getpid()))
-    ends().callback(shutil.rmtree, made, ignore_errors=True)
+    current_scope().callback(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
 
 

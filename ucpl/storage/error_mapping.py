@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 
-__all__ = ["refuse", "refuse_target", "refused", "said", "status_of"]
+__all__ = ["reject_source", "reject_target", "store_error", "server_message", "status_of"]
 
 _STATUS = re.compile(r"status code:? (\d{3})(?: [A-Z][\w ]*)?:? ?")
 _CODE = re.compile(r"<Code>\s*([^<]+?)\s*</Code>")
@@ -22,19 +22,19 @@ _KEYS = {
 _SERVER = {"s3": "AWS_ENDPOINT_URL and AWS_REGION", "az": "AZURE_STORAGE_ACCOUNT_NAME"}
 
 
-class Refused(OSError):
+class StoreError(OSError):
     """A permanent error. `strerror` is a complete sentence with the URL."""
 
     remedy = ""
 
 
-def refused(what: str, error: BaseException, tried: str = "") -> Refused:
+def store_error(what: str, error: BaseException, tried: str = "") -> StoreError:
     """The error of a request.
 
     what: the requested object, by its URL.
     tried: the number of attempts.
     """
-    made = Refused(errno.EIO, f"{what}{tried}: {said(error)}")
+    made = StoreError(errno.EIO, f"{what}{tried}: {server_message(error)}")
     made.remedy = _remedy(what, error)
     return made
 
@@ -45,7 +45,7 @@ def status_of(error: BaseException) -> int:
     return int(found[1]) if found is not None else 0
 
 
-def said(error: BaseException) -> str:
+def server_message(error: BaseException) -> str:
     """The message of a server, without the driver's additions.
 
     If it is empty: the server and the kind of error.
@@ -84,23 +84,23 @@ def _remedy(what: str, error: BaseException) -> str:
     return ""
 
 
-def refuse(error: OSError, url: str) -> NoReturn:
+def reject_source(error: OSError, url: str) -> NoReturn:
     """Report a failed read.
 
     url: the requested object.
     Raises: UcplError E685, always.
     """
     text = error.strerror or str(error)
-    remedy = error.remedy if isinstance(error, Refused) else ""
+    remedy = error.remedy if isinstance(error, StoreError) else ""
     fail("E685", text if "://" in text else f"{url}: {text}", Label(url), remedy=remedy)
 
 
-def refuse_target(error: OSError, url: str) -> NoReturn:
+def reject_target(error: OSError, url: str) -> NoReturn:
     """Report a failed write.
 
     url: the target.
     Raises: UcplError E503, always.
     """
-    remedy = error.remedy if isinstance(error, Refused) else ""
+    remedy = error.remedy if isinstance(error, StoreError) else ""
     remedy = remedy or "Remove the cause (network, server, quota) and run the same command again."
     fail("E503", f"{url} cannot be written: {error.strerror or error}", Label(url), remedy=remedy)

@@ -1,6 +1,6 @@
 """Lifetimes of temporary folders: those of their users, or of this process.
 
-The creator of such a folder registers with `ends()` all that is released with it: files, descriptors, names and space.
+The creator of such a folder registers with `current_scope()` all that is released with it: files, descriptors, names and space.
 Without that, a job that reads a vault again and again would keep open every generation that it has read. A callback may
 run in the middle of anything, because Python collects garbage at any time: it must not wait for a lock that the
 interrupted code may hold.
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 
-__all__ = ["Standing", "apart", "ends", "meanwhile", "owned"]
+__all__ = ["Lifetime", "separate", "current_scope", "scoped", "owned_scope"]
 
 _process = ExitStack()  # never closed: the rest is removed with the folder of the process
 _now: ContextVar[ExitStack] = ContextVar("ends", default=_process)
 
 
-def ends() -> ExitStack:
+def current_scope() -> ExitStack:
     """The stack of callbacks for folders that are created from now on."""
     return _now.get()
 
 
-class Standing:
-    """Folders that were created in `apart`.
+class Lifetime:
+    """Folders that were created in `separate`.
 
     They are released when this is closed or collected.
     """
@@ -40,23 +40,23 @@ class Standing:
 
 
 @contextmanager
-def meanwhile() -> Iterator[None]:
+def scoped() -> Iterator[None]:
     """Release at the end all that is created in the block.
 
     As a decorator: at the end of each call.
     """
-    with apart():
+    with separate():
         yield
 
 
 @contextmanager
-def apart() -> Iterator[Standing]:
+def separate() -> Iterator[Lifetime]:
     """Bind all that is created in the block to the result.
 
     If the block raises, it is released at once.
     """
     stack = ExitStack()
-    mine = Standing(stack)
+    mine = Lifetime(stack)
     before = _now.set(stack)
     try:
         yield mine
@@ -68,15 +68,15 @@ def apart() -> Iterator[Standing]:
 
 
 @contextmanager
-def owned() -> Iterator[Standing | None]:
-    """`apart` for results of a call that the caller keeps.
+def owned_scope() -> Iterator[Lifetime | None]:
+    """`separate` for results of a call that the caller keeps.
 
     None: an outer call releases them.
     """
     if _now.get() is not _process:
         yield None
         return
-    with apart() as mine:
+    with separate() as mine:
         yield mine
 
 

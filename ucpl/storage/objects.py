@@ -20,7 +20,7 @@ from attrs import field
 
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
-from ucpl.storage.error_mapping import refused, said, status_of
+from ucpl.storage.error_mapping import server_message, status_of, store_error
 from ucpl.storage.urls import OBJECTS
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PART_MIN",
-    "Counted",
+    "RequestCounts",
     "Entry",
     "Objects",
     "TagDiffers",
     "objects_at",
     "part_size",
-    "patiently",
+    "with_retries",
     "read_whole",
 ]
 
@@ -88,7 +88,7 @@ class Entry:
 
 
 @define(eq=False)
-class Counted:
+class RequestCounts:
     """Counters of requests to stores.
 
     Threads increment them without a lock; a small error is harmless.
@@ -104,7 +104,7 @@ class TagDiffers(Exception):
     """An object is another one by now: its tag."""
 
 
-class _ForGood(Exception):
+class _PermanentError(Exception):
     """An error that another attempt would not change."""
 
 
@@ -115,7 +115,7 @@ class Objects(Protocol):
     """
 
     url: str
-    counted: Counted
+    counted: RequestCounts
 
     def entries(self, below: str) -> list[Entry]:
         """All objects below a subfolder; "": below the folder itself."""
@@ -179,7 +179,7 @@ def objects_at(url: str) -> Objects:
             return OfObstore(url, _obstore(url, options, 0), _obstore(url, options, PART_RETRIES))
         except (BaseError, ValueError) as error:
             account = "set AZURE_STORAGE_ACCOUNT_NAME" if "Account must be" in str(error) else ""
-            fail("E680", f"{url}: {said(error)}", Label(url), remedy=account)
+            fail("E680", f"{url}: {server_message(error)}", Label(url), remedy=account)
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -187,7 +187,7 @@ def objects_at(url: str) -> Objects:
     try:
         system, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        fail("E680", f"{url}: {said(error)}", Label(url))
+        fail("E680", f"{url}: {server_message(error)}", Label(url))
     return OfFsspec(url, system, path)
 
 
@@ -198,7 +198,7 @@ def _obstore(url: str, options: dict[str, str], retries: int) -> ObjectStore:
     return from_url(url, client_options=options, retry_config=retry)  # type: ignore[call-overload, no-any-return]
 
 
-def patiently(call: Callable[[], T], what: str, counted: Counted) -> T:
+def with_retries(call: Callable[[], T], what: str, counted: RequestCounts) -> T:
     """Repeat a call until it succeeds, within a time limit.
 
     Raises: OSError; TagDiffers and permanent errors without a retry.
@@ -213,13 +213,13 @@ def patiently(call: Callable[[], T], what: str, counted: Counted) -> T:
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, f"{what}: there is no such object") from error
         except PermissionError as error:
-            raise refused(what, error) from error
-        except _ForGood as error:
-            raise refused(what, error.__cause__ or error) from error
+            raise store_error(what, error) from error
+        except _PermanentError as error:
+            raise store_error(what, error.__cause__ or error) from error
         except Exception as error:  # drivers raise many kinds of errors
             if n == most or time.monotonic() - begin + wait > seconds():
                 tried = f"after {n} attempt{'s' * (n > 1)} in {time.monotonic() - begin:.0f} s"
-                raise refused(what, error, f", {tried}") from error
+                raise store_error(what, error, f", {tried}") from error
             counted.repeated += 1
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(WAIT_MAX, wait * 2)
@@ -248,7 +248,7 @@ class OfObstore:
     url: str
     _store: ObjectStore
     _by_part: ObjectStore  # the same; it repeats a failed part itself
-    counted: Counted = field(factory=Counted)
+    counted: RequestCounts = field(factory=RequestCounts)
 
     def _ask(self, call: Callable[[], T], what: str) -> T:
         from obstore import exceptions as of
@@ -258,19 +258,19 @@ class OfObstore:
                 return call()
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
-                    raise _ForGood from error
+                    raise _PermanentError from error
                 raise
             except (
                 of.PermissionDeniedError, of.UnauthenticatedError, of.InvalidPathError, of.NotSupportedError,
             ) as error:  # fmt: skip
-                raise _ForGood from error
+                raise _PermanentError from error
             except of.BaseError as error:
                 status = status_of(error)
                 if 400 <= status < 500 and status not in (408, 429):
-                    raise _ForGood from error
+                    raise _PermanentError from error
                 raise
 
-        return patiently(once, what, self.counted)
+        return with_retries(once, what, self.counted)
 
     def entries(self, below: str) -> list[Entry]:
         import obstore
@@ -371,7 +371,7 @@ class OfFsspec:
     url: str
     _system: AbstractFileSystem
     _root: str
-    counted: Counted = field(factory=Counted)
+    counted: RequestCounts = field(factory=RequestCounts)
 
     def _path(self, key: str) -> str:
         return f"{self._root.rstrip('/')}/{key}" if key else self._root
@@ -385,7 +385,7 @@ class OfFsspec:
             return found
 
         try:
-            found = patiently(find, f"{_place(self.url, below)} not listed", self.counted)
+            found = with_retries(find, f"{_place(self.url, below)} not listed", self.counted)
         except FileNotFoundError:
             return []
         cut = len(self._root.rstrip("/")) + 1
@@ -411,7 +411,7 @@ class OfFsspec:
             return found
 
         try:
-            found = patiently(info, f"{_place(self.url, key)} not looked up", self.counted)
+            found = with_retries(info, f"{_place(self.url, key)} not looked up", self.counted)
         except FileNotFoundError:
             return None
         return self._entry(key, found) if found.get("type") == "file" else None
@@ -423,7 +423,7 @@ class OfFsspec:
                 raise OSError(errno.EIO, f"{len(data)} bytes came of {high - low}")
             return data
 
-        data = patiently(get, f"{_place(self.url, key)}: bytes {low} to {high} not read", self.counted)
+        data = with_retries(get, f"{_place(self.url, key)}: bytes {low} to {high} not read", self.counted)
         self.counted.read += len(data)
         return data
 
@@ -434,7 +434,7 @@ class OfFsspec:
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._system.pipe_file(path, data)
 
-        patiently(write, f"{_place(self.url, key)} not written", self.counted)
+        with_retries(write, f"{_place(self.url, key)} not written", self.counted)
         self.counted.written += len(data)
 
     def create(self, key: str, data: bytes) -> bool:
@@ -450,13 +450,13 @@ class OfFsspec:
             self._system.makedirs(goal.rpartition("/")[0], exist_ok=True)
             self._system.put_file(str(path), goal)
 
-        patiently(write, f"{_place(self.url, key)} not written", self.counted)
+        with_retries(write, f"{_place(self.url, key)} not written", self.counted)
         self.counted.written += path.stat().st_size
 
     def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
             try:
-                patiently(
+                with_retries(
                     partial(self._system.rm_file, self._path(key)), f"{_place(self.url, key)} not removed", self.counted
                 )
             except FileNotFoundError:

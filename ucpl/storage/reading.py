@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from ucpl.storage.lifetimes import ends
+from ucpl.storage.lifetimes import current_scope
 
 __all__ = [
     "Remote",
@@ -19,14 +19,14 @@ __all__ = [
     "fetch_all",
     "hint",
     "identity_of",
-    "is_waited_for",
+    "has_latency",
     "is_within",
     "look_again",
-    "made_in",
+    "computed_ranges",
     "pread",
     "preadv",
-    "rebuilt_of",
-    "registry",
+    "rebuilt_bytes",
+    "sparse_file_registry",
     "remote_at",
     "remote_of",
     "want",
@@ -83,7 +83,7 @@ class Remote(Protocol):
 _REMOTES: dict[tuple[int, int], Remote] = {}  # device and inode of a sparse file -> its remote file
 
 
-def registry() -> Callable[[os.stat_result, Remote], None]:
+def sparse_file_registry() -> Callable[[os.stat_result, Remote], None]:
     """A function that registers sparse files for remote ones.
 
     The registration ends with the folder of the sparse files.
@@ -100,7 +100,7 @@ def registry() -> Callable[[os.stat_result, Remote], None]:
             if _REMOTES.get(at) is remote:  # else its file is gone, and another one has its place
                 del _REMOTES[at]
 
-    ends().callback(forget)
+    current_scope().callback(forget)
     return register
 
 
@@ -173,13 +173,13 @@ def call_bytes(status: os.stat_result) -> int:
     return getattr(remote_of(status), "call_bytes", 0) if _REMOTES else 0
 
 
-def is_waited_for(status: os.stat_result) -> bool:
+def has_latency(status: os.stat_result) -> bool:
     """True if reads have a latency, so that parallel reads are faster."""
     remote = remote_of(status) if _REMOTES else None
     return remote is not None and not getattr(remote, "call_bytes", 0)
 
 
-def made_in(fd: int) -> Sequence[Range]:
+def computed_ranges(fd: int) -> Sequence[Range]:
     """The ranges of a file that are computed during the read, ascending.
 
     A CRC that is stored for them is not the CRC of these bytes.
@@ -197,7 +197,7 @@ def is_within(low: int, high: int, ranges: Sequence[Range]) -> bool:
     return at >= 0 and low < high <= ranges[at][1]
 
 
-def rebuilt_of(statuses: Iterable[os.stat_result]) -> int:
+def rebuilt_bytes(statuses: Iterable[os.stat_result]) -> int:
     """Bytes rebuilt so far in the listings of these files."""
     found = (remote_of(status) for status in statuses)
     listings = {id(one.listed_by): one.listed_by for one in found if one is not None}

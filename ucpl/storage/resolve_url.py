@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ucpl.errors import Label, fail
-from ucpl.storage.lifetimes import ends
+from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.urls import file_at, is_url
 
 if TYPE_CHECKING:
-    from ucpl.storage.upload_target import Place
+    from ucpl.storage.upload_target import UploadTarget
 
-__all__ = ["place_of", "source_at", "target_at"]
+__all__ = ["get_upload_target", "resolve_source", "resolve_target"]
 
-_PLACES: dict[Path, Place] = {}
+_PLACES: dict[Path, UploadTarget] = {}
 
 
-def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
+def resolve_source(path: str | Path, say: Callable[[str], object] = warnings.warn) -> Path:
     """The local path of a checkpoint to read.
 
     A local path is returned unchanged. A URL becomes its folder of sparse files, a vault its newest generation.
@@ -35,18 +35,18 @@ def source_at(path: str | Path, say: Callable[[str], object] = warnings.warn) ->
     if (here := file_at(str(path))) is not None:
         return here
     if str(path).startswith("vault:"):
-        from ucpl.storage.vaults.snapshot_folder import passed_over, view
+        from ucpl.storage.vaults.snapshot_folder import get_skipped, snapshot_folder
 
-        found = view(str(path))
-        for text in passed_over(str(path)):
+        found = snapshot_folder(str(path))
+        for text in get_skipped(str(path)):
             say(text)
         return found
-    from ucpl.storage.sparse_files import shadow
+    from ucpl.storage.sparse_files import make_sparse
 
-    return shadow(path)
+    return make_sparse(path)
 
 
-def target_at(path: str | Path) -> Path:
+def resolve_target(path: str | Path) -> Path:
     """The local path at which a target is written.
 
     A local path is returned unchanged; a URL gets a temporary path. Raises: UcplError E185, E680.
@@ -59,15 +59,15 @@ def target_at(path: str | Path) -> Path:
     if str(path).startswith("vault:"):
         remedy = "name a folder; into a vault, a running job saves (ucpl.vault)"
         fail("E680", f"{path} cannot be a target", Label(str(path)), remedy=remedy)
-    from ucpl.storage.upload_target import place
+    from ucpl.storage.upload_target import make_upload_target
 
-    made = place(path)
+    made = make_upload_target(path)
     _PLACES[made.path] = made
-    ends().callback(_PLACES.pop, made.path)
+    current_scope().callback(_PLACES.pop, made.path)
     return made.path
 
 
-def place_of(path: Path) -> Place | None:
+def get_upload_target(path: Path) -> UploadTarget | None:
     """The target in a store that a temporary path represents.
 
     None: the path is local.

@@ -26,13 +26,13 @@ from attrs import field
 from ucpl.errors import Label, calling, fail
 from ucpl.records import define
 from ucpl.storage import cache_dirs
-from ucpl.storage.error_mapping import refuse
-from ucpl.storage.lifetimes import ends
+from ucpl.storage.error_mapping import reject_source
+from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.objects import Entry, Objects, TagDiffers, objects_at, read_whole
-from ucpl.storage.reading import Range, registry
+from ucpl.storage.reading import Range, sparse_file_registry
 from ucpl.storage.urls import split
 
-__all__ = ["MANIFEST", "UNFINISHED", "Tree", "lay", "shadow", "write_at"]
+__all__ = ["MANIFEST", "UNFINISHED", "ObjectTree", "lay", "make_sparse", "write_at"]
 
 MANIFEST, UNFINISHED = "ucpl/manifest.json", "ucpl/unfinished.json"
 BLOCK = 4 << 20  # bytes of a request, at most
@@ -49,14 +49,14 @@ def _hands() -> ThreadPoolExecutor:
 
 
 @define(eq=False)
-class Tree:
+class ObjectTree:
     """The listed objects of one checkpoint, and their local folder."""
 
     url: str
     objects: Objects
     name: str  # of the checkpoint, below the objects' folder; "": all of them
     root: Path  # its shadow
-    files: dict[str, Object] = field(factory=dict)  # by key
+    files: dict[str, SparseFile] = field(factory=dict)  # by key
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def listed(self) -> list[Entry]:
@@ -88,7 +88,7 @@ def _may_keep(size: int, *, surely: bool) -> bool:
         return True
 
 
-def _give_back(tree: Tree) -> None:
+def _give_back(tree: ObjectTree) -> None:
     """Release the cache space of a checkpoint that is removed."""
     _keep_less(sum(one.kept for one in tree.files.values()))
 
@@ -106,10 +106,10 @@ def _keep_no_more() -> None:
 
 
 @define(eq=False)
-class Object:
+class SparseFile:
     """One object and its shadow."""
 
-    tree: Tree
+    tree: ObjectTree
     first: Entry  # as it was listed, and must stay
     path: Path
     now: Entry | None
@@ -169,7 +169,7 @@ class Object:
         return self.now.size, self.now.mtime_ns, _number(self.now.tag), _number(url)
 
     @property
-    def listed_by(self) -> Tree:
+    def listed_by(self) -> ObjectTree:
         return self.tree
 
     # ---- fetched ranges --------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Object:
         except FileNotFoundError:  # reported as for a local file
             raise
         except OSError as error:
-            refuse(error, self.tree.url_of(key))
+            reject_source(error, self.tree.url_of(key))
 
 
 def write_at(path: Path, data: memoryview, position: int) -> None:
@@ -326,7 +326,7 @@ def _generously(ranges: Iterable[Range]) -> list[Range]:
 # ---- making them -----------------------------------------------------------------------------------------------------
 
 
-def shadow(path: str | Path) -> Path:
+def make_sparse(path: str | Path) -> Path:
     """The sparse files of the current objects at a URL.
 
     If there are none, the path does not exist. Raises: UcplError E685 if the store gives no answer, E680, E681, E682,
@@ -335,21 +335,21 @@ def shadow(path: str | Path) -> Path:
     url, above, name = split(path)
     root = cache_dirs.fresh()
     root = root / (name or url.rpartition("/")[2])
-    ends().enter_context(calling(str(root), url))
-    tree = Tree(url, objects_at(above), name, root)
+    current_scope().enter_context(calling(str(root), url))
+    tree = ObjectTree(url, objects_at(above), name, root)
     try:
         return lay(tree)
     except OSError as error:
-        refuse(error, url)
+        reject_source(error, url)
 
 
-def lay(tree: Tree) -> Path:
+def lay(tree: ObjectTree) -> Path:
     """Make the files of a shadow. Raises: OSError, UcplError E681, E682, E683."""
     entries = _usable(tree)
     is_file = [entry.key for entry in entries] == [tree.name]
     cut = 0 if is_file or not tree.name else len(tree.name) + 1
-    ends().callback(_give_back, tree)
-    register = registry()
+    current_scope().callback(_give_back, tree)
+    register = sparse_file_registry()
     names = {entry.key[cut:]: entry for entry in entries}
     if not is_file:
         _demand_whole(tree, names)
@@ -363,14 +363,14 @@ def lay(tree: Tree) -> Path:
             status = os.fstat(fd)
         finally:
             os.close(fd)
-        tree.files[entry.key] = one = Object(tree, entry, path, entry)
+        tree.files[entry.key] = one = SparseFile(tree, entry, path, entry)
         register(status, one)
     if MANIFEST in names and not is_file:
         _demand_manifest(tree, names)
     return tree.root
 
 
-def _usable(tree: Tree) -> list[Entry]:
+def _usable(tree: ObjectTree) -> list[Entry]:
     """The objects that a folder can contain, without folder markers.
 
     Raises: OSError, UcplError E683.
@@ -390,7 +390,7 @@ def _usable(tree: Tree) -> list[Entry]:
     return found
 
 
-def _demand_whole(tree: Tree, names: dict[str, Entry]) -> None:
+def _demand_whole(tree: ObjectTree, names: dict[str, Entry]) -> None:
     """Not a target whose run has not ended. Raises: OSError, UcplError E681."""
     unfinished = UNFINISHED in names and MANIFEST not in names
     above = tree.name.rpartition("/")[0]
@@ -412,7 +412,7 @@ def _without_unfinished(names: dict[str, Entry]) -> dict[str, Entry]:
     return {name: entry for name, entry in names.items() if not (gone and name.startswith(gone))}
 
 
-def _demand_manifest(tree: Tree, names: dict[str, Entry]) -> None:
+def _demand_manifest(tree: ObjectTree, names: dict[str, Entry]) -> None:
     """Check that each file of a manifest exists with its size.
 
     `verify` checks the rest of a manifest. Raises: OSError, UcplError E682.

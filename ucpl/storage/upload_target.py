@@ -10,17 +10,17 @@ from pathlib import Path
 from ucpl.errors import calling
 from ucpl.records import define
 from ucpl.storage import cache_dirs
-from ucpl.storage.error_mapping import refuse, refuse_target
-from ucpl.storage.lifetimes import ends
+from ucpl.storage.error_mapping import reject_source, reject_target
+from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.objects import Entry, Objects, objects_at
-from ucpl.storage.sparse_files import MANIFEST, UNFINISHED, Tree, lay
+from ucpl.storage.sparse_files import MANIFEST, UNFINISHED, ObjectTree, lay
 from ucpl.storage.urls import split
 
-__all__ = ["Place", "place"]
+__all__ = ["UploadTarget", "make_upload_target"]
 
 
 @define(eq=False)
-class Place:
+class UploadTarget:
     """A target in a store, and its local path."""
 
     url: str
@@ -38,7 +38,7 @@ class Place:
             found = self.objects.entries(self.name)
             one = self.objects.entry(self.name) if self.name and not found else None
         except OSError as error:
-            refuse_target(error, self.url)
+            reject_target(error, self.url)
         return found if one is None else [one]
 
     @property
@@ -56,14 +56,14 @@ class Place:
         Raises: UcplError E681, E682, E685.
         """
         try:
-            lay(Tree(self.url, self.objects, self.name, self.path))
+            lay(ObjectTree(self.url, self.objects, self.name, self.path))
         except OSError as error:
-            refuse(error, self.url)
+            reject_source(error, self.url)
 
 
-def place(path: str | Path) -> Place:
+def make_upload_target(path: str | Path) -> UploadTarget:
     """A place of its own for a target's URL. Raises: UcplError E680."""
     url, above, name = split(path)
     here = cache_dirs.fresh() / (name or url.rpartition("/")[2])
-    ends().enter_context(calling(str(here), url))
-    return Place(url, objects_at(above), name, here)
+    current_scope().enter_context(calling(str(here), url))
+    return UploadTarget(url, objects_at(above), name, here)

@@ -23,10 +23,10 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import define
-from ucpl.storage.authentication import Address, Door, Refused, Way
+from ucpl.storage.authentication import AccessDenied, Address, Connector, Listener
 from ucpl.storage.keys import Names
 
-__all__ = ["Address", "Answerer", "Channel", "Line", "Question", "Session", "Silence", "hang_up"]
+__all__ = ["Address", "QuestionServer", "Channel", "QuestionClient", "Question", "Session", "NoAnswer", "hang_up"]
 
 Question: TypeAlias = Mapping[str, object]
 EVERY = 0.2  # seconds between two looks whether who is asked is there
@@ -40,7 +40,7 @@ _LENGTH = struct.Struct("!Q")
 _PIECE = 1 << 20  # bytes that are written at once
 
 
-class Silence(OSError):
+class NoAnswer(OSError):
     """No answer comes."""
 
     def __init__(self, said: str) -> None:
@@ -108,11 +108,14 @@ class Session:
     holds: set[str] = field(factory=set)
 
 
-class Answerer:
+class QuestionServer:
     """A server of questions, with a thread per connection."""
 
     def __init__(
-        self, door: Door, answer: Callable[[Question, Session], bytes], most: Callable[[Names], int] = lambda _: 1 << 24
+        self,
+        door: Listener,
+        answer: Callable[[Question, Session], bytes],
+        most: Callable[[Names], int] = lambda _: 1 << 24,
     ) -> None:
         """Listen for callers.
 
@@ -210,10 +213,10 @@ class Answerer:
 
 
 @define(eq=False)
-class Line:
+class QuestionClient:
     """A client with persistent connections, one per concurrent thread."""
 
-    way: Way
+    way: Connector
     who: str  # "rank 3, which has it,": begins the message if there is no answer
     _idle: list[Channel] = field(factory=list)
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -246,8 +249,8 @@ class Line:
             if isinstance(error, ssl.SSLError) and "ALERT" in (
                 error.reason or ""
             ):  # in TLS 1.3 it comes with the answer
-                raise Silence(f"{self.who} refuses the certificate of this host") from error
-            raise Silence(f"{self.who} does not answer") from error
+                raise NoAnswer(f"{self.who} refuses the certificate of this host") from error
+            raise NoAnswer(f"{self.who} does not answer") from error
         except UcplError:
             channel.close()
             raise
@@ -266,11 +269,13 @@ class Line:
         try:
             return Channel(self.way.open(GREETING))
         except ssl.SSLCertVerificationError as error:
-            raise Silence(f"{self.who} has no certificate of this vault's authority: {error.verify_message}") from error
-        except Refused as error:
-            raise Silence(f"{self.who} is another process: {error.strerror}") from error
+            raise NoAnswer(
+                f"{self.who} has no certificate of this vault's authority: {error.verify_message}"
+            ) from error
+        except AccessDenied as error:
+            raise NoAnswer(f"{self.who} is another process: {error.strerror}") from error
         except OSError as error:
-            raise Silence(f"{self.who} does not answer at {self.way.where}") from error
+            raise NoAnswer(f"{self.who} does not answer at {self.way.where}") from error
 
     def close(self) -> None:
         with self._lock:

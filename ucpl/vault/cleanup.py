@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ucpl.owned import opened_as_is
 from ucpl.records import frozen
-from ucpl.storage.vaults.committed import domains_of, get_commits, no_vault
-from ucpl.storage.vaults.domains import COMMIT, OURS, Domain, held
+from ucpl.storage.vaults.committed import domains_of, get_commits, reject_no_vault
+from ucpl.storage.vaults.domains import COMMIT, OURS, Domain, hold_lock
 from ucpl.storage.vaults.hosts import FILE, LOCK
 from ucpl.storage.vaults.records import Job
 from ucpl.vault.inspect import Seen, is_alive, seen, vaults_in
@@ -45,15 +45,15 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
     try:
         below = vaults_in(root)
     except OSError:
-        no_vault(root)
-    alone = seen(root) if all(one.barred for one in below) else None
-    some = below if alone is None or alone.barred else [alone]
+        reject_no_vault(root)
+    alone = seen(root) if all(one.why_unreadable for one in below) else None
+    some = below if alone is None or alone.why_unreadable else [alone]
     return [_cleared(one, with_state) for one in some if only is None or one.home.name == only]
 
 
 def _cleared(one: Seen, with_state: bool) -> Left:
-    if one.barred:
-        return Left(one.home, "passed", one.barred)
+    if one.why_unreadable:
+        return Left(one.home, "passed", one.why_unreadable)
     try:
         if is_alive(one.home):
             return Left(one.home, "living", "a server or a writer uses it")
@@ -113,12 +113,12 @@ def _removed(home: Path) -> Left:
             return fd
 
         top = opened(opened_as_is(home))
-        if not ends.enter_context(held(Path("make.lock"), wait=0, within=top)):
+        if not ends.enter_context(hold_lock(Path("make.lock"), wait=0, within=top)):
             return Left(home, "living", "it is being made")
         names = sorted(name for name in os.listdir(top) if DOMAIN.fullmatch(name))
         folders = {name: opened(os.open(name, FOLDER, dir_fd=top)) for name in names}
         for folder in folders.values():
-            if not ends.enter_context(held(Path("server.lock"), wait=0, within=folder)):
+            if not ends.enter_context(hold_lock(Path("server.lock"), wait=0, within=folder)):
                 return Left(home, "living", "a server uses it")
         if any(not _is_file_of_ours(folder, name) for folder in folders.values() for name in os.listdir(folder)):
             return Left(home, "kept", "it contains files that do not belong to a vault")

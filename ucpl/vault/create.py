@@ -21,10 +21,10 @@ from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.storage.keys import Keys, any_name
 from ucpl.storage.vaults.checksummed_text import Told, write_whole
-from ucpl.storage.vaults.committed import domains_of, get_commits, job_at, no_vault
-from ucpl.storage.vaults.domains import Domain, held
+from ucpl.storage.vaults.committed import domains_of, get_commits, read_job, reject_no_vault
+from ucpl.storage.vaults.domains import Domain, hold_lock
 from ucpl.storage.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
-from ucpl.storage.vaults.protection import Protection, demand_each, even_domains, sets_of
+from ucpl.storage.vaults.protection import Protection, check_partition, even_domains, get_sets
 from ucpl.storage.vaults.records import NAME, REPLAYS_MAX, Commit, Job
 from ucpl.vault.path_conflicts import NO_ROOM, why_not_made
 from ucpl.vault.rank_schemes import default_protection
@@ -64,9 +64,9 @@ class Vault:
     def at(cls, home: str | os.PathLike[str]) -> Vault:
         """Raises: UcplError E692."""
         path = Path(home)
-        job = job_at(path)
+        job = read_job(path)
         if job is None:
-            no_vault(path)
+            reject_no_vault(path)
         return cls(path, job)
 
     @classmethod
@@ -136,9 +136,9 @@ def asked_for(home: str | os.PathLike[str], said: ToMake) -> Job:
         said = {**said, "domains": shape_of(said["layout"])}
     told = said.get("domains", 1)
     domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
-    demand_each(domains)
+    check_partition(domains)
     protection = Protection.parse(said.get("protect", default_protection(len(domains))))
-    sets_of(len(domains), protection)
+    get_sets(len(domains), protection)
     replays = said.get("replays", 0)
     if not 0 <= replays <= REPLAYS_MAX:
         fail("E690", f"{replays} steps cannot be replayed: 0 to {REPLAYS_MAX} can", Label("--replays"))
@@ -163,15 +163,15 @@ def _made(path: Path, asked: Job, said: ToMake) -> Job:
     Raises: UcplError E170, E690, E692, E694, OSError.
     """
     make_owned(path)
-    with held(path / "make.lock", wait=60):
-        there = job_at(path)
+    with hold_lock(path / "make.lock", wait=60):
+        there = read_job(path)
         if there is not None and evolve(there, name=path.name, ident="") != asked:
             what = f"{path} is the vault of another job: {_said(there)}"
             fail("E694", what, Label(str(path), f"asked for: {_said(asked)}"), remedy=_instead(path, there))
         if "hosts" in said or "keys" in said:
             return _listed(path, asked, said)
         if there is None and any(os.path.lexists(Domain(path, number).job()) for number in domains_of(path)):
-            no_vault(path)  # it may be all that is left of a job
+            reject_no_vault(path)  # it may be all that is left of a job
         job = there or evolve(asked, ident=token_hex(8))
         for number in range(len(job.domains)):
             here = Domain(path, number)
@@ -203,12 +203,12 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
     # No host has to ask another which vault it is: all of them have the certificate of one authority.
     name = f"{job.name} {job.domains} {job.protection}" + (f" {job.replays}" if job.replays else "")
     job = evolve(job, ident=blake2b(name.encode(), key=keys.authority(), digest_size=8).hexdigest())
-    there = job_at(home)
+    there = read_job(home)
     if there is not None and there != job:
         what = f"{home} is the vault of another job, or its keys are of another authority"
         fail("E694", what, Label(str(home)), remedy=_instead(home, there))
     hosts = Hosts(str(keys.folder), at, tuple(0 for _ in at), job.sealed())
-    with held(home / LOCK, wait=60):
+    with hold_lock(home / LOCK, wait=60):
         known = None
         with suppress(OSError):  # one that is damaged is made anew
             known = hosts_at(home)

@@ -28,9 +28,9 @@ from ucpl.extents import DTYPES, StoredTensor, key_text
 from ucpl.live.tensors import flat_bytes, memory_of
 from ucpl.records import define, frozen
 from ucpl.runtime.failpoints import set_failpoints
-from ucpl.storage.vaults.committed import get_commits, job_at
+from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.domains import Domain
-from ucpl.storage.vaults.snapshot_folder import generation_at
+from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault.cleanup import clear
 from ucpl.vault.create import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
@@ -170,7 +170,7 @@ class _Drill:
     def outcome(self, home: Path, lost: Sequence[int] = (), newest: int = KNOWN) -> Outcome:
         """The result of reading a vault. lost: removed domains."""
         try:
-            memory = generation_at(home)
+            memory = open_generation(home)
         except UcplError:
             return "refused" if len(lost) == len(self.plan.domains) else "wrong"
         lacking = set()
@@ -271,7 +271,7 @@ class _Drill:
 
     def _bytes(self, base: Path) -> Iterator[tuple[int, Path]]:
         """Files of the committed generation: the shards and the redundancy."""
-        job = job_at(base)
+        job = read_job(base)
         assert job is not None
         commit = get_commits(base, job)[0]
         for number, ranks in enumerate(job.domains):
@@ -301,7 +301,7 @@ class _Drill:
 
     def _refused(self, home: Path) -> Outcome:
         """Check that an incomplete read returns no bytes of another step."""
-        memory = generation_at(home)
+        memory = open_generation(home)
         try:
             for rank, kept in enumerate(self.plan.foreseen.kept):
                 for one in kept:

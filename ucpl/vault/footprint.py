@@ -17,7 +17,7 @@ from ucpl.planning.cost import width_of
 from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.storage.vaults.adamw import MOMENTS
-from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.memory import DomainData
 from ucpl.vault.arenas import places_of
 from ucpl.vault.layout_writer import Keyed, holders_of
 from ucpl.verification.elements import element_at
@@ -85,8 +85,8 @@ class Foreseen:
         least = {"weight", *MOMENTS[:2]}
         return frozenset(label for label, some in states.items() if least <= some <= {"weight", *MOMENTS})
 
-    def stretch(self, ranks: tuple[int, ...]) -> Stretch:
-        return Stretch.of(ranks, [self.sizes[rank] for rank in ranks])
+    def stretch(self, ranks: tuple[int, ...]) -> DomainData:
+        return DomainData.of(ranks, [self.sizes[rank] for rank in ranks])
 
     def element(self, kept: Kept, low: int, high: int) -> str:
         """Elements at bytes [low, high) of a tensor: `exp_avg of up[l=3, f=0, h=0] to up[l=3, f=4, h=7]`."""

@@ -23,7 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from ucpl.errors import UcplError
 from ucpl.live.tensors import is_placed, part_of, place_of
 from ucpl.records import define
-from ucpl.storage.vaults.adamw import MOMENTS, NUMBERS, flushes, made_by
+from ucpl.storage.vaults.adamw import MOMENTS, NUMBERS, environment, flushes_denormals
 from ucpl.storage.vaults.replay import GRADIENT, Replay
 from ucpl.vault.framework_writer import Ready, Shares, looked_at, of_state, ranks, ready, sizes_of
 from ucpl.vault.step_digests import Marks, Stamp, stamp_of
@@ -118,7 +118,7 @@ class _Watch:
         scaled = any(getattr(self.optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))
         self.is_plain = (
             self._may_be()
-            and not (closure or scaled or flushes() or torch.compiler.is_compiling())
+            and not (closure or scaled or flushes_denormals() or torch.compiler.is_compiling())
             and None not in groups
             and self.all_stamps() == self.stamps
             and self._is_alone()
@@ -299,7 +299,7 @@ class Replaying:
         device = part_of(units[0].parameter).device.type if units else "cpu"
         told: Told = {unit.name: unit.told() for unit in some}
         self.marks = self._watch.marks = Marks([one for unit in some for one in unit.marked()])
-        return {"optimizer": "AdamW", "by": made_by(device), "groups": self._watch.groups, "units": told}
+        return {"optimizer": "AdamW", "by": environment(device), "groups": self._watch.groups, "units": told}
 
     def drop(self) -> None:
         """Drop the last save; no step waits for its digests."""

@@ -20,23 +20,23 @@ from ucpl.owned import demand_owned
 from ucpl.records import frozen
 from ucpl.storage.vaults.checksummed_text import read_sealed, was_sealed
 from ucpl.storage.vaults.committed import (
-    barred,
     domains_of,
     get_commits,
-    holder_of,
-    holders_of,
-    job_at,
-    made_of,
-    no_vault,
-    saved_in,
-    unsaid,
+    get_damaged_newer,
+    get_domain,
+    get_domains,
+    get_replay_chain,
+    get_shards,
+    read_job,
+    reject_no_vault,
+    why_unreadable,
 )
-from ucpl.storage.vaults.domains import OURS, Domain, Holder, is_held
+from ucpl.storage.vaults.domains import OURS, AnyDomain, Domain, is_locked
 from ucpl.storage.vaults.hosts import FILE, hosts_at
-from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece
+from ucpl.storage.vaults.memory import Bytes, ChunkedFile, LostBytes, Memory
 from ucpl.storage.vaults.records import CHUNK, Commit, Job
-from ucpl.storage.vaults.remote_domain import Far
-from ucpl.storage.vaults.snapshot_folder import generation_at
+from ucpl.storage.vaults.remote_domain import RemoteDomain
+from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault.server import Say, Server, has_commit, heal, mend_commit, mend_job
 
 __all__ = [
@@ -81,7 +81,7 @@ class Found:
     domains: tuple[Place, ...]
     generations: tuple[Generation, ...]  # newest first
     # Newer generations, with the damaged texts that would be their commit records.
-    unsaid: tuple[tuple[int, tuple[Path, ...]], ...] = ()
+    damaged_newer: tuple[tuple[int, tuple[Path, ...]], ...] = ()
 
 
 @frozen
@@ -98,9 +98,9 @@ def is_alive(home: Path) -> bool:
     """True if any server or writer of a vault runs."""
     for number in domains_of(home):
         here = Domain(home, number)
-        if is_held(here.lock("server")):
+        if is_locked(here.lock("server")):
             return True
-        if any(is_held(path) for path in here.folder.glob("r*.lock")):
+        if any(is_locked(path) for path in here.folder.glob("r*.lock")):
             return True
     return False
 
@@ -116,9 +116,9 @@ def look(home: Path) -> Found:
     found = []
     every = get_commits(home, job)
     for commit in every:
-        if len(made_of(commit, every)) != commit.depth + 1:  # a generation that it depends on was removed
+        if len(get_replay_chain(commit, every)) != commit.depth + 1:  # a generation that it depends on was removed
             continue
-        among = [n for n in range(len(job.domains)) if _has(holder_of(home, n), commit.generation)]
+        among = [n for n in range(len(job.domains)) if _has(get_domain(home, n), commit.generation)]
         ages = []
         for here in (Domain(home, n) for n in among):
             with suppress(OSError):
@@ -130,7 +130,7 @@ def look(home: Path) -> Found:
                 tuple(among), min(ages, default=None),
             )
         )  # fmt: skip
-    newer = tuple((number, tuple(texts)) for number, texts in unsaid(home, every).items())
+    newer = tuple((number, tuple(texts)) for number, texts in get_damaged_newer(home, every).items())
     return Found(home, job, tuple(places), tuple(found), newer)
 
 
@@ -140,7 +140,7 @@ def _files_of(commit: Commit) -> int:
     return 0
 
 
-def _has(where: Holder, generation: int) -> bool:
+def _has(where: AnyDomain, generation: int) -> bool:
     try:
         return generation in where.commits()
     except OSError:
@@ -148,8 +148,8 @@ def _has(where: Holder, generation: int) -> bool:
 
 
 def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
-    there = holder_of(home, number)
-    if isinstance(there, Far):  # its server runs; writers on that host are not reported
+    there = get_domain(home, number)
+    if isinstance(there, RemoteDomain):  # its server runs; writers on that host are not reported
         names, size = list[str](), 0
         with suppress(OSError):
             names = there.names()
@@ -162,15 +162,15 @@ def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
     size = 0
     with suppress(OSError):
         size = sum(entry.stat().st_blocks * 512 for entry in os.scandir(here.folder))
-    alive = tuple(rank for rank in ranks if is_held(here.lock(f"r{rank}")))
-    return Place(number, ranks, here.is_there(), is_held(here.lock("server")), alive, size)
+    alive = tuple(rank for rank in ranks if is_locked(here.lock(f"r{rank}")))
+    return Place(number, ranks, here.is_there(), is_locked(here.lock("server")), alive, size)
 
 
 def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
     """Missing or damaged chunks of a generation. Raises: UcplError E692."""
-    memory = generation_at(home, generation)
+    memory = open_generation(home, generation)
     found: list[Damage] = [Damage(what, 0, True) for what in _bad_texts(home, memory)]
-    for number, texts in unsaid(home, get_commits(home, memory.job)).items():
+    for number, texts in get_damaged_newer(home, get_commits(home, memory.job)).items():
         is_there = _is_all_saved(home, memory.job, number)
         for path in texts:
             what = f"the commit record of generation {number}, newer than the checked {memory.commit.generation}"
@@ -216,9 +216,9 @@ def _is_all_saved(home: Path, job: Job, generation: int) -> bool:
 
     All ranks have it, and all domains voted for it.
     """
-    holders = holders_of(home, job)
+    holders = get_domains(home, job)
     with suppress(OSError):
-        saved = saved_in(holders, job)
+        saved = get_shards(holders, job)
         have = (any(shard.generation == generation for shard, _ in saved.get(rank, ())) for rank in range(job.ranks))
         votes = [[where.vote_in(slot) for slot in range(job.slots)] for where in holders]
         return all(have) and all(any(v is not None and v.generation == generation for v in some) for some in votes)
@@ -236,11 +236,11 @@ def _count_again(home: Path) -> list[int]:
 
     Raises: UcplError E692, OSError.
     """
-    job = job_at(home)
+    job = read_job(home)
     if job is None:
-        no_vault(home)
+        reject_no_vault(home)
     before = get_commits(home, job)
-    if not unsaid(home, before) or hosts_at(home) is not None:
+    if not get_damaged_newer(home, before) or hosts_at(home) is not None:
         return []
     with ExitStack() as ends:
         servers = []
@@ -258,7 +258,7 @@ def mend_texts(home: Path) -> int:
 
     Return their number. Raises: UcplError E692, OSError.
     """
-    memory = generation_at(home)
+    memory = open_generation(home)
     memory.close()
     count = 0
     for here in (Domain(home, number) for number in range(len(memory.job.domains))):
@@ -268,7 +268,7 @@ def mend_texts(home: Path) -> int:
     return count
 
 
-def _bad(piece: Piece) -> list[int]:
+def _bad(piece: ChunkedFile) -> list[int]:
     return [low for low in range(0, piece.size, CHUNK) if not piece.is_whole(low)]
 
 
@@ -277,7 +277,7 @@ def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int])
     try:
         for low in some:
             make(low, np.empty(min(CHUNK, size - low), np.uint8))
-    except Lost:
+    except LostBytes:
         return False
     return True
 
@@ -290,14 +290,14 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
     say: receives a line for everything else that was repaired.
     Raises: UcplError E686 for a vault that another user can change, E692, OSError.
     """
-    if job_at(home) is not None:
+    if read_job(home) is not None:
         for folder in (home, *(Domain(home, number).folder for number in domains_of(home))):
             demand_owned(folder)
     for number in _count_again(home):
         say(f"committed  generation {number} again, from the shards of its ranks and the votes of its domains")
     if texts := mend_texts(home):
         say(f"repaired   {texts} records, from other domains")
-    memory = generation_at(home)
+    memory = open_generation(home)
     count = 0
     try:
         for number in range(len(memory.job.domains)):
@@ -317,7 +317,7 @@ class Seen:
 
     home: Path
     job: Job | None = None
-    barred: str = ""  # the reason why it cannot be read
+    why_unreadable: str = ""  # the reason why it cannot be read
     is_sure: bool = True  # False: files are called as a vault's, which anybody's may be
 
 
@@ -326,9 +326,9 @@ def seen(path: Path) -> Seen | None:
 
     None if it is none. A name alone is no evidence: other programs have a hosts.json too.
     """
-    if why := barred(path):
-        return Seen(path, barred=why)
-    if (job := job_at(path)) is not None:
+    if why := why_unreadable(path):
+        return Seen(path, why_unreadable=why)
+    if (job := read_job(path)) is not None:
         return Seen(path, job)
     names = [f"d{n}/{name}" for n in domains_of(path) for name in Domain(path, n).names() if OURS.fullmatch(name)]
     if any(_was_sealed(path / name) for name in (FILE, *names) if ".json" in name):

@@ -12,14 +12,14 @@ import re
 import threading
 from pathlib import Path
 
-from ucpl.storage.authentication import Address, TlsDoor
+from ucpl.storage.authentication import Address, TlsListener
 from ucpl.storage.keys import READER, Keys, any_name, names_of
 from ucpl.storage.vaults.checksummed_text import read_sealed
-from ucpl.storage.vaults.domains import Domain, held
+from ucpl.storage.vaults.domains import Domain, hold_lock
 from ucpl.storage.vaults.hosts import LOCK, Hosts, hosts_at, table_of
 from ucpl.storage.vaults.records import Commit, Job
 from ucpl.storage.vaults.remote_domain import BLOCK
-from ucpl.storage.wire import Answerer, Question, Session
+from ucpl.storage.wire import Question, QuestionServer, Session
 
 __all__ = ["Giving"]
 
@@ -40,8 +40,8 @@ class Giving:
         self.home, self.job, self.here = home, job, Domain(home, number)
         self._table = threading.Lock()
         self._members = any_name(home.name, len(job.domains)) - names_of(home.name, READER)
-        door = TlsDoor(("0.0.0.0", port), keys, any_name(home.name, len(job.domains)))
-        self._answers = Answerer(
+        door = TlsListener(("0.0.0.0", port), keys, any_name(home.name, len(job.domains)))
+        self._answers = QuestionServer(
             door, self._answer, lambda names: QUESTION_MAX if names & self._members else READERS_MAX
         )
 
@@ -50,7 +50,7 @@ class Giving:
 
     def hear(self, at: tuple[Address, ...], seats: tuple[int, ...]) -> Hosts:
         """Merge the list of hosts that another host has. Raises: OSError."""
-        with self._table, held(self.home / LOCK, wait=WAIT_MAX):
+        with self._table, hold_lock(self.home / LOCK, wait=WAIT_MAX):
             hosts = hosts_at(self.home)
             if hosts is None:
                 raise FileNotFoundError(2, "the list of hosts is gone")

@@ -15,7 +15,7 @@ from ucpl.records import define
 from ucpl.storage.keys import Keys, names_of
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.hosts import Hosts, hosts_at, table_of
-from ucpl.storage.vaults.remote_domain import Far
+from ucpl.storage.vaults.remote_domain import RemoteDomain
 from ucpl.vault.peer_service import Giving
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Others:
             return
         assert self._giving is not None and self._at is not None
         before = hosts.at[number], hosts.seats[number]
-        if before[1] and before[0] != self._at and Far(self.home, number, hosts).is_there():
+        if before[1] and before[0] != self._at and RemoteDomain(self.home, number, hosts).is_there():
             where = f"{before[0][0]}:{before[0][1]}"
             fail("E694", f"d{number} of {self.home} has a server already, at {where}", Label(str(self.here.folder)))
         self.seat = max(time.time_ns(), before[1] + 1)
@@ -146,7 +146,7 @@ class Others:
             return True
         hosts = self._hosts()
         try:
-            told = json.loads(Far(self.home, number, hosts).ask({"op": "hosts", **hosts.told()}))
+            told = json.loads(RemoteDomain(self.home, number, hosts).ask({"op": "hosts", **hosts.told()}))
             table = table_of(told)
         except (OSError, ValueError, TypeError, AttributeError):
             return False

@@ -11,10 +11,10 @@ from pathlib import Path
 from ucpl.errors import Label, UcplError, fail
 from ucpl.runtime.disk import disk, make_folders, sync_folder, sync_folders, write_all
 from ucpl.runtime.failpoints import failpoint
-from ucpl.storage.lifetimes import meanwhile
+from ucpl.storage.lifetimes import scoped
 from ucpl.storage.vaults.memory import Memory
 from ucpl.storage.vaults.records import CHUNK
-from ucpl.storage.vaults.snapshot_folder import generation_at, lay
+from ucpl.storage.vaults.snapshot_folder import lay_out, open_generation
 from ucpl.vault.path_conflicts import why_not_made
 from ucpl.vault.persisted import SAVED, STATE, saved_text, state_text, state_told
 from ucpl.vault.stale_dirs import sweep, work_beside, worked_in, works_of
@@ -25,13 +25,13 @@ ANOTHER = "choose another DST: an existing one is not overwritten"
 AGAIN = "remove the cause (space, permission, a blocking file), or choose another DST; this one does not exist"
 
 
-@meanwhile()
+@scoped()
 def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     """Write a generation into a new folder, complete or not at all.
 
     Raises: UcplError E500, E503, E691, E692.
     """
-    memory = generation_at(home, generation)
+    memory = open_generation(home, generation)
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
         fail("E500", f"{target} exists", Label(str(target)), remedy=ANOTHER)
@@ -63,7 +63,7 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
 
 def _write(memory: Memory, home: Path, work: Path) -> None:
     """Raises: OSError, UcplError E691, E698."""
-    view = lay(memory, f"vault:{home}@{memory.commit.generation}")
+    view = lay_out(memory, f"vault:{home}@{memory.commit.generation}")
     for name, stored in view.files.items():
         path = work / name
         make_folders(work, path.parent)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpl.records import frozen
-from ucpl.storage.vaults.checksummed_text import Told, opened, seal
-from ucpl.storage.vaults.records import Commit, Job, mark_of
+from ucpl.storage.vaults.checksummed_text import Told, seal, unseal
+from ucpl.storage.vaults.records import Commit, Job, text_digest
 
 __all__ = [
     "SAVED", "STATE", "Persisted", "found_in", "is_of", "persisted_in", "saved_text", "state_text", "state_told", "told_in",
@@ -53,7 +53,7 @@ def state_text(told: Mapping[str, object]) -> bytes:
 
 def saved_text(told: Mapping[str, object], text: bytes) -> bytes:
     """The text of saved.json, for a text of state.json."""
-    return seal({**{name: one for name, one in told.items() if name != "ranks"}, "state": mark_of(text)})
+    return seal({**{name: one for name, one in told.items() if name != "ranks"}, "state": text_digest(text)})
 
 
 def told_in(folder: Path) -> Told:
@@ -67,9 +67,9 @@ def told_in(folder: Path) -> Told:
 def _beside(folder: Path) -> tuple[Told, Told, str]:
     """The generation, its complete description, and the damage of that."""
     text, sealed = _bytes(folder / STATE), _bytes(folder / SAVED)
-    which = opened(sealed) if sealed is not None else None
+    which = unseal(sealed) if sealed is not None else None
     if which is not None:
-        if text is not None and mark_of(text) == which.get("state"):
+        if text is not None and text_digest(text) == which.get("state"):
             return which, _object(text), ""
         why = "is missing or unreadable" if text is None else "is damaged"
         return which, {}, f"{folder / STATE} {why}: the JSON of the ranks is lost"

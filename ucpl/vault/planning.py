@@ -14,8 +14,8 @@ from ucpl.extents import key_text
 from ucpl.layout import Layout
 from ucpl.layout.domains import domains_of
 from ucpl.records import frozen
-from ucpl.storage.vaults.memory import Stretch
-from ucpl.storage.vaults.protection import demand_each, even_domains
+from ucpl.storage.vaults.memory import DomainData
+from ucpl.storage.vaults.protection import check_partition, even_domains
 from ucpl.storage.vaults.records import WHOLE
 from ucpl.vault.footprint import Foreseen, Kept, foresee
 from ucpl.vault.rank_schemes import Scheme, schemes
@@ -84,7 +84,7 @@ class VaultPlan:
         """Gradients alone, under the same protection."""
         if not self.replays:
             return None
-        stretches = (Stretch.of(some, [self.foreseen.gradients[r] for r in some]) for some in self.domains)
+        stretches = (DomainData.of(some, [self.foreseen.gradients[r] for r in some]) for some in self.domains)
         return Guarded(self.scheme.protection, tuple(stretches))
 
     def loss(self, lost: Sequence[int]) -> Loss:
@@ -166,7 +166,7 @@ def plan_vault(
     elif isinstance(domains, int):
         domains = even_domains(ranks, domains)
     told = tuple(tuple(some) for some in domains)
-    demand_each(told, ranks, f" of {call}, which has {ranks},")
+    check_partition(told, ranks, f" of {call}, which has {ranks},")
     if safe > len(told):
         what = f"{safe} of {len(told)} domains cannot be lost"
         fail(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.storage.vaults.memory import Stretch
+from ucpl.storage.vaults.memory import DomainData
 from ucpl.storage.vaults.protection import Protection
 from ucpl.vault.survival import Guarded, Survived
 
@@ -54,7 +54,7 @@ def default_protection(domains: int) -> str:
     return "raim5" if domains > 2 else "mirror" if domains > 1 else "none"
 
 
-def schemes(stretches: Sequence[Stretch], safe: int, told: int, asked: str | None = None) -> list[Scheme]:
+def schemes(stretches: Sequence[DomainData], safe: int, told: int, asked: str | None = None) -> list[Scheme]:
     """The protections for these domains, best first.
 
     First come those that survive the loss of any `safe` domains; among these, the one with the least memory.

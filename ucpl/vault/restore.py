@@ -17,10 +17,10 @@ from ucpl.errors import Exit, Label, UcplError, fail
 from ucpl.owned import is_owned
 from ucpl.records import frozen
 from ucpl.storage.vaults.checksummed_text import write_whole
-from ucpl.storage.vaults.committed import domains_of, get_commits, job_at, newer, no_vault
+from ucpl.storage.vaults.committed import domains_of, get_commits, get_unreadable_newer, read_job, reject_no_vault
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.records import Commit
-from ucpl.storage.vaults.snapshot_folder import generation_at
+from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault.persisted import STATE, Persisted, persisted_in, state_text, state_told, told_in
 
 __all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]
@@ -100,7 +100,7 @@ def restored(
             Label(str(home), unknown[0][1]),
             remedy=remedy,
         )
-    nothing = "nothing is committed" if job_at(home) is not None else "there is no vault"
+    nothing = "nothing is committed" if read_job(home) is not None else "there is no vault"
     fail("E692", f"{home}: {nothing}{beside}", Label(str(home)))
 
 
@@ -109,7 +109,7 @@ def _unsaid(home: Path) -> list[tuple[str, str]]:
 
     These cannot be read.
     """
-    return [(f"vault:{home.absolute()}@{number}", why) for number, why in newer(home).items()]
+    return [(f"vault:{home.absolute()}@{number}", why) for number, why in get_unreadable_newer(home).items()]
 
 
 def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
@@ -124,9 +124,9 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> list
 
     The step is no order: a run may have returned to an older step.
     """
-    job = job_at(home)
+    job = read_job(home)
     if job is None and (persisted is None or generation is not None):
-        no_vault(home)
+        reject_no_vault(home)
     commits = get_commits(home, job) if job is not None else []
     found = [
         _Choice(f"vault:{home.absolute()}@{one.generation}", one.step, home / f"tries.{one.generation}")
@@ -188,7 +188,7 @@ def state_of(source: str) -> dict[str, object]:
     if not source.startswith("vault:"):
         return told_in(Path(source))
     home, _, number = source.removeprefix("vault:").rpartition("@")
-    memory = generation_at(Path(home), int(number))
+    memory = open_generation(Path(home), int(number))
     memory.close()
     return state_told(memory.commit, memory.job)
 

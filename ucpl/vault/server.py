@@ -27,18 +27,18 @@ from ucpl.storage.authentication import Address
 from ucpl.storage.vaults.checksummed_text import read_sealed, write_whole
 from ucpl.storage.vaults.committed import (
     get_commits,
-    holder_of,
-    holders_of,
-    job_at,
-    made_of,
-    no_vault,
+    get_domain,
+    get_domains,
+    get_replay_chain,
+    get_shards,
     read_commits,
-    saved_in,
+    read_job,
+    reject_no_vault,
 )
-from ucpl.storage.vaults.domains import LOOKED_AT, Domain, Holder, held
+from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, Domain, hold_lock
 from ucpl.storage.vaults.hosts import hosts_at
-from ucpl.storage.vaults.memory import Bytes, Lost, Memory, Piece, stretch_of
-from ucpl.storage.vaults.protection import block_size, sets_of
+from ucpl.storage.vaults.memory import Bytes, ChunkedFile, LostBytes, Memory, get_domain_data
+from ucpl.storage.vaults.protection import block_size, get_sets
 from ucpl.storage.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
 from ucpl.vault.arenas import make_room
 from ucpl.vault.create import demand_domain
@@ -80,15 +80,15 @@ class Server:
 
     def __enter__(self) -> Server:
         """Raises: UcplError E686, E687, E692, E694, E695."""
-        job = job_at(self.home)
+        job = read_job(self.home)
         if job is None:
-            no_vault(self.home)
+            reject_no_vault(self.home)
         demand_domain(job, self.number, self.home)
         self.job, self.here = job, Domain(self.home, self.number)
         try:
             demand_owned(self.home)
             make_owned(self.here.folder)
-            if not self._ends.enter_context(held(self.here.lock("server"), wait=LOOKED_AT)):
+            if not self._ends.enter_context(hold_lock(self.here.lock("server"), wait=LOOKED_AT)):
                 self._ends.close()
                 fail("E694", f"d{self.number} of {self.home} has a server already", Label(str(self.here.folder)))
             mend_job(self.here, job)
@@ -119,7 +119,7 @@ class Server:
             mend_commit(self.here, commit, self.job)
         if not found:
             return
-        for commit in made_of(found[0], found):
+        for commit in get_replay_chain(found[0], found):
             memory = Memory(self.home, self.job, commit)
             try:
                 count = heal(memory, self.number)
@@ -132,7 +132,7 @@ class Server:
 
     def alive(self) -> list[int]:
         """Domains that are there."""
-        return [n for n in range(len(self.job.domains)) if holder_of(self.home, n).is_there()]
+        return [n for n in range(len(self.job.domains)) if get_domain(self.home, n).is_there()]
 
     def _make_ready(self) -> None:
         """Allocate all slots of a rank when its first shard arrives.
@@ -179,15 +179,15 @@ class Server:
         self._make_ready()
         return done
 
-    def _holders(self) -> list[Holder]:
-        return holders_of(self.home, self.job)
+    def _holders(self) -> list[AnyDomain]:
+        return get_domains(self.home, self.job)
 
-    def _round(self, holders: Sequence[Holder], newest: Commit | None) -> _Round | None:
+    def _round(self, holders: Sequence[AnyDomain], newest: Commit | None) -> _Round | None:
         """The newest uncommitted generation that all ranks of one run have saved."""
         # Gradients after the committed generation can only be in one slot.
         behind = newest.depth + 1 if newest is not None else 1
         slots = [*range(WHOLE), *([slot_of(behind, 0)] if behind <= self.job.replays else [])]
-        saved = saved_in(holders, self.job, slots)
+        saved = get_shards(holders, self.job, slots)
         if len(saved) != self.job.ranks:
             return None
         before = newest.generation if newest is not None else 0
@@ -204,7 +204,7 @@ class Server:
             return None
         return _Round(*which, shards, marks) if _follows(shards, newest) else None
 
-    def _vote_on(self, found: _Round, where: Holder) -> Parity | None:
+    def _vote_on(self, found: _Round, where: AnyDomain) -> Parity | None:
         """The parity that a domain computed from exactly these shards."""
         depth = found.shards[0].depth
         for slot in (slot_of(depth, 0),) if depth else range(WHOLE):
@@ -226,9 +226,9 @@ class Server:
         depth, kept = found.shards[0].depth, newest.parity[self.number].base if newest is not None else 1
         base = kept if depth else 1 - kept
         slot = slot_of(depth, base)
-        among = next(some for some in sets_of(len(self.job.domains), self.job.protection) if self.number in some)
+        among = next(some for some in get_sets(len(self.job.domains), self.job.protection) if self.number in some)
         blocks, keeps = self.job.protection.blocks(len(among))
-        block = block_size([stretch_of(self.job.domains[d], found.shards).size for d in among], blocks)
+        block = block_size([get_domain_data(self.job.domains[d], found.shards).size for d in among], blocks)
         blank = [
             Parity(self.job.ident, found.run, found.generation, d, 0, block, 0, (), {})
             for d in range(len(self.job.domains))
@@ -287,7 +287,7 @@ class Server:
                 some = room[: min(CHUNK, size - low)]
                 try:
                     memory.make_parity(self.number, low, some)
-                except Lost:
+                except LostBytes:
                     return None
                 chunks.append(xxhash.xxh3_64_intdigest(some.data))
                 write_all(fd, some.data, low)
@@ -423,15 +423,15 @@ def heal(memory: Memory, number: int) -> int:
     return count
 
 
-def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, Bytes], None]) -> int:
+def _healed(memory: Memory, here: Domain, piece: ChunkedFile, made: Callable[[int, Bytes], None]) -> int:
     count = 0
     for low in range(0, piece.size, CHUNK):
         if piece.is_whole(low):
             continue
         data = np.empty(min(CHUNK, piece.size - low), np.uint8)
-        with suppress(Lost):
+        with suppress(LostBytes):
             made(low, data)
-            with held(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
+            with hold_lock(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
                 newest = next(iter(get_commits(memory.home, memory.job)), None)
                 if not mine or newest is None or not newest.needs(memory.commit.generation):
                     return count
@@ -441,7 +441,7 @@ def _healed(memory: Memory, here: Domain, piece: Piece, made: Callable[[int, Byt
     return count
 
 
-def _put(piece: Piece, low: int, data: Bytes) -> None:
+def _put(piece: ChunkedFile, low: int, data: Bytes) -> None:
     """Raises: OSError."""
     fd = os.open(piece.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -16,7 +16,7 @@ from glob import escape
 from pathlib import Path
 from secrets import token_hex
 
-from ucpl.storage.vaults.lock_descriptors import unshared
+from ucpl.storage.vaults.lock_descriptors import open_unshared
 
 __all__ = ["DRILLS", "WORKS", "sweep", "work_beside", "worked_in", "works_of"]
 
@@ -40,7 +40,7 @@ def works_of(target: Path) -> str:
 @contextmanager
 def worked_in(folder: Path) -> Iterator[None]:
     """Raises: OSError."""
-    with unshared(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with open_unshared(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
 

@@ -15,7 +15,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.live.tensors import memory_of, part_of, place_of
 from ucpl.records import define
-from ucpl.storage.vaults.state_digests import mark_of, of_sum, weighed
+from ucpl.storage.vaults.state_digests import digest_of_sum, state_digest, weighted_sum
 
 __all__ = ["Marks", "Stamp", "is_far", "stamp_of"]
 
@@ -60,7 +60,7 @@ class Marks:
             mine = part_of(tensor)
             to.append("")
             if is_far(mine):
-                self._far.append((weighed(mine), to, len(to) - 1))
+                self._far.append((weighted_sum(mine), to, len(to) - 1))
             else:
                 self._left.append((name, tensor, to, stamp_of(tensor)))
         self.tensors = ()
@@ -73,7 +73,7 @@ class Marks:
         for device in {found.device for found, _, _ in self._far}:
             some = [one for one in self._far if one[0].device == device]
             for value, (_, to, at) in zip(torch.stack([one[0] for one in some]).cpu(), some, strict=True):
-                to[at] = of_sum(value)
+                to[at] = digest_of_sum(value)
         self._far = []
 
     def pause(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ class Marks:
             self.fetch()
             for _, tensor, to, _ in self._left:
                 at = to.index("")
-                to[at] = mark_of(memory_of(tensor))
+                to[at] = state_digest(memory_of(tensor))
             for name, tensor, _, known in self._left:
                 if stamp_of(tensor) != known:
                     what = f"{name} was written to before the result of its step was digested"

@@ -13,8 +13,8 @@ from itertools import combinations, pairwise
 from math import comb
 
 from ucpl.records import frozen
-from ucpl.storage.vaults.memory import Stretch
-from ucpl.storage.vaults.protection import Group, Protection, block_size, sets_of
+from ucpl.storage.vaults.memory import DomainData
+from ucpl.storage.vaults.protection import Group, Protection, block_size, get_sets
 from ucpl.storage.vaults.records import CHUNK
 
 __all__ = ["Gone", "Guarded", "Survived"]
@@ -48,11 +48,11 @@ class Guarded:
     """Domains of known sizes under a protection."""
 
     protection: Protection
-    stretches: tuple[Stretch, ...]  # of each domain
+    stretches: tuple[DomainData, ...]  # of each domain
 
     @cached_property
     def sets(self) -> tuple[tuple[int, ...], ...]:
-        return sets_of(len(self.stretches), self.protection)
+        return get_sets(len(self.stretches), self.protection)
 
     @cached_property
     def _blocks(self) -> dict[int, int]:
@@ -164,7 +164,7 @@ class Guarded:
                         yield place, (numbers[place] * block + low, numbers[place] * block + high)
 
 
-def _held(stretch: Stretch) -> Iterator[Span]:
+def _held(stretch: DomainData) -> Iterator[Span]:
     return ((start, start + size) for start, size in zip(stretch.starts, stretch.sizes, strict=False) if size)
 
 
@@ -177,7 +177,7 @@ def _cut(spans: Mapping[int, Iterable[Span]]) -> Iterator[tuple[int, int, list[i
             yield low, high, mine
 
 
-def _by_rank(stretch: Stretch, spans: Iterable[Span]) -> Iterator[Gone]:
+def _by_rank(stretch: DomainData, spans: Iterable[Span]) -> Iterator[Gone]:
     """Spans of a domain as spans of its arenas.
 
     They consist of complete chunks, and adjacent ones are joined.

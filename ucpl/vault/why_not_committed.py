@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ucpl.storage.vaults.committed import holders_of, saved_in
-from ucpl.storage.vaults.domains import Domain, Holder, is_held
+from ucpl.storage.vaults.committed import get_domains, get_shards
+from ucpl.storage.vaults.domains import AnyDomain, Domain, is_locked
 from ucpl.storage.vaults.records import Job
 
 __all__ = ["late"]
@@ -22,8 +22,8 @@ def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> 
     is_first: the one before counted: a rank that has not saved may be slow.
     Raises: OSError, of a domain on another host.
     """
-    holders = holders_of(home, job)
-    saved = saved_in(holders, job)
+    holders = get_domains(home, job)
+    saved = get_shards(holders, job)
     steps: dict[int, list[int]] = {}  # by the step that they called it
     lacking = []
     for rank in range(job.ranks):
@@ -41,7 +41,7 @@ def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> 
             return f"{_ranks(newer)} saved more often: all ranks must save equally often", True
         told = f"{_ranks(lacking)} did not save it, withdrew it or still digests it"
         return f"{told}: all ranks must save equally often", not is_first
-    away = [where.number for where in holders if isinstance(where, Domain) and not is_held(where.lock("server"))]
+    away = [where.number for where in holders if isinstance(where, Domain) and not is_locked(where.lock("server"))]
     if away:
         return f"no server runs for {_domains(away)} (`ucpl vault serve {home} --domain {away[0]}`)", True
     silent = [where.number for where in holders if not any(_votes(where, job, generation))]
@@ -49,7 +49,7 @@ def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> 
     return f"{told}: see the output of its server", False
 
 
-def _votes(where: Holder, job: Job, generation: int) -> list[bool]:
+def _votes(where: AnyDomain, job: Job, generation: int) -> list[bool]:
     votes = [where.vote_in(slot) for slot in range(job.slots)]
     return [vote is not None and vote.generation == generation for vote in votes]
 

@@ -29,12 +29,12 @@ from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
 from ucpl.storage.vaults.checksummed_text import Told, write_whole
-from ucpl.storage.vaults.committed import get_commits, holders_of, read_commits, saved_in, silent
-from ucpl.storage.vaults.domains import LOOKED_AT, Domain, Holder, held
+from ucpl.storage.vaults.committed import get_commits, get_domains, get_shards, read_commits, silent
+from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, Domain, hold_lock
 from ucpl.storage.vaults.hosts import hosts_at
-from ucpl.storage.vaults.records import Begun, Commit, Job, Shard, slot_of
-from ucpl.storage.vaults.snapshot_folder import generation_at
-from ucpl.storage.wire import Silence
+from ucpl.storage.vaults.records import Commit, Job, RunRecord, Shard, slot_of
+from ucpl.storage.vaults.snapshot_folder import open_generation
+from ucpl.storage.wire import NoAnswer
 from ucpl.vault.arenas import Arenas, Written
 from ucpl.vault.no_gc import unsearched
 from ucpl.vault.why_not_committed import late
@@ -115,7 +115,7 @@ class Writer:
         self._shares: Shares | None = None
         self._replaying: Replaying | None = None
         make_owned(self.here.folder)
-        if not self._ends.enter_context(held(self.here.lock(f"r{rank}"), wait=LOOKED_AT)):
+        if not self._ends.enter_context(hold_lock(self.here.lock(f"r{rank}"), wait=LOOKED_AT)):
             self._ends.close()
             fail("E694", f"rank {rank} of {home} is written by another process", Label(str(self.here.folder)))
         try:
@@ -177,9 +177,9 @@ class Writer:
         try:
             if hosts_at(self.home) is not None and (none := silent(self.home, self.job)):
                 _unheard(self.home, ", ".join(f"d{number}" for number in none))
-            holders = holders_of(self.home, self.job)
+            holders = get_domains(self.home, self.job)
             last = next((one.generation for one in read_commits(holders, self.job, sure=True)), 0)
-            saved = [one for some in saved_in(holders, self.job).values() for one, _ in some]
+            saved = [one for some in get_shards(holders, self.job).values() for one, _ in some]
             first = 1 + max([last, *(one.generation for one in saved)])
             if run is None:
                 return first
@@ -188,9 +188,9 @@ class Writer:
                 for begun in map(where.begun_in, ranks):
                     if begun is not None and (begun.ident, begun.run) == (self.job.ident, run) and begun.first > last:
                         first = begun.first
-            write_whole(self.here.begun(self.rank), Begun(self.job.ident, run, first).sealed())
+            write_whole(self.here.begun(self.rank), RunRecord(self.job.ident, run, first).sealed())
         except OSError as error:
-            if isinstance(error, Silence):
+            if isinstance(error, NoAnswer):
                 _unheard(self.home, str(error.strerror))
             raise _failed(self, error) from error
         return first
@@ -293,7 +293,7 @@ class Writer:
 
     def _attempt(self, replaying: Replaying, newest: Commit) -> None:
         try:
-            replaying.attempt(newest, lambda: generation_at(self.home, newest.generation), self.rank)
+            replaying.attempt(newest, lambda: open_generation(self.home, newest.generation), self.rank)
         except UcplError as error:  # its base is lost or removed: the next one is tried
             if replaying.is_refused:
                 _log.warning("each step is saved completely: %s", error.diagnostics[0].message)
@@ -434,7 +434,7 @@ class Writer:
         votes = [self.here.vote_in(slot) for slot in range(self.job.slots)]
         return any(v is not None and v.ident == self.job.ident and v.generation > last for v in votes)
 
-    def _newest(self, holders: Sequence[Holder] = ()) -> Commit | None:
+    def _newest(self, holders: Sequence[AnyDomain] = ()) -> Commit | None:
         """The newest committed generation of all domains.
 
         If a committer could not send it to all hosts, it is copied to the rest here.
@@ -469,18 +469,18 @@ def _unheard(home: Path, who: str) -> NoReturn:
     fail("E697", f"{who} of {home}: no answer, so the newest committed generation is unknown", Label(str(home)))
 
 
-def _lock_all(writer: Writer, locks: ExitStack) -> list[Holder]:
+def _lock_all(writer: Writer, locks: ExitStack) -> list[AnyDomain]:
     """Those of all domains.
 
     One whose server was begun anew may be known elsewhere first. Raises: OSError.
     """
     for left in reversed(range(SEATS)):
-        holders = holders_of(writer.home, writer.job)
+        holders = get_domains(writer.home, writer.job)
         try:
             _lock(locks, holders, writer.wait)
         except OSError as error:
             locks.close()
-            if isinstance(error, Silence) or error.errno != errno.EIO or not left:
+            if isinstance(error, NoAnswer) or error.errno != errno.EIO or not left:
                 raise
             time.sleep(SEATED)
         else:
@@ -488,7 +488,7 @@ def _lock_all(writer: Writer, locks: ExitStack) -> list[Holder]:
     return holders
 
 
-def _lock(locks: ExitStack, holders: Sequence[Holder], wait: float) -> None:
+def _lock(locks: ExitStack, holders: Sequence[AnyDomain], wait: float) -> None:
     """Raises: OSError."""
     for one in holders:
         if not locks.enter_context(one.locked(max(1.0, wait))):
@@ -566,7 +566,7 @@ def _failed(writer: Writer, error: Exception) -> UcplError:
         state = os.statvfs(where)
         free = f"{state.f_bavail * state.f_frsize:,} bytes are free there"
     try:
-        if isinstance(error, Silence):
+        if isinstance(error, NoAnswer):
             said = f"{error.strerror}: the save could overwrite a committed generation there"
             fail("E697", said, Label(where), remedy="restart its server; the next save tries again")
         fail("E695", f"{where} cannot be written: {error.strerror or error}", Label(where, free))

@@ -1,7 +1,7 @@
 """Replay of one AdamW step by the optimizer itself, bit for bit.
 
 Each element is updated independently, so a tensor that is updated alone gets the same bits as among others. The other
-facts that the bits depend on are saved with the gradients (`made_by`).
+facts that the bits depend on are saved with the gradients (`environment`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ucpl.live.tensors import memory_of, tensor_of
 from ucpl.records import frozen
 
-__all__ = ["MOMENTS", "NUMBERS", "Raw", "flushes", "made_by", "stepped"]
+__all__ = ["MOMENTS", "NUMBERS", "Raw", "flushes_denormals", "environment", "replay_step"]
 
 # Of a parameter group all that a step asks for.
 NUMBERS = (
@@ -47,12 +47,12 @@ class Raw:
         return tensor_of(self.data, dtype, self.shape)
 
 
-def made_by(device: str) -> dict[str, str]:
+def environment(device: str) -> dict[str, str]:
     """The environment that the bits of a step depend on.
 
     It is the build of torch and the device.
     """
-    found = {"torch": torch.__version__, "device": device, "denormals": "flushed" if flushes() else "kept"}
+    found = {"torch": torch.__version__, "device": device, "denormals": "flushed" if flushes_denormals() else "kept"}
     if device == "cpu":
         return {**found, "runs on": torch.backends.cpu.get_cpu_capability()}
     if device == "cuda" and torch.cuda.is_available():
@@ -60,7 +60,7 @@ def made_by(device: str) -> dict[str, str]:
     return found
 
 
-def flushes() -> bool:
+def flushes_denormals() -> bool:
     """True if this thread flushes denormal numbers to zero.
 
     Other threads of a step may differ.
@@ -68,7 +68,7 @@ def flushes() -> bool:
     return not bool(torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1.0)  # whatever is the caller's default
 
 
-def stepped(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
+def replay_step(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:
     """The parameter and its optimizer state after a step, as bytes.
 
     They reuse the memory of the old values if possible.

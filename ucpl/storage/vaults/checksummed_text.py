@@ -18,7 +18,7 @@ import xxhash
 
 from ucpl.owned import open_new
 
-__all__ = ["Told", "json_text", "opened", "read_sealed", "seal", "was_sealed", "write_whole"]
+__all__ = ["Told", "json_text", "unseal", "read_sealed", "seal", "was_sealed", "write_whole"]
 
 Told = dict[str, object]
 _MAX = 1 << 30
@@ -37,7 +37,7 @@ def json_text(told: object) -> str:
     return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
-def opened(data: bytes) -> Told | None:
+def unseal(data: bytes) -> Told | None:
     """The content of a checksummed text; None: it is damaged or none."""
     text = _inner(data)
     if text is None:

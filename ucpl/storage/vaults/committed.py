@@ -14,15 +14,28 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 from ucpl.storage.vaults.checksummed_text import read_sealed
-from ucpl.storage.vaults.domains import Domain, Holder
+from ucpl.storage.vaults.domains import AnyDomain, Domain
 from ucpl.storage.vaults.hosts import hosts_at
-from ucpl.storage.vaults.records import Commit, Job, Shard, mark_of
-from ucpl.storage.vaults.remote_domain import Far
+from ucpl.storage.vaults.records import Commit, Job, Shard, text_digest
+from ucpl.storage.vaults.remote_domain import RemoteDomain
 
 __all__ = [
-    "DIGITS_MAX", "barred", "get_commits", "read_commits", "domains_of", "holder_of", "holders_of", "job_at", "made_of",
-    "newer", "no_vault", "saved_in", "silent", "unsaid", "unsaid_text",
-]  # fmt: skip
+    "DIGITS_MAX",
+    "describe_damage",
+    "domains_of",
+    "get_commits",
+    "get_damaged_newer",
+    "get_domain",
+    "get_domains",
+    "get_replay_chain",
+    "get_shards",
+    "get_unreadable_newer",
+    "read_commits",
+    "read_job",
+    "reject_no_vault",
+    "silent",
+    "why_unreadable",
+]
 
 DIGITS_MAX = 16  # of a generation
 _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
@@ -37,7 +50,7 @@ def domains_of(home: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _DOMAIN.fullmatch(name)) and os.path.isdir(home / name))
 
 
-def barred(home: Path) -> str:
+def why_unreadable(home: Path) -> str:
     """The reason why the folder or a domain in it is unreadable.
 
     Empty: it is readable.
@@ -54,7 +67,7 @@ def barred(home: Path) -> str:
     return ""
 
 
-def holder_of(home: Path, number: int) -> Holder:
+def get_domain(home: Path, number: int) -> AnyDomain:
     """A domain's local folder, or its server on another host.
 
     The server is used if the vault has hosts and there is no local folder.
@@ -64,16 +77,16 @@ def holder_of(home: Path, number: int) -> Holder:
         with suppress(OSError):
             hosts = hosts_at(home)
             if hosts is not None and number < len(hosts.at):
-                return Far(home, number, hosts)
+                return RemoteDomain(home, number, hosts)
     return here
 
 
 def silent(home: Path, job: Job) -> list[int]:
     """Domains that are not here and do not answer."""
-    return [n for n in range(len(job.domains)) if not holder_of(home, n).is_there()]
+    return [n for n in range(len(job.domains)) if not get_domain(home, n).is_there()]
 
 
-def job_at(home: Path) -> Job | None:
+def read_job(home: Path) -> Job | None:
     """The job of a vault; None: there is none.
 
     The majority of the local domains and the list of hosts decide.
@@ -92,7 +105,7 @@ def job_at(home: Path) -> Job | None:
     return Job.of(max(sorted(said), key=said.__getitem__)) if said else None
 
 
-def no_vault(home: Path) -> NoReturn:
+def reject_no_vault(home: Path) -> NoReturn:
     """Report that there is no vault, and suggest the probable path.
 
     Raises: UcplError E692, always.
@@ -109,7 +122,7 @@ def no_vault(home: Path) -> NoReturn:
         why = "it does not exist"
     except OSError as error:
         why = error.strerror or str(error)
-    if locked := barred(home):
+    if locked := why_unreadable(home):
         why = locked
         remedy = "only the owner of a vault has access to it: run the command as this user"
     alone = text.removeprefix("vault:")
@@ -121,12 +134,12 @@ def no_vault(home: Path) -> NoReturn:
     fail("E692", f"{home} is not a vault: {why}", Label(text), remedy=remedy)
 
 
-def holders_of(home: Path, job: Job) -> list[Holder]:
-    return [holder_of(home, number) for number in range(len(job.domains))]
+def get_domains(home: Path, job: Job) -> list[AnyDomain]:
+    return [get_domain(home, number) for number in range(len(job.domains))]
 
 
-def saved_in(
-    holders: Sequence[Holder], job: Job, slots: Iterable[int] | None = None
+def get_shards(
+    holders: Sequence[AnyDomain], job: Job, slots: Iterable[int] | None = None
 ) -> dict[int, list[tuple[Shard, str]]]:
     """The content of each rank's slots, committed or not.
 
@@ -138,7 +151,7 @@ def saved_in(
             for slot in range(job.slots) if slots is None else slots:
                 one = where.shard_in(rank, slot)
                 if one is not None and one[0].ident == job.ident:
-                    found.setdefault(rank, []).append((one[0], mark_of(one[1])))
+                    found.setdefault(rank, []).append((one[0], text_digest(one[1])))
     return found
 
 
@@ -147,10 +160,10 @@ def get_commits(home: Path, job: Job) -> list[Commit]:
 
     A commit record in one domain is sufficient.
     """
-    return read_commits(holders_of(home, job), job)
+    return read_commits(get_domains(home, job), job)
 
 
-def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
+def get_damaged_newer(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
     """Generations newer than the committed ones, with their damaged texts.
 
     Newest first. A reader of the newest committed generation reports that a newer one was saved.
@@ -165,17 +178,17 @@ def unsaid(home: Path, found: Sequence[Commit]) -> dict[int, list[Path]]:
     return dict(sorted(texts.items(), reverse=True))
 
 
-def newer(home: Path) -> dict[int, str]:
+def get_unreadable_newer(home: Path) -> dict[int, str]:
     """Generations that may be newer than all committed ones, newest first.
 
     Each comes with the reason why it is not read.
     """
-    job = job_at(home)
-    found = unsaid(home, get_commits(home, job)) if job is not None else {}
-    return {number: unsaid_text(texts) for number, texts in found.items()}
+    job = read_job(home)
+    found = get_damaged_newer(home, get_commits(home, job)) if job is not None else {}
+    return {number: describe_damage(texts) for number, texts in found.items()}
 
 
-def unsaid_text(texts: Sequence[Path]) -> str:
+def describe_damage(texts: Sequence[Path]) -> str:
     """The damage of a generation without intact commit record, and a remedy."""
     some = ", ".join(f"{path.parent.name}/{path.name}" for path in texts)
     return f"{some}, its commit record, is damaged; `ucpl vault scrub` or a restart of its servers may repair it"
@@ -187,7 +200,7 @@ def _is_damaged(path: Path) -> bool:
     return True
 
 
-def made_of(commit: Commit, found: Sequence[Commit]) -> list[Commit]:
+def get_replay_chain(commit: Commit, found: Sequence[Commit]) -> list[Commit]:
     """A generation and those of `found` that it is replayed from.
 
     The complete one is first.
@@ -197,7 +210,7 @@ def made_of(commit: Commit, found: Sequence[Commit]) -> list[Commit]:
     return sorted(chain, key=attrgetter("generation"))
 
 
-def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
+def _commit_in(here: AnyDomain, generation: int, job: Job) -> Commit | None:
     """The commit record of a domain; None if unreadable locally.
 
     Raises: OSError, if the domain is on another host.
@@ -205,12 +218,12 @@ def _commit_in(here: Holder, generation: int, job: Job) -> Commit | None:
     try:
         return here.commit_in(generation, job)
     except OSError:
-        if isinstance(here, Far):
+        if isinstance(here, RemoteDomain):
             raise
         return None
 
 
-def read_commits(holders: Sequence[Holder], job: Job, *, sure: bool = False) -> list[Commit]:
+def read_commits(holders: Sequence[AnyDomain], job: Job, *, sure: bool = False) -> list[Commit]:
     """The committed generations of these domains.
 
     sure: all domains must answer, because the caller overwrites older generations.

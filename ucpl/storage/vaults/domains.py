@@ -26,10 +26,10 @@ from typing import TypeVar, cast
 
 from ucpl.storage.vaults import manifest_cache
 from ucpl.storage.vaults.checksummed_text import read_sealed, write_whole
-from ucpl.storage.vaults.lock_descriptors import unshared
-from ucpl.storage.vaults.records import Begun, Commit, Job, Parity, Shard
+from ucpl.storage.vaults.lock_descriptors import open_unshared
+from ucpl.storage.vaults.records import Commit, Job, Parity, RunRecord, Shard
 
-__all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "Holder", "held", "is_held"]
+__all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "AnyDomain", "hold_lock", "is_locked"]
 
 POLL = 0.002  # seconds between two looks whether a lock is free
 LOOKED_AT = 0.5  # seconds that who takes a lock for good waits: another may only look whether somebody has it
@@ -56,14 +56,14 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     stamp = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
-    known = manifest_cache.known(path.parent, path.name, what)
+    known = manifest_cache.cached(path.parent, path.name, what)
     if known is not None and known[0] == stamp:
         return cast(T, known[1])
     data = read_sealed(path)
     return None if data is None else manifest_cache.keep(path.parent, path.name, what, stamp, data, made)
 
 
-class Holder(ABC):
+class AnyDomain(ABC):
     """A domain on any host: the files of its folder, by name."""
 
     number: int
@@ -109,7 +109,7 @@ class Holder(ABC):
     def commits(self) -> list[int]:
         """Generations that are committed there, newest first. Raises: OSError, as `names` does."""
         names = self.names()
-        manifest_cache.only(self.origin, names)
+        manifest_cache.keep_only(self.origin, names)
         return sorted((int(found[1]) for name in names if (found := COMMIT.fullmatch(name))), reverse=True)
 
     def commit_in(self, generation: int, job: Job) -> Commit | None:
@@ -129,9 +129,9 @@ class Holder(ABC):
 
         return self.text(f"r{rank}.s{slot}.json", (rank, slot), made)
 
-    def begun_in(self, rank: int) -> Begun | None:
+    def begun_in(self, rank: int) -> RunRecord | None:
         """The record of a rank's run. Raises: OSError."""
-        return self.text(f"r{rank}.run.json", rank, Begun.of)
+        return self.text(f"r{rank}.run.json", rank, RunRecord.of)
 
     def vote_in(self, slot: int) -> Parity | None:
         """Raises: OSError."""
@@ -139,7 +139,7 @@ class Holder(ABC):
         return None if found is None or (found.domain, found.slot) != (self.number, slot) else found
 
 
-class Domain(Holder):
+class Domain(AnyDomain):
     """The folder of one domain, which is here."""
 
     def __init__(self, home: Path, number: int) -> None:
@@ -189,7 +189,7 @@ class Domain(Holder):
         return os.stat(self.folder / name, follow_symlinks=False).st_size
 
     def locked(self, wait: float) -> AbstractContextManager[bool]:
-        return held(self.lock("commit"), wait=wait)
+        return hold_lock(self.lock("commit"), wait=wait)
 
     def tell(self, generation: int, text: bytes, job: Job) -> None:
         write_whole(self.commit(generation), text)
@@ -198,14 +198,14 @@ class Domain(Holder):
 
 
 @contextmanager
-def held(path: Path, *, wait: float, within: int | None = None) -> Iterator[bool]:
+def hold_lock(path: Path, *, wait: float, within: int | None = None) -> Iterator[bool]:
     """Hold a lock until the end of the block or process.
 
     Gives False, if another process holds it for `wait` seconds.
     within: a descriptor of the folder that `path` is relative to.
     Raises: OSError.
     """
-    with unshared(path, os.O_RDWR | os.O_CREAT, within) as fd:
+    with open_unshared(path, os.O_RDWR | os.O_CREAT, within) as fd:
         yield _locked(fd, time.monotonic() + wait)
 
 
@@ -223,12 +223,12 @@ def _locked(fd: int, end: float) -> bool:
             return True
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """True if a running process holds a lock. Creates no file."""
     if not os.path.exists(path):  # or nobody may look
         return False
     try:
-        with held(path, wait=0) as mine:
+        with hold_lock(path, wait=0) as mine:
             return not mine
     except OSError:
         return False

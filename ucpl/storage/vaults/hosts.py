@@ -15,7 +15,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.storage.authentication import Address
-from ucpl.storage.vaults.checksummed_text import Told, opened, read_sealed, seal, write_whole
+from ucpl.storage.vaults.checksummed_text import Told, read_sealed, seal, unseal, write_whole
 
 __all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]
 
@@ -110,7 +110,7 @@ def hosts_at(home: Path) -> Hosts | None:
 
 
 def _parsed(data: bytes | None) -> Hosts | None:
-    told = opened(data) if data is not None else None
+    told = unseal(data) if data is not None else None
     if told is None:
         return None
     keys, job = told.get("keys"), told.get("job")

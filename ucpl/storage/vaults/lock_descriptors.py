@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["unshared"]
+__all__ = ["open_unshared"]
 
 
 class _Opened:
@@ -34,7 +34,7 @@ _changing = threading.RLock()  # no fork sees a descriptor that is open and not 
 
 
 @contextmanager
-def unshared(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
+def open_unshared(path: Path, flags: int, within: int | None = None) -> Iterator[int]:
     """A descriptor of this process, until its end or a fork.
 
     within: the descriptor of the folder.

@@ -13,9 +13,9 @@ from threading import RLock
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from ucpl.storage.vaults.records import mark_of
+from ucpl.storage.vaults.records import text_digest
 
-__all__ = ["keep", "known", "only"]
+__all__ = ["keep", "cached", "keep_only"]
 
 T = TypeVar("T")
 FOLDERS_MAX = 4096  # those that were asked for last: more than a vault's domains
@@ -26,7 +26,7 @@ _asking = RLock()  # servers answer others in threads
 _same: WeakValueDictionary[tuple[str, object, str], object] = WeakValueDictionary()
 
 
-def known(folder: Hashable, name: str, what: object) -> tuple[object, object] | None:
+def cached(folder: Hashable, name: str, what: object) -> tuple[object, object] | None:
     """The stamp and content of a text at its last read.
 
     None: it was not read, or had no content.
@@ -39,7 +39,7 @@ def keep(
     folder: Hashable, name: str, what: object, stamp: object, data: bytes, made: Callable[[bytes], T | None]
 ) -> T | None:
     """Parse and cache a text. what: the question that `made` answers."""
-    key = name, what, mark_of(data)
+    key = name, what, text_digest(data)
     found: T | None = _same.get(key)  # type: ignore[assignment]  # an answer to the same question
     if found is None:
         found = made(data)
@@ -50,7 +50,7 @@ def keep(
     return found
 
 
-def only(folder: Hashable, names: Iterable[str]) -> None:
+def keep_only(folder: Hashable, names: Iterable[str]) -> None:
     """Keep nothing of other texts."""
     there = set(names)
     with _asking:

@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 
 from ucpl.errors import Label, fail
 from ucpl.records import define, frozen
-from ucpl.storage.vaults.committed import get_commits, holder_of
-from ucpl.storage.vaults.domains import Domain, Holder
+from ucpl.storage.vaults.committed import get_commits, get_domain
+from ucpl.storage.vaults.domains import AnyDomain, Domain
 from ucpl.storage.vaults.erasure import codes_of
-from ucpl.storage.vaults.protection import BLOCK, Group, sets_of
+from ucpl.storage.vaults.protection import BLOCK, Group, get_sets
 from ucpl.storage.vaults.records import CHUNK, Commit, Job, Shard
-from ucpl.storage.vaults.remote_domain import Far
+from ucpl.storage.vaults.remote_domain import RemoteDomain
 
-__all__ = ["Lost", "Memory", "Piece", "Stretch", "stretch_of", "xor_into"]
+__all__ = ["LostBytes", "Memory", "ChunkedFile", "DomainData", "get_domain_data", "xor_into"]
 
 Bytes = NDArray[np.uint8]
 _CHUNK_BITS = CHUNK.bit_length() - 1
 KEPT = 32  # rebuilt chunks: neighbouring tiles have chunks in common
 
 
-class Lost(Exception):
+class LostBytes(Exception):
     """Bytes that cannot be read, with their domain.
 
     It also names the domains that their group lacks.
@@ -48,7 +48,7 @@ class Lost(Exception):
 
 
 @frozen
-class Stretch:
+class DomainData:
     """The data of a domain: its ranks' arenas, end to end.
 
     Each arena starts at a multiple of BLOCK.
@@ -59,7 +59,7 @@ class Stretch:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, ranks: Sequence[int], sizes: Sequence[int]) -> Stretch:
+    def of(cls, ranks: Sequence[int], sizes: Sequence[int]) -> DomainData:
         starts = accumulate((-(-size // BLOCK) * BLOCK for size in sizes), initial=0)
         return cls(tuple(ranks), tuple(starts), tuple(sizes))
 
@@ -68,9 +68,9 @@ class Stretch:
         return self.starts[-1]
 
 
-def stretch_of(ranks: Sequence[int], shards: Sequence[Shard]) -> Stretch:
+def get_domain_data(ranks: Sequence[int], shards: Sequence[Shard]) -> DomainData:
     """shards: of all ranks, by rank."""
-    return Stretch.of(ranks, [shards[rank].size for rank in ranks])
+    return DomainData.of(ranks, [shards[rank].size for rank in ranks])
 
 
 def _chunks(low: int, high: int, size: int = CHUNK) -> Iterator[tuple[int, int]]:
@@ -89,7 +89,7 @@ def xor_into(into: Bytes, other: Bytes) -> None:
     np.bitwise_xor(into[whole:], other[whole:], out=into[whole:])
 
 
-class _Scratch(threading.local):
+class _ThreadBuffers(threading.local):
     """Buffers of each thread.
 
     A new buffer of a chunk's size is expensive, because the kernel clears it.
@@ -99,17 +99,17 @@ class _Scratch(threading.local):
         self.rooms = [np.empty(CHUNK, np.uint8) for _ in range(3)]
 
 
-_scratch = _Scratch()
+_scratch = _ThreadBuffers()
 
 
 @define(eq=False)
-class Piece:
+class ChunkedFile:
     """A file of a vault with digests of its chunks.
 
     It is an arena, or the redundancy of a domain.
     """
 
-    where: Holder
+    where: AnyDomain
     name: str  # in the domain's folder
     size: int
     chunks: tuple[int, ...]
@@ -120,8 +120,8 @@ class Piece:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
-    def of(cls, where: Holder, name: str, size: int, chunks: tuple[int, ...]) -> Piece:
-        kind = _FarPiece if isinstance(where, Far) else cls
+    def of(cls, where: AnyDomain, name: str, size: int, chunks: tuple[int, ...]) -> ChunkedFile:
+        kind = _RemoteChunkedFile if isinstance(where, RemoteDomain) else cls
         good, bad = np.zeros((2, len(chunks)), np.bool_)
         return kind(where, name, size, chunks, good, bad, bytearray(len(chunks)))
 
@@ -211,7 +211,7 @@ class Piece:
 
 
 @define(eq=False)
-class _FarPiece(Piece):
+class _RemoteChunkedFile(ChunkedFile):
     """A piece on another host: complete chunks are fetched and cached."""
 
     _came: dict[int, Bytes] = field(factory=dict)  # correct chunks, by their start
@@ -232,7 +232,7 @@ class _FarPiece(Piece):
         return True
 
     def _got(self, out: Bytes, position: int) -> bool:
-        assert isinstance(self.where, Far)
+        assert isinstance(self.where, RemoteDomain)
         try:
             return self.where.read(self.name, out.data, position) == len(out)
         except OSError:
@@ -265,8 +265,8 @@ class Memory:
     lost: frozenset[int] = frozenset()  # domains to do without, whether they are there or not
     read: int = 0  # bytes that were read without rebuilding
     rebuilt: int = 0  # bytes that were made of others
-    _arenas: dict[int, Piece] = field(factory=dict)
-    _parity: dict[int, Piece] = field(factory=dict)
+    _arenas: dict[int, ChunkedFile] = field(factory=dict)
+    _parity: dict[int, ChunkedFile] = field(factory=dict)
     _made: dict[tuple[int, int], Bytes] = field(factory=dict)  # the chunks that were rebuilt last, by (rank, number)
     _count: threading.Lock = field(factory=threading.Lock)
 
@@ -282,13 +282,13 @@ class Memory:
 
     @cached_property
     def sets(self) -> tuple[tuple[int, ...], ...]:
-        return sets_of(len(self.job.domains), self.job.protection)
+        return get_sets(len(self.job.domains), self.job.protection)
 
     @cached_property
-    def stretches(self) -> tuple[Stretch, ...]:
-        return tuple(stretch_of(ranks, self.commit.shards) for ranks in self.job.domains)
+    def stretches(self) -> tuple[DomainData, ...]:
+        return tuple(get_domain_data(ranks, self.commit.shards) for ranks in self.job.domains)
 
-    def arena(self, rank: int) -> Piece | None:
+    def arena(self, rank: int) -> ChunkedFile | None:
         """The arena of a rank; None: its domain is lost."""
         domain = self.job.domain_of(rank)
         if domain is None or domain in self.lost:
@@ -296,8 +296,8 @@ class Memory:
         with self._count:
             if rank not in self._arenas:
                 shard = self.commit.shards[rank]
-                where = holder_of(self.home, domain)
-                self._arenas[rank] = Piece.of(where, f"r{rank}.s{shard.slot}", shard.size, shard.chunks)
+                where = get_domain(self.home, domain)
+                self._arenas[rank] = ChunkedFile.of(where, f"r{rank}.s{shard.slot}", shard.size, shard.chunks)
             return self._arenas[rank]
 
     def is_lost(self, rank: int) -> bool:
@@ -313,14 +313,14 @@ class Memory:
         among = next(some for some in self.sets if domain in some)
         return tuple(d for d in among if d != domain and not any(map(self.is_lost, self.job.domains[d])))
 
-    def parity(self, domain: int) -> Piece | None:
+    def parity(self, domain: int) -> ChunkedFile | None:
         if domain in self.lost:
             return None
         with self._count:
             if domain not in self._parity:
                 found = self.commit.parity[domain]
-                where = holder_of(self.home, domain)
-                self._parity[domain] = Piece.of(where, f"p.s{found.slot}", found.size, found.chunks)
+                where = get_domain(self.home, domain)
+                self._parity[domain] = ChunkedFile.of(where, f"p.s{found.slot}", found.size, found.chunks)
             return self._parity[domain]
 
     # ---- reading ------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class Memory:
                 continue
             try:
                 self.made(rank, low, some)
-            except Lost as lost:
+            except LostBytes as lost:
                 self._refuse(rank, lost)
 
     def made(self, rank: int, low: int, out: Bytes) -> None:
@@ -376,18 +376,18 @@ class Memory:
         checked and damaged ones are replaced. Raises: Lost.
         """
         for checked in (False, True):
-            with suppress(Lost) if not checked else nullcontext():
+            with suppress(LostBytes) if not checked else nullcontext():
                 self._rebuilt(domain, low, out, checked)
                 if xxhash.xxh3_64_intdigest(out.data) == digest:
                     return
-        raise Lost(domain, (domain,))
+        raise LostBytes(domain, (domain,))
 
     def _rebuilt(self, domain: int, low: int, out: Bytes, checked: bool) -> None:
         """Rebuild bytes of a domain's data from its set. Raises: Lost."""
         among = next(some for some in self.sets if domain in some)
         groups = self.job.protection.groups(len(among))
         if not groups:
-            raise Lost(domain, (domain,))
+            raise LostBytes(domain, (domain,))
         place = among.index(domain)
         block = self.commit.parity[domain].block
         for at, end in _chunks(low, low + len(out), block):
@@ -411,13 +411,13 @@ class Memory:
                 break
             lacking.append(among[place])
         else:
-            raise Lost(among[missing[0]], lacking)
+            raise LostBytes(among[missing[0]], lacking)
         room = _scratch.rooms[2][: len(out)]
         for place, number in group.data:
             if (place, number) == missing:
                 continue
             if not self.data_bytes(among[place], number, part.begin, room, part.checked):
-                raise Lost(among[missing[0]], (among[place],))
+                raise LostBytes(among[missing[0]], (among[place],))
             xor_into(out, room)
 
     def _of_codes(self, part: _Part, out: Bytes) -> None:
@@ -438,7 +438,7 @@ class Memory:
             else:
                 lacking.append(among[place])
         if len(have) < count:
-            raise Lost(among[missing[0]], lacking)
+            raise LostBytes(among[missing[0]], lacking)
         codes_of(count, len(group.parity)).rebuild(have, group.data.index(missing), out)
 
     def _parity_bytes(self, domain: int, slot: int, part: _Part, out: Bytes) -> bool:
@@ -474,7 +474,7 @@ class Memory:
         """
         self.make_parity(domain, low, out)
         if xxhash.xxh3_64_intdigest(out.data) != self.commit.parity[domain].chunks[low // CHUNK]:
-            raise Lost(domain, (domain,))
+            raise LostBytes(domain, (domain,))
 
     def make_parity(self, domain: int, low: int, out: Bytes) -> None:
         """Compute a domain's redundancy from `low`. Raises: Lost."""
@@ -491,7 +491,7 @@ class Memory:
             for i, (other, number) in enumerate(group.data):
                 some = into if i == 0 else room[: len(into)]
                 if not self.data_bytes(among[other], number, at % block, some):
-                    raise Lost(domain, (among[other],))
+                    raise LostBytes(domain, (among[other],))
                 if i:
                     xor_into(into, some)
 
@@ -501,10 +501,10 @@ class Memory:
         for other, number in group.data:
             blocks.append(np.empty(len(out), np.uint8))
             if not self.data_bytes(among[other], number, begin, blocks[-1]):
-                raise Lost(among[which[0]], (among[other],))
+                raise LostBytes(among[which[0]], (among[other],))
         codes_of(len(blocks), len(group.parity)).code(blocks, group.parity.index(which), out)
 
-    def _gathered(self, piece: Piece, low: int, out: Bytes, checked: bool) -> bool:
+    def _gathered(self, piece: ChunkedFile, low: int, out: Bytes, checked: bool) -> bool:
         if not checked:
             if not piece.raw(low, out):
                 return False
@@ -517,7 +517,7 @@ class Memory:
         with self._count:
             self.read += read
 
-    def _refuse(self, rank: int, lost: Lost) -> NoReturn:
+    def _refuse(self, rank: int, lost: LostBytes) -> NoReturn:
         gone = sorted({lost.domain, *lost.lacking})
         names = ", ".join(f"d{d}" for d in gone)
         files = [file.name for file in self.commit.shards[rank].files]

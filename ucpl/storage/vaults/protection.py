@@ -15,7 +15,7 @@ from itertools import islice
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 
-__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "demand_each", "even_domains", "sets_of"]
+__all__ = ["BLOCK", "CODED_MAX", "Group", "Protection", "block_size", "check_partition", "even_domains", "get_sets"]
 
 BLOCK = 4096  # bytes that blocks are multiples of
 SHOWN = 4  # ranks that a message names
@@ -109,7 +109,7 @@ def even_domains(ranks: int, domains: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(d * each, (d + 1) * each)) for d in range(domains))
 
 
-def demand_each(domains: Sequence[Sequence[int]], ranks: int | None = None, of: str = "") -> None:
+def check_partition(domains: Sequence[Sequence[int]], ranks: int | None = None, of: str = "") -> None:
     """Check that each rank is in one domain. Raises: UcplError E690.
 
     ranks: their number; None: the highest rank plus one.
@@ -135,7 +135,7 @@ def demand_each(domains: Sequence[Sequence[int]], ranks: int | None = None, of: 
         )
 
 
-def sets_of(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]:
+def get_sets(domains: int, protection: Protection) -> tuple[tuple[int, ...], ...]:
     """The domains of each set, in order; sets have about equal sizes.
 
     Raises: UcplError E690.

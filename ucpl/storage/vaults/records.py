@@ -19,8 +19,8 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.storage.vaults.checksummed_text import Told, json_text, opened, seal
-from ucpl.storage.vaults.protection import BLOCK, Protection, block_size, sets_of
+from ucpl.storage.vaults.checksummed_text import Told, json_text, seal, unseal
+from ucpl.storage.vaults.protection import BLOCK, Protection, block_size, get_sets
 
 __all__ = [
     "CHUNK",
@@ -28,7 +28,7 @@ __all__ = [
     "NAME",
     "REPLAYS_MAX",
     "WHOLE",
-    "Begun",
+    "RunRecord",
     "Commit",
     "File",
     "Job",
@@ -37,7 +37,7 @@ __all__ = [
     "Parity",
     "Segment",
     "Shard",
-    "mark_of",
+    "text_digest",
     "slot_of",
 ]  # fmt: skip
 
@@ -53,11 +53,11 @@ _STEP_MAX = 255  # bytes of a name of a file
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}")  # of a job
 
 
-class _Wrong(ValueError):
+class _RecordError(ValueError):
     """A text whose content is not that of its kind."""
 
 
-def mark_of(data: bytes) -> str:
+def text_digest(data: bytes) -> str:
     """The digest of a checksummed text."""
     return xxhash.xxh3_128_hexdigest(data)
 
@@ -65,42 +65,42 @@ def mark_of(data: bytes) -> str:
 def _number(told: Mapping[str, object], name: str, most: int = _SIZE_MAX) -> int:
     value = told.get(name)
     if type(value) is not int or not 0 <= value <= most:
-        raise _Wrong(name)
+        raise _RecordError(name)
     return value
 
 
 def _text(told: Mapping[str, object], name: str) -> str:
     value = told.get(name)
     if not isinstance(value, str):
-        raise _Wrong(name)
+        raise _RecordError(name)
     return value
 
 
 def _list(told: Mapping[str, object], name: str) -> list[object]:
     value = told.get(name)
     if not isinstance(value, list):
-        raise _Wrong(name)
+        raise _RecordError(name)
     return value
 
 
 def _object(value: object) -> Told:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise _Wrong("an object")
+        raise _RecordError("an object")
     return value
 
 
 def _numbers(value: object, count: int | None = None) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(n) is int and 0 <= n <= _SIZE_MAX for n in value):
-        raise _Wrong("numbers")
+        raise _RecordError("numbers")
     if count is not None and len(value) != count:
-        raise _Wrong("so many numbers")
+        raise _RecordError("so many numbers")
     return tuple(value)
 
 
 def _digests(told: Mapping[str, object], size: int) -> tuple[int, ...]:
     text = _text(told, "chunks")
     if len(text) != -(-size // CHUNK) * _DIGITS:
-        raise _Wrong("chunks")
+        raise _RecordError("chunks")
     return tuple(int(text[i : i + _DIGITS], 16) for i in range(0, len(text), _DIGITS))
 
 
@@ -146,21 +146,21 @@ class Job:
 
     @classmethod
     def of(cls, data: bytes | None) -> Job | None:
-        told = opened(data) if data is not None else None
+        told = unseal(data) if data is not None else None
         if told is None:
             return None
         try:
             domains = tuple(_numbers(ranks) for ranks in _list(told, "domains"))
             ranks = sorted(rank for some in domains for rank in some)
             if not ranks or ranks != list(range(len(ranks))) or len(ranks) > _RANKS_MAX:
-                raise _Wrong("domains")
+                raise _RecordError("domains")
             replays = _number(told, "replays", REPLAYS_MAX) if "replays" in told else 0
             if told.get("form") != (_REPLAYING if replays else FORM):
-                raise _Wrong("form")
+                raise _RecordError("form")
             protection, name = Protection.parse(_text(told, "protect")), _text(told, "job")
             if not NAME.fullmatch(name):
-                raise _Wrong("job")
-            sets_of(len(domains), protection)
+                raise _RecordError("job")
+            get_sets(len(domains), protection)
             return cls(name, _text(told, "ident"), domains, protection, replays)
         except (ValueError, UcplError):
             return None
@@ -213,10 +213,10 @@ class Named:
     @classmethod
     def of(cls, value: object, file: int) -> Named:
         if not isinstance(value, list) or len(value) != 6 or not all(isinstance(value[i], str) for i in (0, 1, 4)):
-            raise _Wrong("named")
+            raise _RecordError("named")
         at, size = _numbers(value[2:4], 2)
         if at + size > file:
-            raise _Wrong("named")
+            raise _RecordError("named")
         return cls(value[0], value[1], at, size, value[4], _numbers(value[5]))
 
 
@@ -250,15 +250,15 @@ class File:
         name, size = _text(told, "name"), _number(told, "size")
         steps = PurePosixPath(name).parts
         if not steps or name.startswith("/") or "\0" in name or any(s in ("", ".", "..") for s in name.split("/")):
-            raise _Wrong("name")
+            raise _RecordError("name")
         if max(len(step.encode()) for step in steps) > _STEP_MAX:  # a ValueError, too, of half a character
-            raise _Wrong("name")
+            raise _RecordError("name")
         segments = tuple(Segment(*_numbers(one, 3)) for one in _list(told, "segments"))
         if any(s.begin + s.size > size or s.at + s.size > arena for s in segments):
-            raise _Wrong("segments")
+            raise _RecordError("segments")
         crcs = _object(told.get("crcs"))
         if not all(type(crc) is int and 0 <= crc < 1 << 32 for crc in crcs.values()):
-            raise _Wrong("crcs")
+            raise _RecordError("crcs")
         data = list(map(_bytes, _list(told, "data"))) if "data" in told else []
         late = tuple(_late(one, size, data) for one in _list(told, "late"))
         named = tuple(Named.of(one, size) for one in _list(told, "named")) if "named" in told else ()
@@ -267,29 +267,29 @@ class File:
 
 def _bytes(value: object) -> bytes:
     if not isinstance(value, str):
-        raise _Wrong("data")
+        raise _RecordError("data")
     return bytes.fromhex(value)
 
 
 def _late(value: object, size: int, every: Sequence[bytes]) -> Late:
     if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int:
-        raise _Wrong("late")
+        raise _RecordError("late")
     if isinstance(value[1], str):  # older versions stored each separately
         data = _bytes(value[1])
     elif type(value[1]) is int and 0 <= value[1] < len(every):
         data = every[value[1]]
     else:
-        raise _Wrong("late")
+        raise _RecordError("late")
     holes = value[2]
     if not 0 <= value[0] <= size - len(data) or not isinstance(holes, list):
-        raise _Wrong("late")
+        raise _RecordError("late")
     found = []
     for hole in holes:
         if not isinstance(hole, list) or len(hole) != 2 or not isinstance(hole[0], str):
-            raise _Wrong("late")
+            raise _RecordError("late")
         (at,) = _numbers(hole[1:], 1)
         if at + 4 > len(data):
-            raise _Wrong("late")
+            raise _RecordError("late")
         found.append((hole[0], at))
     return Late(value[0], data, tuple(found))
 
@@ -312,7 +312,7 @@ class Files(Sequence[File]):
             except (ValueError, RecursionError):
                 told = None
             if not isinstance(told, list):
-                raise _Wrong("files")
+                raise _RecordError("files")
             self._made = tuple(File.of(one, self._arena) for one in told)
         return self._made
 
@@ -340,11 +340,11 @@ def _rests(told: Mapping[str, object]) -> tuple[int, int, int]:
     slot = _number(told, "slot", WHOLE + REPLAYS_MAX - 1)
     if "depth" not in told:
         if slot >= WHOLE:
-            raise _Wrong("slot")
+            raise _RecordError("slot")
         return slot, 0, slot
     depth, base = _number(told, "depth", REPLAYS_MAX), _number(told, "base", WHOLE - 1)
     if not depth or slot != slot_of(depth, base):
-        raise _Wrong("depth")
+        raise _RecordError("depth")
     return slot, depth, base
 
 
@@ -391,7 +391,7 @@ class Shard:
 
     @classmethod
     def of(cls, data: bytes | None) -> Shard | None:
-        told = opened(data) if data is not None else None
+        told = unseal(data) if data is not None else None
         if told is None:
             return None
         try:
@@ -409,7 +409,7 @@ class Shard:
 
 
 @frozen
-class Begun:
+class RunRecord:
     """The first generation of a run, as one rank determined it.
 
     The rank writes it before it saves, for ranks that start later.
@@ -423,8 +423,8 @@ class Begun:
         return seal({"ident": self.ident, "run": self.run, "first": self.first})
 
     @classmethod
-    def of(cls, data: bytes | None) -> Begun | None:
-        told = opened(data) if data is not None else None
+    def of(cls, data: bytes | None) -> RunRecord | None:
+        told = unseal(data) if data is not None else None
         try:
             return cls(_text(told, "ident"), _text(told, "run"), _number(told, "first")) if told is not None else None
         except ValueError:
@@ -459,7 +459,7 @@ class Parity:
 
     @classmethod
     def of(cls, data: bytes | None) -> Parity | None:
-        told = opened(data) if data is not None else None
+        told = unseal(data) if data is not None else None
         if told is None:
             return None
         try:
@@ -510,7 +510,7 @@ class Commit:
 
         Raises nothing.
         """
-        told = opened(data) if data is not None else None
+        told = unseal(data) if data is not None else None
         if told is None:
             return None
         try:
@@ -540,7 +540,7 @@ class Commit:
     def _is_protected(self, job: Job) -> bool:
         """True if the redundancy of each domain has the right size."""
         sizes = [sum(-(-self.shards[rank].size // BLOCK) * BLOCK for rank in ranks) for ranks in job.domains]
-        for among in sets_of(len(job.domains), job.protection):
+        for among in get_sets(len(job.domains), job.protection):
             data, held = job.protection.blocks(len(among))
             block = block_size([sizes[d] for d in among], data)
             if any((self.parity[d].block, self.parity[d].size) != (block, held * block) for d in among):

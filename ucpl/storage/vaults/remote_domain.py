@@ -14,26 +14,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ucpl.storage.authentication import Address, Refused, TlsWay
+from ucpl.storage.authentication import AccessDenied, Address, TlsConnector
 from ucpl.storage.keys import Keys, names_of
 from ucpl.storage.vaults import manifest_cache
-from ucpl.storage.vaults.domains import Holder
+from ucpl.storage.vaults.domains import AnyDomain
 from ucpl.storage.vaults.hosts import Hosts
 from ucpl.storage.vaults.records import Job
-from ucpl.storage.wire import Channel, Line, Question, Silence, hang_up
+from ucpl.storage.wire import Channel, NoAnswer, Question, QuestionClient, hang_up
 
-__all__ = ["BLOCK", "PATIENCE", "Far"]
+__all__ = ["BLOCK", "PATIENCE", "RemoteDomain"]
 
 BLOCK = 4 << 20  # bytes of an answer, at most
 PATIENCE = 5.0  # seconds for which an answer is waited for
 SILENT, SILENT_MAX = 0.5, 5.0  # seconds for which one that did not answer is not asked again: twice as many each time
 
 T = TypeVar("T")
-_lines: dict[tuple[int, Address, str, str, int], Line] = {}  # per process, because a fork needs its own connections
+_lines: dict[
+    tuple[int, Address, str, str, int], QuestionClient
+] = {}  # per process, because a fork needs its own connections
 _silent: dict[Address, tuple[float, float]] = {}  # the end of a pause without requests, and its length
 
 
-class Far(Holder):
+class RemoteDomain(AnyDomain):
     """A remote domain, asked over persistent connections.
 
     A question has the seat of the caller's domain.
@@ -44,12 +46,12 @@ class Far(Holder):
         self.address = hosts.at[number]
         self._holds: Channel | None = None  # the connection that has the lock
 
-    def _line(self) -> Line:
+    def _line(self) -> QuestionClient:
         key = os.getpid(), self.address, self.hosts.keys, self.home.name, self.number
         if key not in _lines:
             who = f"d{self.number} of {self.home.name}, at {self.address[0]}:{self.address[1]},"
-            way = TlsWay(self.address, Keys(Path(self.hosts.keys)), names_of(self.home.name, f"d{self.number}"))
-            _lines[key] = Line(way, who)
+            way = TlsConnector(self.address, Keys(Path(self.hosts.keys)), names_of(self.home.name, f"d{self.number}"))
+            _lines[key] = QuestionClient(way, who)
         return _lines[key]
 
     def ask(self, question: Question, patience: float | None = None) -> bytes:
@@ -58,19 +60,19 @@ class Far(Holder):
         Raises: OSError; Silence, if no answer comes, and immediately if the previous question had none.
         """
         if self._holds is None and time.monotonic() < _silent.get(self.address, (0.0, 0.0))[0]:
-            raise Silence(f"d{self.number} of {self.home.name} does not answer")
+            raise NoAnswer(f"d{self.number} of {self.home.name} does not answer")
         line, told = self._line(), {**question, "domain": self.number}
         try:
             if self._holds is not None:
                 return line.told(line.asked(self._holds, told, _until(patience or PATIENCE)))
             try:
                 answer = line.ask(told, _until(patience or PATIENCE))
-            except Silence as error:
-                if isinstance(error.__cause__, TimeoutError | Refused | ssl.SSLError):
+            except NoAnswer as error:
+                if isinstance(error.__cause__, TimeoutError | AccessDenied | ssl.SSLError):
                     raise
                 line.close()  # of another server, which was here before
                 answer = line.ask(told, _until(patience or PATIENCE))
-        except Silence:
+        except NoAnswer:
             before = _silent.get(self.address, (0.0, 0.0))[1]
             wait = min(2 * before, SILENT_MAX) if before else SILENT
             _silent[self.address] = time.monotonic() + wait, wait
@@ -101,7 +103,7 @@ class Far(Holder):
         return [str(name) for name in told]
 
     def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
-        stamp, found = manifest_cache.known(self.origin, name, what) or ("", None)
+        stamp, found = manifest_cache.cached(self.origin, name, what) or ("", None)
         answer = self.ask({"op": "text", "name": name, "stamp": stamp})
         now, _, data = answer.partition(b"\n")
         if not now:

@@ -26,7 +26,7 @@ GRADIENT = "grad."  # prefix of a parameter's name
 KEPT = 256 << 20  # bytes of tensors that were made last
 
 
-class _Wrong(ValueError):
+class _StepRecordError(ValueError):
     """A malformed record of a step."""
 
 
@@ -98,7 +98,7 @@ def _in_arena(file: File, named: Named) -> int:
     for one in file.segments:
         if one.begin <= named.at and named.at + named.size <= one.begin + one.size:
             return one.at + named.at - one.begin
-    raise _Wrong(f"{named.name} was not saved completely")
+    raise _StepRecordError(f"{named.name} was not saved completely")
 
 
 def _units(shard: Shard) -> Iterator[_Unit]:
@@ -106,9 +106,9 @@ def _units(shard: Shard) -> Iterator[_Unit]:
     told = shard.replay
     groups, units, by = told.get("groups"), told.get("units"), told.get("by")
     if not isinstance(groups, list) or not isinstance(units, dict) or not isinstance(by, dict):
-        raise _Wrong("groups, units, by")
+        raise _StepRecordError("groups, units, by")
     if told.get("optimizer") != "AdamW" or not isinstance(by.get("device"), str):
-        raise _Wrong("the optimizer")
+        raise _StepRecordError("the optimizer")
     places = {named.name for file in shard.files for named in file.named}
     for place in sorted(places):
         if not place.startswith(GRADIENT):
@@ -116,20 +116,20 @@ def _units(shard: Shard) -> Iterator[_Unit]:
         name, at, offset = place.removeprefix(GRADIENT).rpartition("@")
         unit = units.get(name)
         if not isinstance(unit, dict) or not at:
-            raise _Wrong(f"{place} has no record")
+            raise _StepRecordError(f"{place} has no record")
         group, weights, moments = unit.get("group"), unit.get("weights"), unit.get("moments")
         marks, step = unit.get("marks"), unit.get("step")
         if type(group) is not int or not 0 <= group < len(groups) or not isinstance(groups[group], dict):
-            raise _Wrong(f"the group of {name}")
+            raise _StepRecordError(f"the group of {name}")
         if (
             not _are_texts(weights)
             or not weights
             or not isinstance(moments, dict)
             or not _are_texts([*moments.values()])
         ):
-            raise _Wrong(f"the replay of {place}")
+            raise _StepRecordError(f"the replay of {place}")
         if not isinstance(step, str) or not _are_texts(marks) or len(marks) != 1 + len(moments):
-            raise _Wrong(f"the step of {name}")
+            raise _StepRecordError(f"the step of {name}")
         yield _Unit(
             groups[group], by["device"], by, tuple(f"{one}@{offset}" for one in weights),
             {what: f"{one}@{offset}" for what, one in moments.items()}, f"{step}@", tuple(marks), place,
@@ -235,11 +235,11 @@ class Replay:
 
     def _stepped(self, unit: _Unit, number: int) -> dict[str, memoryview]:
         """The result of a step, by name. Raises: UcplError E691, E698."""
-        from ucpl.storage.vaults.adamw import Raw, made_by, stepped  # torch, which most that is read needs not
-        from ucpl.storage.vaults.state_digests import mark_of
+        from ucpl.storage.vaults.adamw import Raw, environment, replay_step  # torch, which most that is read needs not
+        from ucpl.storage.vaults.state_digests import state_digest
 
         step = self._steps[number]
-        here = made_by(unit.device)
+        here = environment(unit.device)
         if here != unit.by:
             told = (", ".join(f"{name} {value}" for name, value in one.items()) for one in (unit.by, here))
             self._refuse(f"it was trained with {next(told)}, and this is {next(told)}: the bits may differ")
@@ -258,7 +258,7 @@ class Replay:
             places = {what: self._steps[0].places[name].named for what, name in names.items()}
             raws = {w: Raw(had(name), places[w].dtype, places[w].shape) for w, name in names.items()}
             gradient = step.places[unit.gradient]
-            found = stepped(
+            found = replay_step(
                 unit.group, unit.device, raws, Raw(gradient.read(), gradient.named.dtype, gradient.named.shape)
             )
             steps = bytes(step.places[unit.step].read())
@@ -270,7 +270,7 @@ class Replay:
         for mark, what in zip(unit.marks, ("weight", *unit.moments), strict=True) if is_last else ():
             if " " not in mark:
                 self._refuse(f"{names[what]}: it was saved by another version of ucpl")
-            if mark_of(found[what], mark) != mark:
+            if state_digest(found[what], mark) != mark:
                 self._refuse(f"{names[what]}: the replayed step differs from the trained value: other code wrote to it")
         if found["step"] != steps:
             self._refuse(f"{unit.step} is not the saved step")

@@ -18,9 +18,18 @@ from attrs import evolve, field
 from ucpl.errors import Label, calling, fail
 from ucpl.records import define
 from ucpl.storage import cache_dirs
-from ucpl.storage.lifetimes import ends
-from ucpl.storage.reading import Range, registry, remote_of
-from ucpl.storage.vaults.committed import DIGITS_MAX, get_commits, holders_of, job_at, made_of, newer, no_vault, unsaid
+from ucpl.storage.lifetimes import current_scope
+from ucpl.storage.reading import Range, remote_of, sparse_file_registry
+from ucpl.storage.vaults.committed import (
+    DIGITS_MAX,
+    get_commits,
+    get_damaged_newer,
+    get_domains,
+    get_replay_chain,
+    get_unreadable_newer,
+    read_job,
+    reject_no_vault,
+)
 from ucpl.storage.vaults.domains import COMMIT, Domain
 from ucpl.storage.vaults.memory import Memory
 from ucpl.storage.vaults.records import CHUNK, File
@@ -29,20 +38,29 @@ from ucpl.storage.vaults.replay import Over, Replay
 if TYPE_CHECKING:
     from ucpl.storage.vaults.records import Commit
 
-__all__ = ["SCHEME", "Stored", "View", "generation_at", "passed_over", "pinned", "stored_at", "view"]
+__all__ = [
+    "SCHEME",
+    "SnapshotFile",
+    "SnapshotFolder",
+    "get_skipped",
+    "get_snapshot_file",
+    "open_generation",
+    "pin_generation",
+    "snapshot_folder",
+]
 
 SCHEME = "vault"
 Parts = Sequence[tuple[int, File]]  # ranks, with their parts of a file
 
 
 @define(eq=False)
-class View:
+class SnapshotFolder:
     """All files of a generation, with the places of their bytes."""
 
     memory: Memory
     url: str
     root: Path
-    files: dict[str, Stored] = field(factory=dict)
+    files: dict[str, SnapshotFile] = field(factory=dict)
 
     @property
     def rebuilt(self) -> int:
@@ -61,11 +79,11 @@ class View:
 
 
 @define(eq=False)
-class Stored:
+class SnapshotFile:
     """One file."""
 
     call_bytes: ClassVar[int] = 48 << 10  # memory gives these in the time that a call takes here
-    view: View
+    folder: SnapshotFolder
     name: str
     parts: Parts
 
@@ -90,7 +108,7 @@ class Stored:
     @property
     def lost(self) -> list[tuple[int, int, int]]:
         """(begin, end, domain) of bytes in lost domains, ascending and joined."""
-        memory, found = self.view.memory.whole, list[tuple[int, int, int]]()
+        memory, found = self.folder.memory.whole, list[tuple[int, int, int]]()
         for begin, end, rank, where in self.spans:
             domain = memory.job.domain_of(rank)
             if domain is None or isinstance(where, bytes) or not memory.is_lost(rank):
@@ -103,7 +121,7 @@ class Stored:
 
     @cached_property
     def _over(self) -> Over | None:
-        return self.view.replay.over(self.name) if self.view.replay is not None else None
+        return self.folder.replay.over(self.name) if self.folder.replay is not None else None
 
     @property
     def replayed(self) -> list[tuple[int, int, int]]:
@@ -144,7 +162,7 @@ class Stored:
 
     def _saved(self, into: memoryview, position: int) -> None:
         """Bytes of the complete generation. Raises: UcplError E691."""
-        memory = self.view.memory.whole
+        memory = self.folder.memory.whole
         end = position + len(into)
         i = bisect_right(self._begins, position) - 1
         begin, high, rank, where = self.spans[i]
@@ -168,7 +186,7 @@ class Stored:
         """
         if payload or list(ranges) != [(0, self.size)]:
             return
-        with open(self.view.root / self.name, "r+b") as file:
+        with open(self.folder.root / self.name, "r+b") as file:
             for low in range(0, self.size, CHUNK):
                 room = bytearray(min(CHUNK, self.size - low))
                 self.fill(memoryview(room), low)
@@ -178,57 +196,57 @@ class Stored:
         """Nothing is fetched that is not read."""
 
     def identity(self) -> tuple[int, int, int, int]:
-        commit = self.view.memory.commit
-        what = f"{self.view.memory.job.ident} {commit.shards[0].run} {self.name}"
+        commit = self.folder.memory.commit
+        what = f"{self.folder.memory.job.ident} {commit.shards[0].run} {self.name}"
         return self.size, commit.generation, int.from_bytes(blake2b(what.encode(), digest_size=7).digest()), 0
 
     @property
-    def listed_by(self) -> View:
-        return self.view
+    def listed_by(self) -> SnapshotFolder:
+        return self.folder
 
 
-def stored_at(path: Path) -> Stored | None:
+def get_snapshot_file(path: Path) -> SnapshotFile | None:
     """The file of a vault at a path; None: it is none."""
     try:
         found = remote_of(os.stat(path))
     except OSError:
         return None
-    return found if isinstance(found, Stored) else None
+    return found if isinstance(found, SnapshotFile) else None
 
 
-def generation_at(home: Path, generation: int | None = None) -> Memory:
+def open_generation(home: Path, generation: int | None = None) -> Memory:
     """A generation of a vault, by default the newest committed one.
 
     Raises: UcplError E692.
     """
-    job = job_at(home)
+    job = read_job(home)
     if job is None:
-        no_vault(home)
+        reject_no_vault(home)
     found = get_commits(home, job)
     chosen = next((one for one in found if generation in (None, one.generation)), None)
     if chosen is None:
         there = ", ".join(str(one.generation) for one in found) or "none"
         what = "nothing is committed" if generation is None else f"generation {generation} is not committed"
-        names = {name for where in holders_of(home, job) if isinstance(where, Domain) for name in where.names()}
+        names = {name for where in get_domains(home, job) if isinstance(where, Domain) for name in where.names()}
         damaged = sorted(name for name in names if COMMIT.fullmatch(name))
         if damaged and not found:
             what = f"the commit records are damaged in all domains: {', '.join(damaged[:3])}"
-        elif generation in unsaid(home, found):
+        elif generation in get_damaged_newer(home, found):
             what = f"the commit record of generation {generation} is damaged: commit.{generation}.json"
         fail("E692", f"{home}: {what}", Label(str(home), f"committed: {there}"))
-    some = made_of(chosen, found)
+    some = get_replay_chain(chosen, found)
     if len(some) != chosen.depth + 1:
         what = (
             f"{home}: generation {chosen.generation} is replayed from {chosen.depth} earlier ones, and some are missing"
         )
         fail("E692", what, Label(str(home), f"there: {', '.join(str(one.generation) for one in some)}"))
     for commit in some:
-        _demand_whole(home, commit)
+        _check_complete(home, commit)
     *before, newest = (Memory(home, job, one) for one in some)
     return evolve(newest, before=tuple(before)) if before else newest
 
 
-def _demand_whole(home: Path, commit: Commit) -> None:
+def _check_complete(home: Path, commit: Commit) -> None:
     """Reject a request for files of a generation with gradients alone.
 
     Raises: UcplError E692.
@@ -243,20 +261,20 @@ def _demand_whole(home: Path, commit: Commit) -> None:
         fail("E692", what, Label(str(home), where=str(error)))
 
 
-def view(url: str) -> Path:
+def snapshot_folder(url: str) -> Path:
     """The local folder for `vault:ROOT/JOB` or `vault:ROOT/JOB@GENERATION`.
 
     Raises: UcplError E691, E692.
     """
-    memory = generation_at(*_parted(url))
+    memory = open_generation(*_parted(url))
     try:
-        return lay(memory, url).root
+        return lay_out(memory, url).root
     except OSError as error:
         where = error.filename or str(memory.home)
         fail("E692", f"{url} cannot be shown as a folder: {error.strerror or error}", Label(os.fsdecode(where)))
 
 
-def passed_over(url: str) -> tuple[str, ...]:
+def get_skipped(url: str) -> tuple[str, ...]:
     """Generations that may be newer than a URL's, with the reasons.
 
     Empty if the URL names a generation.
@@ -264,7 +282,10 @@ def passed_over(url: str) -> tuple[str, ...]:
     home, generation = _parted(url)
     if generation is not None:
         return ()
-    return tuple(f"generation {number} of {home} is newer and not read: {why}" for number, why in newer(home).items())
+    return tuple(
+        f"generation {number} of {home} is newer and not read: {why}"
+        for number, why in get_unreadable_newer(home).items()
+    )
 
 
 def _parted(url: str) -> tuple[Path, int | None]:
@@ -277,28 +298,28 @@ def _parted(url: str) -> tuple[Path, int | None]:
     return home, int(number) if named else None
 
 
-def pinned(url: str) -> str:
+def pin_generation(url: str) -> str:
     """The URL with its current generation. Raises: UcplError E692.
 
     The newest generation may change at any time.
     """
     home, generation = _parted(url)
-    return url if generation is not None else f"{url}@{generation_at(home).commit.generation}"
+    return url if generation is not None else f"{url}@{open_generation(home).commit.generation}"
 
 
-def lay(memory: Memory, url: str) -> View:
+def lay_out(memory: Memory, url: str) -> SnapshotFolder:
     """Create files with names and sizes in a temporary folder.
 
     Raises: OSError.
     """
     root = cache_dirs.fresh() / (memory.job.name or "vault")
     root.mkdir()
-    found = View(memory, url, root)
-    ends().callback(memory.close)
-    ends().enter_context(calling(str(root), url))
-    register = registry()
+    found = SnapshotFolder(memory, url, root)
+    current_scope().callback(memory.close)
+    current_scope().enter_context(calling(str(root), url))
+    register = sparse_file_registry()
     for name, parts in memory.whole.commit.files().items():
-        stored = found.files[name] = Stored(found, name, parts)
+        stored = found.files[name] = SnapshotFile(found, name, parts)
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

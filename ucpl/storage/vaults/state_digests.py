@@ -11,29 +11,29 @@ import xxhash
 
 from ucpl.live.tensors import flat_bytes, is_aligned, tensor_of
 
-__all__ = ["mark_of", "of_sum", "weighed"]
+__all__ = ["state_digest", "digest_of_sum", "weighted_sum"]
 
 TILE = 1 << 20  # words that are weighed at a time
 _DIGEST, _SUM = "xxh3 ", "sum "
 _STEPS = -7046029254386353131, -4658895280553007687  # as int64: 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
-def mark_of(data: memoryview, like: str = _DIGEST) -> str:
+def state_digest(data: memoryview, like: str = _DIGEST) -> str:
     """The digest of bytes, of the same kind as `like`.
 
     like: a digest or its prefix. Digests of different kinds are never equal.
     """
     if like.startswith(_SUM):
-        return of_sum(weighed(tensor_of(data, torch.uint8, (len(data),))))
+        return digest_of_sum(weighted_sum(tensor_of(data, torch.uint8, (len(data),))))
     return _DIGEST + xxhash.xxh3_64_hexdigest(data)
 
 
-def of_sum(found: torch.Tensor) -> str:
-    """The digest of a result of `weighed` on the CPU."""
+def digest_of_sum(found: torch.Tensor) -> str:
+    """The digest of a result of `weighted_sum` on the CPU."""
     return f"{_SUM}{int(found) & (1 << 64) - 1:016x}"
 
 
-def weighed(tensor: torch.Tensor) -> torch.Tensor:
+def weighted_sum(tensor: torch.Tensor) -> torch.Tensor:
     """The weighted sum of a contiguous tensor, on its device.
 
     It is an int64 without dimensions. It is available when the device has computed it.
