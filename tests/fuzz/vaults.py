@@ -30,7 +30,7 @@ from ucpl.storage.lifetimes import scoped
 from ucpl.storage.vaults.checksummed_text import unseal
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile, SnapshotFolder, lay_out, open_generation
 from ucpl.vault import Vault
-from ucpl.vault.inspect import damage, look
+from ucpl.vault.inspect import find_damage, inspect_vault
 from ucpl.vault.server import Server
 
 SIZES = (5000, 4097, 1)
@@ -159,9 +159,9 @@ class Vaults:
     def _read(self, rng: Random, case: Case, is_sealed: bool) -> None:
         match rng.randrange(5):
             case 0:
-                look(case.home)
+                inspect_vault(case.home)
             case 1:
-                damage(case.home)[0].close()
+                find_damage(case.home)[0].close()
             case 2:
                 vault = Vault.at(case.home)
                 with ExitStack() as ends:

@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.live.tensors import Goal, flat_bytes, memory_of, overlap, place_of, unreadable, unwritable
-from ucpl.vault.framework_writer import Shares, files_of, ready
-from ucpl.vault.layout_writer import Keyed
+from ucpl.vault.framework_writer import Distributions, collect_input, files_of
+from ucpl.vault.layout_writer import LayoutWriter
 from ucpl.vault.staging import Stages
-from ucpl.vault.value_trees import held_in
+from ucpl.vault.value_trees import to_value_tree
 
 SHAPE = (4, 6)
 SPEC = (
@@ -161,13 +161,13 @@ def by_reshard(tensor: Any, spec: str) -> torch.Tensor:
 
 
 def by_state_dict_of_a_vault(tensor: Any, spec: str) -> torch.Tensor:
-    (file,) = (one for one in files_of(ready({"w": tensor}), 1, Shares()) if one.tensors)
+    (file,) = (one for one in files_of(collect_input({"w": tensor}), 1, Distributions()) if one.tensors)
     (data,) = (bytes(part) for _, part in Stages().staged([one for _, _, one in file.tensors]))
     return torch.frombuffer(bytearray(data), dtype=torch.float32).view(SHAPE)
 
 
 def by_keys_of_a_vault(tensor: Any, spec: str) -> torch.Tensor:
-    (file,) = (one for one in Keyed.of(f"{spec}:own()", 0).files({"w": tensor}) if one.tensors)
+    (file,) = (one for one in LayoutWriter.of(f"{spec}:own()", 0).files({"w": tensor}) if one.tensors)
     (data,) = (bytes(part) for _, part in Stages().staged([one for _, _, one in file.tensors]))
     return torch.frombuffer(bytearray(data), dtype=torch.float32).view(SHAPE)
 
@@ -277,7 +277,7 @@ def test_bytes_are_those_of_the_numbers_in_every_type_and_shape(dtype, shape):
 
 def test_two_names_of_one_memory_are_one_tensor_only_if_they_are_the_same_numbers():
     z = torch.complex(torch.arange(3.0), torch.ones(3))
-    held = held_in({"z": z, "again": z, "conj": z.conj(), "real": z.real}, "a.pt")
+    held = to_value_tree({"z": z, "again": z, "conj": z.conj(), "real": z.real}, "a.pt")
     assert len(held.tensors) == 3
     assert place_of(z) == place_of(z.view(3)) != place_of(z.conj())
     assert place_of(torch.ones(3)) != place_of(torch.ones(3))

@@ -26,8 +26,8 @@ from ucpl.layout import Layout
 from ucpl.placement import locate
 from ucpl.planning.nets import net_json
 from ucpl.ranks.exchange import dtype_of, put, seen, windows_of
-from ucpl.ranks.rank_graph import Dealt, Message, Part, asked_of, dealt, request
-from ucpl.ranks.remote_boxes import Box, Name, Piece, Way, pieces_of
+from ucpl.ranks.rank_graph import Message, Part, RankGraph, parse_request, rank_graph, request
+from ucpl.ranks.remote_boxes import Name, Piece, RemoteBox, Transfer, pieces_of
 from ucpl.ranks.reshard import _device, _given, _names, _Work, reshard
 from ucpl.tables.operations import net_text
 
@@ -130,20 +130,20 @@ def test_who_has_copies_is_asked_in_turn():
     assert all(p.peer == rank for rank in range(4) for p in wanted(here, there, rank) if p.source.dtype == "bf16")
 
 
-def box_of(shape: list[int], offset: int) -> Box:
+def box_of(shape: list[int], offset: int) -> RemoteBox:
     """A box that is a run."""
     stride = np.cumprod([1, *shape[:0:-1]])[::-1].tolist()[: len(shape)]
-    return Box(("f", ("k",)), "f32", tuple(shape), offset, tuple(stride))
+    return RemoteBox(("f", ("k",)), "f32", tuple(shape), offset, tuple(stride))
 
 
 boxes = st.builds(box_of, st.lists(st.integers(2, 7), max_size=3), st.integers(0, 50))
-WAY = Way("all", "weight", "weight")
+WAY = Transfer("all", "weight", "weight")
 
 
 @settings(max_examples=60)
 @given(st.lists(boxes, max_size=8), st.integers(4, 200))
 def test_messages_are_bounded_and_have_every_element_once_in_its_order(some, most):
-    graph = dealt([], {1: [Piece(1, box, box, WAY) for box in some]}, 0)
+    graph = rank_graph([], {1: [Piece(1, box, box, WAY) for box in some]}, 0)
     flat, said = torch.arange(2000), list[int]()
     for window in windows_of(graph.given().get(1, []), most):
         assert window.parts and window.elements * 4 == window.size <= max(most, 4)
@@ -156,7 +156,7 @@ def test_messages_are_bounded_and_have_every_element_once_in_its_order(some, mos
 
 
 def test_a_box_is_split_along_its_first_dims_and_keeps_its_place_in_the_message():
-    source = Box(("s", ("k",)), "f32", (6, 5), 3, (10, 1))
+    source = RemoteBox(("s", ("k",)), "f32", (6, 5), 3, (10, 1))
     a, message = torch.arange(100), torch.zeros(40, dtype=torch.int64)
     for part in Part(Message(1, "f32", 40), 7, source).split(4):
         assert part.box.elements <= 4
@@ -165,7 +165,7 @@ def test_a_box_is_split_along_its_first_dims_and_keeps_its_place_in_the_message(
 
 
 @cache
-def job(here, there) -> list[Dealt]:
+def job(here, there) -> list[RankGraph]:
     """The graphs of all ranks."""
     source, target = both(here, there)
     every = [
@@ -174,13 +174,13 @@ def job(here, there) -> list[Dealt]:
     said = [[[p for p in pieces if p.peer == peer] for peer in range(len(every))] for pieces in every]
     asked = [
         {
-            peer: asked_of(request(said[peer][rank]), peer)
+            peer: parse_request(request(said[peer][rank]), peer)
             for peer in range(len(every))
             if peer != rank and said[peer][rank]
         }
         for rank in range(len(every))
     ]
-    return [dealt(every[rank], asked[rank], rank) for rank in range(len(every))]
+    return [rank_graph(every[rank], asked[rank], rank) for rank in range(len(every))]
 
 
 @pytest.mark.parametrize("most", [1 << 20, 100])
@@ -228,16 +228,16 @@ def test_send_and_receive_are_nodes_of_one_graph_and_of_no_plan():
 
 def test_requested_tensors_arrive_as_requested():
     pieces = [p for p in wanted((2, 2, 1), (1, 4, 1), 3) if p.peer != 3]
-    there = asked_of(request(pieces), 3)
+    there = parse_request(request(pieces), 3)
     assert [(p.source, p.way.label, p.way.state) for p in there] == [
         (p.source, p.way.label, p.way.state) for p in pieces
     ]
     assert {p.peer for p in there} == {3}
-    assert asked_of(request([]), 1) == []
+    assert parse_request(request([]), 1) == []
 
 
 def test_values_that_a_type_cannot_hold_are_refused():
-    target = Box(("t", ("a",)), "bf16", (2,), 0, (1,))
+    target = RemoteBox(("t", ("a",)), "bf16", (2,), 0, (1,))
     there = torch.zeros(2, dtype=torch.bfloat16)
     put(torch.tensor([1.0, float("nan")]), there, target, may_round=False)
     assert there[0] == 1
@@ -353,6 +353,6 @@ def test_a_group_that_is_too_small_is_refused():
 
 def test_a_view_of_another_tensor_is_read_in_place():
     whole = torch.arange(40)
-    box = Box(("s", ("a",)), "i64", (2, 3), 4, (10, 1))
+    box = RemoteBox(("s", ("a",)), "i64", (2, 3), 4, (10, 1))
     assert seen(whole[8:], box).tolist() == [[12, 13, 14], [22, 23, 24]]
     assert torch.equal(seen(whole[8:].clone(), box), seen(whole[8:], box))

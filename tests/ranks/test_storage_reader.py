@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ucpl
 from ucpl.errors import UcplError
 from ucpl.extents import Extent
-from ucpl.ranks.box_index import lying
+from ucpl.ranks.box_index import chunk_at
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KINDS = {
@@ -275,12 +275,12 @@ def test_a_part_of_a_tensor_that_was_saved_with_strides_is_found(name):
     rows = tensor.contiguous().stride()
     low = [n // 2 for n in tensor.shape]
     shape = tuple(n - a for n, a in zip(tensor.shape, low, strict=True))
-    chunk = lying(extent, (*shape, 1), sum(a * r for a, r in zip(low, rows, strict=True)), (*rows, 0))
+    chunk = chunk_at(extent, (*shape, 1), sum(a * r for a, r in zip(low, rows, strict=True)), (*rows, 0))
     assert chunk is not None
     there = tensor.as_strided(shape, chunk.stride[:-1], tensor.storage_offset() + chunk.offset)
     assert torch.equal(there, tensor[tuple(slice(a, None) for a in low)])
-    assert lying(extent, (tensor.numel(),), 0, (1,)) is None  # one dim of all elements
-    assert lying(extent, shape, 0, tuple(2 * r for r in rows)) is None
+    assert chunk_at(extent, (tensor.numel(),), 0, (1,)) is None  # one dim of all elements
+    assert chunk_at(extent, shape, 0, tuple(2 * r for r in rows)) is None
 
 
 def module_of(shapes: dict[str, torch.Size], dtype: torch.dtype) -> nn.Module:

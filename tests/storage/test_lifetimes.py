@@ -24,7 +24,7 @@ from ucpl.cli import main
 from ucpl.storage import cache_dirs, reading, resolve_url, sparse_files
 from ucpl.storage.lifetimes import current_scope, scoped, separate
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile
-from ucpl.vault.inspect import damage
+from ucpl.vault.inspect import find_damage
 from ucpl.vault.persist import persist
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -85,7 +85,7 @@ def test_reads_during_training_leave_nothing(vault: Path, tmp_path: Path) -> Non
     for number in range(2):
         filled(f"vault:{vault}", tmp_path)
         persist(vault, tmp_path / f"step-{number}")
-        assert damage(vault)[1] == []
+        assert find_damage(vault)[1] == []
         assert held() == before, number
 
 

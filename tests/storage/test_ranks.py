@@ -25,7 +25,7 @@ from tests.storage.conftest import counted
 from tests.storage.test_sources import bytes_of, make, save
 from ucpl.errors import UcplError
 from ucpl.formats.opening import framework
-from ucpl.ranks.scattered_files import Place as Spread
+from ucpl.ranks.scattered_files import LocalFiles as Spread
 from ucpl.ranks.scattered_files import one_folder
 from ucpl.runtime.execute import execute
 from ucpl.runtime.team import Team

@@ -28,7 +28,7 @@ def give(writer: Writer, files: Callable[[int], list[ToSave]]) -> None:
             raise met
         return files(step), None
 
-    writer._told = told  # type: ignore[method-assign]
+    writer._collect = told  # type: ignore[method-assign]
 
 
 class Job:

@@ -37,9 +37,9 @@ from ucpl.storage.keys import Keys
 from ucpl.storage.vaults import remote_domain
 from ucpl.storage.vaults.remote_domain import RemoteDomain
 from ucpl.vault import Vault, cleanup, peers
-from ucpl.vault.cleanup import clear
+from ucpl.vault.cleanup import remove_vaults
 from ucpl.vault.inspect import scrub
-from ucpl.vault.restore import restored
+from ucpl.vault.restore import restore_newest
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
@@ -252,7 +252,7 @@ def test_a_member_speaks_for_its_own_domain_alone(made, tmp_path):
     reader = Vault.make(tmp_path / "reader/job", **how, keys=authority() / "reader")
     one = RemoteDomain(reader.home, 0, listed(reader.home))
     assert "job.json" in one.names()
-    seats = listed(made.homes[0]).told()
+    seats = listed(made.homes[0]).to_table()
     for question in ({"op": "lock", "wait": 0, "by": seats["seats"]}, {"op": "hosts", **seats}, {"op": "commit"}):
         with pytest.raises(OSError, match="a reader changes nothing"):
             one.ask(question)
@@ -314,7 +314,7 @@ def test_gc_removes_nothing_through_a_link_that_was_put_there_meanwhile(tmp_path
             return removed(found)
 
         monkeypatch.setattr(cleanup, "_removed", swap)
-        assert [one.what for one in clear(top / "root")] == ["kept"]
+        assert [one.what for one in remove_vaults(top / "root")] == ["kept"]
         assert sorted(path.name for path in victim.rglob("*")) == ["chapter", "d0", "job.json", "thesis"]
 
 
@@ -333,5 +333,5 @@ def test_root_writes_nothing_through_links_in_a_vault_of_another_user(tmp_path):
     with pytest.raises(UcplError, match=r"E686: .*belongs to user"):
         scrub(home)
     assert (home / "d1/job.json").read_text() == "damaged"
-    assert restored(home, lambda source: None).source == f"vault:{home}@1"
+    assert restore_newest(home, lambda source: None).source == f"vault:{home}@1"
     assert precious.read_text() == "root's own"

@@ -23,8 +23,8 @@ from ucpl.cli import main
 from ucpl.storage.vaults.checksummed_text import seal
 from ucpl.storage.vaults.committed import get_commits
 from ucpl.vault import Vault
-from ucpl.vault.inspect import damage, mend_texts
-from ucpl.vault.restore import restored
+from ucpl.vault.inspect import find_damage, repair_texts
+from ucpl.vault.restore import restore_newest
 from ucpl.vault.server import Server
 
 WORD = "generation 2 of "
@@ -54,7 +54,7 @@ def test_damaged_texts_are_reported_and_repaired(tmp_path, name, damaged, by, ca
             path.unlink()
         else:
             path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:] if damaged == "flipped" else b"")
-        found = damage(tmp_path / "job")[1]
+        found = find_damage(tmp_path / "job")[1]
         assert [(one.chunks, one.can_be_rebuilt) for one in found] == [(0, True)] and found[0].what.startswith("d1: ")
         assert main(["vault", "verify", str(tmp_path / "job")]) == 1 and "can be rebuilt" in capsys.readouterr().out
         if by == "scrub":
@@ -64,8 +64,8 @@ def test_damaged_texts_are_reported_and_repaired(tmp_path, name, damaged, by, ca
             )
         else:
             here.serve(1)
-        assert path.read_bytes() == whole and mend_texts(tmp_path / "job") == 0
-        assert damage(tmp_path / "job")[1] == []
+        assert path.read_bytes() == whole and repair_texts(tmp_path / "job") == 0
+        assert find_damage(tmp_path / "job")[1] == []
 
 
 def test_a_server_that_starts_mends_what_is_damaged(tmp_path, truth):
@@ -206,9 +206,9 @@ def test_an_older_generation_is_not_reported_as_intact_if_the_newer_record_is_da
     out = capsys.readouterr()
     assert json.loads(out.out)["damaged"] == [2] and "warning: generation 2 is newer" in out.err
     tried: list[str] = []
-    made = restored(home, tried.append)
+    made = restore_newest(home, tried.append)
     assert made.step == 10 and made.passed[0][0] == f"vault:{home}@2" and "d0/commit.2.json" in made.passed[0][1]
-    assert restored(home, tried.append, generation=1).passed == ()
+    assert restore_newest(home, tried.append, generation=1).passed == ()
     with pytest.raises(ucpl.UcplError, match=r"E692: .*record of generation 2 is damaged: commit\.2\.json"):
         ucpl.verify(f"vault:{home}@2")
     assert before == {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
@@ -239,7 +239,7 @@ def test_a_generation_that_cannot_be_committed_again_is_reported_as_lost(older, 
     for path in home.glob("d*/commit.1.json"):
         path.unlink()
     with pytest.raises(ucpl.UcplError, match=r"E692: .* are damaged, and .*nothing has no folder step-N"):
-        restored(home, print, persisted=tmp_path / "nothing")
+        restore_newest(home, print, persisted=tmp_path / "nothing")
 
 
 def test_who_reads_an_older_generation_hears_of_the_newer_one(tmp_path, capsys):
@@ -310,7 +310,7 @@ def test_a_newer_text_of_another_vault_is_not_damaged(older):
     """
     home = older(1)
     (home / "d0/commit.2.json").write_bytes(seal({"generation": 2}))
-    assert damage(home)[1] == []
+    assert find_damage(home)[1] == []
 
 
 def test_a_damaged_text_of_what_was_saved_over_stops_nothing(tmp_path):

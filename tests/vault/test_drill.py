@@ -12,7 +12,7 @@ from tests.vault.states import call
 from ucpl.cli import main, vault
 from ucpl.storage.vaults import memory
 from ucpl.vault.drill import MOST, drill
-from ucpl.vault.survival import Guarded
+from ucpl.vault.survival import Survival
 
 
 def told(capsys, *words: object) -> tuple[int, dict]:
@@ -86,7 +86,7 @@ def test_bytes_that_are_no_step_s_are_found(tmp_path, monkeypatch):
 
 
 def test_a_plan_that_foretells_too_little_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(Guarded, "gone", lambda self, lost: ())
+    monkeypatch.setattr(Survival, "gone", lambda self, lost: ())
     fault = "2 of 3 domains lost"
     assert drilled(tmp_path, call("dp=3"), 3, "raim5", fault)[fault][4] == 3
 

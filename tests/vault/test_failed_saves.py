@@ -127,14 +127,14 @@ def test_whatever_is_a_whole_number_is_a_step(vault, step):
 
 
 def test_a_conjugate_is_saved_as_what_it_is(tmp_path, vault):
-    hold_lock = torch.randn(3, 4, dtype=torch.complex64)
+    value = torch.randn(3, 4, dtype=torch.complex64)
     with vault.writer(0, strict=True) as writer, Server(vault.home, 0) as server:
-        writer.save(1, {"z": hold_lock.conj(), "n": hold_lock.conj().imag})
+        writer.save(1, {"z": value.conj(), "n": value.conj().imag})
         server.turn()
         found = {"z": torch.zeros(3, 4, dtype=torch.complex64), "n": torch.zeros(3, 4)}
         persist(vault.home, tmp_path / "there")
         load(found, checkpoint_id=tmp_path / "there", no_dist=True)
-        assert torch.equal(found["z"], hold_lock.conj().resolve_conj()) and torch.equal(found["n"], -hold_lock.imag)
+        assert torch.equal(found["z"], value.conj().resolve_conj()) and torch.equal(found["n"], -value.imag)
 
 
 def one_of(step: int) -> torch.Tensor:

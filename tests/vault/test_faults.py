@@ -28,7 +28,7 @@ from ucpl.texts import Json
 from ucpl.vault import Vault, arenas
 from ucpl.vault import writer as writer_module
 from ucpl.vault.server import Server
-from ucpl.vault.survival import Guarded
+from ucpl.vault.survival import Survival
 
 LARGE = (2 * CHUNK + 777, CHUNK, 3 * CHUNK - 5, 40)
 LEAST = {"none": 1, "mirror": 2, "mirror(2)": 3, "raim5": 2, "raim5(4)": 4, "rs(1, 1)": 2, "rs(2, 2)": 4, "rs(3, 2)": 5,
@@ -59,7 +59,7 @@ def test_every_set_of_lost_domains_comes_back_or_is_refused_as_the_codes_say(tmp
         sets = get_sets(domains, protection)
         commit = here.vault.committed()
         assert commit is not None and here.read() == 1
-        guarded = Guarded(protection, tuple(get_domain_data(ranks, commit.shards) for ranks in here.vault.job.domains))
+        guarded = Survival(protection, tuple(get_domain_data(ranks, commit.shards) for ranks in here.vault.job.domains))
         for count in (1, 2, 3):
             for lost in map(frozenset, itertools.combinations(range(domains), count)):
                 told = all(

@@ -16,7 +16,7 @@ import torch
 from ucpl.errors import UcplError
 from ucpl.storage.vaults.domains import hold_lock, is_locked
 from ucpl.vault import Vault, framework_writer
-from ucpl.vault.stale_dirs import sweep, worked_in
+from ucpl.vault.stale_dirs import open_work_dir, remove_stale
 
 
 def forked(act: Callable[[], int | None]) -> int:
@@ -64,8 +64,8 @@ def test_a_worker_that_outlives_its_trainer_holds_none_of_its_locks(tmp_path):
 def test_work_of_a_dead_process_is_swept_while_what_it_forked_lives(tmp_path):
     left = tmp_path / "left"
     left.mkdir()
-    with worker_of(tmp_path / "pid", lambda: worked_in(left)):
-        assert sweep(tmp_path, "left") == [left]
+    with worker_of(tmp_path / "pid", lambda: open_work_dir(left)):
+        assert remove_stale(tmp_path, "left") == [left]
 
 
 @pytest.mark.parametrize("ended", ["with", "without"])

@@ -24,7 +24,7 @@ from ucpl.errors import UcplError
 from ucpl.storage.vaults import adamw
 from ucpl.vault import gradient_saves
 from ucpl.vault.persist import persist
-from ucpl.vault.restore import restored
+from ucpl.vault.restore import restore_newest
 
 
 def test_gradients_take_a_third_of_what_all_takes(tmp_path):
@@ -274,7 +274,7 @@ def test_what_was_written_past_autograd_is_found_and_the_generation_before_taken
             ucpl.load_into(model, None, source)
             found.append(model)
 
-        done = restored(here.vault.home, read)
+        done = restore_newest(here.vault.home, read)
         assert done.step == 1 and [why for _, why in done.passed] and same(found[0].state_dict(), before)
 
 
@@ -288,7 +288,7 @@ def test_where_other_bits_may_come_out_nothing_is_replayed(tmp_path, monkeypatch
         )
         with pytest.raises(UcplError) as refused:
             here.demand_same()
-        assert code_of(refused) == "E698" and "here is torch 1.0" in refused.value.diagnostics[0].message
+        assert code_of(refused) == "E698" and "this is torch 1.0" in refused.value.diagnostics[0].message
 
 
 def test_ranks_that_do_not_agree_how_they_save_save_nothing_that_counts(tmp_path):

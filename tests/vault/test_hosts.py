@@ -33,7 +33,7 @@ from ucpl.vault import Vault, Writer, arenas, peers
 from ucpl.vault import server as server_module
 from ucpl.vault import writer as writer_module
 from ucpl.vault.files import ToSave, text_file
-from ucpl.vault.inspect import damage
+from ucpl.vault.inspect import find_damage
 from ucpl.vault.server import Server
 
 SIZES = (2_100_000, 2_000_000, 1_900_000)
@@ -107,7 +107,7 @@ class Cluster:
 
     def damaged(self, n: int) -> list[str]:
         """The lost or damaged parts, as seen on one host."""
-        memory, found = damage(self.homes[n])
+        memory, found = find_damage(self.homes[n])
         memory.close()
         return [one.what for one in found]
 
@@ -254,16 +254,16 @@ def test_a_host_without_the_commit_record_overwrites_nothing(tmp_path, monkeypat
         for n in range(3):
             made.writers[n].save(30, None)
         made.servers[1].turn()  # it votes
-        tell = RemoteDomain.tell
+        tell = RemoteDomain.put_commit
 
-        def tell_or_cut(one: RemoteDomain, generation: int, text: bytes, job: Job) -> None:
+        def put_or_cut(one: RemoteDomain, generation: int, text: bytes, job: Job) -> None:
             if one.number == 1:
                 network.cut = network.between(made, 0, 1) | network.between(made, 2, 1)
                 raise NoAnswer("cut")
             tell(one, generation, text, job)
 
         with monkeypatch.context() as cutting:
-            cutting.setattr(RemoteDomain, "tell", tell_or_cut)
+            cutting.setattr(RemoteDomain, "put_commit", put_or_cut)
             made.turn(0, 2)
         assert network.cut and made.servers[1].here.commits() == [2, 1]
         assert made.damaged(2) != []  # d1 is cut off, and its data is rebuilt
@@ -375,7 +375,7 @@ def test_hosts_without_a_certificate_get_nothing_and_members_only_what_a_vault_h
         with good.locked(0.0) as mine:
             assert mine
             with pytest.raises(OSError, match="no generation of the vault"):
-                good.tell(7, text, made.vaults[0].job)
+                good.put_commit(7, text, made.vaults[0].job)
             other = RemoteDomain(made.homes[0], 1, hosts)
             with other.locked(0.0) as theirs:
                 assert not theirs
@@ -399,8 +399,8 @@ def test_a_server_that_was_started_anew_answers_at_once(tmp_path):
         assert one.ask({"op": "names"}) == b'["job.json"]'
 
 
-def untold(one: RemoteDomain, generation: int, text: bytes, job: Job) -> None:
-    """A replacement of `Far.tell` that sends no commit record."""
+def put_nothing(one: RemoteDomain, generation: int, text: bytes, job: Job) -> None:
+    """A replacement of `RemoteDomain.put_commit` that sends no commit record."""
     raise NoAnswer("cut")
 
 
@@ -420,7 +420,7 @@ def test_a_lock_of_a_silent_host_is_released(tmp_path, monkeypatch):
                     pass
             assert theirs
             with pytest.raises(OSError, match="does not answer"):
-                one.tell(1, b"", made.vaults[0].job)
+                one.put_commit(1, b"", made.vaults[0].job)
 
 
 def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_path, monkeypatch):
@@ -442,7 +442,7 @@ def test_a_host_that_has_given_its_lock_and_says_no_more_ends_what_needs_it(tmp_
         made.step(20)
         made.voted_for(30, (1, 2))
         with monkeypatch.context() as cutting:
-            cutting.setattr(RemoteDomain, "tell", untold)
+            cutting.setattr(RemoteDomain, "put_commit", put_nothing)
             made.servers[0].turn()
         assert [made.servers[n].here.commits()[0] for n in range(3)] == [3, 2, 2]
         with monkeypatch.context() as cutting:
@@ -468,7 +468,7 @@ def test_a_server_that_was_restarted_is_asked_under_its_lock_though_it_was_silen
         made.step(20)
         made.voted_for(30, (1, 2))
         with monkeypatch.context() as cutting:
-            cutting.setattr(RemoteDomain, "tell", untold)
+            cutting.setattr(RemoteDomain, "put_commit", put_nothing)
             made.servers[0].turn()
         made.servers.pop(0)._ends.close()
         with pytest.raises(UcplError, match=r"E697: .*could overwrite"):
@@ -504,7 +504,7 @@ def test_parity_of_what_counts_since_it_was_looked_at_is_not_written_over(tmp_pa
                     made.writers[n].save(40, None)
             return before(holders, job, slots)
 
-        monkeypatch.setattr(server_module, "saved_in", slow)
+        monkeypatch.setattr(server_module, "get_shards", slow)
         made.servers[1].turn()
         assert get_commits(made.homes[0], made.vaults[0].job)[0].generation == 3
         assert made.damaged(0) == []
@@ -674,5 +674,5 @@ def test_who_asks_with_an_older_list_asks_once_more(tmp_path, monkeypatch):
                     one.hosts = Hosts(old.keys, old.at, tuple(0 for _ in old.seats), old.job)
             return found
 
-        monkeypatch.setattr(writer_module, "holders_of", stale)
+        monkeypatch.setattr(writer_module, "get_domains", stale)
         assert here.writers[0].save(3, None) and len(tried) >= 3

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.checksummed_text import Told
+from ucpl.storage.vaults.checksummed_text import JsonObject
 from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.memory import ChunkedFile, Memory
 from ucpl.storage.vaults.snapshot_folder import SnapshotFile, SnapshotFolder, open_generation
@@ -114,11 +114,11 @@ class Machine(RuleBasedStateMachine):
             made = self._vault(self.vault.job.domain_of(rank) or 0).writer(
                 rank, run=str(self.run), wait=0.0, beside=False
             )
-            made._told = self._told(rank, made)  # type: ignore[method-assign]
+            made._collect = self._collect(rank, made)  # type: ignore[method-assign]
             self.writers.append(made)
 
-    def _told(self, rank: int, made: Writer):
-        def told(*_: object) -> tuple[list[ToSave], Told | None]:
+    def _collect(self, rank: int, made: Writer):
+        def told(*_: object) -> tuple[list[ToSave], JsonObject | None]:
             generation = made._next - 1
             newest = made._newest()  # which another rank may not know yet
             follows = newest is not None and made._follows(newest) and generation % 5 != 0
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
         pieces: list[ChunkedFile | None] = []
         for one in (*memory.before, memory):
             pieces += [*map(one.arena, self.vault.job.domains[number]), one.parity(number)]
-        if all(p is not None and all(p.is_whole(low) for low in range(0, p.size, 1 << 20)) for p in pieces):
+        if all(p is not None and all(p.is_intact(low) for low in range(0, p.size, 1 << 20)) for p in pieces):
             self.hurt.discard(number)
         memory.close()
 

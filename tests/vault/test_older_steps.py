@@ -19,8 +19,8 @@ from tests.vault.states import Truth, call, memory
 from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits
 from ucpl.vault.persist import persist
-from ucpl.vault.persisted import Persisted, is_of, state_text
-from ucpl.vault.restore import keep_state, restored, state_of
+from ucpl.vault.persisted import Persisted, is_of, ranks_json_text
+from ucpl.vault.restore import read_state, restore_newest, write_ranks_json
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def sources(home: Path, persisted: Path | None = None) -> list[str]:
         ucpl.verify("vault:/nowhere")
 
     with pytest.raises(ucpl.UcplError):
-        restored(home, read, persisted=persisted)
+        restore_newest(home, read, persisted=persisted)
     return tried
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_went_back_is_restored_as_it_was_saved_last(tmp_path, truth):
         shutil.rmtree(runs / "step-3/ucpl")
         assert sources(home, runs) == ["job@3", "job@2", "step-2", "step-3"]
         found: list[str] = []
-        assert restored(home, found.append, persisted=runs).step == 1 and found == [f"vault:{home}@3"]
+        assert restore_newest(home, found.append, persisted=runs).step == 1 and found == [f"vault:{home}@3"]
 
 
 def test_a_persisted_step_that_is_damaged_is_passed_over(tmp_path, truth, capsys):
@@ -117,9 +117,9 @@ def test_the_json_is_that_of_what_was_restored(tmp_path, truth, capsys):
         assert truth.step_of(out) == 1
         file = tmp_path / "one.pt"
         file.touch()
-        assert keep_state(state_of(str(runs / "step-2")), file) == tmp_path / "one.pt.state.json"
+        assert write_ranks_json(read_state(str(runs / "step-2")), file) == tmp_path / "one.pt.state.json"
         assert json.loads((tmp_path / "one.pt.state.json").read_text())["ranks"]["1"] == {"at": [2, 1]}
-        assert keep_state(state_of(str(tmp_path)), file) is None
+        assert write_ranks_json(read_state(str(tmp_path)), file) is None
 
 
 def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, truth):
@@ -139,7 +139,7 @@ def test_what_was_persisted_by_another_of_the_same_name_comes_behind(tmp_path, t
         before_times(runs, "step-3", generation=50)
         before_times(runs, "step-1")
         assert sources(home, runs) == ["job@3", "step-2", "job@2", "step-3", "step-1"]
-        (beside / "state.json").write_bytes(state_text(told))
+        (beside / "state.json").write_bytes(ranks_json_text(told))
         (beside / "saved.json").write_bytes(sealed)
     shutil.rmtree(home)
     assert sources(home, runs) == ["step-2", "step-3", "step-1"]  # as they were saved, not by step

@@ -22,9 +22,9 @@ from ucpl.storage.vaults.protection import Protection
 from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.vault import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
-from ucpl.vault.rank_schemes import schemes
+from ucpl.vault.rank_schemes import rank_schemes
 from ucpl.vault.server import Server
-from ucpl.vault.survival import Guarded
+from ucpl.vault.survival import Survival
 
 MIB = 1 << 20
 # Of each rank, in turn: bytes of two tensors. One has next to nothing, one many chunks, one ends just behind a chunk.
@@ -154,24 +154,29 @@ def test_the_first_elements_that_are_gone_are_named(tmp_path):
 
 def test_the_least_memory_that_survives_what_is_asked_comes_first():
     even = [DomainData.of((d,), (1 << 20,)) for d in range(8)]
-    assert [str(schemes(even[:n], 1, 2)[0].protection) for n in (1, 2, 3, 8)] == ["none", "mirror(1)", "raim5", "raim5"]
-    assert [str(schemes(even[:n], 2, 2)[0].protection) for n in (3, 4, 8)] == ["mirror(2)", "rs(2, 2)", "rs(6, 2)"]
-    first, *others = schemes(even, 1, 2)
+    assert [str(rank_schemes(even[:n], 1, 2)[0].protection) for n in (1, 2, 3, 8)] == [
+        "none",
+        "mirror(1)",
+        "raim5",
+        "raim5",
+    ]
+    assert [str(rank_schemes(even[:n], 2, 2)[0].protection) for n in (3, 4, 8)] == ["mirror(2)", "rs(2, 2)", "rs(6, 2)"]
+    first, *others = rank_schemes(even, 1, 2)
     assert first.for_others < min(s.for_others for s in others if s.safe >= 1)
     assert all(a.safe >= 1 or b.safe < 1 for a, b in pairwise(others))
-    assert str(schemes(even, 1, 2, "mirror(2)")[0].protection) == "mirror(2)"
+    assert str(rank_schemes(even, 1, 2, "mirror(2)")[0].protection) == "mirror(2)"
 
 
 def test_sets_that_are_too_large_to_count_are_reported():
     many = tuple(DomainData.of((d,), (4096 * 30,)) for d in range(1200))
-    three = Guarded(Protection.parse("rs(30, 2)"), many[:32]).survived(3)
+    three = Survival(Protection.parse("rs(30, 2)"), many[:32]).survived(3)
     assert three.whole == 0 and three.of == 4960 and three.is_counted
     less = tuple(DomainData.of((d,), (4096,)) for d in range(32))  # of 30 blocks one has something in it
-    three = Guarded(Protection.parse("rs(30, 2)"), less).survived(3)
+    three = Survival(Protection.parse("rs(30, 2)"), less).survived(3)
     assert three.whole == 4960 - 32 and three.example == (0, 1, 2)
-    pairs = Guarded(Protection.parse("raim5(4)"), many).survived(2)
+    pairs = Survival(Protection.parse("raim5(4)"), many).survived(2)
     assert pairs.of - pairs.whole == 300 * 6 and pairs.is_counted
-    whole = Guarded(Protection.parse("raim5"), many).survived(2)
+    whole = Survival(Protection.parse("raim5"), many).survived(2)
     assert (whole.whole, whole.is_counted, whole.example) == (0, False, (0, 1))
 
 

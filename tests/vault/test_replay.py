@@ -32,7 +32,7 @@ from ucpl.storage.vaults.records import Job, Shard
 from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.tables.operations import Extract, Read, Recompute, Reconstruct
 from ucpl.vault import Vault
-from ucpl.vault.inspect import damage, look, scrub
+from ucpl.vault.inspect import find_damage, inspect_vault, scrub
 from ucpl.vault.persist import persist
 from ucpl.vault.planning import plan_vault
 from ucpl.vault.server import Server
@@ -215,11 +215,15 @@ def test_what_a_domain_lost_of_all_that_counts_is_made_anew(tmp_path):
         for _ in range(3):
             here.step()
             here.save()
-        assert [(one.number, one.replays) for one in look(here.vault.home).generations] == [(3, 2), (2, 1), (1, 0)]
+        assert [(one.number, one.replays) for one in inspect_vault(here.vault.home).generations] == [
+            (3, 2),
+            (2, 1),
+            (1, 0),
+        ]
         here.servers.pop(0).__exit__()
         shutil.rmtree(here.vault.home / "d0")
         with Server(here.vault.home, 0):
-            assert damage(here.vault.home)[1] == []
+            assert find_damage(here.vault.home)[1] == []
             assert here.vault.domain(0).commits() == [3, 2, 1]
         shutil.move(here.vault.home / "d1", tmp_path / "away")
         here.demand_same()
@@ -237,7 +241,7 @@ def test_a_flipped_bit_of_any_step_is_found_rebuilt_and_healed(tmp_path, name):
         path.write_bytes(data)
         here.demand_same()
         generation = {"0": 1, "2": 2, "3": 3}[name[-1]]
-        (found,) = damage(here.vault.home)[1]
+        (found,) = find_damage(here.vault.home)[1]
         assert found.what.endswith(f" in generation {generation}") and found.can_be_rebuilt
         assert scrub(here.vault.home) == (1, [])
 

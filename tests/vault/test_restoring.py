@@ -20,7 +20,7 @@ from ucpl.cli import main
 from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.domains import Domain
 from ucpl.vault.persist import persist
-from ucpl.vault.restore import restored
+from ucpl.vault.restore import restore_newest
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_newest_that_can_be_had_is_restored(tmp_path, home, truth, capsys):
     status, _, said = restore(home, tmp_path / "d", capsys=capsys)
     assert status == 3 and "E691" in said and not (tmp_path / "d").exists()
     assert f"vault:{home}@3 was skipped: " in said
-    assert "help: no earlier generation is committed; `ucpl vault restore` takes the newest" in said
+    assert "help: no earlier generation is committed; `ucpl vault restore` restores the newest" in said
     status, _, said = restore(home, tmp_path / "d", "--generation", 3, *runs, capsys=capsys)
     assert status == 3 and "E691" in said  # one that is named is that one
     assert f"help: vault:{home}@2 is the previous generation" in said and "--else FOLDER" in said
@@ -137,7 +137,7 @@ def test_what_cannot_be_counted_is_restored_and_who_is_interrupted_counts_for_no
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        restored(home, stop)
+        restore_newest(home, stop)
     assert not list(home.glob("tries.*"))
 
     def full(self: Path, text: str) -> None:
@@ -145,4 +145,4 @@ def test_what_cannot_be_counted_is_restored_and_who_is_interrupted_counts_for_no
 
     monkeypatch.setattr(Path, "write_text", full)
     read: list[str] = []
-    assert restored(home, read.append).step == 3 and read == [f"vault:{home}@3"]
+    assert restore_newest(home, read.append).step == 3 and read == [f"vault:{home}@3"]

@@ -17,22 +17,22 @@ from tests.vault.states import ROOT, Truth
 from ucpl import UcplError, verify
 from ucpl.cli import main
 from ucpl.vault import Vault
-from ucpl.vault.restore import restored
-from ucpl.vault.stale_dirs import DRILLS, WORKS, sweep, work_beside, worked_in
+from ucpl.vault.restore import restore_newest
+from ucpl.vault.stale_dirs import DRILLS, WORKS, open_work_dir, remove_stale, work_dir
 
 
 def test_work_that_was_left_is_removed_and_that_of_the_living_is_not(tmp_path, monkeypatch):
-    left, living, file = (work_beside(tmp_path / f"step-{n}") for n in (2, 3, 4))
+    left, living, file = (work_dir(tmp_path / f"step-{n}") for n in (2, 3, 4))
     elsewhere = tmp_path / ".step-5.another host.0123.ucpl-vault"
     for path in (left, living, elsewhere, tmp_path / "ucpl-drill-a", tmp_path / "other"):
         (path / "in").mkdir(parents=True)
     file.write_text("no folder")
     with monkeypatch.context() as another:
         another.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        assert sweep(tmp_path, WORKS) == []
-    with worked_in(living):
-        assert sweep(tmp_path, WORKS) == [left]
-    assert sweep(tmp_path, DRILLS) == [tmp_path / "ucpl-drill-a"]
+        assert remove_stale(tmp_path, WORKS) == []
+    with open_work_dir(living):
+        assert remove_stale(tmp_path, WORKS) == [left]
+    assert remove_stale(tmp_path, DRILLS) == [tmp_path / "ucpl-drill-a"]
     assert {path.name for path in tmp_path.iterdir()} == {living.name, file.name, elsewhere.name, "other"}
 
 
@@ -61,7 +61,7 @@ def test_a_server_that_was_killed_while_it_wrote_writes_it_once_more(tmp_path):
     """
     home, runs = tmp_path / "job", tmp_path / "runs"
     vault = Vault.make(home, ranks=1)
-    work_beside(runs / "step-9").mkdir(parents=True)
+    work_dir(runs / "step-9").mkdir(parents=True)
     one = Truth(tmp_path / "one", "dp=1", (1, 2))
     with vault.writer(0, layout=one.layout, strict=True, wait=60) as writer:
         killed = serving(home, runs, "vault-persist:1:kill")
@@ -106,7 +106,7 @@ def test_a_step_that_several_vaults_made_anew_saved_is_written_each_time(tmp_pat
         verify("vault:/nowhere")
 
     with pytest.raises(UcplError):
-        restored(home, read, persisted=runs)
+        restore_newest(home, read, persisted=runs)
     assert tried == names[::-1] and sorted(path.name for path in runs.iterdir()) == names
 
 

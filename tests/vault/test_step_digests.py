@@ -18,7 +18,7 @@ from ucpl.storage.vaults import state_digests as told
 from ucpl.storage.vaults.state_digests import digest_of_sum, state_digest, weighted_sum
 from ucpl.vault import step_digests
 from ucpl.vault.arenas import Arenas
-from ucpl.vault.framework_writer import ready
+from ucpl.vault.framework_writer import collect_input
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_step_waits_for_what_is_digested(tmp_path, monkeypatch):
         here.step()
         here.save()
         beside(here)
-        monkeypatch.setattr(step_digests, "mark_of", slowly)
+        monkeypatch.setattr(step_digests, "state_digest", slowly)
         here.step()
         here.done += 1
         assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
@@ -130,7 +130,7 @@ def test_what_is_written_to_before_it_is_digested_does_not_count(tmp_path, monke
         here.done += 1
         assert here.writer.save(here.done, (here.model, here.optimizer))
         say(here)
-        monkeypatch.setattr(step_digests, "mark_of", slowly)
+        monkeypatch.setattr(step_digests, "state_digest", slowly)
         here.step()
         here.done += 1
         assert here.writer.save(here.done, (here.model, here.optimizer)).replays == 1
@@ -238,7 +238,7 @@ def test_an_interrupted_save_is_not_recorded(tmp_path):
         here.step()
         replaying = here.writer._replaying
         assert replaying is not None
-        _, told = replaying.files(ready((here.model, here.optimizer)), 2, may=True)
+        _, told = replaying.files(collect_input((here.model, here.optimizer)), 2, may=True)
         assert told is not None and replaying.marks is not None
         replaying.marks.drop()
         with pytest.raises(UcplError, match="withdrawn before"):
@@ -270,7 +270,7 @@ def test_marks_are_in_the_order_of_their_tensors(apart, monkeypatch):
         torch.ones(3, dtype=torch.float64),
     ]
     found: list[str] = []
-    taken = step_digests.Marks([(str(n), t, found) for n, t in enumerate(some)])
+    taken = step_digests.StepDigests([(str(n), t, found) for n, t in enumerate(some)])
     taken.fetch()
     taken.take()
     assert found == [state_digest(t.numpy().view("u1").data, mark) for t, mark in zip(some, found, strict=True)]

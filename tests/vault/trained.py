@@ -13,7 +13,7 @@ from torch import nn
 
 import ucpl
 from ucpl.errors import UcplError
-from ucpl.storage.vaults.checksummed_text import Told
+from ucpl.storage.vaults.checksummed_text import JsonObject
 from ucpl.vault import Saved, Vault, Writer
 from ucpl.vault.files import ToSave, text_file
 from ucpl.vault.server import Server
@@ -62,12 +62,12 @@ class Training:
             ends.enter_context(self.vault.writer(rank, run="first", wait=0.0, strict=True)) for rank in range(domains)
         ]
         for other in self.others:
-            other._told = partial(self._beside, other)  # type: ignore[method-assign]
+            other._collect = partial(self._beside, other)  # type: ignore[method-assign]
         self.done = 0
 
-    def _beside(self, other: Writer, step: int, *_: object) -> tuple[list[ToSave], Told | None]:
+    def _beside(self, other: Writer, step: int, *_: object) -> tuple[list[ToSave], JsonObject | None]:
         """The files of a rank without training, in step with the first."""
-        said: Told = {"optimizer": "AdamW", "by": {"device": "cpu"}, "groups": [], "units": {}}
+        said: JsonObject = {"optimizer": "AdamW", "by": {"device": "cpu"}, "groups": [], "units": {}}
         return [text_file(f"beside-{other.rank}", f"{step}".encode() * 5000)], said if self.is_light else None
 
     def backward(self) -> None:

@@ -109,9 +109,9 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
     from attrs import asdict
 
     from ucpl.storage.vaults.committed import describe_damage
-    from ucpl.vault.inspect import look
+    from ucpl.vault.inspect import inspect_vault
 
-    found = look(home)
+    found = inspect_vault(home)
     console.say(
         f"vault      {home}: {found.job.ranks} ranks in {len(found.job.domains)} domains, {found.job.protection}"
         + (f", {found.job.replays} steps replayed at most" if found.job.replays else "")
@@ -157,9 +157,9 @@ def _status(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _verify(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.inspect import damage
+    from ucpl.vault.inspect import find_damage
 
-    memory, found = damage(home, _generation(options))
+    memory, found = find_damage(home, _generation(options))
     memory.close()
     return _told(memory.commit.generation, 0, found, console)
 
@@ -167,12 +167,12 @@ def _verify(home: Path, options: Namespace, console: Console) -> int:
 def _scrub(home: Path, options: Namespace, console: Console) -> int:
     from ucpl.vault.create import Vault
     from ucpl.vault.inspect import scrub
-    from ucpl.vault.path_conflicts import not_written
+    from ucpl.vault.path_conflicts import report_not_written
 
     try:
         count, found = scrub(home, console.say)
     except OSError as error:
-        not_written(home, error)
+        report_not_written(home, error)
     newest = Vault.at(home).committed()
     return _told(newest.generation if newest is not None else 0, count, found, console)
 
@@ -199,7 +199,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
     from attrs import evolve
 
     from ucpl import api
-    from ucpl.vault.restore import keep_state, restored, state_of
+    from ucpl.vault.restore import read_state, restore_newest, write_ranks_json
 
     if not options.to:
         wrong("restore", "needs --to", "--to 'zero1(dp=6)'; `ucpl vault persist` writes it as it was saved")
@@ -207,7 +207,7 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
 
     def read(source: str) -> None:
         nonlocal rebuilt, told
-        told = state_of(source)
+        told = read_state(source)
         try:
             done = api.convert(source, options.target, options.to, layout=options.source or None, **bounds)
         except UcplError as error:
@@ -218,14 +218,14 @@ def _restore(home: Path, options: Namespace, console: Console) -> int:
         rebuilt = done.report.bytes_rebuilt
 
     persisted = Path(options.otherwise) if options.otherwise else None
-    made = restored(home, read, generation=_generation(options), persisted=persisted)
+    made = restore_newest(home, read, generation=_generation(options), persisted=persisted)
     for source, why in made.passed:
         console.say(f"passed     {source}: {why}")
     for source in made.silent:
         console.say(f"behind     {source}: nothing in its folder ucpl says when it was saved")
     if rebuilt:
         console.say(f"rebuilt    {bytes_text(rebuilt)}, from other domains")
-    kept = keep_state(told, Path(options.target))
+    kept = write_ranks_json(told, Path(options.target))
     if kept is not None:
         console.say(f"state      {kept}: the companion state of the ranks")
     if made.damage:  # for a caller that keeps standard output alone, too
@@ -257,9 +257,9 @@ def _persist(home: Path, options: Namespace, console: Console) -> int:
 
 
 def _gc(home: Path, options: Namespace, console: Console) -> int:
-    from ucpl.vault.cleanup import clear
+    from ucpl.vault.cleanup import remove_vaults
 
-    found = clear(home, with_state=options.with_state)
+    found = remove_vaults(home, with_state=options.with_state)
     for one in found:
         console.say(f"{one.what:<10} {one.home}: {one.why}")
     if all(one.what == "passed" for one in found):
@@ -281,15 +281,15 @@ def run_drill(options: Namespace, domains: int | list[list[int]] | None, console
     Raises: UcplError E690, E693, and the errors of planning.
     """
     from ucpl.vault.drill import drill
-    from ucpl.vault.stale_dirs import DRILLS, sweep, worked_in
+    from ucpl.vault.stale_dirs import DRILLS, open_work_dir, remove_stale
 
     lose = whole_number("--lose", options.lose, LOSE_MAX) if options.lose else 2
     where = MEMORY if os.access(MEMORY, os.W_OK) else None
-    sweep(where or Path(tempfile.gettempdir()), DRILLS)  # of drills that were killed
+    remove_stale(where or Path(tempfile.gettempdir()), DRILLS)  # of drills that were killed
     prefix = DRILLS.rstrip("*")
     with (
         tempfile.TemporaryDirectory(prefix=prefix, dir=where, ignore_cleanup_errors=True) as top,
-        worked_in(Path(top)),
+        open_work_dir(Path(top)),
     ):
         root = Path(top) / "drill"
         plan, cases = drill(options.path, root, domains, options.protect, lose=lose, given=given_of(options))

@@ -32,9 +32,9 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
     """
     from ucpl.storage.vaults.committed import get_commits
     from ucpl.storage.vaults.hosts import addresses_of
-    from ucpl.vault.create import Vault, asked_for, demand_domain
+    from ucpl.vault.create import Vault, check_domain, requested_job
     from ucpl.vault.server import Server
-    from ucpl.vault.stale_dirs import WORKS, sweep
+    from ucpl.vault.stale_dirs import WORKS, remove_stale
 
     text = options.domain or ""
     if not (text.isascii() and text.isdigit() and len(text) < len(str(NUMBER_MAX))):
@@ -50,7 +50,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
     every = whole_number("--every", options.every, NUMBER_MAX) if options.every else 0
     if options.ranks or options.domains or options.layout:
         said_of_it = _said(options)
-        demand_domain(asked_for(home, said_of_it), int(text), home)  # nothing is made for a server that cannot be
+        check_domain(requested_job(home, said_of_it), int(text), home)  # nothing is made for a server that cannot be
         vault = Vault.make(home, **said_of_it)
     else:
         vault = Vault.at(home)
@@ -64,7 +64,7 @@ def run_serve(home: Path, options: Namespace, console: Console) -> int:
         told = ""
         late = set[int]()  # whoever served before ended before they were written
         if every:
-            sweep(Path(options.into), WORKS)
+            remove_stale(Path(options.into), WORKS)
             some = (one for one in get_commits(vault.home, vault.job) if one.generation % every == 0)
             late |= {one.generation for one in some if not _is_kept(Path(options.into), one, vault.job)}
         while True:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.placement import Part, Placement
 
-__all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "Index", "lying", "told", "with_tensors"]
+__all__ = ["GROUPS", "MODEL", "STATES", "Chunk", "Index", "chunk_at", "index_checkpoint", "with_tensors"]
 
 Ints = tuple[int, ...]
 REDUCED = (Policy.MEAN, Policy.SUM, Policy.MAX)
@@ -60,7 +60,7 @@ class Index:
     values: dict[str, object] = field(factory=dict)  # values that are no tensors, or have no dims
 
 
-def told(
+def index_checkpoint(
     checkpoint: Checkpoint, placement: Placement, names: tuple[str, str, str], wide: frozenset[str] = frozenset()
 ) -> Index:
     """Everything that a checkpoint has, under a job's names.
@@ -87,17 +87,17 @@ def told(
     for (state, path), rows in held.items():
         name = model.format(name=path) if state == "weight" else states.format(name=path, state=state)
         if state != "weight" or path not in of_master:
-            _tell(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
+            _add(found, name, placement.layout.tensors[path].counts, _boxes(checkpoint, rows))
         if state == origin and path in of_master:
             counts = placement.layout.tensors[path].counts
-            _tell(found, model.format(name=path), counts, _boxes(checkpoint, rows))
+            _add(found, model.format(name=path), counts, _boxes(checkpoint, rows))
     for alias, owner in checkpoint.state.aliases.items():
         if model.format(name=owner) in found.metadata:
             counts = placement.layout.tensors[owner].counts
             state = origin if owner in of_master else "weight"
-            _tell(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
-    _tell_empty(found, checkpoint, model)
-    _tell_values(found, checkpoint, states, groups)
+            _add(found, model.format(name=alias), counts, _boxes(checkpoint, held[state, owner]))
+    _add_empty(found, checkpoint, model)
+    _add_values(found, checkpoint, states, groups)
     return found
 
 
@@ -120,7 +120,7 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
         place = Label(home.file, where=key_text(home.key))
         low, high = (tuple(a[row].tolist()) for a in (pieces.low, pieces.high))
         shape = tuple(b - a for a, b in zip(low, high, strict=True))
-        chunk = lying(extent, shape, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
+        chunk = chunk_at(extent, shape, int(pieces.offset[row]), tuple(pieces.stride[row].tolist()))
         if part.value != (1.0, 0.0) or part.values or part.scaled or chunk is None or extent.dtype not in DTYPES:
             what = "is stored by a value of its own, by scales, or in an order that is not its own"
             fail("E642", f"{key_text(home.key)} of {home.file} {what}", place)
@@ -145,7 +145,7 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[tuple[Part, int]]) -> Boxes:
     return [(low, shape, chunk) for low, (shape, chunk) in out.items()]
 
 
-def lying(extent: Extent, shape: Ints, offset: int, stride: Ints) -> Chunk | None:
+def chunk_at(extent: Extent, shape: Ints, offset: int, stride: Ints) -> Chunk | None:
     """A box by the facts about the file's tensor.
 
     None if no box of it has the order of the elements. A tensor that was transposed when it was saved keeps its
@@ -174,7 +174,7 @@ def _has(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     return all(a <= c and d <= b for a, b, c, d in zip(*one, *other, strict=True))
 
 
-def _tell(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
+def _add(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
     """Add a tensor under its name.
 
     After its own dims, boxes have dims of 1.
@@ -188,7 +188,7 @@ def _tell(found: Index, name: str, counts: Ints, boxes: Boxes) -> None:
         found.chunks[MetadataIndex(name, torch.Size(low[:width]), i)] = own
 
 
-def _tell_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
+def _add_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
     """Add tensors without elements, which no placement has.
 
     A dtype and a shape, and no boxes, so that nothing is read.
@@ -199,7 +199,7 @@ def _tell_empty(found: Index, checkpoint: Checkpoint, model: str) -> None:
         found.metadata.setdefault(model.format(name=path), known)
 
 
-def _tell_values(found: Index, checkpoint: Checkpoint, states: str, groups: str) -> None:
+def _add_values(found: Index, checkpoint: Checkpoint, states: str, groups: str) -> None:
     """Steps, and hyper-parameters of groups."""
     for state, each in checkpoint.state.scalars.items():
         for path, value in each.items():

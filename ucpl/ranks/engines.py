@@ -31,10 +31,10 @@ from ucpl.extents import Counted, Scalar, TrainState
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, unwritable
-from ucpl.ranks.load_checks import Asked, Index, demand_fit
+from ucpl.ranks.load_checks import Index, LoadRequest, check_fit
 from ucpl.records import frozen
 
-__all__ = ["Engine", "Known", "as_kept", "fill", "is_engine"]
+__all__ = ["Engine", "KnownStates", "as_kept", "fill", "is_engine"]
 
 STATES = "optim.state."
 LINKED = "_hp_optimizer_states_linked"
@@ -85,7 +85,7 @@ class _Flat:
 
 
 @frozen(eq=False)
-class Known:
+class KnownStates:
     """The content of a checkpoint, from StorageReader."""
 
     metadata: Mapping[str, object]
@@ -162,7 +162,7 @@ class _Planner(DefaultLoadPlanner):
 class _Filling:
     """The requests to a checkpoint for an engine, by its names."""
 
-    def __init__(self, engine: Engine, known: Known, names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
+    def __init__(self, engine: Engine, known: KnownStates, names: Mapping[nn.Parameter, tuple[str, ...]]) -> None:
         self.engine, self.known, self.names = engine, known, names
         self.wanted: dict[str, _Parts] = {}
         self.goals: list[Goal] = []
@@ -194,7 +194,7 @@ class _Filling:
 
     def ask(self, name: str, shape: Ints, start: int, flat: torch.Tensor) -> None:
         if name not in self.known.metadata:
-            return  # there is nothing to fill, or nothing to fill it with: `demand_fit` asked for all that must be
+            return  # there is nothing to fill, or nothing to fill it with: `check_fit` asked for all that must be
         self.wanted.setdefault(name, _Parts(shape)).add(start, flat)
 
     def ask_whole(self, name: str, tensor: torch.Tensor) -> None:
@@ -203,7 +203,7 @@ class _Filling:
         One whose elements are not end to end has them after `put`.
         """
         if why := unwritable(tensor):
-            refuse(f"{name} of the engine is {why}")
+            reject(f"{name} of the engine is {why}")
         goal = Goal.of(tensor)
         self.goals.append(goal)
         self.ask(name, tuple(tensor.shape), 0, goal.flat)
@@ -229,7 +229,7 @@ class _Filling:
                 continue
             if lacking:
                 first = self.names[lacking[0]][0]
-                refuse(f"a flat buffer has {state} of all its parameters, and the checkpoint has none of {first}")
+                reject(f"a flat buffer has {state} of all its parameters, and the checkpoint has none of {first}")
             found.append(state)
         return tuple(found)
 
@@ -250,16 +250,16 @@ class _Filling:
             first, one = next(iter(tensors.items()))
             if other := next((name for name, value in tensors.items() if not torch.equal(value, one)), ""):
                 said = f"{state} of {first} is {one.item()} and of {other} {tensors[other].item()}"
-                refuse(f"{said}: they are in one flat buffer, which has one number")
+                reject(f"{said}: they are in one flat buffer, which has one number")
             found[state] = each[first], one
         return found
 
 
-def refuse(what: str) -> None:
+def reject(what: str) -> None:
     fail("E645", what, Label("the engine"))
 
 
-def refused(engine: Engine) -> str:
+def why_unsupported(engine: Engine) -> str:
     """Why an engine is not filled; empty where it is."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     config = getattr(getattr(engine, "_config", None), "zero_config", None)
@@ -387,7 +387,7 @@ def shape_of(param: nn.Parameter) -> Ints:
 
 @torch.no_grad()
 def fill(
-    engine: Engine, reader: StorageReader, known: Known, rename: Callable[[str], str], ranks: Ranks,
+    engine: Engine, reader: StorageReader, known: KnownStates, rename: Callable[[str], str], ranks: Ranks,
     *, states: bool, strict: bool = True, src: str = "",
 ) -> None:  # fmt: skip
     """Fill masters, weights and buffers of an engine.
@@ -398,17 +398,17 @@ def fill(
     are not those of the checkpoint.
     """
     with ranks.agreeing():
-        if why := refused(engine):
-            refuse(f"the engine {why}")
+        if why := why_unsupported(engine):
+            reject(f"the engine {why}")
         if states and not known.state.groups and not known.state.scalars:
-            refuse("the checkpoint has no optimizer: give None for the engine's, and weights alone are filled")
+            reject("the checkpoint has no optimizer: give None for the engine's, and weights alone are filled")
         module, optimizer, is_cut = engine.module, engine.optimizer, engine.zero_optimization_stage() == 3
         names: dict[nn.Parameter, tuple[str, ...]] = {}
         for name, param in module.named_parameters(remove_duplicate=False):
             names[param] = (*names.get(param, ()), rename(name))
         filling = _Filling(engine, known, names)
-        asked = Asked(filling.weights(module, rename), src=src, has_shapes_alone=True)
-    demand_fit(asked, cast("Index", known.metadata), strict, ranks)
+        asked = LoadRequest(filling.weights(module, rename), src=src, has_shapes_alone=True)
+    check_fit(asked, cast("Index", known.metadata), strict, ranks)
     if is_cut:
         cast("_Zero3", optimizer).checkpoint_event_prologue()  # parameters that are together are cut
     with ranks.agreeing():
@@ -574,5 +574,5 @@ def _plain(value: object) -> object:
             return type(value)(_plain(each) for each in value)
         case None | bool() | int() | float() | str():
             return value
-    refuse(f"the schedule of learning rates has a value of {type(value).__name__}")
+    reject(f"the schedule of learning rates has a value of {type(value).__name__}")
     return None

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, key_text
 from ucpl.live.tensors import boxed, overflows, survives
-from ucpl.ranks.rank_graph import Dealt, Message, Part
-from ucpl.ranks.remote_boxes import Box, Name
+from ucpl.ranks.rank_graph import Message, Part, RankGraph
+from ucpl.ranks.remote_boxes import Name, RemoteBox
 from ucpl.records import define, frozen
 
 __all__ = ["Exchange", "Tensors", "dtype_of", "global_rank"]
@@ -29,7 +29,7 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def seen(flat: torch.Tensor, box: Box) -> torch.Tensor:
+def seen(flat: torch.Tensor, box: RemoteBox) -> torch.Tensor:
     """A view of a box of a stored tensor.
 
     The tensor may be a part of a larger one.
@@ -37,7 +37,7 @@ def seen(flat: torch.Tensor, box: Box) -> torch.Tensor:
     return boxed(flat, box.shape, box.stride, box.offset)
 
 
-def put(values: torch.Tensor, there: torch.Tensor, target: Box, may_round: bool) -> None:
+def put(values: torch.Tensor, there: torch.Tensor, target: RemoteBox, may_round: bool) -> None:
     """Put values into the place of a box, cast as planned.
 
     Raises: UcplError E605, E607.
@@ -112,7 +112,7 @@ class Exchange:
     staging: int = 0  # the most bytes that were in use at once
     _error: Exception | None = None
 
-    def keep(self, graph: Dealt) -> None:
+    def keep(self, graph: RankGraph) -> None:
         """Copy data that stays on this rank.
 
         Raises: UcplError E605, E607.
@@ -122,7 +122,7 @@ class Exchange:
             put(seen(self.sources[source.name], source), there, target, may_round)
             self.kept += target.elements * there.element_size()
 
-    def run(self, graph: Dealt) -> None:
+    def run(self, graph: RankGraph) -> None:
         """Send and receive messages, in rounds.
 
         No round is skipped, because others wait. Raises: UcplError E605, E607.

@@ -69,7 +69,7 @@ def member(patience: Patience | None = None) -> Iterator[Team]:
     Raises: UcplError E621, E626, E627.
     """
     if not is_asked():
-        _demand_none()
+        _check_unset()
         yield ALONE
         return
     rank, size = _place()
@@ -91,7 +91,7 @@ def member(patience: Patience | None = None) -> Iterator[Team]:
         job.close(GONE)
 
 
-def _demand_none() -> None:
+def _check_unset() -> None:
     """Refuse several processes that would each do all of the work.
 
     Raises: UcplError E627.
@@ -194,7 +194,7 @@ class Job:
         self._line = _Line(store)
         self._patience = patience or Patience()
         self._begun = time.monotonic()
-        self._said = 0
+        self._exchanges = 0
         self._trouble: tuple[int, str, str] | None = None  # (rank, code, its message)
         self._beats: dict[
             int, tuple[int, float]
@@ -219,7 +219,7 @@ class Job:
 
         Raises: UcplError E621.
         """
-        n, self._said = self._said, self._said + 1
+        n, self._exchanges = self._exchanges, self._exchanges + 1
         mine_said = json.dumps(mine)
         self._ask(lambda store: store.set(f"{n}/{self.rank}", mine_said))
         keys = [f"{n}/{rank}" for rank in range(self.size)]
@@ -258,9 +258,9 @@ class Job:
         if code in ("E621", _LATE):
             return
         with suppress(Exception):  # the store may have failed
-            self._tell(self.rank, code, f"failed: {said}")
+            self._report_failure(self.rank, code, f"failed: {said}")
 
-    def _tell(self, rank: int, code: str, said: str) -> None:
+    def _report_failure(self, rank: int, code: str, said: str) -> None:
         """Record the first trouble of a job, which all ranks get."""
         text = json.dumps([rank, code, said])
         self._ask(lambda store: store.compare_set("failed", "", text))
@@ -331,12 +331,12 @@ class Job:
                     late = _ranks(self._not_started())
                     what = f"{late} of {self.size} did not start within {_time(self._patience.seconds)}"
                     self._trouble = rank, _LATE, what
-                    self._tell(rank, _LATE, what)
+                    self._report_failure(rank, _LATE, what)
                     return
             elif now - then > GONE:
                 said = f"is gone: it was not heard for {now - then:.0f} seconds"
                 self._trouble = rank, "", said
-                self._tell(rank, "", said)
+                self._report_failure(rank, "", said)
 
     def _ask(self, question: Callable[[Store], T]) -> T:
         """One question to the store. Raises: UcplError E621 where it is gone."""

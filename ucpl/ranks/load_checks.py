@@ -18,7 +18,7 @@ from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Place, flat_bytes, is_nested, overlap, parts_of, place_of, unreadable, unwritable
 from ucpl.records import frozen
 
-__all__ = ["Asked", "demand_fit", "demand_one", "is_empty", "tied"]
+__all__ = ["LoadRequest", "check_fit", "check_tied", "is_empty", "tied"]
 
 MODEL, STATE = "model.", "optim.state."
 _MASTER = ".fp32"  # a job without masters of its own takes the weights
@@ -27,7 +27,7 @@ Index = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
 
 @frozen
-class Asked:
+class LoadRequest:
     """The request of this rank.
 
     trained: parameters, as the checkpoint calls them, that its optimizer holds.
@@ -46,7 +46,7 @@ class Asked:
         return not is_empty(value) and owner not in self.empty
 
 
-def demand_fit(asked: Asked, index: Index, strict: bool, ranks: Ranks) -> dict[str, object]:
+def check_fit(asked: LoadRequest, index: Index, strict: bool, ranks: Ranks) -> dict[str, object]:
     """The parts of the request that can be filled; all, if strict.
 
     All ranks raise, or none. Everything in the checkpoint that no rank requests counts as well: of the weights all of
@@ -88,7 +88,7 @@ def _on(rank: int, every: Sequence[object]) -> str:
     return f" (rank {rank})" if len(every) > 1 else ""
 
 
-def _demand_writable(asked: Asked) -> None:
+def _demand_writable(asked: LoadRequest) -> None:
     """Check that each tensor can be filled, and shares no memory.
 
     Two names of one tensor may share it. Raises: UcplError E646.
@@ -113,7 +113,7 @@ def _shape(name: str, value: object, entry: TensorStorageMetadata | BytesStorage
     return "" if here == there else f"{_called(name)} is {list(here)} in the job, and {list(there)} in the checkpoint"
 
 
-def _is_kind(name: str, asked: Asked, trained: Iterable[str], entry: object) -> bool:
+def _is_kind(name: str, asked: LoadRequest, trained: Iterable[str], entry: object) -> bool:
     """True if the request should have a name of the checkpoint.
 
     A tensor without elements may be absent.
@@ -126,7 +126,7 @@ def _is_kind(name: str, asked: Asked, trained: Iterable[str], entry: object) -> 
     return name.startswith(STATE) and owner in trained and not name.endswith(_MASTER)
 
 
-def _lacking(asked: Asked, names: Sequence[str], index: Index, where: str) -> NoReturn:
+def _lacking(asked: LoadRequest, names: Sequence[str], index: Index, where: str) -> NoReturn:
     first = _called(names[0])
     if not asked.optimizer:
         close = nearest(names[0], [name for name in index if name.startswith(MODEL) and name not in asked.wanted])
@@ -148,7 +148,7 @@ def _lacking(asked: Asked, names: Sequence[str], index: Index, where: str) -> No
     )
 
 
-def _left(asked: Asked, names: Sequence[str]) -> None:
+def _left(asked: LoadRequest, names: Sequence[str]) -> None:
     if not names:
         return
     first = _called(names[0])
@@ -167,7 +167,7 @@ def _called(name: str) -> str:
     return f"{state} of {owner}"
 
 
-def _refuse(asked: Asked, what: str, remedy: str, more: Sequence[str] = (), where: str = "") -> NoReturn:
+def _refuse(asked: LoadRequest, what: str, remedy: str, more: Sequence[str] = (), where: str = "") -> NoReturn:
     also = ", ".join(_called(name) for name in more[:_SHOWN])
     rest = f" and {len(more) - _SHOWN} more" if len(more) > _SHOWN else ""
     fail("E646", what + (f"; so {also}{rest}" if more else "") + where, Label(asked.src), remedy=remedy)
@@ -195,7 +195,7 @@ def tied(weights: Mapping[str, object]) -> dict[str, str]:
     return out
 
 
-def demand_one(name: str, owner: str, values: tuple[torch.Tensor, torch.Tensor], src: str) -> None:
+def check_tied(name: str, owner: str, values: tuple[torch.Tensor, torch.Tensor], src: str) -> None:
     """Check that two values of one tensor in the checkpoint are equal.
 
     The model has it once. As this rank sees it. Raises: UcplError E646.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve, field
 
-from ucpl.ranks.remote_boxes import Box, Name, Piece, Way
+from ucpl.ranks.remote_boxes import Name, Piece, RemoteBox, Transfer
 from ucpl.records import frozen
 from ucpl.tables import Moves, Side, Space
 from ucpl.tables.operations import Derive, Extract, Lane, Merge, Node, Read, Receive, Send, Split, Write, flows
@@ -25,7 +25,7 @@ from ucpl.tables.operations import Derive, Extract, Lane, Merge, Node, Read, Rec
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Dealt", "Message", "Part", "asked_of", "dealt", "request"]
+__all__ = ["RankGraph", "Message", "Part", "parse_request", "rank_graph", "request"]
 
 Ints = tuple[int, ...]
 
@@ -51,7 +51,7 @@ class Part:
 
     of: Message
     begin: int
-    box: Box
+    box: RemoteBox
     may_round: bool = False
 
     def split(self, most: int) -> Iterator[Part]:
@@ -68,7 +68,7 @@ class Part:
 
 
 @frozen(eq=False)
-class Dealt:
+class RankGraph:
     """The graph of a rank.
 
     Positions are of two spaces: tensors and received messages; results and sent messages.
@@ -79,7 +79,7 @@ class Dealt:
     targets: tuple[Numbered, ...]
     spaces: tuple[Space, Space]
 
-    def kept(self) -> Iterator[tuple[Box, Box, bool]]:
+    def kept(self) -> Iterator[tuple[RemoteBox, RemoteBox, bool]]:
         """Boxes that stay on this rank: places, and permission to round."""
         for flow in flows(self.net):
             if isinstance(flow.extract, Extract) and not isinstance(flow.way, Send):
@@ -119,11 +119,11 @@ class Dealt:
             yield _Row(source, a, shape, steps), _Row(target, b, shape, goes)
 
     @staticmethod
-    def _box(row: _Row, tensors: Sequence[Numbered]) -> Box:
+    def _box(row: _Row, tensors: Sequence[Numbered]) -> RemoteBox:
         one = tensors[row.home]
         assert not isinstance(one, Message)
         kept = [(n, s) for n, s in zip(row.shape, row.stride, strict=True) if n > 1]
-        return Box(one[0], one[1], tuple(n for n, _ in kept), row.position, tuple(s for _, s in kept))
+        return RemoteBox(one[0], one[1], tuple(n for n, _ in kept), row.position, tuple(s for _, s in kept))
 
     @staticmethod
     def _place(row: _Row, tensors: Sequence[Numbered]) -> tuple[Message, int]:
@@ -147,10 +147,10 @@ class _Row:
     stride: list[int]
 
 
-def dealt(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], rank: int) -> Dealt:
+def rank_graph(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], rank: int) -> RankGraph:
     """The graph of a rank.
 
-    pieces: its needs, in order, from itself and others; asked: the needs of others, from `asked_of`.
+    pieces: its needs, in order, from itself and others; asked: the needs of others, from `parse_request`.
     """
     import networkx as nx
 
@@ -174,23 +174,23 @@ def dealt(pieces: Sequence[Piece], asked: Mapping[int, Sequence[Piece]], rank: i
         for way, some in _by_way(placed).items():
             receive = Receive(way.label, _lanes(way), message.peer, here.packed(message, some))
             nx.add_path(net, (receive, *_merged(way, there.side(p.target for _, p in some)), write))
-    return Dealt(net, tuple(here.number), tuple(there.number), (here.space, there.space))
+    return RankGraph(net, tuple(here.number), tuple(there.number), (here.space, there.space))
 
 
 Placed = tuple[int, Piece]  # a piece, and its offset in its message
 
 
-def _lanes(way: Way) -> tuple[Lane, ...]:
+def _lanes(way: Transfer) -> tuple[Lane, ...]:
     return (Lane(way.state, way.origin),)
 
 
-def _merged(way: Way, boxes: Side) -> tuple[Merge | Derive, Split]:
+def _merged(way: Transfer, boxes: Side) -> tuple[Merge | Derive, Split]:
     how = Derive(way.label, _lanes(way), way.exact) if way.derives else Merge(way.label, _lanes(way))
     return how, Split(way.label, _lanes(way), boxes, lossy=way.lossy)
 
 
-def _by_way(some: Iterable[Placed]) -> dict[Way, list[Placed]]:
-    found: dict[Way, list[Placed]] = {}
+def _by_way(some: Iterable[Placed]) -> dict[Transfer, list[Placed]]:
+    found: dict[Transfer, list[Placed]] = {}
     for one in some:
         found.setdefault(one[1].way, []).append(one)
     return found
@@ -230,7 +230,7 @@ class _Places:
     space: Space
 
     @classmethod
-    def over(cls, boxes: Sequence[Box], messages: Iterable[Message]) -> _Places:
+    def over(cls, boxes: Sequence[RemoteBox], messages: Iterable[Message]) -> _Places:
         stored = dict.fromkeys((box.name, box.dtype) for box in boxes)
         told = list(messages)
         every: list[Numbered] = [*stored, *told]
@@ -238,7 +238,7 @@ class _Places:
         far = max((*(box.end for box in boxes), *(message.elements for message in told)), default=1)
         return cls(number, len(stored), Space.over(len(number), far))
 
-    def side(self, boxes: Iterable[Box]) -> Side:
+    def side(self, boxes: Iterable[RemoteBox]) -> Side:
         return self._table([(self.number[box.name, box.dtype], box.offset, box.shape, box.stride) for box in boxes])
 
     def packed(self, message: Message, placed: Iterable[Placed]) -> Side:
@@ -288,16 +288,16 @@ def request(pieces: Sequence[Piece]) -> bytes:
     return len(head).to_bytes(8, "little") + head + np.array(rows, np.int64).tobytes()
 
 
-def asked_of(raw: bytes, peer: int) -> list[Piece]:
+def parse_request(raw: bytes, peer: int) -> list[Piece]:
     """The pieces of a request of `peer`, as boxes of this rank."""
     size = int.from_bytes(raw[:8], "little")
     told = json.loads(raw[8 : 8 + size])
     names: list[tuple[Name, str]] = [((file, tuple(key)), dtype) for file, key, dtype in told["names"]]
-    ways = [Way(*way) for way in told["ways"]]
+    ways = [Transfer(*way) for way in told["ways"]]
     width = int(told["width"])
     rows = np.frombuffer(raw[8 + size :], np.int64).reshape(-1, 4 + 2 * width)
     found = []
     for name, way, dims, offset, *rest in rows.tolist():
-        box = Box(*names[name], tuple(rest[:dims]), offset, tuple(rest[width : width + dims]))
+        box = RemoteBox(*names[name], tuple(rest[:dims]), offset, tuple(rest[width : width + dims]))
         found.append(Piece(peer, box, box, ways[way]))
     return found

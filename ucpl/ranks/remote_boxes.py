@@ -18,14 +18,14 @@ from ucpl.planning import Plan, Runs
 from ucpl.records import frozen
 from ucpl.tables.operations import Derive, Merge
 
-__all__ = ["Box", "Held", "Name", "Piece", "Way", "box_of", "pieces_of"]
+__all__ = ["RemoteBox", "Held", "Name", "Piece", "Transfer", "box_of", "pieces_of"]
 
 Name = tuple[str, Key]
 Ints = tuple[int, ...]
 
 
 @frozen
-class Box:
+class RemoteBox:
     """Elements of one stored tensor, by row-major positions.
 
     The first one, and the step of each dim. No dim has size 1.
@@ -51,14 +51,14 @@ class Box:
         """True if its elements are one after the other."""
         return self.stride in ((), (1,))
 
-    def run(self, low: int, high: int) -> Box:
+    def run(self, low: int, high: int) -> RemoteBox:
         """Elements [low, high) of a run."""
         if (low, high) == (0, self.elements):
             return self
         many = high - low > 1
         return evolve(self, shape=(high - low,) if many else (), stride=(1,) if many else (), offset=self.offset + low)
 
-    def rows(self, low: int, high: int) -> Box:
+    def rows(self, low: int, high: int) -> RemoteBox:
         """Some of its first dim, which goes where that is one."""
         own = slice(1 if high - low == 1 else 0, None)
         shape, stride = (high - low, *self.shape[1:])[own], self.stride[own]
@@ -66,7 +66,7 @@ class Box:
 
 
 @frozen
-class Way:
+class Transfer:
     """The subject of a piece, and its treatment on the way.
 
     The plan's node, of one state.
@@ -92,13 +92,13 @@ class Piece:
     """
 
     peer: int
-    source: Box
-    target: Box
-    way: Way
+    source: RemoteBox
+    target: RemoteBox
+    way: Transfer
 
 
 Held = Mapping[Name, Sequence[int]]  # stored tensors of the source, and the ranks that hold each, in order
-Copies = Mapping[Box, Sequence[Box]]  # boxes of the source that are copies of a target place's value
+Copies = Mapping[RemoteBox, Sequence[RemoteBox]]  # boxes of the source that are copies of a target place's value
 
 
 def pieces_of(plan: Plan, held: Held, rank: int) -> list[Piece]:
@@ -113,7 +113,7 @@ def pieces_of(plan: Plan, held: Held, rank: int) -> list[Piece]:
         _demand_moved(plan, runs)
         copies = _copies(plan, runs.state)
         near = _near(copies, held, rank)
-        ways: dict[int, Way] = {}
+        ways: dict[int, Transfer] = {}
         for row in range(len(runs)):
             if runs.shape[row].all():
                 number = int(runs.node[row])
@@ -123,13 +123,13 @@ def pieces_of(plan: Plan, held: Held, rank: int) -> list[Piece]:
     return found
 
 
-def _way(plan: Plan, runs: Runs, number: int) -> Way:
+def _way(plan: Plan, runs: Runs, number: int) -> Transfer:
     node = plan.nodes[number]
     assert isinstance(node, Merge | Derive)
     origin = next(lane.origin for lane in node.lanes if lane.state == runs.state)
     exact = isinstance(node, Derive) and node.exact
     rounds = isinstance(node, Derive) and not exact
-    return Way(node.label, runs.state, origin, isinstance(node, Derive), exact, runs.lossy and not rounds)
+    return Transfer(node.label, runs.state, origin, isinstance(node, Derive), exact, runs.lossy and not rounds)
 
 
 def _demand_moved(plan: Plan, runs: Runs) -> None:
@@ -144,7 +144,9 @@ def _demand_moved(plan: Plan, runs: Runs) -> None:
     )  # fmt: skip
 
 
-def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]) -> tuple[int, Box, Box]:
+def _piece(
+    plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held, int]
+) -> tuple[int, RemoteBox, RemoteBox]:
     """The giver of a row, its box, and the filled box."""
     held, rank = holders
     target, first = box_of(plan, runs, row, "target"), box_of(plan, runs, row, "source")
@@ -159,7 +161,7 @@ def _piece(plan: Plan, runs: Runs, row: int, copies: Copies, holders: tuple[Held
 
 def _copies(plan: Plan, state: str) -> Copies:
     """Boxes of copies by the place of the target to compare with."""
-    out: dict[Box, list[Box]] = {}
+    out: dict[RemoteBox, list[RemoteBox]] = {}
     for runs in plan.moves:
         if runs.kind == "check" and runs.state == state and runs.source_value == runs.target_value:
             for row in range(len(runs)):
@@ -167,12 +169,12 @@ def _copies(plan: Plan, state: str) -> Copies:
     return out
 
 
-def _near(copies: Copies, held: Held, rank: int) -> dict[Name, list[tuple[Box, Box]]]:
+def _near(copies: Copies, held: Held, rank: int) -> dict[Name, list[tuple[RemoteBox, RemoteBox]]]:
     """Runs of the target with copies on this rank.
 
     By tensor and in order, each with the copy.
     """
-    out: dict[Name, list[tuple[Box, Box]]] = {}
+    out: dict[Name, list[tuple[RemoteBox, RemoteBox]]] = {}
     for target, among in copies.items():
         mine = next((box for box in among if rank in held.get(box.name, ()) and box.is_run), None)
         if mine is not None and target.is_run:
@@ -182,7 +184,7 @@ def _near(copies: Copies, held: Held, rank: int) -> dict[Name, list[tuple[Box, B
     return out
 
 
-def _apart(piece: Piece, near: Mapping[Name, Sequence[tuple[Box, Box]]], rank: int) -> Iterator[Piece]:
+def _apart(piece: Piece, near: Mapping[Name, Sequence[tuple[RemoteBox, RemoteBox]]], rank: int) -> Iterator[Piece]:
     """A piece of another rank, without this rank's copies.
 
     It takes these from itself.
@@ -214,7 +216,7 @@ def _apart(piece: Piece, near: Mapping[Name, Sequence[tuple[Box, Box]]], rank: i
         yield part(at, end)
 
 
-def box_of(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) -> Box:
+def box_of(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) -> RemoteBox:
     """The box of a row of a plan, on one side."""
     if side == "source":
         which, offset, stride, tensors = runs.source, runs.source_offset, runs.source_stride, plan.sources
@@ -223,4 +225,4 @@ def box_of(plan: Plan, runs: Runs, row: int, side: Literal["source", "target"]) 
     tensor = tensors[int(which[row])]
     kept = [(n, s) for n, s in zip(runs.shape[row].tolist(), stride[row].tolist(), strict=True) if n > 1]
     shape, steps = tuple(n for n, _ in kept), tuple(s for _, s in kept)
-    return Box((tensor.file, tensor.key), tensor.dtype, shape, int(offset[row]), steps)
+    return RemoteBox((tensor.file, tensor.key), tensor.dtype, shape, int(offset[row]), steps)

@@ -19,10 +19,10 @@ from ucpl.live.tensors import memory_of
 from ucpl.planning import Plan, Runs
 from ucpl.ranks.exchange import Tensors, dtype_of, seen
 from ucpl.ranks.rank_graph import Message, Part
-from ucpl.ranks.remote_boxes import Box, Held, Name, Piece, Way, box_of
+from ucpl.ranks.remote_boxes import Held, Name, Piece, RemoteBox, Transfer, box_of
 from ucpl.records import define
 
-__all__ = ["DIGEST", "Digests", "copies_of", "demand_equal"]
+__all__ = ["DIGEST", "Digests", "copies_of", "compare_copies"]
 
 DIGEST = 16  # bytes
 REMEDY = (
@@ -42,7 +42,7 @@ def copies_of(plan: Plan, held: Held, pieces: Sequence[Piece]) -> list[Piece]:
         if runs.kind not in ("copy", "check") or runs.source_value != runs.target_value or runs.half:
             continue
         for row in _rows(runs, plan, held):
-            way = Way(plan.targets[int(runs.target[row])].label, runs.state, runs.state)
+            way = Transfer(plan.targets[int(runs.target[row])].label, runs.state, runs.state)
             source, target = box_of(plan, runs, row, "source"), box_of(plan, runs, row, "target")
             for peer in held.get(source.name, ()):
                 if (peer, source, target) not in read:
@@ -65,9 +65,9 @@ class Digests:
 
     tensors: Tensors
     most: int
-    _known: dict[Box, bytes] = field(factory=dict)
+    _known: dict[RemoteBox, bytes] = field(factory=dict)
 
-    def of(self, box: Box) -> bytes:
+    def of(self, box: RemoteBox) -> bytes:
         """The digest of a box's elements in row-major order, after a cast."""
         if box not in self._known:
             found = xxhash.xxh3_128()
@@ -79,7 +79,9 @@ class Digests:
         return self._known[box]
 
 
-def demand_equal(copies: Sequence[Piece], told: Mapping[int, bytes], pieces: Sequence[Piece], targets: Digests) -> None:
+def compare_copies(
+    copies: Sequence[Piece], told: Mapping[int, bytes], pieces: Sequence[Piece], targets: Digests
+) -> None:
     """Compare the copies with this rank's elements.
 
     `told`: the digests of each rank, in the order of `copies`. Raises: UcplError E613 if a copy differs.

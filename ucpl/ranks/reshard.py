@@ -23,9 +23,9 @@ from ucpl.extents import Key, key_text
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import Goal, flat_of, memory_of, overlap, part_of, tensor_of, unreadable, unwritable
 from ucpl.ranks.exchange import Exchange, dtype_of, global_rank
-from ucpl.ranks.rank_graph import Dealt, Message, asked_of, dealt, request
+from ucpl.ranks.rank_graph import Message, RankGraph, parse_request, rank_graph, request
 from ucpl.ranks.remote_boxes import Name, Piece, pieces_of
-from ucpl.ranks.replicas import Digests, copies_of, demand_equal
+from ucpl.ranks.replicas import Digests, compare_copies, copies_of
 from ucpl.tables.operations import Fill, net_text
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def reshard(
         asked = _asked(pieces, group, device)
     exchange = Exchange(group, work.sources, work.targets, device, memory // (2 * max(1, ranks.size - 1)))
     with ranks.agreeing():
-        graph = dealt(pieces, asked, ranks.rank)
+        graph = rank_graph(pieces, asked, ranks.rank)
         work.demand_types(graph)
         exchange.keep(graph)
     with ranks.agreeing(), ranks.together():
@@ -234,7 +234,7 @@ class _Work:
                     remedy="leave it out of the target's layout and make it in the job, or save and convert, which fills",
                 )
 
-    def demand_types(self, graph: Dealt) -> None:
+    def demand_types(self, graph: RankGraph) -> None:
         """Check the types of tensors.
 
         Raises: UcplError E640 if a tensor has another type than in its layout.
@@ -326,7 +326,7 @@ def _compare(
     with ranks.together():
         told = _swapped({peer: raw for peer, raw in mine.items() if peer != ranks.rank}, ranks.group, device)
     with ranks.agreeing():
-        demand_equal(copies, {**told, ranks.rank: mine[ranks.rank]}, pieces, Digests(work.targets, memory))
+        compare_copies(copies, {**told, ranks.rank: mine[ranks.rank]}, pieces, Digests(work.targets, memory))
 
 
 def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, list[Piece]]:
@@ -339,7 +339,7 @@ def _asked(pieces: Sequence[Piece], group: dist.ProcessGroup | None, device: tor
         if piece.peer != dist.get_rank(group):
             wanted.setdefault(piece.peer, []).append(piece)
     told = _swapped({peer: request(some) for peer, some in wanted.items()}, group, device)
-    return {peer: asked_of(raw, peer) for peer, raw in told.items()}
+    return {peer: parse_request(raw, peer) for peer, raw in told.items()}
 
 
 def _swapped(given: Mapping[int, bytes], group: dist.ProcessGroup | None, device: torch.device) -> dict[int, bytes]:

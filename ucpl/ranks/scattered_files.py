@@ -28,20 +28,28 @@ from ucpl.storage.keys import Keys
 from ucpl.storage.lifetimes import current_scope
 from ucpl.storage.reading import Range, identity_of, sparse_file_registry
 
-__all__ = ["Ends", "Place", "Says", "copies_differ", "demand_copies", "ends_of", "one_folder"]
+__all__ = [
+    "AnyTeam",
+    "Ends",
+    "LocalFiles",
+    "check_copies",
+    "copies_differ",
+    "ends_of",
+    "one_folder",
+]
 
 END = 1 << 16  # bytes of the beginning and of the end of a file that distinguish copies of it
 Listing = dict[str, Stamp]
 
 
-class Place(Protocol):
+class LocalFiles(Protocol):
     """The team, and the owner of each file."""
 
     near: Mapping[str, Sequence[int]]
     received: int
 
 
-class Says(Protocol):
+class AnyTeam(Protocol):
     """The part of a team that compares the files of its members."""
 
     @property
@@ -53,7 +61,7 @@ class Says(Protocol):
 Ends = dict[str, tuple[int, str]]  # of files by name: the size, and a digest of the first and last bytes
 
 
-def listed(source: Path) -> Listing:
+def list_files(source: Path) -> Listing:
     """Files of a folder by their names below it.
 
     Of a file, itself under no name. Raises: OSError.
@@ -70,13 +78,13 @@ def listed(source: Path) -> Listing:
 
 
 @contextmanager
-def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None) -> Iterator[Path]:
+def one_folder(team: Team, place: LocalFiles, source: Path, keys: Path | None = None) -> Iterator[Path]:
     """The source as every rank can read it.
 
     The source itself, if all have it, else a folder that represents it. Every rank reads files of a store from there.
     keys: of this host, for files on several hosts. Raises: UcplError E621, E625, E628, E687.
     """
-    mine = listed(source)
+    mine = list_files(source)
     objects = {name: identity_of(os.stat(source / name if name else source)) for name in mine}
     digest = blake2b(repr((sorted(mine.items()), sorted(objects.items()))).encode(), digest_size=16).hexdigest()
     if len(set(team.all(digest))) == 1:
@@ -90,7 +98,7 @@ def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None)
     for rank, one in enumerate(every):
         for name in one:
             holders.setdefault(name, []).append(rank)
-    demand_copies(team, {name: source / name if name else source for name in mine}, str(source), every)
+    check_copies(team, {name: source / name if name else source for name in mine}, str(source), every)
     if all(len(ranks) == team.size for ranks in holders.values()):  # copies of all of it everywhere
         yield source
         return
@@ -100,7 +108,7 @@ def one_folder(team: Team, place: Place, source: Path, keys: Path | None = None)
         files = {name: source / name if name else source for name in mine}
         server = Server(files, meeting.door)
         ways = meeting.ways(team, server)
-        view = _View(team.rank, every, holders, files)
+        view = _FolderView(team.rank, every, holders, files)
 
         def count(size: int) -> None:
             place.received += size
@@ -161,7 +169,7 @@ def _listing(told: object) -> Listing:
     return {str(name): (int(size), int(time)) for name, (size, time) in told.items()}
 
 
-def demand_copies(team: Says, mine: Mapping[str, Path], source: str, every: Sequence[Listing] | None = None) -> None:
+def check_copies(team: AnyTeam, mine: Mapping[str, Path], source: str, every: Sequence[Listing] | None = None) -> None:
     """Check that files of one name on several ranks are copies.
 
     Of one size, and, if their times differ, alike at both ends. mine: this rank's, by name. every: those of each
@@ -220,7 +228,7 @@ def _ends(path: Path) -> str:
 
 
 @define(eq=False)
-class _View:
+class _FolderView:
     """All files as one rank sees them."""
 
     rank: int
@@ -245,7 +253,7 @@ class _View:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.ftruncate(fd, self.first(name)[0])
-                register(os.fstat(fd), _File(self, name, self.rank if self.rank in ranks else ranks[0]))
+                register(os.fstat(fd), _ScatteredFile(self, name, self.rank if self.rank in ranks else ranks[0]))
             finally:
                 os.close(fd)
         return root
@@ -269,10 +277,10 @@ class _View:
 
 
 @frozen(eq=False)
-class _File:
+class _ScatteredFile:
     """One file: on this rank's disk, or on another's."""
 
-    view: _View
+    view: _FolderView
     name: str
     rank: int  # that it is read from
 
@@ -297,5 +305,5 @@ class _File:
         return *stamp, int.from_bytes(blake2b(self.name.encode(), digest_size=7).digest()), 0
 
     @property
-    def listed_by(self) -> _View:
+    def listed_by(self) -> _FolderView:
         return self.view

@@ -44,11 +44,11 @@ from ucpl.extents import DTYPES
 from ucpl.files.groups import agreed
 from ucpl.live.agreement import Ranks
 from ucpl.live.tensors import is_direct, is_inference, memory_of, overflows, plain, survives, tensor_of, unwritable
-from ucpl.ranks.box_index import GROUPS, MODEL, STATES, Index, told, with_tensors
-from ucpl.ranks.engines import Engine, Known, as_kept, fill, is_engine
+from ucpl.ranks.box_index import GROUPS, MODEL, STATES, Index, index_checkpoint, with_tensors
+from ucpl.ranks.engines import Engine, KnownStates, as_kept, fill, is_engine
 from ucpl.ranks.exchange import dtype_of
-from ucpl.ranks.load_checks import Asked, demand_fit, demand_one, is_empty, tied
-from ucpl.ranks.scattered_files import Ends, copies_differ, demand_copies, ends_of
+from ucpl.ranks.load_checks import LoadRequest, check_fit, check_tied, is_empty, tied
+from ucpl.ranks.scattered_files import Ends, check_copies, copies_differ, ends_of
 from ucpl.records import define, frozen
 from ucpl.runtime.reading import Reader, packed
 from ucpl.runtime.sources import SourceFiles
@@ -110,7 +110,7 @@ class StorageReader(Base):
         self.generation: int | None = None  # of a vault
         self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
         self.error: Exception | None = None  # the error of opening it, for other ranks
-        self._told = Index()
+        self._index = Index()
         self.reset(path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -138,7 +138,7 @@ class StorageReader(Base):
         opened = open_checkpoint(source, asked)
         placement = source_side(opened, asked, Given()).placement
         opened = with_tensors(opened)
-        self._told = told(opened, placement, self._names)
+        self._index = index_checkpoint(opened, placement, self._names)
         # The former checkpoint ends here, and stays if this one could not be opened.
         self._checkpoint: Checkpoint = opened
         self._placement = placement
@@ -156,20 +156,20 @@ class StorageReader(Base):
         """
         wide = set()
         for name, value in wanted.items():
-            known = self._told.metadata.get(name)
+            known = self._index.metadata.get(name)
             if isinstance(value, torch.Tensor) and isinstance(known, TensorStorageMetadata):
                 stored = known.properties.dtype
                 if value.dtype.is_floating_point and value.dtype.itemsize > stored.itemsize:
                     wide.add(name)
         if wide:
-            self._told = told(self._checkpoint, self._placement, self._names, frozenset(wide))
+            self._index = index_checkpoint(self._checkpoint, self._placement, self._names, frozenset(wide))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return is_url(os.fspath(checkpoint_id)) or os.path.exists(checkpoint_id)
 
     def read_metadata(self, *_: object, **__: object) -> Metadata:
-        return Metadata(dict(self._told.metadata))
+        return Metadata(dict(self._index.metadata))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: object, **__: object) -> None:
         """Files are opened when they are read.
@@ -206,12 +206,12 @@ class StorageReader(Base):
         Raises: UcplError E610, E611, E691, E692.
         """
         made = plan.storage_data  # none, of a plan that was not made by this reader
-        told = made.generation if isinstance(made, _Read) else self._generation
-        if told != self._generation and self._generation is not None:
-            self._open(f"{self._newest}@{told}")
-            self._demand_all(plan, told)
-        items = [item for item in plan.items if item.storage_index in self._told.chunks]
-        files = {self._told.chunks[item.storage_index].extent.file for item in items}
+        generation = made.generation if isinstance(made, _Read) else self._generation
+        if generation != self._generation and self._generation is not None:
+            self._open(f"{self._newest}@{generation}")
+            self._demand_all(plan, generation)
+        items = [item for item in plan.items if item.storage_index in self._index.chunks]
+        files = {self._index.chunks[item.storage_index].extent.file for item in items}
         sources = SourceFiles(self._checkpoint.root, sorted(files), self._checkpoint.opened)
         reader = Reader(sources, keeps=False)
         try:
@@ -219,7 +219,7 @@ class StorageReader(Base):
                 for item in some:
                     self._tensor(item, planner, reader, sources)
             for item in plan.items:
-                if item.storage_index not in self._told.chunks:
+                if item.storage_index not in self._index.chunks:
                     self._value(item, planner)
         finally:
             sources.close()
@@ -234,7 +234,7 @@ class StorageReader(Base):
         Raises: UcplError E692.
         """
         for item in plan.items:
-            if item.storage_index not in self._told.chunks and item.storage_index.fqn not in self._told.values:
+            if item.storage_index not in self._index.chunks and item.storage_index.fqn not in self._index.values:
                 where = item.storage_index.fqn
                 what = f"{self._newest}@{generation}, which all ranks see, has no `{where}` as the newest one has it"
                 fail(
@@ -245,7 +245,7 @@ class StorageReader(Base):
                 )
 
     def _place(self, item: ReadItem) -> tuple[str, int]:
-        chunk = self._told.chunks[item.storage_index]
+        chunk = self._index.chunks[item.storage_index]
         return chunk.extent.file, chunk.extent.storage_start + chunk.offset
 
     def _fetched(self, items: list[ReadItem], sources: SourceFiles) -> Iterator[list[ReadItem]]:
@@ -270,7 +270,7 @@ class StorageReader(Base):
 
         No bytes, if it is no run of the file.
         """
-        chunk = self._told.chunks[item.storage_index]
+        chunk = self._index.chunks[item.storage_index]
         size = DTYPES[chunk.extent.dtype].itemsize
         shape = tuple(item.lengths)
         steps = tuple(s * size for s in chunk.stride)
@@ -280,7 +280,7 @@ class StorageReader(Base):
         return chunk.extent.file, low, low + prod(shape) * size if is_run else low
 
     def _tensor(self, item: ReadItem, planner: LoadPlanner, reader: Reader, sources: SourceFiles) -> None:
-        chunk, goal = self._told.chunks[item.storage_index], self._goal(item, planner)
+        chunk, goal = self._index.chunks[item.storage_index], self._goal(item, planner)
         size = DTYPES[chunk.extent.dtype].itemsize
         shape, begins = tuple(item.lengths), tuple(item.storage_offsets)
         steps = tuple(s * size for s in chunk.stride)
@@ -305,7 +305,7 @@ class StorageReader(Base):
         planner.commit_tensor(item, goal)
 
     def _value(self, item: ReadItem, planner: LoadPlanner) -> None:
-        value = self._told.values[item.storage_index.fqn]
+        value = self._index.values[item.storage_index.fqn]
         if item.type == LoadItemType.BYTE_IO:
             raw = io.BytesIO()
             torch.save(value, raw)
@@ -393,10 +393,10 @@ def load_into(
         if reader.error is not None:
             raise reader.error
         files = reader.files() if reader.generation is None else {}
-    demand_copies(ranks, files, src)
+    check_copies(ranks, files, src)
     reader._is_agreed = True
     if not isinstance(model, torch.nn.Module) or is_engine(model):  # an engine is a module, too
-        known = Known(reader._told.metadata, reader._told.values, reader._checkpoint.state)
+        known = KnownStates(reader._index.metadata, reader._index.values, reader._checkpoint.state)
         fill(model, reader, known, rename or str, ranks, states=optimizer is not None, strict=strict, src=src)
         return reader
     with ranks.agreeing():
@@ -404,18 +404,18 @@ def load_into(
         names = {name: rename(name) if rename is not None else name for name in weights}
         asked: dict[str, object] = {f"model.{names[name]}": value for name, value in weights.items()}
         empty = frozenset(name for name, value in weights.items() if is_empty(value))
-        twice = _apart(tied(weights), names, asked, frozenset(reader._told.metadata))
+        twice = _apart(tied(weights), names, asked, frozenset(reader._index.metadata))
         # Read apart, to be compared.
         asked |= {name: torch.empty_like(cast("torch.Tensor", asked[name])) for name in twice}
         reader.take_masters(asked)
-    index = reader._told.metadata
-    there = demand_fit(Asked(asked, src=src), index, strict, ranks)
+    index = reader._index.metadata
+    there = check_fit(LoadRequest(asked, src=src), index, strict, ranks)
     own: _Optimizer | None = None
     with ranks.agreeing():
         if optimizer is not None:
             _demand_own(model, cast("torch.optim.Optimizer", optimizer), src)
             own = _Optimizer.of(model, cast("torch.optim.Optimizer", optimizer), names, empty)
-    states = demand_fit(own.asked(src), index, strict, ranks) if own is not None else {}
+    states = check_fit(own.asked(src), index, strict, ranks) if own is not None else {}
     for some in (there, states):
         with ranks.together():
             load(some, storage_reader=reader, process_group=group, no_dist=not dist.is_initialized())
@@ -423,7 +423,7 @@ def load_into(
         for name, owner in twice.items():
             if name in there and owner in there:
                 pair = cast("torch.Tensor", there[name]), cast("torch.Tensor", there[owner])
-                demand_one(name.removeprefix("model."), owner.removeprefix("model."), pair, src)
+                check_tied(name.removeprefix("model."), owner.removeprefix("model."), pair, src)
         filled = {name: there.get(f"model.{names[name]}", value) for name, value in weights.items()}
         # Weights that were made in inference mode are written in it alone.
         is_inferred = any(isinstance(one, torch.Tensor) and is_inference(one) for one in weights.values())
@@ -470,12 +470,12 @@ def _one_of_all(src: str, ranks: Ranks) -> str:
     if ranks.size == 1 or not any(str(one).startswith(f"{SCHEME}:") for one in ranks.all(src)):
         return src
     ranks.demand_same({"source": src}, "load_into")
-    told = src
+    pinned = src
     if ranks.rank == 0:
         with suppress(UcplError):  # which each rank then says for itself
-            told = pin_generation(src)
+            pinned = pin_generation(src)
             _warn(src)
-    return str(ranks.all(told)[0])
+    return str(ranks.all(pinned)[0])
 
 
 def _warn(src: str) -> None:
@@ -494,33 +494,33 @@ class _Optimizer:
     optimizer: torch.optim.Optimizer
     names: Mapping[str, str]  # the checkpoint's, of the model's parameters
     empty: frozenset[str]  # parameters without elements
-    told: dict[str, object]
+    state_dict: dict[str, object]
     flat: dict[str, object]  # by the checkpoint's names
 
     @classmethod
     def of(
         cls, model: torch.nn.Module, optimizer: torch.optim.Optimizer, names: Mapping[str, str], empty: frozenset[str]
     ) -> _Optimizer:
-        told = get_optimizer_state_dict(model, optimizer)
-        states = cast("dict[str, dict[str, object]]", told["state"])
+        state_dict = get_optimizer_state_dict(model, optimizer)
+        states = cast("dict[str, dict[str, object]]", state_dict["state"])
         flat = {f"optim.state.{names[p]}.{s}": v for p, each in states.items() for s, v in each.items()}
-        return cls(model, optimizer, names, empty, cast("dict[str, object]", told), flat)
+        return cls(model, optimizer, names, empty, cast("dict[str, object]", state_dict), flat)
 
     @property
     def groups(self) -> list[dict[str, object]]:
-        return cast("list[dict[str, object]]", self.told["param_groups"])
+        return cast("list[dict[str, object]]", self.state_dict["param_groups"])
 
-    def asked(self, src: str) -> Asked:
+    def asked(self, src: str) -> LoadRequest:
         trained = tuple(self.names[p] for one in self.groups for p in cast("list[str]", one["params"]))
         empty = frozenset(self.names[p] for p in self.empty)
-        return Asked(self.flat, trained, type(self.optimizer).__name__, src, empty)
+        return LoadRequest(self.flat, trained, type(self.optimizer).__name__, src, empty)
 
     def put(self, found: Mapping[str, object], reader: StorageReader) -> None:
-        for p, each in cast("dict[str, dict[str, object]]", self.told["state"]).items():
+        for p, each in cast("dict[str, dict[str, object]]", self.state_dict["state"]).items():
             for s in each:
                 each[s] = found.get(f"optim.state.{self.names[p]}.{s}", each[s])
         _take_groups(self.groups, self.names, self.empty, reader)
-        set_optimizer_state_dict(self.model, self.optimizer, self.told)  # type: ignore[arg-type]
+        set_optimizer_state_dict(self.model, self.optimizer, self.state_dict)  # type: ignore[arg-type]
 
 
 def _take_groups(

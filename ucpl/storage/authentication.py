@@ -178,7 +178,7 @@ class UnixConnector(Connector):
 
 
 def _same_user(channel: socket.socket) -> Names:
-    """Ask the kernel for the user at the other end. Raises: Refused."""
+    """Ask the kernel for the user at the other end. Raises: AccessDenied."""
     said = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = _CREDENTIALS.unpack(said)[1]
     if user != os.geteuid():

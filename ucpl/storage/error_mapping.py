@@ -28,14 +28,14 @@ class StoreError(OSError):
     remedy = ""
 
 
-def store_error(what: str, error: BaseException, tried: str = "") -> StoreError:
+def store_error(request: str, error: BaseException, tried: str = "") -> StoreError:
     """The error of a request.
 
-    what: the requested object, by its URL.
+    request: the requested object, by its URL.
     tried: the number of attempts.
     """
-    made = StoreError(errno.EIO, f"{what}{tried}: {server_message(error)}")
-    made.remedy = _remedy(what, error)
+    made = StoreError(errno.EIO, f"{request}{tried}: {server_message(error)}")
+    made.remedy = _remedy(request, error)
     return made
 
 
@@ -63,10 +63,10 @@ def server_message(error: BaseException) -> str:
     return text[:400] or type(error).__name__
 
 
-def _remedy(what: str, error: BaseException) -> str:
+def _remedy(request: str, error: BaseException) -> str:
     """ "": the catalogue's."""
     text = str(error)
-    kind = {"s3a": "s3", "gcs": "gs"}.get(scheme := what.partition(":")[0], scheme)
+    kind = {"s3a": "s3", "gcs": "gs"}.get(scheme := request.partition(":")[0], scheme)
     if kind in ("azure", "abfs", "abfss", "adl"):
         kind = "az"
     keys = _KEYS.get(kind, "the credentials of its fsspec package")

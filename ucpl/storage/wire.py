@@ -230,7 +230,7 @@ class QuestionClient:
         channel = self.taken()
         answer = self.asked(channel, question, look)
         self.free(channel)
-        return self.told(answer)
+        return self.check_answer(answer)
 
     def free(self, channel: Channel) -> None:
         """It may be another's to ask over."""
@@ -238,7 +238,7 @@ class QuestionClient:
             self._idle.append(channel)
 
     def asked(self, channel: Channel, question: Question, look: Callable[[], None] = lambda: None) -> bytes:
-        """The answer over one connection, closed if none comes. Raises: Silence."""
+        """The answer over one connection, closed if none comes. Raises: NoAnswer."""
         try:
             channel.send(json.dumps(question).encode())
             while not channel.poll(EVERY):
@@ -255,14 +255,14 @@ class QuestionClient:
             channel.close()
             raise
 
-    def told(self, answer: bytes) -> bytes:
+    def check_answer(self, answer: bytes) -> bytes:
         """Raises: OSError, where the answer is that it cannot be."""
         if answer[:1] != b"+":
             raise OSError(5, f"{self.who} says: {answer[1:].decode(errors='replace')}")
         return answer[1:]
 
     def taken(self) -> Channel:
-        """A connection of the caller's own. Raises: Silence."""
+        """A connection of the caller's own. Raises: NoAnswer."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()

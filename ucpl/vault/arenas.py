@@ -24,7 +24,7 @@ from ucpl.storage.vaults.records import CHUNK, File, Segment
 from ucpl.vault.files import ToSave
 from ucpl.vault.staging import Lane, Stages
 
-__all__ = ["Arenas", "Written", "make_room", "places_of"]
+__all__ = ["Arenas", "Written", "allocate", "get_places"]
 
 
 @frozen
@@ -89,13 +89,13 @@ def _laid(files: Sequence[ToSave]) -> tuple[list[_Piece], list[list[Segment]], i
     return pieces, segments, at
 
 
-def places_of(files: Sequence[ToSave]) -> tuple[list[tuple[int, str, int]], int]:
+def get_places(files: Sequence[ToSave]) -> tuple[list[tuple[int, str, int]], int]:
     """(file, storage, byte in the arena) of each tensor; the size."""
     pieces, _, size = _laid(files)
     return [(p.file, p.storage, p.at) for p in pieces if p.storage], size
 
 
-def make_room(fd: int, size: int) -> None:
+def allocate(fd: int, size: int) -> None:
     """Allocate all memory of an arena.
 
     Raises: OSError, if there is not enough.
@@ -134,7 +134,7 @@ class Arenas:
 
     Each save uses the same mapping again.
 
-    The mapping is the rank's own file. All its pages are allocated before the first write (`make_room`). If the saved
+    The mapping is the rank's own file. All its pages are allocated before the first write (`allocate`). If the saved
     tensors are on a GPU, the driver pins the pages once, and the GPU writes into them directly.
     """
 
@@ -146,7 +146,7 @@ class Arenas:
         """Raises: OSError."""
         fd = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            make_room(fd, size)
+            allocate(fd, size)
             known, inode = self._mapped.get(path), os.fstat(fd).st_ino
             if (
                 known is None or known.inode != inode or len(known.room) < size

@@ -14,16 +14,16 @@ from ucpl.storage.vaults.committed import domains_of, get_commits, reject_no_vau
 from ucpl.storage.vaults.domains import COMMIT, OURS, Domain, hold_lock
 from ucpl.storage.vaults.hosts import FILE, LOCK
 from ucpl.storage.vaults.records import Job
-from ucpl.vault.inspect import Seen, is_alive, seen, vaults_in
+from ucpl.vault.inspect import FoundFolder, find_vaults, inspect_folder, is_alive
 
-__all__ = ["Left", "clear"]
+__all__ = ["CleanupResult", "remove_vaults"]
 
 DOMAIN = re.compile(r"d(?:0|[1-9][0-9]*)")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @frozen
-class Left:
+class CleanupResult:
     """A vault that was found, and the result of the removal."""
 
     home: Path
@@ -31,7 +31,7 @@ class Left:
     why: str
 
 
-def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> list[Left]:
+def remove_vaults(root: Path, *, with_state: bool = False, only: str | None = None) -> list[CleanupResult]:
     """Remove the vaults in a folder that no process uses.
 
     root: the folder, or the vault itself.
@@ -43,31 +43,31 @@ def clear(root: Path, *, with_state: bool = False, only: str | None = None) -> l
     """
     root = Path(os.path.realpath(root))  # from here on no link is followed
     try:
-        below = vaults_in(root)
+        below = find_vaults(root)
     except OSError:
         reject_no_vault(root)
-    alone = seen(root) if all(one.why_unreadable for one in below) else None
+    alone = inspect_folder(root) if all(one.why_unreadable for one in below) else None
     some = below if alone is None or alone.why_unreadable else [alone]
     return [_cleared(one, with_state) for one in some if only is None or one.home.name == only]
 
 
-def _cleared(one: Seen, with_state: bool) -> Left:
+def _cleared(one: FoundFolder, with_state: bool) -> CleanupResult:
     if one.why_unreadable:
-        return Left(one.home, "passed", one.why_unreadable)
+        return CleanupResult(one.home, "passed", one.why_unreadable)
     try:
         if is_alive(one.home):
-            return Left(one.home, "living", "a server or a writer uses it")
+            return CleanupResult(one.home, "living", "a server or a writer uses it")
         if not one.is_sure:
             why = "it has files with a vault's names, but no intact record of one: if it was a vault, remove it by hand"
-            return Left(one.home, "kept", why)
+            return CleanupResult(one.home, "kept", why)
         if not with_state and (why := _state_in(one.home, one.job)):
-            return Left(one.home, "kept", why)
+            return CleanupResult(one.home, "kept", why)
         if not _is_ours(one.home):
-            return Left(one.home, "kept", "it contains files that do not belong to a vault")
+            return CleanupResult(one.home, "kept", "it contains files that do not belong to a vault")
         return _removed(one.home)
     except OSError as error:  # it is another user's, say
         why = f"{one.home / os.fsdecode(error.filename or '')}: {(error.strerror or str(error)).lower()}"
-        return Left(one.home, "kept", f"it cannot be removed: {why}")
+        return CleanupResult(one.home, "kept", f"it cannot be removed: {why}")
 
 
 def _state_in(home: Path, job: Job | None) -> str:
@@ -100,7 +100,7 @@ def _is_ours(home: Path) -> bool:
     return all(path.name in names or path.name.startswith("tries.") for path in home.iterdir())
 
 
-def _removed(home: Path) -> Left:
+def _removed(home: Path) -> CleanupResult:
     """Remove a vault while holding all its locks. Raises: OSError.
 
     All files are opened and removed by descriptors, and no link is followed: another user may own a folder on the path,
@@ -114,14 +114,14 @@ def _removed(home: Path) -> Left:
 
         top = opened(opened_as_is(home))
         if not ends.enter_context(hold_lock(Path("make.lock"), wait=0, within=top)):
-            return Left(home, "living", "it is being made")
+            return CleanupResult(home, "living", "it is being made")
         names = sorted(name for name in os.listdir(top) if DOMAIN.fullmatch(name))
         folders = {name: opened(os.open(name, FOLDER, dir_fd=top)) for name in names}
         for folder in folders.values():
             if not ends.enter_context(hold_lock(Path("server.lock"), wait=0, within=folder)):
-                return Left(home, "living", "a server uses it")
+                return CleanupResult(home, "living", "a server uses it")
         if any(not _is_file_of_ours(folder, name) for folder in folders.values() for name in os.listdir(folder)):
-            return Left(home, "kept", "it contains files that do not belong to a vault")
+            return CleanupResult(home, "kept", "it contains files that do not belong to a vault")
         for name, folder in folders.items():
             for inner in os.listdir(folder):
                 os.unlink(inner, dir_fd=folder)
@@ -131,7 +131,7 @@ def _removed(home: Path) -> Left:
                 if name.startswith("tries.") or name in (FILE, LOCK, "make.lock"):
                     os.unlink(name, dir_fd=top)
             os.rmdir(home.name, dir_fd=opened(opened_as_is(home.parent)))
-    return Left(home, "removed", "no process holds it")
+    return CleanupResult(home, "removed", "no process holds it")
 
 
 def _is_file_of_ours(folder: int, name: str) -> bool:

@@ -20,7 +20,7 @@ from ucpl.errors import Label, fail
 from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.storage.keys import Keys, any_name
-from ucpl.storage.vaults.checksummed_text import Told, write_whole
+from ucpl.storage.vaults.checksummed_text import JsonObject, write_whole
 from ucpl.storage.vaults.committed import domains_of, get_commits, read_job, reject_no_vault
 from ucpl.storage.vaults.domains import Domain, hold_lock
 from ucpl.storage.vaults.hosts import LOCK, Hosts, addresses_of, hosts_at
@@ -32,7 +32,7 @@ from ucpl.vault.rank_schemes import default_protection
 if TYPE_CHECKING:
     from ucpl.vault.writer import ToWrite, Writer
 
-__all__ = ["ToMake", "Vault", "asked_for", "demand_domain"]
+__all__ = ["ToMake", "Vault", "requested_job", "check_domain"]
 
 SAFE = "/dev/shm/ucpl/job"  # that can be written, nearly everywhere
 
@@ -70,17 +70,17 @@ class Vault:
         return cls(path, job)
 
     @classmethod
-    def make(cls, home: str | os.PathLike[str], **said: Unpack[ToMake]) -> Vault:
+    def make(cls, home: str | os.PathLike[str], **options: Unpack[ToMake]) -> Vault:
         """Create a vault, or open the existing one.
 
         An existing vault must have the same ranks, domains and protection.
 
         Raises: UcplError E686, E687, E690, E692 for a damaged one, E694, E695.
         """
-        asked = asked_for(home, said)
+        asked = requested_job(home, options)
         path = Path(os.path.abspath(home))
         try:
-            return cls(path, _made(path, asked, said))
+            return cls(path, _create(path, asked, options))
         except OSError as error:
             remedy = "" if error.errno in NO_ROOM else f"name a folder in memory that can be written, as in {SAFE}"
             fail("E695", f"{path} cannot be written: {why_not_made(path, error)}", Label(str(path)), remedy=remedy)
@@ -92,7 +92,7 @@ class Vault:
         """The newest generation that counts."""
         return next(iter(get_commits(self.home, self.job)), None)
 
-    def state(self, rank: int = 0, generation: int | None = None) -> Told:
+    def state(self, rank: int = 0, generation: int | None = None) -> JsonObject:
         """The JSON that a rank saved with a generation.
 
         Default: the newest committed generation. The result is empty, if there is none.
@@ -111,14 +111,14 @@ class Vault:
         found = next(some, None)
         return dict(found.shards[rank].state) if found is not None else {}
 
-    def writer(self, rank: int, **said: Unpack[ToWrite]) -> Writer:
+    def writer(self, rank: int, **options: Unpack[ToWrite]) -> Writer:
         """The writer of one rank of the job. Raises: UcplError E690, E694."""
         from ucpl.vault.writer import Writer
 
-        return Writer(self.home, self.job, rank, **said)
+        return Writer(self.home, self.job, rank, **options)
 
 
-def asked_for(home: str | os.PathLike[str], said: ToMake) -> Job:
+def requested_job(home: str | os.PathLike[str], options: ToMake) -> Job:
     """The job that a new vault is for, still without its mark.
 
     Creates nothing. Raises: UcplError E690.
@@ -126,26 +126,26 @@ def asked_for(home: str | os.PathLike[str], said: ToMake) -> Job:
     path = Path(os.path.abspath(home))
     if not NAME.fullmatch(path.name):
         fail("E690", f"{path.name!a} cannot be the name of a job", Label(str(path)))
-    if "layout" in said:
-        from ucpl.vault.planning import shape_of
+    if "layout" in options:
+        from ucpl.vault.planning import get_domains
 
-        if said.keys() & {"domains", "ranks"}:
+        if options.keys() & {"domains", "ranks"}:
             remedy = "leave them out, or give no layout"
-            fail("E690", "a layout states ranks and domains", Label(said["layout"]), remedy=remedy)
+            fail("E690", "a layout states ranks and domains", Label(options["layout"]), remedy=remedy)
 
-        said = {**said, "domains": shape_of(said["layout"])}
-    told = said.get("domains", 1)
-    domains = even_domains(said.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
+        options = {**options, "domains": get_domains(options["layout"])}
+    told = options.get("domains", 1)
+    domains = even_domains(options.get("ranks", 1), told) if isinstance(told, int) else tuple(map(tuple, told))
     check_partition(domains)
-    protection = Protection.parse(said.get("protect", default_protection(len(domains))))
+    protection = Protection.parse(options.get("protect", default_protection(len(domains))))
     get_sets(len(domains), protection)
-    replays = said.get("replays", 0)
+    replays = options.get("replays", 0)
     if not 0 <= replays <= REPLAYS_MAX:
         fail("E690", f"{replays} steps cannot be replayed: 0 to {REPLAYS_MAX} can", Label("--replays"))
     return Job(path.name, "", domains, protection, replays)
 
 
-def demand_domain(job: Job, number: int, home: Path) -> None:
+def check_domain(job: Job, number: int, home: Path) -> None:
     """Raises: UcplError E694 where a vault has no such domain."""
     last = len(job.domains) - 1
     if not 0 <= number <= last:
@@ -157,7 +157,7 @@ def demand_domain(job: Job, number: int, home: Path) -> None:
         fail("E694", f"{home} has no domain d{number}", Label(str(home)), remedy=has)
 
 
-def _made(path: Path, asked: Job, said: ToMake) -> Job:
+def _create(path: Path, asked: Job, options: ToMake) -> Job:
     """Create the folders, with the identity of the vault in each.
 
     Raises: UcplError E170, E690, E692, E694, OSError.
@@ -166,10 +166,10 @@ def _made(path: Path, asked: Job, said: ToMake) -> Job:
     with hold_lock(path / "make.lock", wait=60):
         there = read_job(path)
         if there is not None and evolve(there, name=path.name, ident="") != asked:
-            what = f"{path} is the vault of another job: {_said(there)}"
-            fail("E694", what, Label(str(path), f"asked for: {_said(asked)}"), remedy=_instead(path, there))
-        if "hosts" in said or "keys" in said:
-            return _listed(path, asked, said)
+            what = f"{path} is the vault of another job: {_describe(there)}"
+            fail("E694", what, Label(str(path), f"asked for: {_describe(asked)}"), remedy=_removal(path, there))
+        if "hosts" in options or "keys" in options:
+            return _create_on_hosts(path, asked, options)
         if there is None and any(os.path.lexists(Domain(path, number).job()) for number in domains_of(path)):
             reject_no_vault(path)  # it may be all that is left of a job
         job = there or evolve(asked, ident=token_hex(8))
@@ -181,23 +181,25 @@ def _made(path: Path, asked: Job, said: ToMake) -> Job:
     return job
 
 
-def _instead(home: Path, job: Job) -> str:
+def _removal(home: Path, job: Job) -> str:
     """Of a folder that is another's vault."""
     state = " --with-state" if get_commits(home, job) else ""
     return f"name another folder, or remove this one with `ucpl vault gc {quote(str(home))}{state}`"
 
 
-def _listed(home: Path, job: Job, said: ToMake) -> Job:
+def _create_on_hosts(home: Path, job: Job, options: ToMake) -> Job:
     """Create the vault of several hosts under its common name.
 
     Raises: UcplError E170, E690, E694, OSError.
     """
-    if "hosts" not in said or "keys" not in said:
+    if "hosts" not in options or "keys" not in options:
         fail("E690", "`hosts` and `keys` go together", Label("--hosts", where=str(home)))
-    at, keys = addresses_of(said["hosts"]), Keys(Path(os.path.abspath(said["keys"])))
+    at, keys = addresses_of(options["hosts"]), Keys(Path(os.path.abspath(options["keys"])))
     if len(at) != len(job.domains):
         fail(
-            "E690", f"{len(at)} hosts are listed for {len(job.domains)} domains", Label("--hosts", where=said["hosts"])
+            "E690",
+            f"{len(at)} hosts are listed for {len(job.domains)} domains",
+            Label("--hosts", where=options["hosts"]),
         )
     keys.demand(any_name(job.name, len(at)), "a host of this vault")
     # No host has to ask another which vault it is: all of them have the certificate of one authority.
@@ -206,7 +208,7 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
     there = read_job(home)
     if there is not None and there != job:
         what = f"{home} is the vault of another job, or its keys are of another authority"
-        fail("E694", what, Label(str(home)), remedy=_instead(home, there))
+        fail("E694", what, Label(str(home)), remedy=_removal(home, there))
     hosts = Hosts(str(keys.folder), at, tuple(0 for _ in at), job.sealed())
     with hold_lock(home / LOCK, wait=60):
         known = None
@@ -216,6 +218,6 @@ def _listed(home: Path, job: Job, said: ToMake) -> Job:
     return job
 
 
-def _said(job: Job) -> str:
+def _describe(job: Job) -> str:
     replays = f", {job.replays} steps replayed" if job.replays else ""
     return f"{job.ranks} ranks in {len(job.domains)} domains, {job.protection}{replays}"

@@ -31,13 +31,13 @@ from ucpl.runtime.failpoints import set_failpoints
 from ucpl.storage.vaults.committed import get_commits, read_job
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.snapshot_folder import open_generation
-from ucpl.vault.cleanup import clear
+from ucpl.vault.cleanup import remove_vaults
 from ucpl.vault.create import Vault
 from ucpl.vault.planning import VaultPlan, plan_vault
 from ucpl.vault.server import Server
 from ucpl.vault.writer import Writer
 
-__all__ = ["Drilled", "drill"]
+__all__ = ["DrillResult", "drill"]
 
 _log = logging.getLogger("ucpl")
 MOST = 20_000  # bytes of a tensor
@@ -47,7 +47,7 @@ Outcome = Literal["kept", "before", "refused", "wrong"]
 
 
 @define
-class Drilled:
+class DrillResult:
     """The results of one kind of fault."""
 
     fault: str
@@ -78,7 +78,7 @@ def drill(
     *,
     lose: int = 2,
     given: Given | None = None,
-) -> tuple[VaultPlan, Generator[Drilled]]:
+) -> tuple[VaultPlan, Generator[DrillResult]]:
     """Inject the faults in a folder, which is empty again afterwards.
 
     Raises: UcplError E690, E693 if a layout does not save by keys, and all errors of planning.
@@ -100,19 +100,19 @@ class _Drill:
     def ranks(self) -> int:
         return len(self.plan.foreseen.sizes)
 
-    def all(self) -> Generator[Drilled]:
+    def all(self) -> Generator[DrillResult]:
         base = self.root / "base"
         try:
-            self._made(base)
+            self._create(base)
             yield from self._lost(base)
             yield self._flipped(base)
-            yield self._texts(base)
+            yield self._records(base)
             yield self._arenas(base)
             yield self._full(base)
-            yield self._apart(base)
+            yield self._different_steps(base)
             yield self._twice(base)
             yield self._changed(base)
-            yield self._left(base)
+            yield self._stale(base)
             yield from self._killed(base)
         finally:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -136,14 +136,14 @@ class _Drill:
     def _state(self, rank: int, step: int) -> dict[str, torch.Tensor]:
         return {text: self.value(tensor, step) for text, tensor in self.plan.foreseen.keyed[rank].wanted.items()}
 
-    def _made(self, home: Path) -> None:
+    def _create(self, home: Path) -> None:
         """Make a vault with both slots in use.
 
         Step 1 and step 2 are committed.
         """
         Vault.make(home, domains=self.plan.domains, protect=str(self.plan.scheme.protection))
         for step in (1, KNOWN):
-            self._on(home, step)
+            self._save_step(home, step)
 
     def _writers(self, home: Path, ends: ExitStack, run: str) -> list[Writer]:
         made = []
@@ -153,7 +153,7 @@ class _Drill:
             made.append(writer)
         return made
 
-    def _on(self, home: Path, step: int) -> None:
+    def _save_step(self, home: Path, step: int) -> None:
         """Start a job that saves a step, and commit it."""
         with ExitStack() as ends:
             for writer in self._writers(home, ends, f"run {step}"):
@@ -192,12 +192,12 @@ class _Drill:
             return "wrong"
         return "refused" if lacking else "kept" if step == newest else "before"
 
-    def _goes_on(self, home: Path, step: int) -> bool:
+    def _continues(self, home: Path, step: int) -> bool:
         """True if a new job can save its next step.
 
         Only that step may be readable then.
         """
-        self._on(home, step)
+        self._save_step(home, step)
         return self.outcome(home, newest=step) == "kept"
 
     def _copy(self, home: Path, name: str = "case") -> Path:
@@ -205,20 +205,20 @@ class _Drill:
         shutil.rmtree(away, ignore_errors=True)
         return Path(shutil.copytree(home, away))
 
-    def _gone(self, home: Path, lost: Sequence[int]) -> Path:
+    def _without(self, home: Path, lost: Sequence[int]) -> Path:
         for domain in lost:
             shutil.rmtree(Domain(home, domain).folder)
         return home
 
     # ---- the faults ---------------------------------------------------------------------------------------------------
 
-    def _killed(self, base: Path) -> Iterator[Drilled]:
+    def _killed(self, base: Path) -> Iterator[DrillResult]:
         """F1 to F3, F5, F6, F8: kills during a save.
 
         The kills happen at each point of the save and of its commit.
         """
-        alone = Drilled("all killed, at each point of a save and its commit")
-        lost = Drilled("the same, and a domain lost")
+        alone = DrillResult("all killed, at each point of a save and its commit")
+        lost = DrillResult("the same, and a domain lost")
         for point in range(1, POINTS_MAX):
             home = self._copy(base, "killed")
             if not self._is_killed(home, point):
@@ -226,9 +226,9 @@ class _Drill:
             what = f"point {point}"
             alone.count(self.outcome(home, newest=KNOWN + 1), what)
             for domain in range(len(self.plan.domains)):
-                there = self._gone(self._copy(home), [domain])
+                there = self._without(self._copy(home), [domain])
                 lost.count(self.outcome(there, [domain], KNOWN + 1), f"{what}, d{domain} lost")
-            if not self._goes_on(home, KNOWN + 2):
+            if not self._continues(home, KNOWN + 2):
                 alone.wrong.append(f"{what}, then restarted")
         yield alone
         yield lost
@@ -242,7 +242,7 @@ class _Drill:
         if not pid:
             with suppress(BaseException):
                 set_failpoints(f"vault-*:{point}:kill")
-                self._on(home, KNOWN + 1)
+                self._save_step(home, KNOWN + 1)
                 os._exit(0)
             os._exit(1)
         _, status = os.waitpid(pid, 0)
@@ -253,23 +253,23 @@ class _Drill:
             fail("E695", what, Label(str(home), f"status {status}"))
         return False
 
-    def _lost(self, base: Path) -> Iterator[Drilled]:
+    def _lost(self, base: Path) -> Iterator[DrillResult]:
         """F7, F9: the loss of each set of domains.
 
         The size of a set is at most the requested one.
         """
         count = len(self.plan.domains)
         for size in range(1, min(self.lose, count) + 1):
-            found = Drilled(f"{size} of {count} domains lost")
+            found = DrillResult(f"{size} of {count} domains lost")
             for lost in combinations(range(count), size):
-                home = self._gone(self._copy(base), lost)
+                home = self._without(self._copy(base), lost)
                 outcome = self.outcome(home, lost)
                 found.count(outcome, f"{lost}")
-                if outcome == "kept" and not self._goes_on(home, KNOWN + 1):
+                if outcome == "kept" and not self._continues(home, KNOWN + 1):
                     found.wrong.append(f"{lost}, then restarted")
             yield found
 
-    def _bytes(self, base: Path) -> Iterator[tuple[int, Path]]:
+    def _data_files(self, base: Path) -> Iterator[tuple[int, Path]]:
         """Files of the committed generation: the shards and the redundancy."""
         job = read_job(base)
         assert job is not None
@@ -280,12 +280,12 @@ class _Drill:
             files += [here.parity(commit.parity[number].slot)] if commit.parity[number].size else []
             yield from ((number, path) for path in files)
 
-    def _hurt(self, base: Path, found: Drilled, how: Callable[[Path], None], what: str) -> None:
+    def _damage_each(self, base: Path, found: DrillResult, how: Callable[[Path], None], what: str) -> None:
         """Damage each file of bytes in turn.
 
         If the vault survives the loss of one domain, the damage is repaired; otherwise the read is rejected.
         """
-        for number, path in self._bytes(base):
+        for number, path in self._data_files(base):
             home = self._copy(base)
             there = home / path.relative_to(base)
             how(there)
@@ -314,7 +314,7 @@ class _Drill:
             memory.close()
         return "refused"
 
-    def _flipped(self, base: Path) -> Drilled:
+    def _flipped(self, base: Path) -> DrillResult:
         """F10."""
 
         def flip(path: Path) -> None:
@@ -325,27 +325,27 @@ class _Drill:
                 file.seek(at)
                 file.write(bytes([byte[0] ^ 4]))
 
-        found = Drilled("a flipped bit, in saves of ranks and in redundancy")
-        self._hurt(base, found, flip, "flipped")
+        found = DrillResult("a flipped bit, in saves of ranks and in redundancy")
+        self._damage_each(base, found, flip, "flipped")
         return found
 
-    def _arenas(self, base: Path) -> Drilled:
+    def _arenas(self, base: Path) -> DrillResult:
         """F11."""
-        found = Drilled("bytes truncated, emptied, removed")
+        found = DrillResult("bytes truncated, emptied, removed")
         for what, how in (
             ("truncated", lambda path: os.truncate(path, path.stat().st_size // 2)),
             ("emptied", lambda path: os.truncate(path, 0)),
             ("removed", Path.unlink),
         ):
-            self._hurt(base, found, how, what)
+            self._damage_each(base, found, how, what)
         return found
 
-    def _texts(self, base: Path) -> Drilled:
+    def _records(self, base: Path) -> DrillResult:
         """F10, F11: damaged commit records and a damaged identity record.
 
         The commit records of all domains but one are damaged, and the identity record of one domain.
         """
-        found = Drilled("commit records damaged, in all domains but one")
+        found = DrillResult("commit records damaged, in all domains but one")
         count = len(self.plan.domains)
         for kept in range(count):
             for data in (b"", b"{}", None):
@@ -357,12 +357,12 @@ class _Drill:
                 found.count(self.outcome(home), f"all but d{kept}")
         return found
 
-    def _full(self, base: Path) -> Drilled:
+    def _full(self, base: Path) -> DrillResult:
         """F12, F19: no room for a rank's save or for redundancy.
 
         A write that fails.
         """
-        found = Drilled("no memory, and writes that fail")
+        found = DrillResult("no memory, and writes that fail")
         for trap in ("vault-room:1:enospc", "vault-room:2:enospc", "vault-chunk:1:eio", "vault-copied:1:eio"):
             home = self._copy(base)
             with ExitStack() as ends:
@@ -380,13 +380,13 @@ class _Drill:
                 self._served(home, ends)
             outcome = self.outcome(home, newest=KNOWN + 1)
             found.count("wrong" if outcome == "kept" and not all(saved) else outcome, trap)
-            if not self._goes_on(home, KNOWN + 2):
+            if not self._continues(home, KNOWN + 2):
                 found.wrong.append(f"{trap}, then restarted")
         return found
 
-    def _apart(self, base: Path) -> Drilled:
+    def _different_steps(self, base: Path) -> DrillResult:
         """F14: some ranks have saved a step that others have not."""
-        found = Drilled("ranks at different steps")
+        found = DrillResult("ranks at different steps")
         for missing in range(self.ranks if self.ranks > 1 else 0):
             home = self._copy(base)
             with ExitStack() as ends:
@@ -397,9 +397,9 @@ class _Drill:
             found.count(self.outcome(home), f"without rank {missing}")
         return found
 
-    def _twice(self, base: Path) -> Drilled:
+    def _twice(self, base: Path) -> DrillResult:
         """F17."""
-        found = Drilled("a second writer of a rank, a second server of a domain")
+        found = DrillResult("a second writer of a rank, a second server of a domain")
         home = self._copy(base)
         with ExitStack() as ends:
             vault = Vault.at(home)
@@ -417,9 +417,9 @@ class _Drill:
                     found.count("wrong", who)
         return found
 
-    def _changed(self, base: Path) -> Drilled:
+    def _changed(self, base: Path) -> DrillResult:
         """F21."""
-        found = Drilled("state changed right after a save")
+        found = DrillResult("state changed right after a save")
         home = self._copy(base)
         with ExitStack() as ends:
             for writer in self._writers(home, ends, "changed"):
@@ -431,13 +431,13 @@ class _Drill:
         found.count(self.outcome(home, newest=KNOWN + 1), "changed")
         return found
 
-    def _left(self, base: Path) -> Drilled:
+    def _stale(self, base: Path) -> DrillResult:
         """F22: of a dead job and of a living one."""
-        found = Drilled("files of a dead job, next to a running one")
+        found = DrillResult("files of a dead job, next to a running one")
         above = self.root / "left"
         above.mkdir()
         dead, living = (Path(shutil.copytree(base, above / name)) for name in ("dead", "living"))
         with Vault.at(living).writer(0, run="lives"):
-            clear(above, with_state=True)
+            remove_vaults(above, with_state=True)
         found.count("kept" if not dead.exists() and self.outcome(living) == "kept" else "wrong", "gc")
         return found

@@ -14,7 +14,7 @@ from attrs import evolve
 from ucpl.files.torch_files import TorchFilePlan, layout_archive, layout_torch_file
 from ucpl.records import frozen
 from ucpl.storage.vaults.records import Late, Named
-from ucpl.vault.value_trees import Held
+from ucpl.vault.value_trees import ValueTree
 
 __all__ = ["ToSave", "archives", "cut", "text_file", "torch_file"]
 
@@ -35,14 +35,14 @@ def text_file(name: str, data: bytes) -> ToSave:
     return ToSave(name, len(data), ((0, data),) if data else (), ())
 
 
-def torch_file(name: str, held: Held) -> ToSave:
+def torch_file(name: str, held: ValueTree) -> ToSave:
     """A file of torch.save. Raises: UcplError E440, E441."""
     file = PurePosixPath(name).name
     plan = layout_torch_file(held.tree, file.rpartition(".")[0] or file)
     return _laid(name, plan.size, [(0, "", plan, held)])
 
 
-def archives(name: str, some: Iterable[Held | bytes]) -> tuple[ToSave, tuple[tuple[int, int], ...]]:
+def archives(name: str, some: Iterable[ValueTree | bytes]) -> tuple[ToSave, tuple[tuple[int, int], ...]]:
     """Archives of torch.save and known bytes, end to end.
 
     And (offset, size) of each.
@@ -50,7 +50,7 @@ def archives(name: str, some: Iterable[Held | bytes]) -> tuple[ToSave, tuple[tup
     Raises: UcplError E440, E441.
     """
     at, spans = 0, []
-    parts: list[tuple[int, str, TorchFilePlan, Held]] = []
+    parts: list[tuple[int, str, TorchFilePlan, ValueTree]] = []
     known: list[tuple[int, bytes]] = []
     for number, one in enumerate(some):
         if isinstance(one, bytes):
@@ -66,7 +66,7 @@ def archives(name: str, some: Iterable[Held | bytes]) -> tuple[ToSave, tuple[tup
     return evolve(made, fixed=tuple(sorted([*made.fixed, *known]))), tuple(spans)
 
 
-def _laid(name: str, size: int, parts: Sequence[tuple[int, str, TorchFilePlan, Held]]) -> ToSave:
+def _laid(name: str, size: int, parts: Sequence[tuple[int, str, TorchFilePlan, ValueTree]]) -> ToSave:
     fixed: list[tuple[int, bytes]] = []
     tensors: list[tuple[int, str, torch.Tensor]] = []
     late: list[Late] = []

@@ -18,15 +18,15 @@ from ucpl.records import frozen
 from ucpl.registry import format_named
 from ucpl.storage.vaults.adamw import MOMENTS
 from ucpl.storage.vaults.memory import DomainData
-from ucpl.vault.arenas import places_of
-from ucpl.vault.layout_writer import Keyed, holders_of
+from ucpl.vault.arenas import get_places
+from ucpl.vault.layout_writer import LayoutWriter, get_holders
 from ucpl.verification.elements import element_at
 
-__all__ = ["Foreseen", "Kept", "foresee"]
+__all__ = ["Footprint", "PlacedTensor", "get_footprint"]
 
 
 @frozen
-class Kept:
+class PlacedTensor:
     """A complete stored tensor in the arena of its rank."""
 
     tensor: StoredTensor
@@ -35,17 +35,17 @@ class Kept:
 
 
 @frozen(eq=False)
-class Foreseen:
+class Footprint:
     """The tensors that all ranks save at each step."""
 
     call: str
     placement: Placement
     sizes: tuple[int, ...]  # bytes of each rank's arena
-    kept: tuple[tuple[Kept, ...], ...]  # of each rank, in order
+    kept: tuple[tuple[PlacedTensor, ...], ...]  # of each rank, in order
     spared: int  # bytes of tensors that ranks hold and others save
     is_exact: bool  # to the byte; else tensors alone are counted, and files have more in them
     derived: tuple[tuple[str, str], ...]  # states that no rank saves: (state, the state it is derived from)
-    keyed: tuple[Keyed, ...]  # of each rank, where it saves by keys
+    keyed: tuple[LayoutWriter, ...]  # of each rank, where it saves by keys
 
     @property
     def saved(self) -> int:
@@ -67,7 +67,7 @@ class Foreseen:
         """
         return sum(k.size for some in self.kept for k in some if k.tensor.label in self._stepped)
 
-    def _is_moment(self, kept: Kept) -> bool:
+    def _is_moment(self, kept: PlacedTensor) -> bool:
         return kept.tensor.label in self._stepped and kept.tensor.state in MOMENTS
 
     @cached_property
@@ -88,7 +88,7 @@ class Foreseen:
     def stretch(self, ranks: tuple[int, ...]) -> DomainData:
         return DomainData.of(ranks, [self.sizes[rank] for rank in ranks])
 
-    def element(self, kept: Kept, low: int, high: int) -> str:
+    def element(self, kept: PlacedTensor, low: int, high: int) -> str:
         """Elements at bytes [low, high) of a tensor: `exp_avg of up[l=3, f=0, h=0] to up[l=3, f=4, h=7]`."""
         width = width_of(kept.tensor.dtype)
         first, last = (int(at / width) for at in (low, max(low, high - 1)))
@@ -106,7 +106,7 @@ class Foreseen:
         return found
 
 
-def foresee(call: str, given: Given | None = None, most: int | None = None) -> Foreseen:
+def get_footprint(call: str, given: Given | None = None, most: int | None = None) -> Footprint:
     """The footprint of a layout.
 
     The files are those of its keys, or those that its framework assigns to each rank.
@@ -120,22 +120,22 @@ def foresee(call: str, given: Given | None = None, most: int | None = None) -> F
         targets = tuple(_lessened(tensor, most) for tensor in targets)
     ranks = max(1, layout.ranks)
     if format_named(layout.framework).is_of_a_spec:
-        files, exact = _by_keys(call, ranks, targets, (holders_of(layout), closed_text(made.target))), True
+        files, exact = _by_keys(call, ranks, targets, (get_holders(layout), closed_text(made.target))), True
     else:
         files, exact = _by_rank(ranks, targets), False
     held = sum(_size(t) * len(h) for h, t in files.holders)
     saved = sum(kept.size for some in files.kept for kept in some)
     derived = tuple((d.state, d.source) for d in layout.derived)
     spared = max(0, held - saved)
-    return Foreseen(call, made.target.placement, files.sizes, files.kept, spared, exact, derived, files.keyed)
+    return Footprint(call, made.target.placement, files.sizes, files.kept, spared, exact, derived, files.keyed)
 
 
 @frozen(eq=False)
 class _Files:
     sizes: tuple[int, ...]
-    kept: tuple[tuple[Kept, ...], ...]
+    kept: tuple[tuple[PlacedTensor, ...], ...]
     holders: tuple[tuple[tuple[int, ...], StoredTensor], ...]
-    keyed: tuple[Keyed, ...] = ()
+    keyed: tuple[LayoutWriter, ...] = ()
 
 
 def _size(tensor: StoredTensor) -> int:
@@ -163,13 +163,13 @@ def _by_keys(
                 what = f"two tensors of rank {rank} have the key {key}, in {other.file} and {tensor.file}"
                 fail("E640", what, Label(tensor.file, where=key))
     sizes, kept = [], []
-    keyed = tuple(Keyed(call, rank, wanted[rank], holders, text) for rank in range(ranks))
+    keyed = tuple(LayoutWriter(call, rank, wanted[rank], holders, text) for rank in range(ranks))
     for one in keyed:
         files = one.foreseen()
-        places, size = places_of([file for file, _ in files])
+        places, size = get_places([file for file, _ in files])
         sizes.append(size)
         tensors = [(files[number][1][storage], at) for number, storage, at in places]
-        kept.append(tuple(Kept(tensor, at, _size(tensor)) for tensor, at in tensors))
+        kept.append(tuple(PlacedTensor(tensor, at, _size(tensor)) for tensor, at in tensors))
     return _Files(tuple(sizes), tuple(kept), tuple((holders[t.file], t) for t in targets), keyed)
 
 
@@ -183,6 +183,6 @@ def _by_rank(ranks: int, targets: tuple[StoredTensor, ...]) -> _Files:
     for some in mine:
         some.sort(key=lambda t: t.file)
         *starts, size = accumulate(map(_size, some), initial=0)
-        kept.append(tuple(Kept(t, at, _size(t)) for t, at in zip(some, starts, strict=True)))
+        kept.append(tuple(PlacedTensor(t, at, _size(t)) for t, at in zip(some, starts, strict=True)))
         sizes.append(size)
     return _Files(tuple(sizes), tuple(kept), tuple(((t.rank,), t) for some in mine for t in some))

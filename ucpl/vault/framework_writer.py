@@ -38,15 +38,15 @@ from ucpl.live.tensors import is_placed, unreadable
 from ucpl.records import define, frozen
 from ucpl.storage.vaults.records import Named
 from ucpl.vault.files import ToSave, archives, text_file, torch_file
-from ucpl.vault.value_trees import Held, held_in, one_tensor
+from ucpl.vault.value_trees import ValueTree, one_tensor, to_value_tree
 
-__all__ = ["Ready", "Shares", "files_of", "looked_at", "of_state", "ranks", "ready", "sizes_of"]
+__all__ = ["SaveInput", "Distributions", "files_of", "compare_input", "of_state", "ranks", "collect_input", "sizes_of"]
 
 TOP = "/vault"  # where DeepSpeed believes to write
 
 
 @frozen(eq=False)
-class Ready:
+class SaveInput:
     """The values that a rank is about to save.
 
     The rank collected them alone, without the other ranks.
@@ -61,14 +61,14 @@ class Ready:
     held: _Held | None
 
 
-def ready(what: object) -> Ready:
+def collect_input(what: object) -> SaveInput:
     """The values to save.
 
     Raises: UcplError E693, and all errors of the framework.
     """
     planner = DefaultSavePlanner()
     if any(cls.__name__ == "DeepSpeedEngine" for cls in type(what).__mro__):
-        return Ready(cast(_Engine, what), {}, planner, None)
+        return SaveInput(cast(_Engine, what), {}, planner, None)
     state = {
         key: value.state_dict() if not isinstance(value, torch.Tensor) and isinstance(value, Stateful) else value
         for key, value in _state_of(what).items()
@@ -77,10 +77,10 @@ def ready(what: object) -> Ready:
     for name, value in planner.state_dict.items():
         if isinstance(value, torch.Tensor) and (why := unreadable(value)):
             fail("E693", f"{name} is {why}", Label("the saved state", where=name))
-    return Ready(None, state, planner, _held(planner))
+    return SaveInput(None, state, planner, _held(planner))
 
 
-def files_of(one: Ready, step: int, shares: Shares) -> list[ToSave]:
+def files_of(one: SaveInput, step: int, shares: Distributions) -> list[ToSave]:
     """The files that this rank would write. Collective. Raises: UcplError E693.
 
     shares: DCP's distribution of the previous save for one rank; it is updated.
@@ -105,7 +105,7 @@ def _state_of(what: object) -> dict[str, object]:
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------------
 
 
-class _Captured:
+class _CapturingEngine:
     """A stand-in for an engine's checkpoint engine.
 
     It keeps references to all values that it receives.
@@ -149,9 +149,9 @@ class _Engine(Protocol):
 
 
 @contextmanager
-def _capturing(engine: _Engine) -> Iterator[_Captured]:
+def _capturing(engine: _Engine) -> Iterator[_CapturingEngine]:
     before = engine.checkpoint_engine
-    engine.checkpoint_engine = captured = _Captured(before)
+    engine.checkpoint_engine = captured = _CapturingEngine(before)
     engine._copy_recovery_script = _nothing  # DeepSpeed would copy a script next to its files
     try:
         yield captured
@@ -168,7 +168,7 @@ def _of_engine(engine: _Engine, step: int) -> list[ToSave]:
     tag = f"global_step{step}"
     with _capturing(engine) as captured:
         engine.save_checkpoint(TOP, tag=tag)
-    files = [torch_file(name, held_in(value, name)) for name, value in captured.found.items()]
+    files = [torch_file(name, to_value_tree(value, name)) for name, value in captured.found.items()]
     if engine.global_rank == 0:
         files.append(text_file("latest", tag.encode()))
     return files
@@ -178,7 +178,7 @@ def _of_engine(engine: _Engine, step: int) -> list[ToSave]:
 
 
 @frozen(eq=False)
-class _Share:
+class _Distribution:
     """The values that one rank writes, as DCP distributed them."""
 
     held: _Held | None  # the values of the rank
@@ -191,19 +191,19 @@ class _Share:
 
 
 @define(eq=False)
-class Shares:
+class Distributions:
     """The distributions that are kept between saves.
 
     is_known: the last save used the distribution of an earlier one.
     are_named: the files list their values with positions.
     """
 
-    known: _Share | None = None
+    known: _Distribution | None = None
     is_known: bool = False
     are_named: bool = False
 
 
-class _Collecting(StorageWriter):
+class _PlanCollector(StorageWriter):
     """A storage writer that only collects the plan of one rank.
 
     The first rank also collects the metadata of all.
@@ -253,7 +253,7 @@ def _file_of(plan: SavePlan, planner: SavePlanner) -> tuple[ToSave | None, list[
     Raises: UcplError E440, E441, E693.
     """
     name = f"__{0 if _is_alone() else dist.get_rank()}_0.distcp"
-    parts: list[Held | bytes] = []
+    parts: list[ValueTree | bytes] = []
     for item in plan.items:
         data = planner.resolve_data(item)
         if item.type == WriteItemType.BYTE_IO:
@@ -293,7 +293,7 @@ def _named(file: ToSave, plan: SavePlan, results: list[WriteResult]) -> ToSave:
 _Held = tuple[object, ...]  # all properties of a rank's values that DCP uses, without the data
 
 
-def looked_at(one: Ready, shares: Shares) -> tuple[dict[str, object], bool]:
+def compare_input(one: SaveInput, shares: Distributions) -> tuple[dict[str, object], bool]:
     """Values by DCP's names.
 
     And True if only their data changed since the last save.
@@ -313,7 +313,7 @@ def sizes_of(values: Mapping[str, object]) -> dict[str, int]:
     return found
 
 
-def of_state(one: Ready, shares: Shares) -> list[ToSave]:
+def of_state(one: SaveInput, shares: Distributions) -> list[ToSave]:
     """The files that this rank would write for a state dict.
 
     Collective. Raises: UcplError E693.
@@ -329,7 +329,7 @@ def of_state(one: Ready, shares: Shares) -> list[ToSave]:
         text = pickle.dumps(metadata) if metadata is not None else b""
         if file is not None and shares.are_named:
             file = _named(file, collecting.plan, collecting.results)
-        shares.known = _Share(one.held, collecting.plan, collecting.results, *_apart(file), metadata, text)
+        shares.known = _Distribution(one.held, collecting.plan, collecting.results, *_apart(file), metadata, text)
     files = [file] if file is not None else []
     if shares.known.text:
         files.append(text_file(".metadata", shares.known.text))
@@ -364,8 +364,8 @@ def _apart(file: ToSave | None) -> tuple[ToSave | None, tuple[tuple[int, str, in
 
 
 def _as_before(
-    held: _Held | None, planner: DefaultSavePlanner, known: _Share | None
-) -> tuple[ToSave | None, _Share] | None:
+    held: _Held | None, planner: DefaultSavePlanner, known: _Distribution | None
+) -> tuple[ToSave | None, _Distribution] | None:
     """The values of a rank whose properties are unchanged.
 
     None: all ranks distribute or reject them together.
@@ -390,7 +390,7 @@ def _as_before(
     return file, evolve(known, results=results, laid=laid, places=places, text=pickle.dumps(known.metadata))
 
 
-def _refilled(known: _Share, planner: SavePlanner) -> ToSave | None:
+def _refilled(known: _Distribution, planner: SavePlanner) -> ToSave | None:
     """The file with the same positions and new values.
 
     None: a non-tensor has another length, or there is no file.
@@ -422,14 +422,14 @@ def ranks() -> Ranks:
     return Ranks.of(code="E693", words="cannot save, so no rank does")
 
 
-def _dealt(state: dict[str, object]) -> _Collecting:
+def _dealt(state: dict[str, object]) -> _PlanCollector:
     """The part of this rank in DCP's distribution.
 
     All ranks exchange their plans for it.
 
     Raises: UcplError E693.
     """
-    collecting = _Collecting()
+    collecting = _PlanCollector()
     try:
         save(state, storage_writer=collecting, no_dist=_is_alone())
     except CheckpointException as error:

@@ -25,25 +25,33 @@ from ucpl.live.tensors import is_placed, part_of, place_of
 from ucpl.records import define
 from ucpl.storage.vaults.adamw import MOMENTS, NUMBERS, environment, flushes_denormals
 from ucpl.storage.vaults.replay import GRADIENT, Replay
-from ucpl.vault.framework_writer import Ready, Shares, looked_at, of_state, ranks, ready, sizes_of
-from ucpl.vault.step_digests import Marks, Stamp, stamp_of
+from ucpl.vault.framework_writer import (
+    Distributions,
+    SaveInput,
+    collect_input,
+    compare_input,
+    of_state,
+    ranks,
+    sizes_of,
+)
+from ucpl.vault.step_digests import Stamp, StepDigests, stamp_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ucpl.storage.vaults.checksummed_text import Told
+    from ucpl.storage.vaults.checksummed_text import JsonObject
     from ucpl.storage.vaults.memory import Memory
     from ucpl.storage.vaults.records import Commit
     from ucpl.vault.files import ToSave
 
-__all__ = ["Replaying", "is_replayed"]
+__all__ = ["GradientSaves", "is_replayable"]
 
 _log = logging.getLogger("ucpl")
 METADATA = ".metadata"  # of DCP
 Pair = tuple[torch.nn.Module, torch.optim.Optimizer]
 
 
-def is_replayed(what: object) -> TypeGuard[Pair]:
+def is_replayable(what: object) -> TypeGuard[Pair]:
     """True if the value's optimizer has steps that can be replayed."""
     if not (isinstance(what, tuple) and len(what) == 2):
         return False
@@ -58,12 +66,12 @@ class _Watch:
     steps: int = 0  # that were begun
     ended: int = 0
     is_plain: bool = True  # nothing else changed, as far as it can be seen, and its numbers are such as can be kept
-    groups: list[Told] = field(factory=list)
+    groups: list[JsonObject] = field(factory=list)
     # By id of the parameter. They need not live until the next save.
     grads: dict[int, tuple[weakref.ref[torch.Tensor], Stamp]] = field(factory=dict)
     stamps: list[Stamp] = field(factory=list)  # after the last save, then after the step
     hooks: list[RemovableHandle] = field(factory=list)
-    marks: Marks | None = None  # of the last save: a step waits until they are taken
+    marks: StepDigests | None = None  # of the last save: a step waits until they are taken
 
     def begin(self) -> None:
         def before(_: object, args: tuple[object, ...], named: dict[str, object]) -> None:
@@ -174,12 +182,12 @@ class _Watch:
             hook.remove()
 
 
-def _numbers(group: Mapping[str, object]) -> Told | None:
+def _numbers(group: Mapping[str, object]) -> JsonObject | None:
     """The numbers of a parameter group that a step needs, as JSON.
 
     None: a value does not survive JSON unchanged.
     """
-    told: Told = {}
+    told: JsonObject = {}
     for name in NUMBERS:
         if name not in group:
             continue
@@ -192,18 +200,18 @@ def _numbers(group: Mapping[str, object]) -> Told | None:
     return told
 
 
-class Replaying:
+class GradientSaves:
     """One rank's, of one optimizer."""
 
     def __init__(self) -> None:
         self._watch: _Watch | None = None
         self.asked: int | None = None  # the generation of the last call of `files`
         # The digests of its gradients. The code that records the save takes or drops them.
-        self.marks: Marks | None = None
+        self.marks: StepDigests | None = None
         self._last: int | None = None  # the generation that was saved last
         self._tried = False  # whether a step came out as it was trained, of one parameter
         self.is_refused = False  # it did not: all is kept
-        self._whole, self._light = Shares(are_named=True), Shares(are_named=True)
+        self._whole, self._light = Distributions(are_named=True), Distributions(are_named=True)
         self._sizes: dict[str, int] = {}  # of values that are no tensors, of the last save of all
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
@@ -213,7 +221,7 @@ class Replaying:
             self._watch, self._tried, self.is_refused = _Watch(optimizer), False, False
             self._watch.begin()
 
-    def files(self, one: Ready, generation: int, *, may: bool) -> tuple[list[ToSave], Told | None]:
+    def files(self, one: SaveInput, generation: int, *, may: bool) -> tuple[list[ToSave], JsonObject | None]:
         """The files to save; for gradients alone, also the step's record.
 
         Collective.
@@ -225,16 +233,16 @@ class Replaying:
         self.asked, self.marks = generation, None
         sizes, made = None, None
         with suppress(Exception):  # whatever it is, all ranks hear of it from DCP below
-            flat, is_as_before = looked_at(one, self._whole)
+            flat, is_as_before = compare_input(one, self._whole)
             sizes = sizes_of(flat)
             # New values of non-tensors replace the old ones in place.
             if may and is_as_before and not self.is_refused and sizes == self._sizes and self._last == generation - 1:
                 if self._watch.one_step() and (found := self._gradients(flat)) is not None:
-                    made = ready(found[0]), found[1]
+                    made = collect_input(found[0]), found[1]
         if ranks().all_agree(made is not None) and made is not None:
             light, units = made
             files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
-            return files, self._told(files, units)
+            return files, self._step_record(files, units)
         self._sizes = sizes or {}
         return of_state(one, self._whole), None
 
@@ -288,7 +296,7 @@ class Replaying:
             light[GRADIENT + unit.name] = parameter.grad
         return light, units
 
-    def _told(self, files: list[ToSave], units: list[_Unit]) -> Told:
+    def _step_record(self, files: list[ToSave], units: list[_Unit]) -> JsonObject:
         """Of the parameters whose gradients this rank saves.
 
         Their marks are taken later.
@@ -297,8 +305,8 @@ class Replaying:
         mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
         some = [unit for unit in units if GRADIENT + unit.name in mine]
         device = part_of(units[0].parameter).device.type if units else "cpu"
-        told: Told = {unit.name: unit.told() for unit in some}
-        self.marks = self._watch.marks = Marks([one for unit in some for one in unit.marked()])
+        told: JsonObject = {unit.name: unit.to_json() for unit in some}
+        self.marks = self._watch.marks = StepDigests([one for unit in some for one in unit.marked()])
         return {"optimizer": "AdamW", "by": environment(device), "groups": self._watch.groups, "units": told}
 
     def drop(self) -> None:
@@ -354,7 +362,7 @@ class _Unit:
             weights[0], group, parameter, weights, {n: some[0] for n, some in zip(moments, names, strict=True)}, tensors
         )
 
-    def told(self) -> Told:
+    def to_json(self) -> JsonObject:
         step = next(iter(self.moments.values())).rpartition(".")[0] + ".step"
         return {
             "group": self.group,

@@ -37,12 +37,22 @@ from ucpl.storage.vaults.memory import Bytes, ChunkedFile, LostBytes, Memory
 from ucpl.storage.vaults.records import CHUNK, Commit, Job
 from ucpl.storage.vaults.remote_domain import RemoteDomain
 from ucpl.storage.vaults.snapshot_folder import open_generation
-from ucpl.vault.server import Say, Server, has_commit, heal, mend_commit, mend_job
+from ucpl.vault.server import Say, Server, has_commit, heal, repair_commit, repair_job
 
 __all__ = [
-    "Damage", "Found", "Generation", "Place", "Seen", "damage", "is_alive", "look", "mend_texts", "scrub",
-    "seen", "vaults_in",
-]  # fmt: skip
+    "Damage",
+    "FoundFolder",
+    "Generation",
+    "Place",
+    "VaultStatus",
+    "find_damage",
+    "find_vaults",
+    "inspect_folder",
+    "inspect_vault",
+    "is_alive",
+    "repair_texts",
+    "scrub",
+]
 
 
 @frozen
@@ -73,7 +83,7 @@ class Place:
 
 
 @frozen
-class Found:
+class VaultStatus:
     """A vault."""
 
     home: Path
@@ -86,7 +96,7 @@ class Found:
 
 @frozen
 class Damage:
-    """A difference between the files and what was written."""
+    """A difference from the written files."""
 
     what: str
     chunks: int  # that are lost or damaged; 0: it is a text
@@ -105,7 +115,7 @@ def is_alive(home: Path) -> bool:
     return False
 
 
-def look(home: Path) -> Found:
+def inspect_vault(home: Path) -> VaultStatus:
     """Raises: UcplError E692."""
     from ucpl.vault.create import Vault
 
@@ -131,7 +141,7 @@ def look(home: Path) -> Found:
             )
         )  # fmt: skip
     newer = tuple((number, tuple(texts)) for number, texts in get_damaged_newer(home, every).items())
-    return Found(home, job, tuple(places), tuple(found), newer)
+    return VaultStatus(home, job, tuple(places), tuple(found), newer)
 
 
 def _files_of(commit: Commit) -> int:
@@ -166,7 +176,7 @@ def _place(home: Path, number: int, ranks: tuple[int, ...]) -> Place:
     return Place(number, ranks, here.is_there(), is_locked(here.lock("server")), alive, size)
 
 
-def damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
+def find_damage(home: Path, generation: int | None = None) -> tuple[Memory, list[Damage]]:
     """Missing or damaged chunks of a generation. Raises: UcplError E692."""
     memory = open_generation(home, generation)
     found: list[Damage] = [Damage(what, 0, True) for what in _bad_texts(home, memory)]
@@ -253,7 +263,7 @@ def _count_again(home: Path) -> list[int]:
     return [one.generation for one in get_commits(home, job) if one.generation > newest]
 
 
-def mend_texts(home: Path) -> int:
+def repair_texts(home: Path) -> int:
     """Rewrite damaged or missing texts from intact copies.
 
     Return their number. Raises: UcplError E692, OSError.
@@ -263,13 +273,13 @@ def mend_texts(home: Path) -> int:
     count = 0
     for here in (Domain(home, number) for number in range(len(memory.job.domains))):
         if here.is_there():
-            count += mend_job(here, memory.job)
-            count += sum(mend_commit(here, one.commit, memory.job) for one in (*memory.before, memory))
+            count += repair_job(here, memory.job)
+            count += sum(repair_commit(here, one.commit, memory.job) for one in (*memory.before, memory))
     return count
 
 
 def _bad(piece: ChunkedFile) -> list[int]:
-    return [low for low in range(0, piece.size, CHUNK) if not piece.is_whole(low)]
+    return [low for low in range(0, piece.size, CHUNK) if not piece.is_intact(low)]
 
 
 def _can_be_made(size: int, make: Callable[[int, Bytes], None], some: list[int]) -> bool:
@@ -295,7 +305,7 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
             demand_owned(folder)
     for number in _count_again(home):
         say(f"committed  generation {number} again, from the shards of its ranks and the votes of its domains")
-    if texts := mend_texts(home):
+    if texts := repair_texts(home):
         say(f"repaired   {texts} records, from other domains")
     memory = open_generation(home)
     count = 0
@@ -308,11 +318,11 @@ def scrub(home: Path, say: Say = lambda _: None) -> tuple[int, list[Damage]]:
                 count += heal(one, number)
     finally:
         memory.close()
-    return count, damage(home)[1]
+    return count, find_damage(home)[1]
 
 
 @frozen
-class Seen:
+class FoundFolder:
     """A folder that is a vault, a remainder of one, or unreadable."""
 
     home: Path
@@ -321,20 +331,20 @@ class Seen:
     is_sure: bool = True  # False: files are called as a vault's, which anybody's may be
 
 
-def seen(path: Path) -> Seen | None:
+def inspect_folder(path: Path) -> FoundFolder | None:
     """The vault in a folder.
 
     None if it is none. A name alone is no evidence: other programs have a hosts.json too.
     """
     if why := why_unreadable(path):
-        return Seen(path, why_unreadable=why)
+        return FoundFolder(path, why_unreadable=why)
     if (job := read_job(path)) is not None:
-        return Seen(path, job)
+        return FoundFolder(path, job)
     names = [f"d{n}/{name}" for n in domains_of(path) for name in Domain(path, n).names() if OURS.fullmatch(name)]
     if any(_was_sealed(path / name) for name in (FILE, *names) if ".json" in name):
-        return Seen(path)
+        return FoundFolder(path)
     is_likely = any(not name.endswith("/job.json") for name in names)
-    return Seen(path, is_sure=False) if is_likely else None
+    return FoundFolder(path, is_sure=False) if is_likely else None
 
 
 def _was_sealed(path: Path) -> bool:
@@ -343,8 +353,8 @@ def _was_sealed(path: Path) -> bool:
     return False
 
 
-def vaults_in(root: Path) -> list[Seen]:
+def find_vaults(root: Path) -> list[FoundFolder]:
     """The vaults below a root. Raises: OSError for the root itself."""
     with os.scandir(root) as entries:
         homes = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
-    return [one for one in map(seen, homes) if one is not None]
+    return [one for one in map(inspect_folder, homes) if one is not None]

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from ucpl.layout import Layout
 
-__all__ = ["Keyed", "holders_of"]
+__all__ = ["LayoutWriter", "get_holders"]
 
 LAYOUT = "ucpl/layout.ucpl"
 
 
 @frozen(eq=False)
-class Keyed:
+class LayoutWriter:
     """One rank's tensors by keys, and its part of each file."""
 
     call: str
@@ -45,7 +45,7 @@ class Keyed:
     text: str  # the closed layout, which the first rank saves
 
     @classmethod
-    def of(cls, call: str, rank: int) -> Keyed:
+    def of(cls, call: str, rank: int) -> LayoutWriter:
         """The keys of one rank.
 
         Raises: UcplError E640, E693, and all errors of planning.
@@ -64,7 +64,7 @@ class Keyed:
                 fail("E640", what, Label(tensor.file, where=text))
             wanted[text] = tensor
         mine = {tensor.file for tensor in wanted.values()}
-        return cls(call, rank, wanted, holders_of(here.layout, mine), closed_text(here))
+        return cls(call, rank, wanted, get_holders(here.layout, mine), closed_text(here))
 
     def files(self, what: object) -> list[ToSave]:
         """Raises: UcplError E640, E693."""
@@ -113,7 +113,7 @@ class Keyed:
         return files
 
 
-def holders_of(layout: Layout, files: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
+def get_holders(layout: Layout, files: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
     """The ranks that have each file (or each of `files`), ascending."""
     found: dict[str, list[int]] = {}
     for rank in range(max(1, layout.ranks)):

@@ -10,11 +10,11 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["unsearched"]
+__all__ = ["no_gc"]
 
 
 @contextmanager
-def unsearched() -> Iterator[None]:
+def no_gc() -> Iterator[None]:
     """Pause the collector for a `with` block or a decorated function.
 
     If it was off before, it stays off.

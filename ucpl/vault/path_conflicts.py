@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from ucpl.errors import Label, fail
 
-__all__ = ["NO_ROOM", "not_written", "why_not_made"]
+__all__ = ["NO_ROOM", "report_not_written", "why_not_made"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 _KINDS = {
@@ -32,7 +32,7 @@ def why_not_made(folder: Path, error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def not_written(folder: Path, error: OSError) -> NoReturn:
+def report_not_written(folder: Path, error: OSError) -> NoReturn:
     """Report that a domain's folder or a file could not be written.
 
     Raises: UcplError E695, always.

@@ -21,7 +21,7 @@ from ucpl.storage.vaults.records import Commit, Job
 from ucpl.storage.vaults.remote_domain import BLOCK
 from ucpl.storage.wire import Question, QuestionServer, Session
 
-__all__ = ["Giving"]
+__all__ = ["PeerService"]
 
 _RANK = r"r(?:0|[1-9][0-9]{0,6})"
 _NAME = re.compile(
@@ -32,7 +32,7 @@ QUESTION_MAX = 1 << 30  # bytes: the text of a commit record
 READERS_MAX = 1 << 16  # bytes of a question of a host without a domain
 
 
-class Giving:
+class PeerService:
     """Answers for one domain until it is closed."""
 
     def __init__(self, home: Path, number: int, job: Job, port: int, keys: Keys) -> None:
@@ -71,7 +71,7 @@ class Giving:
         match asked["op"]:
             case "hosts":
                 at, seats = table_of(dict(asked)) if "at" in asked else ((), ())
-                return json.dumps(self.hear(at, seats).told()).encode()
+                return json.dumps(self.hear(at, seats).to_table()).encode()
             case "names":
                 return json.dumps([name for name in os.listdir(self.here.folder) if _NAME.fullmatch(name)]).encode()
             case "text":
@@ -138,7 +138,7 @@ class Giving:
         found = Commit.of(text, self.job)
         if found is None or found.generation != generation:
             raise OSError(5, "this is no generation of the vault")
-        self.here.tell(generation, text, self.job)
+        self.here.put_commit(generation, text, self.job)
         return b""
 
 

@@ -16,19 +16,19 @@ from ucpl.storage.keys import Keys, names_of
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.hosts import Hosts, hosts_at, table_of
 from ucpl.storage.vaults.remote_domain import RemoteDomain
-from ucpl.vault.peer_service import Giving
+from ucpl.vault.peer_service import PeerService
 
 if TYPE_CHECKING:
     from ucpl.storage.authentication import Address
     from ucpl.storage.vaults.records import Job
 
-__all__ = ["Others"]
+__all__ = ["Peers"]
 
 EVERY = 2.0  # seconds between two times that the others are asked whom they know
 
 
 @define(eq=False)
-class Others:
+class Peers:
     """The peers of a server.
 
     Nothing is voted for until each has answered once: it may have a newer committed generation.
@@ -39,11 +39,11 @@ class Others:
     say: Callable[[str], None]
     seat: int = 0  # when this server took its domain; 0: it has not, yet
     _at: Address | None = None  # where it answers
-    _giving: Giving | None = None
+    _giving: PeerService | None = None
     _unheard: set[int] = field(factory=set)
     _taken_up: bool = False
     _heard: float = 0.0  # when others were heard last
-    _said: str = ""
+    _reported: str = ""
 
     @property
     def home(self) -> Path:
@@ -61,7 +61,7 @@ class Others:
         keys = Keys(Path(hosts.keys))
         keys.demand(names_of(self.home.name, f"d{number}"), f"d{number}")
         try:
-            self._giving = Giving(self.home, number, self.job, self._at[1], keys)
+            self._giving = PeerService(self.home, number, self.job, self._at[1], keys)
         except OSError as error:
             what = f"d{number} of {self.home} cannot answer at port {self._at[1]}: {error.strerror or error}"
             fail(
@@ -118,8 +118,8 @@ class Others:
             self._taken_up = True
             return True
         waits = ", ".join(f"d{n} at {':'.join(map(str, self._hosts().at[n]))}" for n in sorted(self._unheard))
-        if waits != self._said:
-            self._said = waits
+        if waits != self._reported:
+            self._reported = waits
             self.say(f"d{self.here.number}: waits for {waits}")
         return False
 
@@ -146,7 +146,7 @@ class Others:
             return True
         hosts = self._hosts()
         try:
-            told = json.loads(RemoteDomain(self.home, number, hosts).ask({"op": "hosts", **hosts.told()}))
+            told = json.loads(RemoteDomain(self.home, number, hosts).ask({"op": "hosts", **hosts.to_table()}))
             table = table_of(told)
         except (OSError, ValueError, TypeError, AttributeError):
             return False

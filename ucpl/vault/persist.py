@@ -16,8 +16,8 @@ from ucpl.storage.vaults.memory import Memory
 from ucpl.storage.vaults.records import CHUNK
 from ucpl.storage.vaults.snapshot_folder import lay_out, open_generation
 from ucpl.vault.path_conflicts import why_not_made
-from ucpl.vault.persisted import SAVED, STATE, saved_text, state_text, state_told
-from ucpl.vault.stale_dirs import sweep, work_beside, worked_in, works_of
+from ucpl.vault.persisted import SAVED, STATE, ranks_json, ranks_json_text, saved_record
+from ucpl.vault.stale_dirs import open_work_dir, remove_stale, work_dir, work_dirs_of
 
 __all__ = ["persist"]
 
@@ -35,12 +35,12 @@ def persist(home: Path, target: Path, generation: int | None = None) -> Memory:
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
         fail("E500", f"{target} exists", Label(str(target)), remedy=ANOTHER)
-    work = work_beside(target)
+    work = work_dir(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent, works_of(target))  # of processes that were killed
+        remove_stale(target.parent, work_dirs_of(target))  # of processes that were killed
         disk().make_folder(work, fresh=True)
-        with worked_in(work):
+        with open_work_dir(work):
             _write(memory, home, work)
             sync_folders(work)
             disk().rename_new(work, target)
@@ -82,9 +82,9 @@ def _write(memory: Memory, home: Path, work: Path) -> None:
         if (work / name).stat().st_size != stored.size:
             raise OSError(errno.EIO, f"{name} was changed by another while it was written")
     make_folders(work, (work / STATE).parent)
-    told = state_told(memory.commit, memory.job)
-    text = state_text(told)
-    for name, data in ((STATE, text), (SAVED, saved_text(told, text))):
+    told = ranks_json(memory.commit, memory.job)
+    text = ranks_json_text(told)
+    for name, data in ((STATE, text), (SAVED, saved_record(told, text))):
         fd = disk().open(work / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             write_all(fd, memoryview(data), 0)

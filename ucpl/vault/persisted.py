@@ -14,12 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpl.records import frozen
-from ucpl.storage.vaults.checksummed_text import Told, seal, unseal
+from ucpl.storage.vaults.checksummed_text import JsonObject, seal, unseal
 from ucpl.storage.vaults.records import Commit, Job, text_digest
 
 __all__ = [
-    "SAVED", "STATE", "Persisted", "found_in", "is_of", "persisted_in", "saved_text", "state_text", "state_told", "told_in",
-]  # fmt: skip
+    "Persisted",
+    "SAVED",
+    "STATE",
+    "found_in",
+    "is_of",
+    "persisted_in",
+    "ranks_json",
+    "ranks_json_text",
+    "read_ranks_json",
+    "saved_record",
+]
 
 STATE = "ucpl/state.json"  # the generation, and the JSON that each rank saved with its tensors
 SAVED = "ucpl/saved.json"  # older versions wrote none
@@ -40,23 +49,23 @@ class Persisted:
     damage: str = ""  # the damage of the ranks' JSON
 
 
-def state_told(commit: Commit, job: Job) -> Told:
+def ranks_json(commit: Commit, job: Job) -> JsonObject:
     """The generation, and the JSON that each rank saved with its tensors."""
     ranks = {str(shard.rank): shard.state for shard in commit.shards if shard.state}
-    told: Told = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
+    told: JsonObject = {"step": commit.step, "generation": commit.generation, "vault": job.ident, "ranks": ranks}
     return {**told, "committed_ms": commit.at} if commit.at else told
 
 
-def state_text(told: Mapping[str, object]) -> bytes:
+def ranks_json_text(told: Mapping[str, object]) -> bytes:
     return json.dumps(told, sort_keys=True, indent=1).encode()
 
 
-def saved_text(told: Mapping[str, object], text: bytes) -> bytes:
+def saved_record(told: Mapping[str, object], text: bytes) -> bytes:
     """The text of saved.json, for a text of state.json."""
     return seal({**{name: one for name, one in told.items() if name != "ranks"}, "state": text_digest(text)})
 
 
-def told_in(folder: Path) -> Told:
+def read_ranks_json(folder: Path) -> JsonObject:
     """The JSON of the ranks in a persisted generation.
 
     Empty if it is none or damaged.
@@ -64,7 +73,7 @@ def told_in(folder: Path) -> Told:
     return _beside(folder)[1]
 
 
-def _beside(folder: Path) -> tuple[Told, Told, str]:
+def _beside(folder: Path) -> tuple[JsonObject, JsonObject, str]:
     """The generation, its complete description, and the damage of that."""
     text, sealed = _bytes(folder / STATE), _bytes(folder / SAVED)
     which = unseal(sealed) if sealed is not None else None
@@ -87,7 +96,7 @@ def _bytes(path: Path) -> bytes | None:
     return None
 
 
-def _object(text: bytes) -> Told:
+def _object(text: bytes) -> JsonObject:
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):

@@ -17,11 +17,11 @@ from ucpl.records import frozen
 from ucpl.storage.vaults.memory import DomainData
 from ucpl.storage.vaults.protection import check_partition, even_domains
 from ucpl.storage.vaults.records import WHOLE
-from ucpl.vault.footprint import Foreseen, Kept, foresee
-from ucpl.vault.rank_schemes import Scheme, schemes
-from ucpl.vault.survival import Gone, Guarded
+from ucpl.vault.footprint import Footprint, PlacedTensor, get_footprint
+from ucpl.vault.rank_schemes import Scheme, rank_schemes
+from ucpl.vault.survival import LostRange, Survival
 
-__all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "shape_of"]
+__all__ = ["KINDS", "Loss", "Room", "VaultPlan", "plan_vault", "get_domains"]
 
 KINDS = ("node", "process")  # of `domain` statements, in order of preference
 
@@ -58,14 +58,14 @@ class VaultPlan:
     `scheme` is the requested one, or the best of `ranked`.
     """
 
-    foreseen: Foreseen
+    foreseen: Footprint
     domains: tuple[tuple[int, ...], ...]
     scheme: Scheme
     ranked: tuple[Scheme, ...]
     replays: int = 0  # saves between two of all, of gradients alone
 
     @property
-    def guarded(self) -> Guarded:
+    def guarded(self) -> Survival:
         return self.scheme.guarded
 
     @property
@@ -80,12 +80,12 @@ class VaultPlan:
         )  # fmt: skip
 
     @property
-    def _lighter(self) -> Guarded | None:
+    def _lighter(self) -> Survival | None:
         """Gradients alone, under the same protection."""
         if not self.replays:
             return None
         stretches = (DomainData.of(some, [self.foreseen.gradients[r] for r in some]) for some in self.domains)
-        return Guarded(self.scheme.protection, tuple(stretches))
+        return Survival(self.scheme.protection, tuple(stretches))
 
     def loss(self, lost: Sequence[int]) -> Loss:
         """The data that is lost without these domains."""
@@ -109,7 +109,7 @@ class VaultPlan:
             for kept, _, _ in self._within(one)
         )
 
-    def _within(self, gone: Gone) -> list[tuple[Kept, int, int]]:
+    def _within(self, gone: LostRange) -> list[tuple[PlacedTensor, int, int]]:
         """The lost range of each tensor of a rank."""
         return [
             (kept, max(gone.low, kept.at) - kept.at, min(gone.high, kept.at + kept.size) - kept.at)
@@ -155,7 +155,7 @@ def plan_vault(
 
     Raises: UcplError E690, and all errors of planning.
     """
-    foreseen = foresee(call, given, most)
+    foreseen = get_footprint(call, given, most)
     if replays and not foreseen.made:
         what = f"{call}: only steps of a module and its AdamW can be replayed, with framework dcp()"
         remedy = "name a layout of dcp.ucpl that has exp_avg and exp_avg_sq"
@@ -176,11 +176,11 @@ def plan_vault(
             remedy=f"write --lose {len(told)} or less, or make more domains",
         )
     stretches = [foreseen.stretch(some) for some in told]
-    ranked = schemes(stretches, safe, max(2, safe), protect)
+    ranked = rank_schemes(stretches, safe, max(2, safe), protect)
     return VaultPlan(foreseen, told, ranked[0], tuple(ranked), replays)
 
 
-def shape_of(call: str, given: Given | None = None) -> tuple[tuple[int, ...], ...]:
+def get_domains(call: str, given: Given | None = None) -> tuple[tuple[int, ...], ...]:
     """The domains of a job, from its layout alone.
 
     Raises: UcplError E690, and all errors of planning.

@@ -11,19 +11,19 @@ from ucpl.errors import UcplError
 from ucpl.records import frozen
 from ucpl.storage.vaults.memory import DomainData
 from ucpl.storage.vaults.protection import Protection
-from ucpl.vault.survival import Guarded, Survived
+from ucpl.vault.survival import Survival, SurvivalCount
 
-__all__ = ["Scheme", "default_protection", "schemes"]
+__all__ = ["Scheme", "default_protection", "rank_schemes"]
 
 
 @frozen(eq=False)
 class Scheme:
     """A protection, with its costs and benefits for these domains."""
 
-    guarded: Guarded
+    guarded: Survival
     for_others: int  # bytes of one generation, of all domains
     saved: int  # bytes of one generation that it is held for
-    survived: tuple[Survived, ...]  # by how many domains are lost, from one on
+    survived: tuple[SurvivalCount, ...]  # by how many domains are lost, from one on
 
     @property
     def protection(self) -> Protection:
@@ -54,29 +54,31 @@ def default_protection(domains: int) -> str:
     return "raim5" if domains > 2 else "mirror" if domains > 1 else "none"
 
 
-def schemes(stretches: Sequence[DomainData], safe: int, told: int, asked: str | None = None) -> list[Scheme]:
+def rank_schemes(
+    stretches: Sequence[DomainData], safe: int, max_lost: int, requested: str | None = None
+) -> list[Scheme]:
     """The protections for these domains, best first.
 
     First come those that survive the loss of any `safe` domains; among these, the one with the least memory.
 
-    told: the largest number of simultaneously lost domains for which the survival is counted.
-    asked: a requested protection; it comes first.
+    max_lost: the largest number of simultaneously lost domains for which the survival is counted.
+    requested: a requested protection; it comes first.
     Raises: UcplError E690, if it does not fit the domains.
     """
     count = len(stretches)
     found: dict[str, Scheme] = {}
-    for name in ([asked] if asked is not None else []) + _candidates(count):
+    for name in ([requested] if requested is not None else []) + _candidates(count):
         protection = Protection.parse(name)
-        guarded = Guarded(protection, tuple(stretches))
+        guarded = Survival(protection, tuple(stretches))
         try:
             held = sum(guarded.for_others(d) for d in range(count))
         except UcplError:
-            if name == asked:
+            if name == requested:
                 raise
             continue
-        survived = tuple(guarded.survived(lost) for lost in range(1, min(max(told, safe), count) + 1))
+        survived = tuple(guarded.survived(lost) for lost in range(1, min(max(max_lost, safe), count) + 1))
         found.setdefault(str(protection), Scheme(guarded, held, sum(s.size for s in stretches), survived))
-    wanted = str(Protection.parse(asked)) if asked is not None else ""
+    wanted = str(Protection.parse(requested)) if requested is not None else ""
     return sorted(
         found.values(),
         key=lambda s: (str(s.protection) != wanted, s.safe < safe, s.for_others, s.guarded.made_of, str(s.protection)),

@@ -21,9 +21,9 @@ from ucpl.storage.vaults.committed import domains_of, get_commits, get_unreadabl
 from ucpl.storage.vaults.domains import Domain
 from ucpl.storage.vaults.records import Commit
 from ucpl.storage.vaults.snapshot_folder import open_generation
-from ucpl.vault.persisted import STATE, Persisted, persisted_in, state_text, state_told, told_in
+from ucpl.vault.persisted import STATE, Persisted, persisted_in, ranks_json, ranks_json_text, read_ranks_json
 
-__all__ = ["TRIES", "Restored", "keep_state", "restored", "state_of"]
+__all__ = ["TRIES", "Restored", "write_ranks_json", "restore_newest", "read_state"]
 
 TRIES = 3  # of one generation, that came to no end
 GONE = ("E691", "E692", "E698")  # cannot be rebuilt, cannot be replayed, or was removed
@@ -49,7 +49,7 @@ class _Choice:
     damage: str = ""  # of the JSON of the ranks
 
 
-def restored(
+def restore_newest(
     home: Path, read: Callable[[str], None], *, generation: int | None = None, persisted: Path | None = None
 ) -> Restored:
     """Read the newest source that can be read.
@@ -62,7 +62,7 @@ def restored(
 
     Raises: UcplError E692, if there is no source, and the errors of `read` for the last source; all its other errors.
     """
-    unknown = _unsaid(home) if generation is None else []
+    unknown = _unreadable_newer(home) if generation is None else []
     passed = list(unknown)
     last: UcplError | None = None
     choices = _choices(home, generation, persisted)
@@ -72,7 +72,7 @@ def restored(
         if count >= TRIES:
             passed.append((one.source, f"{count} attempts to read it did not end"))
             continue
-        _tell(one.tries, count + 1)
+        _write_count(one.tries, count + 1)
         try:
             read(one.source)
         except UcplError as error:
@@ -86,7 +86,7 @@ def restored(
             _forget(one.tries)
         return Restored(one.source, one.step, tuple(passed), silent, one.damage)
     if last is not None:
-        raise _told(last, passed)
+        raise _with_skipped(last, passed)
     if passed != unknown:
         what = f"{home}: {TRIES} attempts to read each generation did not end"
         remedy = f"name one: --generation {passed[len(unknown)][0].rpartition('@')[2]}"
@@ -104,7 +104,7 @@ def restored(
     fail("E692", f"{home}: {nothing}{beside}", Label(str(home)))
 
 
-def _unsaid(home: Path) -> list[tuple[str, str]]:
+def _unreadable_newer(home: Path) -> list[tuple[str, str]]:
     """Generations that may be newer than all sources, with the reason.
 
     These cannot be read.
@@ -112,7 +112,7 @@ def _unsaid(home: Path) -> list[tuple[str, str]]:
     return [(f"vault:{home.absolute()}@{number}", why) for number, why in get_unreadable_newer(home).items()]
 
 
-def _told(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
+def _with_skipped(last: UcplError, passed: Sequence[tuple[str, str]]) -> UcplError:
     """The last error, with the sources that were skipped before."""
     notes = (f"{source} was skipped: {why}" for source, why in passed[:-1])
     first, *rest = last.diagnostics
@@ -150,7 +150,7 @@ def _choices(home: Path, generation: int | None, persisted: Path | None) -> list
         elif at:
             place = (0, -at, 1, -folder.generation, -folder.step)
         else:
-            place = (1, -_since(folder, folders), 1, -folder.generation, -folder.step)
+            place = (1, -_latest_time(folder, folders), 1, -folder.generation, -folder.step)
         found.append(_Choice(str(folder.path), folder.step, None, folder.generation < 0, folder.damage))
         places.append(place)
     return [choice for _, choice in sorted(zip(places, found, strict=True), key=itemgetter(0))]
@@ -172,7 +172,7 @@ def _times(home: Path, commits: Sequence[Commit]) -> list[int]:
     return times
 
 
-def _since(one: Persisted, some: Sequence[Persisted]) -> int:
+def _latest_time(one: Persisted, some: Sequence[Persisted]) -> int:
     """The latest possible time of a persisted generation without a time.
 
     It is earlier than the later commits of its vault.
@@ -180,20 +180,20 @@ def _since(one: Persisted, some: Sequence[Persisted]) -> int:
     return min(other.written for other in some if other.vault == one.vault and other.generation >= one.generation)
 
 
-def state_of(source: str) -> dict[str, object]:
-    """The JSON of the ranks for a source that `restored` reads.
+def read_state(source: str) -> dict[str, object]:
+    """The JSON of the ranks for a source that `restore_newest` reads.
 
     Call it before the read: later the source may be gone. Raises: UcplError E692.
     """
     if not source.startswith("vault:"):
-        return told_in(Path(source))
+        return read_ranks_json(Path(source))
     home, _, number = source.removeprefix("vault:").rpartition("@")
     memory = open_generation(Path(home), int(number))
     memory.close()
-    return state_told(memory.commit, memory.job)
+    return ranks_json(memory.commit, memory.job)
 
 
-def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
+def write_ranks_json(told: Mapping[str, object], target: Path) -> Path | None:
     """Write the JSON of the ranks into the target folder.
 
     If the target is a file, the JSON is written next to it.
@@ -205,7 +205,7 @@ def keep_state(told: Mapping[str, object], target: Path) -> Path | None:
     where = target / STATE if target.is_dir() else target.with_name(f"{target.name}.{Path(STATE).name}")
     try:
         where.parent.mkdir(exist_ok=True)
-        write_whole(where, state_text(told))
+        write_whole(where, ranks_json_text(told))
     except OSError as error:
         what = f"{where} cannot be written: {error.strerror or error}"
         remedy = "the tensors are restored: `ucpl vault persist` also writes the JSON"
@@ -221,7 +221,7 @@ def _count(tries: Path | None) -> int:
     return 0
 
 
-def _tell(tries: Path | None, count: int) -> None:
+def _write_count(tries: Path | None, count: int) -> None:
     """Count an attempt; if the memory cannot be written, count nothing.
 
     The restore continues in any case.

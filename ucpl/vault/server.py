@@ -40,12 +40,12 @@ from ucpl.storage.vaults.hosts import hosts_at
 from ucpl.storage.vaults.memory import Bytes, ChunkedFile, LostBytes, Memory, get_domain_data
 from ucpl.storage.vaults.protection import block_size, get_sets
 from ucpl.storage.vaults.records import CHUNK, WHOLE, Commit, Job, Parity, Shard, slot_of
-from ucpl.vault.arenas import make_room
-from ucpl.vault.create import demand_domain
-from ucpl.vault.path_conflicts import not_written
-from ucpl.vault.peers import Others
+from ucpl.vault.arenas import allocate
+from ucpl.vault.create import check_domain
+from ucpl.vault.path_conflicts import report_not_written
+from ucpl.vault.peers import Peers
 
-__all__ = ["Say", "Server", "has_commit", "heal", "mend_commit", "mend_job"]
+__all__ = ["Say", "Server", "has_commit", "heal", "repair_commit", "repair_job"]
 
 LOCKED = 30.0  # seconds for which the locks of all domains are waited for
 Say: TypeAlias = Callable[[str], None]
@@ -75,7 +75,7 @@ class Server:
     here: Domain = field(init=False)
     at: Address | None = None  # where other hosts ask this one; None: as the vault's list of hosts says
     _ends: ExitStack = field(factory=ExitStack)
-    _others: Others | None = None  # of a vault on several hosts
+    _others: Peers | None = None  # of a vault on several hosts
     _bad: set[str] = field(factory=set)  # digests of shards that differ from their records
 
     def __enter__(self) -> Server:
@@ -83,7 +83,7 @@ class Server:
         job = read_job(self.home)
         if job is None:
             reject_no_vault(self.home)
-        demand_domain(job, self.number, self.home)
+        check_domain(job, self.number, self.home)
         self.job, self.here = job, Domain(self.home, self.number)
         try:
             demand_owned(self.home)
@@ -91,9 +91,9 @@ class Server:
             if not self._ends.enter_context(hold_lock(self.here.lock("server"), wait=LOOKED_AT)):
                 self._ends.close()
                 fail("E694", f"d{self.number} of {self.home} has a server already", Label(str(self.here.folder)))
-            mend_job(self.here, job)
+            repair_job(self.here, job)
             if hosts_at(self.home) is not None:
-                self._others = Others(self.here, job, self.say)
+                self._others = Peers(self.here, job, self.say)
                 self._ends.callback(self._others.close)
                 self._others.sit(self.at)
             else:
@@ -103,7 +103,7 @@ class Server:
             raise
         except OSError as error:
             self._ends.close()
-            not_written(self.here.folder, error)
+            report_not_written(self.here.folder, error)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +116,7 @@ class Server:
         """
         found = read_commits(self._holders(), self.job, sure=True)
         for commit in found[: self.job.kept]:
-            mend_commit(self.here, commit, self.job)
+            repair_commit(self.here, commit, self.job)
         if not found:
             return
         for commit in get_replay_chain(found[0], found):
@@ -149,12 +149,12 @@ class Server:
                     if slot not in sizes:
                         _have_room(self.here.arena(rank, slot), max(sizes.values()))
 
-    def _told(self, newest: Commit) -> None:
+    def _copy_commit(self, newest: Commit) -> None:
         """Copy a commit record that another host received. Raises: OSError."""
         if not has_commit(self.here, newest, self.job):
             with self.here.locked(LOCKED) as mine:
                 if mine:
-                    self.here.tell(newest.generation, newest.sealed(), self.job)
+                    self.here.put_commit(newest.generation, newest.sealed(), self.job)
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Server:
         holders = self._holders()
         newest = next(iter(read_commits(holders, self.job, sure=True)), None)
         if newest is not None and self._others is not None:
-            self._told(newest)
+            self._copy_commit(newest)
         found = self._round(holders, newest)
         if found is None:
             return None
@@ -248,13 +248,13 @@ class Server:
             self.here.vote(slot).unlink(missing_ok=True)
         try:
             for rank in self.job.domains[self.number]:
-                if not self._is_whole(memory, rank):
+                if not self._is_intact(memory, rank):
                     self._bad.add(found.marks[str(rank)])
                     self.say(
                         f"d{self.number}: the shard of rank {rank} at step {found.shards[0].step} is damaged: not committed"
                     )
                     return False
-            chunks = self._made(memory, slot, keeps * block)
+            chunks = self._write_redundancy(memory, slot, keeps * block)
         finally:
             memory.close()
         if chunks is None:
@@ -268,12 +268,12 @@ class Server:
         failpoint("vault-voted")
         return True
 
-    def _is_whole(self, memory: Memory, rank: int) -> bool:
+    def _is_intact(self, memory: Memory, rank: int) -> bool:
         piece = memory.arena(rank)
         assert piece is not None
-        return all(piece.is_whole(low) for low in range(0, piece.size, CHUNK))
+        return all(piece.is_intact(low) for low in range(0, piece.size, CHUNK))
 
-    def _made(self, memory: Memory, slot: int, size: int) -> tuple[int, ...] | None:
+    def _write_redundancy(self, memory: Memory, slot: int, size: int) -> tuple[int, ...] | None:
         """Write the redundancy of this domain; return the digests of its chunks.
 
         None: shards of another domain differ from their records. Raises: OSError.
@@ -281,7 +281,7 @@ class Server:
         fd = disk().open(self.here.parity(slot), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         chunks: list[int] = []
         try:
-            make_room(fd, size)
+            allocate(fd, size)
             room = np.empty(CHUNK, np.uint8)
             for low in range(0, size, CHUNK):
                 some = room[: min(CHUNK, size - low)]
@@ -333,7 +333,7 @@ class Server:
             failpoint("vault-commit")
             for where in holders:
                 try:
-                    where.tell(commit.generation, text, self.job)
+                    where.put_commit(commit.generation, text, self.job)
                 except OSError as error:  # another host gets the record later
                     if isinstance(where, Domain):
                         raise
@@ -351,7 +351,7 @@ def has_commit(here: Domain, commit: Commit, job: Job) -> bool:
     return False
 
 
-def mend_commit(here: Domain, commit: Commit, job: Job) -> bool:
+def repair_commit(here: Domain, commit: Commit, job: Job) -> bool:
     """Write the commit record of a generation in a domain, if needed.
 
     Returns True if it was missing or damaged. Raises: OSError.
@@ -364,7 +364,7 @@ def mend_commit(here: Domain, commit: Commit, job: Job) -> bool:
     return mine
 
 
-def mend_job(here: Domain, job: Job) -> bool:
+def repair_job(here: Domain, job: Job) -> bool:
     """The same for the identity record of the vault. Raises: OSError."""
     with suppress(OSError):
         if read_sealed(here.job()) == job.sealed():
@@ -403,7 +403,7 @@ def _have_room(path: Path, size: int) -> None:
 
 def _is_all_there(memory: Memory, number: int) -> bool:
     pieces = [memory.arena(rank) for rank in memory.job.domains[number]] + [memory.parity(number)]
-    return all(p is not None and all(p.is_whole(low) for low in range(0, p.size, CHUNK)) for p in pieces)
+    return all(p is not None and all(p.is_intact(low) for low in range(0, p.size, CHUNK)) for p in pieces)
 
 
 def heal(memory: Memory, number: int) -> int:
@@ -426,7 +426,7 @@ def heal(memory: Memory, number: int) -> int:
 def _healed(memory: Memory, here: Domain, piece: ChunkedFile, made: Callable[[int, Bytes], None]) -> int:
     count = 0
     for low in range(0, piece.size, CHUNK):
-        if piece.is_whole(low):
+        if piece.is_intact(low):
             continue
         data = np.empty(min(CHUNK, piece.size - low), np.uint8)
         with suppress(LostBytes):
@@ -445,11 +445,11 @@ def _put(piece: ChunkedFile, low: int, data: Bytes) -> None:
     """Raises: OSError."""
     fd = os.open(piece.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        make_room(fd, piece.size)
+        allocate(fd, piece.size)
         write_all(fd, data.data, low)
     except OSError as error:  # an error of an open file does not name the file
         error.filename = error.filename or str(piece.path)
         raise
     finally:
         os.close(fd)
-    piece.mended(low // CHUNK)
+    piece.mark_rewritten(low // CHUNK)

@@ -18,7 +18,7 @@ from secrets import token_hex
 
 from ucpl.storage.vaults.lock_descriptors import open_unshared
 
-__all__ = ["DRILLS", "WORKS", "sweep", "work_beside", "worked_in", "works_of"]
+__all__ = ["DRILLS", "WORKS", "remove_stale", "work_dir", "open_work_dir", "work_dirs_of"]
 
 # A generation during its write to a disk. The name has this host in it: on a shared disk the locks of another host may
 # not be visible.
@@ -27,25 +27,25 @@ WORKS = f".*.{_HOST}.*.ucpl-vault"
 DRILLS = "ucpl-drill-*"
 
 
-def work_beside(target: Path) -> Path:
+def work_dir(target: Path) -> Path:
     """A unique name for the work folder of `target`."""
     return target.with_name(f".{target.name}.{_HOST}.{token_hex(4)}.ucpl-vault")
 
 
-def works_of(target: Path) -> str:
+def work_dirs_of(target: Path) -> str:
     """The pattern of such names."""
     return f".{escape(target.name)}.{_HOST}.*.ucpl-vault"
 
 
 @contextmanager
-def worked_in(folder: Path) -> Iterator[None]:
+def open_work_dir(folder: Path) -> Iterator[None]:
     """Raises: OSError."""
     with open_unshared(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
 
 
-def sweep(folder: Path, pattern: str) -> list[Path]:
+def remove_stale(folder: Path, pattern: str) -> list[Path]:
     """Remove the folders of processes that ended; return them."""
     found = []
     for path in sorted(folder.glob(pattern)):

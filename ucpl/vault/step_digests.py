@@ -17,7 +17,7 @@ from ucpl.live.tensors import memory_of, part_of, place_of
 from ucpl.records import define
 from ucpl.storage.vaults.state_digests import digest_of_sum, state_digest, weighted_sum
 
-__all__ = ["Marks", "Stamp", "is_far", "stamp_of"]
+__all__ = ["StepDigests", "Stamp", "is_far", "stamp_of"]
 
 _PATIENCE = 600.0  # seconds that a step waits for marks
 Stamp = tuple[object, ...]  # of a tensor: changes if the tensor is written to, or replaced
@@ -37,7 +37,7 @@ def is_far(tensor: torch.Tensor) -> bool:
 
 
 @define(eq=False)
-class Marks:
+class StepDigests:
     """Digests of the contiguous tensors of one save.
 
     The code that records the save calls `take` once, or `drop`.

@@ -17,14 +17,14 @@ from ucpl.storage.vaults.memory import DomainData
 from ucpl.storage.vaults.protection import Group, Protection, block_size, get_sets
 from ucpl.storage.vaults.records import CHUNK
 
-__all__ = ["Gone", "Guarded", "Survived"]
+__all__ = ["LostRange", "Survival", "SurvivalCount"]
 
 Span = tuple[int, int]
 LOOKED_AT = 200_000  # sets of lost domains that are counted; beyond it only the rule of the code is reported
 
 
 @frozen
-class Gone:
+class LostRange:
     """Bytes of a rank's arena that cannot be had."""
 
     rank: int
@@ -33,7 +33,7 @@ class Gone:
 
 
 @frozen
-class Survived:
+class SurvivalCount:
     """The survivable losses among all losses of n domains at once."""
 
     lost: int
@@ -44,7 +44,7 @@ class Survived:
 
 
 @frozen(eq=False)
-class Guarded:
+class Survival:
     """Domains of known sizes under a protection."""
 
     protection: Protection
@@ -83,9 +83,9 @@ class Guarded:
         groups = self._groups[most]
         return max((len(g.data) for g in groups), default=0)
 
-    def gone(self, lost: Collection[int]) -> tuple[Gone, ...]:
+    def gone(self, lost: Collection[int]) -> tuple[LostRange, ...]:
         """The data that is lost without these domains, by rank."""
-        found: list[Gone] = []
+        found: list[LostRange] = []
         for among in self.sets:
             places = [i for i, domain in enumerate(among) if domain in lost]
             spans: dict[int, list[Span]] = {place: [] for place in places}
@@ -106,11 +106,11 @@ class Guarded:
     def _loses(self, among: Sequence[int], places: Collection[int]) -> bool:
         return len(places) > self.protection.copies and any(True for _ in self._gone(among, places))
 
-    def survived(self, lost: int) -> Survived:
+    def survived(self, lost: int) -> SurvivalCount:
         """Every loss of so many domains at once."""
         count = len(self.stretches)
         if lost > count:
-            return Survived(lost, 0, 0, None)
+            return SurvivalCount(lost, 0, 0, None)
         ways, is_counted = [1] + [0] * lost, True  # of so many domains of the sets so far, the losses that take nothing
         example: tuple[int, ...] | None = None
         for among in self.sets:
@@ -121,7 +121,7 @@ class Guarded:
             if first is not None and example is None:
                 rest = (d for d in range(count) if d not in first)
                 example = tuple(sorted([*first, *(next(rest) for _ in range(lost - len(first)))]))
-        return Survived(lost, ways[lost], comb(count, lost), example, is_counted)
+        return SurvivalCount(lost, ways[lost], comb(count, lost), example, is_counted)
 
     def _whole(self, among: Sequence[int], size: int) -> tuple[int, tuple[int, ...] | None, bool]:
         """The number of losses without effect, and the first with one.
@@ -177,7 +177,7 @@ def _cut(spans: Mapping[int, Iterable[Span]]) -> Iterator[tuple[int, int, list[i
             yield low, high, mine
 
 
-def _by_rank(stretch: DomainData, spans: Iterable[Span]) -> Iterator[Gone]:
+def _by_rank(stretch: DomainData, spans: Iterable[Span]) -> Iterator[LostRange]:
     """Spans of a domain as spans of its arenas.
 
     They consist of complete chunks, and adjacent ones are joined.
@@ -194,4 +194,4 @@ def _by_rank(stretch: DomainData, spans: Iterable[Span]) -> Iterator[Gone]:
                 joined[-1][1] = max(b, joined[-1][1])
             else:
                 joined.append([a, b])
-        yield from (Gone(rank, a, b) for a, b in joined)
+        yield from (LostRange(rank, a, b) for a, b in joined)

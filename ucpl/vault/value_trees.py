@@ -22,14 +22,14 @@ from ucpl.files.pickles import load_pickle
 from ucpl.live.tensors import Place, is_placed, place_of, plain, unreadable
 from ucpl.records import define, frozen
 
-__all__ = ["Held", "dtype_name", "held_in", "nested", "one_tensor"]
+__all__ = ["ValueTree", "dtype_name", "to_value_tree", "nested", "one_tensor"]
 
 
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
 
 
 @frozen(eq=False)
-class Held:
+class ValueTree:
     """A value tree, and the tensors of its storages."""
 
     tree: object
@@ -105,7 +105,7 @@ class _Pickler(pickle.Pickler):
         return torch._utils._rebuild_tensor_v3, (storage, 0, shape, steps, obj.requires_grad, hooks, bare.dtype)
 
 
-def held_in(value: object, where: str) -> Held:
+def to_value_tree(value: object, where: str) -> ValueTree:
     """A value as torch.save would write it.
 
     where: the name of the value in errors.
@@ -120,7 +120,7 @@ def held_in(value: object, where: str) -> Held:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         fail("E693", f"{where} cannot be saved: {error}", Label("the saved state", where=where))
-    return Held(tree, pickler.storages.tensors)
+    return ValueTree(tree, pickler.storages.tensors)
 
 
 def _ref(storages: _Storages, tensor: torch.Tensor, where: str) -> TensorRef:
@@ -130,13 +130,13 @@ def _ref(storages: _Storages, tensor: torch.Tensor, where: str) -> TensorRef:
     return TensorRef(StorageRef(storages.name_of(bare), dtype, bare.numel()), 0, shape, steps)
 
 
-def one_tensor(tensor: torch.Tensor, where: str) -> Held:
+def one_tensor(tensor: torch.Tensor, where: str) -> ValueTree:
     """A tensor alone. Raises: UcplError E693."""
     storages = _Storages()
-    return Held(_ref(storages, tensor, where), storages.tensors)
+    return ValueTree(_ref(storages, tensor, where), storages.tensors)
 
 
-def nested(tensors: Mapping[Key, torch.Tensor], where: str) -> Held:
+def nested(tensors: Mapping[Key, torch.Tensor], where: str) -> ValueTree:
     """A dict of dicts with tensors at keys. Raises: UcplError E693."""
     storages = _Storages()
     root: dict[object, object] = {}
@@ -148,4 +148,4 @@ def nested(tensors: Mapping[Key, torch.Tensor], where: str) -> Held:
                 fail("E693", f"{where}: a key has both a tensor and other keys below it", Label(where, where=str(step)))
             here = inner
         here[key[-1]] = _ref(storages, tensor, "/".join(map(str, key)))
-    return Held(root, storages.tensors)
+    return ValueTree(root, storages.tensors)

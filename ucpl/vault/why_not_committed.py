@@ -11,10 +11,10 @@ from ucpl.storage.vaults.committed import get_domains, get_shards
 from ucpl.storage.vaults.domains import AnyDomain, Domain, is_locked
 from ucpl.storage.vaults.records import Job
 
-__all__ = ["late"]
+__all__ = ["why_not_committed"]
 
 
-def late(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> tuple[str, bool]:
+def why_not_committed(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> tuple[str, bool]:
     """(why, whether no waiting mends it).
 
     A server that lives and is slow may be waited for; one that is not there, and ranks that do not go together, may

@@ -28,7 +28,7 @@ from ucpl.live.agreement import text_of
 from ucpl.owned import make_owned
 from ucpl.records import frozen
 from ucpl.runtime.failpoints import failpoint
-from ucpl.storage.vaults.checksummed_text import Told, write_whole
+from ucpl.storage.vaults.checksummed_text import JsonObject, write_whole
 from ucpl.storage.vaults.committed import get_commits, get_domains, get_shards, read_commits, silent
 from ucpl.storage.vaults.domains import LOOKED_AT, AnyDomain, Domain, hold_lock
 from ucpl.storage.vaults.hosts import hosts_at
@@ -36,15 +36,15 @@ from ucpl.storage.vaults.records import Commit, Job, RunRecord, Shard, slot_of
 from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.storage.wire import NoAnswer
 from ucpl.vault.arenas import Arenas, Written
-from ucpl.vault.no_gc import unsearched
-from ucpl.vault.why_not_committed import late
+from ucpl.vault.no_gc import no_gc
+from ucpl.vault.why_not_committed import why_not_committed
 
 if TYPE_CHECKING:
     from ucpl.texts import Json
     from ucpl.vault.files import ToSave
-    from ucpl.vault.framework_writer import Shares
-    from ucpl.vault.gradient_saves import Replaying
-    from ucpl.vault.layout_writer import Keyed
+    from ucpl.vault.framework_writer import Distributions
+    from ucpl.vault.gradient_saves import GradientSaves
+    from ucpl.vault.layout_writer import LayoutWriter
 
 __all__ = ["Saved", "ToWrite", "Writer"]
 
@@ -62,10 +62,9 @@ class ToWrite(TypedDict, total=False):
     """The options of a writer besides its rank."""
 
     layout: str | None  # FILE.ucpl:NAME(...), for values that are given by keys
-    run: (
-        str | None
-    )  # one text for all ranks of a run, another for each; by default torch.distributed's ranks agree on one
-    wait: float  # seconds for which a save waits until the one before it counts (default 30)
+    # One text for all ranks of a run, and another for each run. By default the ranks of torch.distributed agree on one.
+    run: str | None
+    wait: float  # seconds that a save waits for the commit of the previous one (default 30)
     strict: bool  # a failed save raises; by default it is reported on standard error, and training continues
     # A thread digests the copied bytes during training (default, unless `strict`). If that fails, the log and
     # `Writer.error` report it.
@@ -94,38 +93,38 @@ class Saved:
 class Writer:
     """One rank's. Close it, or use it in a `with` statement."""
 
-    def __init__(self, home: Path, job: Job, rank: int, **said: Unpack[ToWrite]) -> None:
+    def __init__(self, home: Path, job: Job, rank: int, **options: Unpack[ToWrite]) -> None:
         """Raises: UcplError E693, E694."""
         domain = job.domain_of(rank)
         if domain is None:
             what = f"{home} is the vault of a job of {job.ranks} ranks"
             fail("E694", f"{what}: it has no rank {rank}", Label(str(home)))
         self.home, self.job, self.rank, self.here = home, job, rank, Domain(home, domain)
-        self.wait, self.strict = said.get("wait", 30.0), said.get("strict", False)
-        self.beside = said.get("beside", not self.strict)
+        self.wait, self.strict = options.get("wait", 30.0), options.get("strict", False)
+        self.beside = options.get("beside", not self.strict)
         self.error: UcplError | None = None  # of the last save that was not kept
         self._arenas = Arenas()
         self._sealing: threading.Thread | None = None
-        self._unsaid: int | None = None  # a generation without a record, which will not be committed
+        self._unrecorded: int | None = None  # a generation without a record, which will not be committed
         self._ends = ExitStack()
         self._pending: int | None = None
         self._is_closed, self._process = False, os.getpid()  # whose the lock is
         self._late = 0  # saves one after the other that did not count
         self._patience = math.inf  # less, where the last one did not count for a reason that no waiting mends
-        self._shares: Shares | None = None
-        self._replaying: Replaying | None = None
+        self._shares: Distributions | None = None
+        self._replaying: GradientSaves | None = None
         make_owned(self.here.folder)
         if not self._ends.enter_context(hold_lock(self.here.lock(f"r{rank}"), wait=LOOKED_AT)):
             self._ends.close()
             fail("E694", f"rank {rank} of {home} is written by another process", Label(str(self.here.folder)))
         try:
-            self.run, self._next = self._agreed(said.get("run"))
-            call = said.get("layout")
-            self.keyed: Keyed | None = None
+            self.run, self._next = self._agreed(options.get("run"))
+            call = options.get("layout")
+            self.keyed: LayoutWriter | None = None
             if call is not None:
-                from ucpl.vault.layout_writer import Keyed
+                from ucpl.vault.layout_writer import LayoutWriter
 
-                self.keyed = Keyed.of(call, rank)
+                self.keyed = LayoutWriter.of(call, rank)
         except BaseException:
             self._ends.close()
             raise
@@ -199,13 +198,13 @@ class Writer:
         """(generation, step) that a restore would return."""
         return next(((one.generation, one.step) for one in get_commits(self.home, self.job)), None)
 
-    @unsearched()
+    @no_gc()
     def save(self, step: int, what: object, state: Mapping[str, Json] | None = None) -> Saved:
         """Save the state of this rank.
 
         All ranks call it equally often, with the same step.
 
-        what: tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
+        `what`: tensors by the layout's keys; an engine of DeepSpeed; or (module, optimizer), plain or of DTensors.
         state: small JSON of the caller (position in the data, random numbers); a restore returns it.
 
         Returns after the copy. Then everything may be changed, with one exception: if only gradients are saved
@@ -215,18 +214,18 @@ class Writer:
 
         Raises: if `strict`, UcplError E693, E695.
         """
-        begin, number, said, waited, met = time.perf_counter(), 0, Told(), 0.0, None
+        begin, number, extra, waited, met = time.perf_counter(), 0, JsonObject(), 0.0, None
         generation, self._next = self._next, self._next + 1
         try:
             _demand_own(self)
             try:
                 _demand_open(self)
                 waited = self._settle()  # the previous copy is digested after this
-                number, said = _step(step), _json(state)
+                number, extra = _step(step), _json(state)
             except Exception as error:  # reported to the other ranks, which wait for this one
                 met = error
-            files, replay = self._told(number, what, met)
-            size, depth = self._save(generation, number, files, (said, replay))
+            files, replay = self._collect(number, what, met)
+            size, depth = self._save(generation, number, files, (extra, replay))
         except BaseException as error:
             if self._replaying is not None:
                 self._replaying.drop()
@@ -247,7 +246,7 @@ class Writer:
             _log.warning("step %s is not saved: %s", _shown(step), self.error.diagnostics[0].message)
         return self.error
 
-    def _told(self, step: int, what: object, met: Exception | None) -> tuple[list[ToSave], Told | None]:
+    def _collect(self, step: int, what: object, met: Exception | None) -> tuple[list[ToSave], JsonObject | None]:
         """The files to save; for gradients alone, also the step's record.
 
         met: the error of this rank, if it has nothing to save. The rank's own work comes first. Then all ranks agree to
@@ -258,11 +257,11 @@ class Writer:
             if met is not None:
                 raise met
             return self.keyed.files(what), None
-        from ucpl.vault.framework_writer import Shares, files_of, ranks, ready
+        from ucpl.vault.framework_writer import Distributions, collect_input, files_of, ranks
 
         one, replaying, found = None, None, None
         try:
-            one = ready(what)  # even with an error: this may be a collective call (state_dict of FSDP)
+            one = collect_input(what)  # even with an error: this may be a collective call (state_dict of FSDP)
             replaying = self._watching(what) if met is None else None
             found = next(iter(get_commits(self.home, self.job)), None) if replaying is not None else None
         except Exception as error:
@@ -276,22 +275,22 @@ class Writer:
             return replaying.files(one, self._next - 1, may=may)
         if self.job.replays:
             ranks().all_agree(False)  # with ranks that have an optimizer of another kind, which ask
-        self._shares = self._shares or Shares()
+        self._shares = self._shares or Distributions()
         return files_of(one, step, self._shares), None
 
-    def _watching(self, what: object) -> Replaying | None:
+    def _watching(self, what: object) -> GradientSaves | None:
         """The replay state, if gradients alone may be saved for `what`."""
         if not self.job.replays:
             return None
-        from ucpl.vault.gradient_saves import Replaying, is_replayed
+        from ucpl.vault.gradient_saves import GradientSaves, is_replayable
 
-        if not is_replayed(what):
+        if not is_replayable(what):
             return None
-        self._replaying = self._replaying or Replaying()
+        self._replaying = self._replaying or GradientSaves()
         self._replaying.watch(what[1])
         return self._replaying
 
-    def _attempt(self, replaying: Replaying, newest: Commit) -> None:
+    def _attempt(self, replaying: GradientSaves, newest: Commit) -> None:
         try:
             replaying.attempt(newest, lambda: open_generation(self.home, newest.generation), self.rank)
         except UcplError as error:  # its base is lost or removed: the next one is tried
@@ -315,7 +314,7 @@ class Writer:
         pending, self._pending = self._pending, None
         begin = time.perf_counter()
         self._join()
-        if pending is None or pending == self._unsaid:
+        if pending is None or pending == self._unrecorded:
             return time.perf_counter() - begin
         patience, digested = min(self.wait, self._patience), time.perf_counter()
         while pending not in self.here.commits() and time.perf_counter() - digested < patience:
@@ -323,15 +322,15 @@ class Writer:
         if pending in self.here.commits():
             self._patience, self._late = math.inf, 0
         elif self.wait:
-            self._tell_late(pending, time.perf_counter() - begin)
+            self._report_late(pending, time.perf_counter() - begin)
         return time.perf_counter() - begin
 
-    def _tell_late(self, generation: int, seconds: float) -> None:
+    def _report_late(self, generation: int, seconds: float) -> None:
         """Report that the last save is withdrawn, and the reason."""
         self._late += 1
         is_hopeless = False
         try:
-            why, is_hopeless = late(self.home, self.job, self.run, generation, is_first=self._late == 1)
+            why, is_hopeless = why_not_committed(self.home, self.job, self.run, generation, is_first=self._late == 1)
         except OSError as error:  # of a host that does not answer
             why = error.strerror or str(error)
         if not is_hopeless:
@@ -345,13 +344,15 @@ class Writer:
             self.error = error
         _log.warning("%s", told)
 
-    def _save(self, generation: int, step: int, files: list[ToSave], said: tuple[Told, Told | None]) -> tuple[int, int]:
+    def _save(
+        self, generation: int, step: int, files: list[ToSave], records: tuple[JsonObject, JsonObject | None]
+    ) -> tuple[int, int]:
         """Save the files: (bytes, saved steps of gradients).
 
-        said: the JSON of the caller, and the record of a step.
+        records: the JSON of the caller, and the record of a step.
         Raises: OSError.
         """
-        state, replay = said
+        state, replay = records
         # A committer holds this lock of every domain: under it, a generation is either committed or never will be.
         with ExitStack() as locks:
             _lock(locks, [self.here], self.wait)
@@ -404,7 +405,7 @@ class Writer:
                     time.sleep(took)  # other ranks of this host still copy
                 seal(told())
             except Exception as error:  # a thread has no caller to raise it to
-                self._unsaid = generation
+                self._unrecorded = generation
                 self._not_kept(step, error)
 
         self._sealing = threading.Thread(target=finish, name="ucpl-seals")  # Python waits for it at exit
@@ -529,7 +530,7 @@ def _shown(step: object) -> str:
         return type(step).__name__
 
 
-def _once(pairs: list[tuple[str, object]]) -> Told:
+def _once(pairs: list[tuple[str, object]]) -> JsonObject:
     """Raises: ValueError where two keys, 1 and "1", are one as JSON."""
     told = dict(pairs)
     if len(told) < len(pairs):
@@ -537,7 +538,7 @@ def _once(pairs: list[tuple[str, object]]) -> Told:
     return told
 
 
-def _json(state: object) -> Told:
+def _json(state: object) -> JsonObject:
     """As it will come back.
 
     Raises: UcplError E693, and whatever an object of the caller's raises.
@@ -567,8 +568,8 @@ def _failed(writer: Writer, error: Exception) -> UcplError:
         free = f"{state.f_bavail * state.f_frsize:,} bytes are free there"
     try:
         if isinstance(error, NoAnswer):
-            said = f"{error.strerror}: the save could overwrite a committed generation there"
-            fail("E697", said, Label(where), remedy="restart its server; the next save tries again")
+            reason = f"{error.strerror}: the save could overwrite a committed generation there"
+            fail("E697", reason, Label(where), remedy="restart its server; the next save tries again")
         fail("E695", f"{where} cannot be written: {error.strerror or error}", Label(where, free))
     except UcplError as told:
         return told

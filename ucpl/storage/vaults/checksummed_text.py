@@ -18,9 +18,9 @@ import xxhash
 
 from ucpl.owned import open_new
 
-__all__ = ["Told", "json_text", "unseal", "read_sealed", "seal", "was_sealed", "write_whole"]
+__all__ = ["JsonObject", "json_text", "unseal", "read_sealed", "seal", "was_sealed", "write_whole"]
 
-Told = dict[str, object]
+JsonObject = dict[str, object]
 _MAX = 1 << 30
 _MARK = 33  # a line of 32 digits
 _END = re.compile(rb"\}\n[0-9a-f]{32}\n")
@@ -37,7 +37,7 @@ def json_text(told: object) -> str:
     return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
-def unseal(data: bytes) -> Told | None:
+def unseal(data: bytes) -> JsonObject | None:
     """The content of a checksummed text; None: it is damaged or none."""
     text = _inner(data)
     if text is None:

@@ -44,11 +44,11 @@ OURS = re.compile(
 T = TypeVar("T")
 
 
-def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | None:
+def _read(path: Path, question: object, made: Callable[[bytes], T | None]) -> T | None:
     """The content of a checksummed text, cached.
 
     Servers read it many times a second.
-    what: the question that `made` answers.
+    question: the question that `made` answers.
     Raises: OSError.
     """
     try:
@@ -56,11 +56,11 @@ def _read(path: Path, what: object, made: Callable[[bytes], T | None]) -> T | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     stamp = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size)
-    known = manifest_cache.cached(path.parent, path.name, what)
+    known = manifest_cache.cached(path.parent, path.name, question)
     if known is not None and known[0] == stamp:
         return cast(T, known[1])
     data = read_sealed(path)
-    return None if data is None else manifest_cache.keep(path.parent, path.name, what, stamp, data, made)
+    return None if data is None else manifest_cache.keep(path.parent, path.name, question, stamp, data, made)
 
 
 class AnyDomain(ABC):
@@ -84,10 +84,10 @@ class AnyDomain(ABC):
         """
 
     @abstractmethod
-    def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
+    def text(self, name: str, question: object, made: Callable[[bytes], T | None]) -> T | None:
         """The content of a checksummed text; None: there is none.
 
-        what: the question that `made` answers.
+        question: the question that `made` answers.
         Raises: OSError.
         """
 
@@ -103,7 +103,7 @@ class AnyDomain(ABC):
         """
 
     @abstractmethod
-    def tell(self, generation: int, text: bytes, job: Job) -> None:
+    def put_commit(self, generation: int, text: bytes, job: Job) -> None:
         """A generation counts: only while it is `locked`. Raises: OSError."""
 
     def commits(self) -> list[int]:
@@ -182,8 +182,8 @@ class Domain(AnyDomain):
         except OSError:
             return []
 
-    def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
-        return _read(self.folder / name, what, made)
+    def text(self, name: str, question: object, made: Callable[[bytes], T | None]) -> T | None:
+        return _read(self.folder / name, question, made)
 
     def size(self, name: str) -> int:
         return os.stat(self.folder / name, follow_symlinks=False).st_size
@@ -191,7 +191,7 @@ class Domain(AnyDomain):
     def locked(self, wait: float) -> AbstractContextManager[bool]:
         return hold_lock(self.lock("commit"), wait=wait)
 
-    def tell(self, generation: int, text: bytes, job: Job) -> None:
+    def put_commit(self, generation: int, text: bytes, job: Job) -> None:
         write_whole(self.commit(generation), text)
         for old in self.commits()[job.kept :]:
             self.commit(old).unlink(missing_ok=True)

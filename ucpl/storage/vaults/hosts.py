@@ -15,7 +15,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.records import frozen
 from ucpl.storage.authentication import Address
-from ucpl.storage.vaults.checksummed_text import Told, read_sealed, seal, unseal, write_whole
+from ucpl.storage.vaults.checksummed_text import JsonObject, read_sealed, seal, unseal, write_whole
 
 __all__ = ["FILE", "LOCK", "Hosts", "addresses_of", "hosts_at", "table_of"]
 
@@ -65,16 +65,16 @@ class Hosts:
                 found = found.seated(number, *one)
         return found
 
-    def told(self) -> Told:
+    def to_table(self) -> JsonObject:
         """The table that hosts exchange."""
         return {"at": [list(one) for one in self.at], "seats": list(self.seats)}
 
     def write(self, home: Path) -> None:
         """Raises: OSError."""
-        write_whole(home / FILE, seal({**self.told(), "keys": self.keys, "job": self.job.decode()}))
+        write_whole(home / FILE, seal({**self.to_table(), "keys": self.keys, "job": self.job.decode()}))
 
 
-def table_of(told: Told) -> tuple[tuple[Address, ...], tuple[int, ...]]:
+def table_of(told: JsonObject) -> tuple[tuple[Address, ...], tuple[int, ...]]:
     """The addresses and seats of a table. Raises: ValueError."""
     at, seats = told.get("at"), told.get("seats")
     if not isinstance(at, list) or not isinstance(seats, list) or len(at) != len(seats):

@@ -26,26 +26,26 @@ _asking = RLock()  # servers answer others in threads
 _same: WeakValueDictionary[tuple[str, object, str], object] = WeakValueDictionary()
 
 
-def cached(folder: Hashable, name: str, what: object) -> tuple[object, object] | None:
+def cached(folder: Hashable, name: str, question: object) -> tuple[object, object] | None:
     """The stamp and content of a text at its last read.
 
     None: it was not read, or had no content.
     """
     with _asking:
-        return _of(folder).get((name, what))
+        return _of(folder).get((name, question))
 
 
 def keep(
-    folder: Hashable, name: str, what: object, stamp: object, data: bytes, made: Callable[[bytes], T | None]
+    folder: Hashable, name: str, question: object, stamp: object, data: bytes, made: Callable[[bytes], T | None]
 ) -> T | None:
-    """Parse and cache a text. what: the question that `made` answers."""
-    key = name, what, text_digest(data)
+    """Parse and cache a text. question: the question that `made` answers."""
+    key = name, question, text_digest(data)
     found: T | None = _same.get(key)  # type: ignore[assignment]  # an answer to the same question
     if found is None:
         found = made(data)
     if found is not None:
         with _asking, suppress(TypeError):  # objects without weak references are short
-            _of(folder)[name, what] = stamp, found
+            _of(folder)[name, question] = stamp, found
             _same[key] = found
     return found
 

@@ -186,7 +186,7 @@ class ChunkedFile:
             return False
         return self._got(out, low)
 
-    def is_whole(self, low: int) -> bool:
+    def is_intact(self, low: int) -> bool:
         """True if the chunk that begins at `low` is undamaged."""
         return self.read(low, _scratch.rooms[1][: min(CHUNK, self.size - low)])
 
@@ -196,7 +196,7 @@ class ChunkedFile:
         except OSError:
             return False
 
-    def mended(self, number: int) -> None:
+    def mark_rewritten(self, number: int) -> None:
         """Note a rewritten chunk: check it again in the current file."""
         self.close()
         self.is_good[number] = self.is_bad[number] = False
@@ -346,7 +346,7 @@ class Memory:
     def made(self, rank: int, low: int, out: Bytes) -> None:
         """Rebuild bytes of one chunk of an arena, and check the chunk.
 
-        Raises: Lost.
+        Raises: LostBytes.
         """
         shard = self.commit.shards[rank]
         number = low // CHUNK
@@ -373,7 +373,7 @@ class Memory:
         """Rebuild bytes of a domain's data that have this digest.
 
         The result is compared with the digest, so the inputs need no check. Only if the result differs, the inputs are
-        checked and damaged ones are replaced. Raises: Lost.
+        checked and damaged ones are replaced. Raises: LostBytes.
         """
         for checked in (False, True):
             with suppress(LostBytes) if not checked else nullcontext():
@@ -383,7 +383,7 @@ class Memory:
         raise LostBytes(domain, (domain,))
 
     def _rebuilt(self, domain: int, low: int, out: Bytes, checked: bool) -> None:
-        """Rebuild bytes of a domain's data from its set. Raises: Lost."""
+        """Rebuild bytes of a domain's data from its set. Raises: LostBytes."""
         among = next(some for some in self.sets if domain in some)
         groups = self.job.protection.groups(len(among))
         if not groups:
@@ -399,7 +399,7 @@ class Memory:
     def _of_group(self, part: _Part, out: Bytes) -> None:
         """Compute a range of one block from the others of its group.
 
-        Their number is that of the data blocks. Raises: Lost.
+        Their number is that of the data blocks. Raises: LostBytes.
         """
         if self.job.protection.name == "rs":
             self._of_codes(part, out)
@@ -421,7 +421,7 @@ class Memory:
             xor_into(out, room)
 
     def _of_codes(self, part: _Part, out: Bytes) -> None:
-        """The same under `rs`. Raises: Lost, UcplError E690."""
+        """The same under `rs`. Raises: LostBytes, UcplError E690."""
         group, missing, among = part.group, part.missing, part.among
         count, lacking = len(group.data), []
         have: dict[int, Bytes] = {}
@@ -468,7 +468,7 @@ class Memory:
         return True
 
     def parity_made(self, domain: int, low: int, out: Bytes) -> None:
-        """Bytes of one chunk of a domain's redundancy. Raises: Lost.
+        """Bytes of one chunk of a domain's redundancy. Raises: LostBytes.
 
         They are computed from the data of the other domains.
         """
@@ -477,7 +477,7 @@ class Memory:
             raise LostBytes(domain, (domain,))
 
     def make_parity(self, domain: int, low: int, out: Bytes) -> None:
-        """Compute a domain's redundancy from `low`. Raises: Lost."""
+        """Compute a domain's redundancy from `low`. Raises: LostBytes."""
         among = next(some for some in self.sets if domain in some)
         place, block = among.index(domain), self.commit.parity[domain].block
         groups = self.job.protection.groups(len(among))
@@ -496,7 +496,7 @@ class Memory:
                     xor_into(into, some)
 
     def _code(self, group: Group, which: tuple[int, int], among: Sequence[int], begin: int, out: Bytes) -> None:
-        """Raises: Lost, UcplError E690."""
+        """Raises: LostBytes, UcplError E690."""
         blocks = []
         for other, number in group.data:
             blocks.append(np.empty(len(out), np.uint8))
@@ -527,10 +527,10 @@ class Memory:
             f"{self.home}: generation {self.commit.generation} cannot be rebuilt: {names} {'is' if len(gone) == 1 else 'are'}"
             f" lost or damaged, {self.job.protection} does not restore the data of rank {rank}",
             Label(str(self.home), f"rank {rank} saved {shown}", where=names),
-            remedy=self._instead(),
+            remedy=self._alternatives(),
         )
 
-    def _instead(self) -> str:
+    def _alternatives(self) -> str:
         """Readable alternatives to this generation."""
         older = [one.generation for one in get_commits(self.home, self.job) if one.generation < self.commit.generation]
         before = (

@@ -19,7 +19,7 @@ from attrs import field
 
 from ucpl.errors import UcplError
 from ucpl.records import frozen
-from ucpl.storage.vaults.checksummed_text import Told, json_text, seal, unseal
+from ucpl.storage.vaults.checksummed_text import JsonObject, json_text, seal, unseal
 from ucpl.storage.vaults.protection import BLOCK, Protection, block_size, get_sets
 
 __all__ = [
@@ -83,7 +83,7 @@ def _list(told: Mapping[str, object], name: str) -> list[object]:
     return value
 
 
-def _object(value: object) -> Told:
+def _object(value: object) -> JsonObject:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise _RecordError("an object")
     return value
@@ -139,7 +139,7 @@ class Job:
         return sum(map(len, self.domains))
 
     def sealed(self) -> bytes:
-        told: Told = {"form": FORM, "job": self.name, "ident": self.ident, "protect": str(self.protection)}
+        told: JsonObject = {"form": FORM, "job": self.name, "ident": self.ident, "protect": str(self.protection)}
         if self.replays:
             told |= {"form": _REPLAYING, "replays": self.replays}
         return seal({**told, "domains": [list(ranks) for ranks in self.domains]})
@@ -207,7 +207,7 @@ class Named:
     dtype: str  # torch's word
     shape: tuple[int, ...]
 
-    def told(self) -> list[object]:
+    def to_json(self) -> list[object]:
         return [self.name, self.storage, self.at, self.size, self.dtype, list(self.shape)]
 
     @classmethod
@@ -236,13 +236,19 @@ class File:
     late: tuple[Late, ...] = ()
     named: tuple[Named, ...] = ()
 
-    def told(self) -> Told:
+    def to_json(self) -> JsonObject:
         data: dict[bytes, int] = {}  # most files have equal ends, and each end is stored once
         late = [[one.begin, data.setdefault(one.data, len(data)), list(map(list, one.holes))] for one in self.late]
         segments = [[s.begin, s.size, s.at] for s in self.segments]
-        told: Told = {"name": self.name, "size": self.size, "segments": segments, "crcs": dict(self.crcs), "late": late}
+        told: JsonObject = {
+            "name": self.name,
+            "size": self.size,
+            "segments": segments,
+            "crcs": dict(self.crcs),
+            "late": late,
+        }
         told["data"] = [one.hex() for one in data]
-        return {**told, "named": [one.told() for one in self.named]} if self.named else told
+        return {**told, "named": [one.to_json() for one in self.named]} if self.named else told
 
     @classmethod
     def of(cls, value: object, arena: int) -> File:
@@ -373,17 +379,17 @@ class Shard:
     size: int  # bytes of the arena
     chunks: tuple[int, ...]
     files: Sequence[File]  # of a text: ValueError, as soon as they are looked at, where it says none
-    state: Told  # small JSON of the caller's
+    state: JsonObject  # small JSON of the caller's
     depth: int = 0
     base: int = 0
-    replay: Told = field(factory=dict)
+    replay: JsonObject = field(factory=dict)
 
     def sealed(self) -> bytes:
-        told: Told = {
+        told: JsonObject = {
             name: getattr(self, name) for name in ("ident", "run", "generation", "step", "rank", "slot", "size")
         }
         files = self.files
-        text = files.text if isinstance(files, Files) else json_text([file.told() for file in files])
+        text = files.text if isinstance(files, Files) else json_text([file.to_json() for file in files])
         told |= {"chunks": _digits(self.chunks), "files": text, "state": self.state}
         if self.depth:
             told |= {"depth": self.depth, "base": self.base, "replay": self.replay}
@@ -452,7 +458,7 @@ class Parity:
 
     def sealed(self) -> bytes:
         names = ("ident", "run", "generation", "domain", "slot", "block", "size")
-        told: Told = {name: getattr(self, name) for name in names}
+        told: JsonObject = {name: getattr(self, name) for name in names}
         if self.depth:
             told |= {"depth": self.depth, "base": self.base}
         return seal({**told, "chunks": _digits(self.chunks), "shards": dict(self.shards)})
@@ -499,7 +505,7 @@ class Commit:
 
     def sealed(self) -> bytes:
         texts = [[one.sealed().decode() for one in some] for some in (self.shards, self.parity)]
-        told: Told = {"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]}
+        told: JsonObject = {"generation": self.generation, "step": self.step, "shards": texts[0], "parity": texts[1]}
         return seal({**told, "at": self.at} if self.at else told)
 
     @classmethod

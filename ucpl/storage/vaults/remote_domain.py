@@ -57,14 +57,14 @@ class RemoteDomain(AnyDomain):
     def ask(self, question: Question, patience: float | None = None) -> bytes:
         """Send a question.
 
-        Raises: OSError; Silence, if no answer comes, and immediately if the previous question had none.
+        Raises: OSError; NoAnswer, if no answer comes, and immediately if the previous question had none.
         """
         if self._holds is None and time.monotonic() < _silent.get(self.address, (0.0, 0.0))[0]:
             raise NoAnswer(f"d{self.number} of {self.home.name} does not answer")
         line, told = self._line(), {**question, "domain": self.number}
         try:
             if self._holds is not None:
-                return line.told(line.asked(self._holds, told, _until(patience or PATIENCE)))
+                return line.check_answer(line.asked(self._holds, told, _until(patience or PATIENCE)))
             try:
                 answer = line.ask(told, _until(patience or PATIENCE))
             except NoAnswer as error:
@@ -102,15 +102,15 @@ class RemoteDomain(AnyDomain):
             raise OSError(5, f"d{self.number} of {self.home.name} sent no list of names")
         return [str(name) for name in told]
 
-    def text(self, name: str, what: object, made: Callable[[bytes], T | None]) -> T | None:
-        stamp, found = manifest_cache.cached(self.origin, name, what) or ("", None)
+    def text(self, name: str, question: object, made: Callable[[bytes], T | None]) -> T | None:
+        stamp, found = manifest_cache.cached(self.origin, name, question) or ("", None)
         answer = self.ask({"op": "text", "name": name, "stamp": stamp})
         now, _, data = answer.partition(b"\n")
         if not now:
             return None
         if now.decode() == stamp and not data:
             return cast("T | None", found)
-        return manifest_cache.keep(self.origin, name, what, now.decode(), data, made)
+        return manifest_cache.keep(self.origin, name, question, now.decode(), data, made)
 
     def size(self, name: str) -> int:
         return int(self.ask({"op": "size", "name": name}))
@@ -133,7 +133,7 @@ class RemoteDomain(AnyDomain):
         channel = line.taken()
         question = {"op": "lock", "wait": wait, "by": list(self.hosts.seats), "domain": self.number}
         try:
-            mine = line.told(line.asked(channel, question, _until(wait + PATIENCE))) == b"1"
+            mine = line.check_answer(line.asked(channel, question, _until(wait + PATIENCE))) == b"1"
             self._holds = channel if mine else None
             yield mine
         finally:
@@ -141,7 +141,7 @@ class RemoteDomain(AnyDomain):
             hang_up(channel)  # this releases it
             channel.close()
 
-    def tell(self, generation: int, text: bytes, job: Job) -> None:
+    def put_commit(self, generation: int, text: bytes, job: Job) -> None:
         self.ask({"op": "commit", "generation": generation, "text": text.decode()})
 
 
