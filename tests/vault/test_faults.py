@@ -287,7 +287,7 @@ def test_a_generation_without_all_parts_of_a_file_is_none(tmp_path):
             text = evolve(commit, shards=(evolve(commit.shards[0], files=(damaged,)), commit.shards[1])).sealed()
             for number in range(2):
                 here.path(number, "commit.1.json").write_bytes(text)
-            with pytest.raises(UcplError, match=r"E692: .*rank-0 in generation 1, parts are missing or overlap"):
+            with pytest.raises(UcplError, match=r"E692: .*parts of rank-0 are missing or overlap in generation 1"):
                 here.read()
 
 

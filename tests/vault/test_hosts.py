@@ -315,7 +315,7 @@ def test_a_replaced_host_that_returns_gets_no_answer(tmp_path):
         made.serve(1)
         made.turn()
         stale = RemoteDomain(old_home, 0, listed(old_home))
-        with pytest.raises(OSError, match="d1 is served by "), stale.locked(0.0):
+        with pytest.raises(OSError, match="d1 is now served by "), stale.locked(0.0):
             pass
         with pytest.raises(UcplError, match=r"is now served by .*: this server ends"):
             old.turn()

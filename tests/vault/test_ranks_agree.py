@@ -88,7 +88,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "a hook that raises": ({"what": (hooked(), None)}, (0,), "a hook"),
     "a step that has no text": ({"step": Odd()}, (0,), "is not a step"),
     "JSON that raises": ({"state": OddDict(a=1)}, (1,), "it changed meanwhile"),
-    "JSON that is none, where ranks gather": (TOGETHER | {"state": {"x": object()}}, (1,), "no small JSON"),
+    "JSON that is none, where ranks gather": (TOGETHER | {"state": {"x": object()}}, (1,), "not small JSON"),
     "an error without words": ({"what": {"x": Silent()}}, (1,), "Mute"),
     "JSON of one key twice": ({"state": {1: "a", "1": "b"}}, (0,), "one as JSON"),
 }
