@@ -5,19 +5,26 @@ What is compared, and what is guessed.
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 
 import ucpl
+from tests.cli.command import FIXTURES
+from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (what pickle looks for)
 from ucpl.conversion.given import Given, called
 from ucpl.conversion.opening import open_alike
 from ucpl.conversion.opening import open_checkpoint as open_headers
 from ucpl.conversion.sides import source_side as describe
 from ucpl.errors import Diagnostic
+from ucpl.extents import ParameterGroup
+from ucpl.files.groups import matched
 from ucpl.runtime.sources import SourceFiles
 from ucpl.verification.diagnosis import Guesses
 from ucpl.verification.reference import Against, Boxes, _Counted, hold_genuine
@@ -326,3 +333,62 @@ def test_parts_of_equal_numbers_witness_no_order(equal: bool, tmp_path: Path) ->
         found = ucpl.verify(tmp_path / "mine", layout=f"{tmp_path / 'x.ucpl'}:x()", against=tmp_path / "genuine")
         assert found.against is not None and found.against.is_witness
         assert any("gu and 1 more" in text for text in found.against.doubts) == equal, found.against.doubts
+
+
+# ---- values of the optimizer ------------------------------------------------------------------------------------------
+
+RUN = FIXTURES / "z1_dp2_bf16"
+
+
+def changed(folder: Path, change: Callable[[Any], object]) -> Path:
+    """A copy of a run with another value in each shard."""
+    source = Path(shutil.copytree(RUN, folder / "genuine"))
+    for file in source.rglob("*optim_states.pt"):
+        value = torch.load(file, weights_only=False)
+        change(value["optimizer_state_dict"]["base_optimizer_state"])
+        torch.save(value, file)
+    return source
+
+
+GENUINE: dict[str, tuple[Callable[[Any], object], str]] = {
+    "nothing": (lambda base: None, ""),
+    "lr": (lambda base: base["param_groups"][1].update(lr=0.5), "lr of `"),
+    "a key more": (lambda base: base["param_groups"][0].update(margin=3), "margin of `"),
+    "a key less": (lambda base: base["param_groups"][0].pop("weight_decay"), "weight_decay of `"),
+    "swapped": (
+        lambda base: [
+            g.update(lr=o["lr"], weight_decay=o["weight_decay"])
+            for g, o in zip(base["param_groups"], [dict(g) for g in base["param_groups"][::-1]], strict=True)
+        ],
+        "weight_decay of `",
+    ),
+    "a step": (lambda base: [s.update(step=s["step"] + 1) for s in base["state"].values()], "step of `"),
+}
+
+
+@pytest.mark.parametrize("what", GENUINE)
+def test_values_of_the_optimizer_are_compared_with_the_genuine_ones(tmp_path: Path, what: str) -> None:
+    change, said = GENUINE[what]
+    ucpl.convert(RUN, tmp_path / "mine", "zero1(dp=2)")
+    found = ucpl.verify(tmp_path / "mine", against=changed(tmp_path, change), witness=False)
+    assert found.against is not None
+    assert bool(found) is (not said), found.against.findings
+    assert {one.code for one in found.against.findings} == ({"E709"} if said else set())
+    assert not said or any(one.message.startswith(said) for one in found.against.findings)
+
+
+@pytest.mark.parametrize(
+    "target", ["zero1(dp=3)", "zero3(dp=2)", "zero0(dp=1)", "universal()", "dcp(fsdp=2)", "plain()"]
+)
+def test_a_target_with_wrong_groups_is_not_kept(tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hyper-parameters of two groups are swapped on their way."""
+
+    def swapped(*args: Any) -> tuple[ParameterGroup, ...]:
+        made = matched(*args)
+        return tuple(evolve(one, hyper=other.hyper) for one, other in zip(made, made[::-1], strict=True))
+
+    monkeypatch.setattr("ucpl.conversion.regrouping.matched", swapped)
+    with pytest.raises(ucpl.UcplError, match="E609: ") as caught:
+        ucpl.convert(RUN, tmp_path / "target", target)
+    assert any("lr of `" in one.message or "weight_decay of `" in one.message for one in caught.value.diagnostics)
+    assert not (tmp_path / "target").exists()

@@ -108,9 +108,13 @@ def tell_against(found: Against, genuine: str, console: Console) -> None:
         for text in found.doubts:
             console.say(f"              not witnessed: {text}")
         return
-    console.say(
-        f"differs       in {plural(found.differing, 'stored tensor')}; of those of one line, the first is named"
-    )
+    others = len([one for one in found.findings if one.code == "E709"])
+    if found.differing:
+        console.say(
+            f"differs       in {plural(found.differing, 'stored tensor')}; of those of one line, the first is named"
+        )
+    if others:
+        console.say(f"differs       in {plural(others, 'value')} of the optimizer")
     console.diagnostics(found.findings)
 
 

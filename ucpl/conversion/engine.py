@@ -17,7 +17,7 @@ from ucpl.conversion.keywords import ToApply, bounds_of
 from ucpl.conversion.places import refuse_existing, with_parents
 from ucpl.conversion.running import rehearsed, run
 from ucpl.conversion.staging import clear_made, with_made
-from ucpl.conversion.target_passes import applied
+from ucpl.conversion.target_passes import applied, ungrouped
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
@@ -184,5 +184,6 @@ class Engine:
         own = self.how.get("progress")
         with nullcontext(own) if self.bar is None else self.bar(str(self.target)) as progress:
             how: ToApply = {**self.how, "progress": progress}
-            report = run(ready.plan, final, self.target, how, self.team)
+            known = ungrouped(ready.source, ready.plan)
+            report = run(ready.plan, final, self.target, how, self.team, known)
         return self._said(Finished(ready, report, self.target))

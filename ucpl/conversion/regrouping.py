@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Recipe
 
-__all__ = ["regrouped", "said_of_groups", "with_empty_groups"]
+__all__ = ["as_called", "regrouped", "said_of_groups", "with_empty_groups"]
 
 
 def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
@@ -31,7 +31,7 @@ def regrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     is_silent = not checkpoint.state.groups
     if not of.takes_plan_groups(checkpoint) or not (is_silent or has_alone or _has_states(of, checkpoint, target)):
         return checkpoint
-    known = _as_called(checkpoint, recipe)
+    known = as_called(checkpoint, recipe)
     made = matched(known, target.groups)
     state = known.state
     places = _places(known, target) if state.groups else None
@@ -52,7 +52,7 @@ def with_empty_groups(checkpoint: Checkpoint, recipe: Recipe) -> Recipe:
     target = recipe.target
     if not _has_groups(checkpoint, target):
         return recipe
-    known = _as_called(checkpoint, recipe).state
+    known = as_called(checkpoint, recipe).state
     groups, lost = with_empty(known.groups, target.groups)
     names = {name for name, _ in target.groups}
     listed = {group.name: bool(group.listed) for group in known.groups}
@@ -73,7 +73,7 @@ def said_of_groups(checkpoint: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
     target = recipe.target
     if not _has_groups(checkpoint, target):
         return ()
-    known = _as_called(checkpoint, recipe)
+    known = as_called(checkpoint, recipe)
     groups = known.state.groups
     if _places(known, target) is None:
         return ()
@@ -102,7 +102,7 @@ def _has_unknown(checkpoint: Checkpoint, target: Structure) -> bool:
     return any(member not in known for _, members in target.groups for member in members)
 
 
-def _as_called(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+def as_called(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     """The checkpoint whose groups have the model's names of tensors, where a spec calls them otherwise than the files."""
     target = recipe.target
     if not _has_unknown(checkpoint, target):

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["rehearsed", "run"]
 
 
-def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None) -> Report:
+def run(
+    plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | None = None, known: Checkpoint | None = None
+) -> Report:
     """Run exactly that plan, together with others where there is a team. source: after the target passes.
 
+    known: with the groups of the source, of which each parameter of the target must have its values.
     Raises: UcplError E600-E607 where the source is not what the plan was made for.
     """
     from ucpl.conversion.keywords import options_from
@@ -41,7 +44,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
     def look(written: Path) -> None:
         try:
             with calling(str(written), str(target)):
-                _look_again(written, plan)
+                _look_again(written, plan, known)
         except UcplError as error:
             by = f"framework {plan.target.framework}()"
             remedy = f"files and keys of {by} are called as it calls them: name them so in the layout"
@@ -64,7 +67,7 @@ def run(plan: Plan, source: Checkpoint, target: Path, how: How, team: Team | Non
         if there is not None:
             _show(there)
         if there is not None or report.done_before:
-            _look_again(target, plan)
+            _look_again(target, plan, known)
     return evolve(report, account=plan.account)
 
 
@@ -87,13 +90,17 @@ def rehearsed(plan: Plan, source: Checkpoint, target: Path, how: How) -> TargetS
     return rehearse(plan, source, framework(plan.target.framework), target, options_from(how))
 
 
-def _look_again(target: Path, plan: Plan) -> None:
-    """Open what was written and find every tensor of the plan where it should be. Raises: UcplError, and E400 of the disk."""
+def _look_again(target: Path, plan: Plan, known: Checkpoint | None) -> None:
+    """Open the written target: each tensor of the plan is in its place, each parameter has its hyper-parameters.
+
+    Raises: UcplError, E400 for an error of the disk, E609 for hyper-parameters.
+    """
     from ucpl.conversion.opening import read_named
     from ucpl.files.watching import reading
     from ucpl.formats.opening import open_checkpoint
     from ucpl.formats.torch.store import open_files
     from ucpl.runtime.rows import fit
+    from ucpl.verification.group_values import unlike_hypers
 
     written = [t for t in plan.targets if t.numel]
     described = format_named(plan.target.framework).is_of_a_spec  # files that nothing but a layout describes
@@ -112,6 +119,8 @@ def _look_again(target: Path, plan: Plan) -> None:
 
         written, opened = as_read(written), in_modules(opened)
     fit(written, opened.extents, "target")
+    if found := tuple(unlike_hypers(known, opened, "E609") if known is not None else ()):
+        raise UcplError(*found)
 
 
 def _with_holders(error: UcplError, checkpoint: Checkpoint) -> UcplError:

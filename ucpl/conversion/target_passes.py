@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from attrs import evolve
 
 from ucpl.conversion.lessening import dropped, frozen, joined, regrown
-from ucpl.conversion.regrouping import regrouped, said_of_groups, with_empty_groups
+from ucpl.conversion.regrouping import as_called, regrouped, said_of_groups, with_empty_groups
 from ucpl.conversion.renaming import renamed
 from ucpl.conversion.source_passes import few
 from ucpl.planning.plan import Passed
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ucpl.files.checkpoint import Checkpoint
     from ucpl.planning.plan import Recipe
 
-__all__ = ["TARGET_PASSES", "TargetPass", "applied", "decided"]
+__all__ = ["TARGET_PASSES", "TargetPass", "applied", "decided", "ungrouped"]
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -165,6 +165,13 @@ def applied(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
     for each in TARGET_PASSES:
         checkpoint = each.apply(checkpoint, recipe)
     return checkpoint
+
+
+def ungrouped(checkpoint: Checkpoint, recipe: Recipe) -> Checkpoint:
+    """The metadata before `regroup`: groups of the source, with the target's names of tensors."""
+    for each in TARGET_PASSES[:-1]:
+        checkpoint = each.apply(checkpoint, recipe)
+    return as_called(checkpoint, recipe)
 
 
 def decided(checkpoint: Checkpoint, recipe: Recipe) -> tuple[Checkpoint, Recipe]:

@@ -33,6 +33,7 @@ from ucpl.verification.diagnosis import Guesses, StoredTensors
 from ucpl.verification.elements import counted as counted_places
 from ucpl.verification.elements import element_in
 from ucpl.verification.envelopes import counted_names
+from ucpl.verification.group_values import unlike_hypers, unlike_numbers
 from ucpl.verification.masters import dtype_of
 from ucpl.verification.tiles import TensorBoxes, tiles_of
 
@@ -67,7 +68,7 @@ class Against:
     is_witness: bool = True  # whether a mistake could have made the two differ
 
     def __bool__(self) -> bool:
-        return not self.differing
+        return not self.findings
 
 
 def hold_genuine(mine: Checkpoint, placement: Placement, genuine: Checkpoint) -> Against:
@@ -124,6 +125,8 @@ class _Holding:
                 more = (f"and {len(found) - 1} more stored tensors of this line differ",) if len(found) > 1 else ()
                 self.findings.append(_with_notes(found[0](), more))
         self.padding()
+        self.findings += unlike_hypers(self.genuine, self.mine, "E709", every=True)
+        self.findings += unlike_numbers(self.genuine, self.mine, "E709")
         self.added([p for p in self.there if p not in self.here])
         if self.findings and self.here and not self.here.keys() & self.there.keys():
             self.findings[0] = _with_notes(self.findings[0], (_NONE_ALIKE,))
