@@ -73,6 +73,8 @@ class Format:
     """Values of the caller next to the model (client_state)."""
     has_plan_groups: ClassVar[bool] = False
     """Its groups are those of the plan; other formats deal parameters to groups by a rule of their own."""
+    remade_hypers: ClassVar[tuple[str, ...]] = ()
+    """Values of a group that the degrees of a job state: its writer makes them anew."""
     has_groups_alone: ClassVar[bool] = False
     """Groups of an optimizer that keeps nothing else."""
     has_groups_of_weights: ClassVar[bool] = False

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from ucpl.errors import Diagnostic, Label, catalogue
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
+from ucpl.registry import format_named
 from ucpl.verification.values import ValueTensors, apart, value_text
 
 __all__ = ["unlike_hypers", "unlike_numbers"]
 
-_NAMES = ("params", "param_names")  # names of members
-
 
 def unlike_hypers(known: Checkpoint, written: Checkpoint, code: str, *, every: bool = False) -> Iterator[Diagnostic]:
-    """Each hyper-parameter with other values in two groups of one parameter; of two groups, their first parameter.
+    """Hyper-parameters of a parameter that differ; of two groups, the first parameter.
 
     known: the checkpoint with the right values. every: also values and parameters that one side lacks.
     """
     ours, theirs = ValueTensors.of(known), ValueTensors.of(written)
+    left = {"params", "param_names", *format_named(written.state.framework).remade_hypers}
     groups = {name: i for i, group in enumerate(known.state.groups) for name in group.members}
     there = {name: j for j, group in enumerate(written.state.groups) for name in group.members}
     met: set[tuple[int, int | None]] = set()
@@ -33,7 +33,7 @@ def unlike_hypers(known: Checkpoint, written: Checkpoint, code: str, *, every: b
             continue
         mine = written.state.groups[j]
         for key in dict.fromkeys((*right.hyper, *mine.hyper)):
-            if key in _NAMES:
+            if key in left:
                 continue
             if key in right.hyper and key in mine.hyper:
                 for one in apart(str(key), right.hyper[key], mine.hyper[key], ours, theirs):
@@ -45,7 +45,7 @@ def unlike_hypers(known: Checkpoint, written: Checkpoint, code: str, *, every: b
 
 
 def unlike_numbers(known: Checkpoint, written: Checkpoint, code: str) -> Iterator[Diagnostic]:
-    """The first parameter of each state that is a number, as `step`, with another number."""
+    """The first parameter of each state with another number, as `step`."""
     for state in dict.fromkeys((*known.state.scalars, *written.state.scalars)):
         right, mine = known.state.scalars.get(state, {}), written.state.scalars.get(state, {})
         for name in dict.fromkeys((*right, *mine)):
@@ -68,5 +68,5 @@ def _unlike(
 
 
 def _is_default(value: object) -> bool:
-    """If a value is what an optimizer without it does."""
+    """If a value is the default of an optimizer."""
     return value is None or value is False or isinstance(value, str)

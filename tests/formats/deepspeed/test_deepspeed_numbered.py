@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ucpl
-from tests.cli.command import FIXTURES
+from tests.cli.command import FIXTURES, good
 from ucpl import api
 from ucpl.errors import UcplError
 from ucpl.files.checkpoint import Checkpoint
@@ -289,3 +289,63 @@ def test_an_order_where_files_name_the_parameters_is_refused(tmp_path: Path) -> 
     with pytest.raises(UcplError) as caught:  # of a target it would say nothing
         ucpl.plan(str(FIXTURES / "z1_dp4"), 'zero0(dp = 1, order = "model")')
     assert caught.value.diagnostics[0].code == "E117"
+
+
+class Mixed:
+    """A model with a frozen matrix, next to trained ones in one group of torch's own optimizer."""
+
+    def __init__(self, lr: float) -> None:
+        torch.manual_seed(int(lr * 1000))
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
+        self.model[1].weight.requires_grad_(False)
+        matrices = [p for p in self.model.parameters() if p.ndim == 2]
+        vectors = [p for p in self.model.parameters() if p.ndim == 1]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 2 * lr}]
+        self.optimizer = torch.optim.AdamW(groups, lr=lr)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.ones(2, 4)).pow(2).mean().backward()
+        self.optimizer.step()
+
+    def saved(self, path: Path) -> Path:
+        path = saved(path, EACH, "plain", module=self.model.state_dict(), optimizer=self.optimizer.state_dict())
+        return path
+
+    def loaded(self, path: Path) -> dict[str, Any]:
+        """Its state after torch's own load of a target."""
+        held = torch.load(path / "global_step3" / "mp_rank_00_model_states.pt", weights_only=False)
+        self.model.load_state_dict(held["module"])
+        self.optimizer.load_state_dict(held["optimizer"])
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
+
+
+@pytest.mark.parametrize("way", [(), ("dcp(fsdp=2)",), ("plain()",), ("zero0(dp=3)", "dcp(fsdp=1)")])
+def test_frozen_parameters_in_groups_keep_their_numbers(tmp_path: Path, way: tuple[str, ...]) -> None:
+    """torch numbers each parameter that it gets, and has no state of a frozen one. Loaded, both train on alike."""
+    one, other = Mixed(0.01), Mixed(0.3)
+    one.step()
+    source = at = one.saved(tmp_path / "source")
+    opened = api.open_checkpoint(source)
+    assert [t.name for t in opened.state.tensors if t.kind == "frozen"] == ["1.weight"]
+    assert [group.every for group in opened.state.groups] == [
+        ("0.weight", "1.weight", "2.weight"),
+        ("0.bias", "1.bias", "2.bias"),
+    ]
+    for n, to in enumerate((*way, "zero0(dp=2)")):
+        ucpl.convert(at, tmp_path / f"{n}", to)
+        at = tmp_path / f"{n}"
+        assert ucpl.compare(source, at)
+    mine, yours = one.loaded(source), other.loaded(at)
+    assert mine["param_groups"] == yours["param_groups"] and [*mine["state"]] == [*yours["state"]] == [0, 2, 3, 4, 5]
+    one.step()
+    other.step()
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_a_source_without_groups_of_frozen_parameters_is_told_so(tmp_path: Path) -> None:
+    """ZeRO's files state no group of a frozen parameter: its number in torch's optimizer is unknown."""
+    out = good("convert", FIXTURES / "z2_dp3_frozen", tmp_path / "target", "--to", "zero0(dp=2)").out
+    (said,) = [line for line in out.splitlines() if "no file of the source states the groups" in line]
+    assert "doesn't match the size of optimizer's group" in said

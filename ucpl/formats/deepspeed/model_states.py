@@ -237,7 +237,7 @@ def _numbered_shapes(writer: Writer, file: TargetFile) -> list[OrderedDict[str, 
     DeepSpeed neither writes nor reads them there.
     """
     here = writer.numbered(file)
-    groups = [[n for n in members if here is None or n in here] for _, members in writer.structure.groups]
+    groups = [[n for n in members if here is None or n in here] for members in writer.groups_numbered()]
     return [OrderedDict((n, Size(_local(writer, writer.kinds[n]))) for n in names) for names in groups] or None
 
 

@@ -47,7 +47,8 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     state: dict[int, object] = {}
     groups: list[dict[str, object]] = []
     held: list[object] = []
-    number = 0
+    number = counted = 0
+    trained = {name for _, members in writer.structure.groups for name in members}
     for g, members in here:
         if not members and writer.structure.groups[g][1]:
             _refuse_empty(writer, file, g)
@@ -59,8 +60,11 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
         mine = [writer.tensor(file, key if flat else (*key, i), True) for i in range(len(slots))]
         held.append(mine[0] if flat else mine)
         for i, names in zip(ids, slots, strict=True):
-            if states := _states(writer, file, (*inner, i), names):
+            if trained.isdisjoint(names):
+                continue  # frozen: it has a number and no state
+            if states := _states(writer, file, (*inner, counted), names):  # layouts count trained ones alone
                 state[i] = states
+            counted += 1
     base: dict[str, object] = {"state": state, "param_groups": groups}
     if not masters:
         return base
@@ -77,9 +81,9 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
 
 def _groups_here(writer: Writer, file: TargetFile) -> list[tuple[int, list[str]]]:
     """The groups' numbers, and their parameters on the current file's rank."""
-    groups = [(g, [*members]) for g, (_, members) in enumerate(writer.structure.groups)]
     here = writer.numbered(file)
-    return groups if here is None else [(g, [name for name in members if name in here]) for g, members in groups]
+    groups = enumerate(writer.groups_numbered())
+    return [(g, [name for name in members if here is None or name in here]) for g, members in groups]
 
 
 def shard(writer: Writer, file: TargetFile) -> dict[str, object]:

@@ -87,6 +87,7 @@ class Writer:
     empty: dict[str, Empty]
     left_out: dict[str, LeftOut]
     hypers: list[dict[str, object]]  # by group of the structure
+    listed: list[tuple[str, ...]]  # the parameters that the optimizer has in each group, frozen ones, too
     here: dict[str, int] = field(factory=dict)  # coordinates of the rank whose file is being made
     flats: list[Flat] = field(factory=list)  # that rank's, by bucket
     used: set[int] = field(factory=set)
@@ -132,6 +133,7 @@ class Writer:
             empty=empty,
             left_out={name: one for name, one in left_out.items() if name not in kinds},
             hypers=[group.hyper for group in groups],
+            listed=[tuple(name for name in group.every if name in kinds) for group in groups],
         )
 
     def file(self, path: str) -> TargetFile:
@@ -191,6 +193,15 @@ class Writer:
             return None
         flat = {name for one in self.flats for name in one.names}
         return flat | self.of_stage() | {t.label for t in self.targets if t.file == file.path and t.state != "weight"}
+
+    def groups_numbered(self) -> list[tuple[str, ...]]:
+        """Without ZeRO, the parameters of each group that have a number.
+
+        torch's optimizer numbers frozen ones, too; engines with masters take them out.
+        """
+        if self.settings.get("masters"):
+            return [members for _, members in self.structure.groups]
+        return self.listed
 
     def stand(self, mp: int, rank: int) -> None:
         """Turn to the files of one rank."""

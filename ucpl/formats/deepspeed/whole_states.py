@@ -55,12 +55,29 @@ def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
         gathered.set("fused", 1, f"optimizer/{_FLAT} of {module.file.file}")
     if found.is_flat or any(group.masters is not None for group in found.groups):
         gathered.set("masters", 1, f"optimizer/{_FLAT if found.is_flat else _EACH} of {module.file.file}")
-    for g, (group, members) in enumerate(zip(found.groups, names, strict=True)):
-        gathered.groups.append(ParameterGroup(str(g), tuple(members), hyper_of(group.value)))
+    idle = _idle(found, names)
+    if idle:
+        gathered.remark(
+            f"frozen, or without a gradient so far: the optimizer has no state of {', '.join(sorted(idle)[:3])}"
+        )
+    for g, (group, listed) in enumerate(zip(found.groups, names, strict=True)):
+        members = tuple(name for name in listed if name not in idle)
+        more = tuple(listed) if len(members) < len(listed) else ()
+        gathered.groups.append(ParameterGroup(str(g), members, hyper_of(group.value), more))
     if found.is_flat:
         _read_flats(gathered, found, names, rank.coordinates)
     else:
         _read_each(gathered, found, names)
+
+
+def _idle(found: Numbered, names: Named) -> list[str]:
+    """Parameters with a number and no state, if others have states: torch numbers frozen ones, too."""
+    if found.is_flat or any(group.masters is not None for group in found.groups):
+        return []
+    known = {number for number, states in found.states.mapping().items() if states}
+    numbers = [number for group in found.groups for number in group.numbers]
+    every = [name for members in names for name in members]
+    return [name for number, name in zip(numbers, every, strict=True) if known and number not in known]
 
 
 def numbered(module: Module, rank: Rank) -> Numbered | None:
@@ -118,6 +135,24 @@ def _read_each(gathered: Gathered, found: Numbered, names: Named) -> None:
             if (held := states.find(number)) is not None:
                 gathered.state(module.file, held, (module.shapes[name],), (name,))
             gathered.numbers[module.file.file, name] = number
+    _count_anew(gathered, found, names)
+
+
+def _count_anew(gathered: Gathered, found: Numbered, names: Named) -> None:
+    """Give states the numbers of layouts, which count parameters with states alone."""
+    file, lead = found.module.file.file, found.states.key
+    idle = _idle(found, names)
+    if not idle:
+        return
+    held = [name for members in names for name in members if name not in idle]
+    counts = {gathered.numbers[file, name]: i for i, name in enumerate(held)}
+    moved = {}
+    for place in [p for p in gathered.payload if p[0] == file and p[1][: len(lead)] == lead]:
+        key = place[1]
+        moved[file, (*lead, counts[int(key[len(lead)])], *key[len(lead) + 1 :])] = gathered.payload.pop(place)
+        gathered.consumed.add(place)
+    gathered.payload |= moved
+    gathered.numbers |= {(file, name): i for i, name in enumerate(held)}
 
 
 def _read_flats(gathered: Gathered, found: Numbered, names: Named, coordinates: dict[str, int]) -> None:

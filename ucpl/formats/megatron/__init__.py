@@ -20,6 +20,7 @@ _BUCKETS = "dp_reshardable"  # the optimizer in the buckets of ranks
 class Megatron(Format):
     """Attributes that the three formats share."""
 
+    remade_hypers = ("is_expert_parallel",)
     has_optimizer = True
     has_client_state = True
     is_of_iterations = True
