@@ -11,8 +11,9 @@ import pytest
 
 from tests.cli.command import FIXTURES
 from tests.laws import moves as mv
+from ucpl.conversion.engine import planned
 from ucpl.conversion.given import Given
-from ucpl.conversion.planning import Asked, prepare, statement
+from ucpl.conversion.planning import Asked, statement
 from ucpl.conversion.share import share_of
 from ucpl.errors import UcplError
 
@@ -21,7 +22,7 @@ SPECS = Path(__file__).parents[2] / "benchmarks"
 
 
 def agree(asked: Asked, given: Given) -> None:
-    made = prepare(asked, given)
+    made = planned(asked, given)
     want = {f for f in mv.fills(made.plan) if f.kind != "check"}
     shares = [share_of(asked, given, rank) for rank in range(made.target.layout.ranks)]
     assert {f for one in shares for f in mv.fills(one.plan) if f.kind != "check"} == want

@@ -77,9 +77,17 @@ def _ignore(event: Event) -> None:
 
 def planned(asked: Asked, given: Given) -> Prepared:
     """Open the source, describe both sides, plan and prove."""
-    from ucpl.conversion.planning import prepare
+    from ucpl.conversion.demanded import demand_loadable
+    from ucpl.conversion.model_files import with_model_files
+    from ucpl.conversion.planning import Prepared, described, is_unread, plan_of
 
-    return prepare(asked, given)
+    here, there, names = described(asked, given)
+    here = with_model_files(here, there)
+    made, final = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
+    is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
+    notes = demand_loadable(made, here, there)
+    unread = is_unread((here, there), given)
+    return Prepared(made, here, there, final, notes, config_unread=unread, model_unread=is_named)
 
 
 def asked_of(source: str | Path, to: str, layout: str | None) -> Asked:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.conversion.changes import Changes
-from ucpl.conversion.demanded import demand_loadable
 from ucpl.conversion.dialects import Names, split_names
 from ucpl.conversion.given import Called, Given, called, is_checkpoint, library_of
 from ucpl.conversion.lessening import shortened
 from ucpl.conversion.logical import placements
-from ucpl.conversion.model_files import with_model_files
 from ucpl.conversion.named_sides import named_sides
 from ucpl.conversion.opening import open_checkpoint
 from ucpl.conversion.side import Side
@@ -37,7 +35,17 @@ if TYPE_CHECKING:
     from ucpl.planning.order import Parts
     from ucpl.planning.plan import Plan, Recipe
 
-__all__ = ["Asked", "Prepared", "closed_call", "described", "dtype_of", "make_plan", "prepare", "statement"]
+__all__ = [
+    "Asked",
+    "Prepared",
+    "closed_call",
+    "described",
+    "dtype_of",
+    "is_unread",
+    "make_plan",
+    "plan_of",
+    "statement",
+]
 
 
 @frozen(eq=False)
@@ -113,18 +121,6 @@ def _names_of_the_spec(source: Side, target: Side) -> list[str]:
     ]
 
 
-def prepare(asked: Asked, given: Given) -> Prepared:
-    """Open what is named, describe both sides, plan. Layouts of any model need a checkpoint or a model."""
-    here, there, names = described(asked, given)
-    here = with_model_files(here, there)
-    made, final = plan_of(here, there, name=asked.name, twice=asked.twice, names=names)
-    is_named = given.model is not None and not any(one.called.is_of_any for one in (here, there))
-    notes = demand_loadable(made, here, there)
-    return Prepared(
-        made, here, there, final, notes, config_unread=_is_unread((here, there), given), model_unread=is_named
-    )
-
-
 def described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
     """Both sides of what is asked, and what they call one another's tensors, where that is asked for.
 
@@ -159,7 +155,7 @@ def _described(asked: Asked, given: Given) -> tuple[Side, Side, Names | None]:
     return named_sides(opened, own, aimed, (mine, other), given)
 
 
-def _is_unread(sides: tuple[Side, Side], given: Given) -> bool:
+def is_unread(sides: tuple[Side, Side], given: Given) -> bool:
     """Whether a config is given that says nothing. Beside a checkpoint its class is asked for ties and cuts, where a layout
     is of any model.
     """

@@ -45,7 +45,7 @@ def share_of(asked: Asked, given: Given, rank: int) -> Share:
     It says what moves. What is told once for a whole target (blobs, masters to look at, the closed layout) it leaves out, and
     what the source has beyond the share is looked at by nobody.
 
-    Raises: UcplError as `prepare`; E180 where there is no such rank.
+    Raises: UcplError as `engine.planned`; E180 where there is no such rank.
     """
     source_text = asked.source if isinstance(asked.source, str) else ""
     is_apart = asked.source is not None and not is_checkpoint(source_text) and asked.checkpoint is None

@@ -13,13 +13,13 @@ from attrs import evolve
 from ucpl.conversion.given import Called
 from ucpl.conversion.ties import of_ties
 from ucpl.files.skipping import skipping
-from ucpl.planning.plan import Passed
 from ucpl.records import frozen
 from ucpl.registry import format_named
 
 if TYPE_CHECKING:
     from ucpl.conversion.given import Config, Given
     from ucpl.files.checkpoint import Checkpoint
+    from ucpl.planning.plan import Passed
 
 __all__ = ["SOURCE_PASSES", "Opened", "SourcePass", "config_of", "few", "passed"]
 
@@ -111,6 +111,8 @@ def passed(opened: Opened) -> tuple[Opened, tuple[Passed, ...]]:
 
     Raises: UcplError.
     """
+    from ucpl.planning.plan import Passed  # `check` describes sides, and makes no plan
+
     did = []
     for each in SOURCE_PASSES:
         before, opened = opened, each.apply(opened)

@@ -15,7 +15,6 @@ from ucpl.conversion.lessening import dropped, frozen, joined, regrown
 from ucpl.conversion.regrouping import as_called, regrouped, said_of_groups, with_empty_groups
 from ucpl.conversion.renaming import renamed
 from ucpl.conversion.source_passes import few
-from ucpl.planning.plan import Passed
 from ucpl.records import frozen as record
 
 if TYPE_CHECKING:
@@ -179,6 +178,8 @@ def decided(checkpoint: Checkpoint, recipe: Recipe) -> tuple[Checkpoint, Recipe]
 
     It has the passes that change something. Raises: UcplError as `applied`.
     """
+    from ucpl.planning.plan import Passed
+
     did = []
     for each in TARGET_PASSES:
         recipe = each.decide(checkpoint, recipe)

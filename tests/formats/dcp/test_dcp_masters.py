@@ -13,8 +13,9 @@ import torch
 import ucpl
 from tests.formats.dcp.test_dcp import FIXTURES, assert_equal, held_by_plain, truth
 from tests.formats.dcp.test_dcp_odd import StateDict, save
+from ucpl.conversion.engine import planned
 from ucpl.conversion.given import Given
-from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.planning import Asked
 from ucpl.formats.opening import open_checkpoint
 
 HSDP = FIXTURES / "hsdp_2x2"
@@ -41,7 +42,7 @@ def run_in(folder: Path, dtype: torch.dtype, **states: torch.Tensor) -> Path:
 
 
 def remarks_of(folder: Path, to: str = "zero1(dp = 2)", call: str = "") -> str:
-    return "\n".join(prepare(Asked(call or None, to, folder), Given()).odd)
+    return "\n".join(planned(Asked(call or None, to, folder), Given()).odd)
 
 
 def test_the_true_masters_are_those_of_a_target_and_keep_their_name_where_there_is_a_place(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_name_without_the_bits_is_no_master_and_is_remarked(tmp_path: Path) ->
 
 def test_a_call_can_state_that_there_is_no_master(tmp_path: Path) -> None:
     folder = run_in(tmp_path / "run", torch.bfloat16, master=WIDE)
-    made = prepare(Asked('dcp(master_state = "fp32")', "zero1(dp = 2)", folder), Given())
+    made = planned(Asked('dcp(master_state = "fp32")', "zero1(dp = 2)", folder), Given())
     assert made.checkpoint is not None and made.checkpoint.state.tensors[0].states == ("exp_avg", "master")
     assert any("derived from weight" in text for text in made.plan.derived)
 

@@ -10,8 +10,9 @@ import ucpl
 from tests.formats.huggingface.folders import llama_config, llama_shapes, random_of, save
 from tests.formats.huggingface.precedence import CASES, INDEX, TWICE, folder, twice
 from ucpl import api
+from ucpl.conversion.engine import planned
 from ucpl.conversion.given import Given
-from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.planning import Asked
 from ucpl.errors import UcplError
 
 CONFIG = llama_config(num_hidden_layers=1, architectures=["LlamaForCausalLM"])
@@ -39,7 +40,7 @@ def test_the_file_that_is_read_is_the_one_that_transformers_takes(case, tmp_path
     opened = api.open_checkpoint(source)
     assert any("not read" in text for text in (*opened.notes, *map(str, opened.not_read)))
     assert {*opened.notes} <= {*ucpl.verify(source).notes}
-    assert {*opened.notes} <= {*prepare(Asked(None, "plain()", source), Given()).remarks}
+    assert {*opened.notes} <= {*planned(Asked(None, "plain()", source), Given()).remarks}
 
 
 @pytest.mark.parametrize("case", TWICE)

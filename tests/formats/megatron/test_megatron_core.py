@@ -23,8 +23,9 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import ucpl
+from ucpl.conversion.engine import planned
 from ucpl.conversion.given import Given
-from ucpl.conversion.planning import Asked, prepare
+from ucpl.conversion.planning import Asked
 from ucpl.errors import UcplError
 from ucpl.formats.dcp.cells import boxes_of_run
 from ucpl.formats.dcp.metadata import Chunk, Metadata, Place, Stored
@@ -326,7 +327,7 @@ def test_random_states_go_through_dcp_and_are_reported_by_deepspeed(tmp_path: Pa
     assert "2 in all: " + ", ".join(RANDOM) in told
     assert objects_advice(open_checkpoint(FIXTURES / "dist_moe")) == (), "None in every `_extra_state`"
     for form in ("zero1(dp=2)", "universal()"):
-        plan = prepare(Asked(None, form, FIXTURES / "dist_adam_tp2"), Given()).plan
+        plan = planned(Asked(None, form, FIXTURES / "dist_adam_tp2"), Given()).plan
         assert told in format_named(plan.target.framework).advice(source, plan.target)
 
 
