@@ -236,7 +236,7 @@ def overflows(values: torch.Tensor, made: torch.Tensor) -> bool:
 def place_of(tensor: torch.Tensor) -> Place:
     """A key that is equal for two tensors with one memory.
 
-    Of one place, and the same numbers there.
+    They have the same address and properties.
     """
     mine = part_of(tensor)
     bits = mine.is_conj(), mine.is_neg()

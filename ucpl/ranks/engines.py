@@ -63,9 +63,9 @@ _EXTRA = "_extra_state"  # as torch calls it
 
 @frozen(eq=False)
 class _Share:
-    """The interval of a parameter that a rank has of a buffer.
+    """The interval of a parameter that a rank has in a buffer.
 
-    Elements [start, stop) of it are at `at` and after it.
+    Elements [start, stop) are at `at` and after it.
     """
 
     param: nn.Parameter
@@ -121,7 +121,7 @@ class _Parts:
 def boxes(start: int, stop: int, shape: Ints) -> Iterator[tuple[Ints, Ints, int]]:
     """Elements [start, stop) of a tensor in boxes, in order.
 
-    Of each: its offset, its sizes, the number of elements before it.
+    Each box has its offset, its sizes, and the number of elements before it.
     """
     if stop <= start:
         return
@@ -180,7 +180,7 @@ class _Filling:
     def weights(self, module: nn.Module, rename: Callable[[str], str]) -> dict[str, object]:
         """Everything in the engine on all ranks, without bytes.
 
-        By each name that the checkpoint has for it.
+        It is listed under each name of the checkpoint.
         """
         found: dict[str, object] = {}
         shapes = [(self.names[param], shape_of(param)) for param in self.names]
@@ -200,7 +200,7 @@ class _Filling:
     def ask_whole(self, name: str, tensor: torch.Tensor) -> None:
         """Request an entire tensor.
 
-        One whose elements are not end to end has them after `put`.
+        A tensor that is not contiguous gets its elements in `put`.
         """
         if why := unwritable(tensor):
             reject(f"{name} of the engine is {why}")
@@ -213,7 +213,10 @@ class _Filling:
             goal.put()
 
     def master(self, param: nn.Parameter) -> str:
-        """Of a checkpoint without masters the weights are."""
+        """The master of a parameter.
+
+        The weight, if the checkpoint has no masters.
+        """
         kept = self.name(param, f"{STATES}{{}}.fp32")
         return kept if kept in self.known.metadata else self.name(param)
 
@@ -236,7 +239,7 @@ class _Filling:
     def numbers(self, params: Sequence[nn.Parameter]) -> Numbers:
         """Numbers that an optimizer counts once for a flat buffer.
 
-        As it was kept, and as a tensor. Raises: UcplError E645.
+        Each in the stored form and as a tensor. Raises: UcplError E645.
         """
         train_state = self.known.state
         found: Numbers = {}
@@ -260,7 +263,7 @@ def reject(what: str) -> None:
 
 
 def why_unsupported(engine: Engine) -> str:
-    """Why an engine is not filled; empty where it is."""
+    """The reason why an engine cannot be filled; empty if it can."""
     optimizer, stage = engine.optimizer, engine.zero_optimization_stage()
     config = getattr(getattr(engine, "_config", None), "zero_config", None)
     checks = {
@@ -534,9 +537,9 @@ def _settle(filling: _Filling, made: Iterable[tuple[_Flat, dict[str, torch.Tenso
 
 
 def _counted(inner: torch.optim.Optimizer, like: object, value: torch.Tensor) -> object:
-    """A number as this optimizer counts.
+    """A number in the form of this optimizer.
 
-    torch's by tensors, DeepSpeed's by numbers, others in their present form.
+    torch has tensors, DeepSpeed has numbers, others keep their present form.
     """
     modules = {c.__module__.partition(".")[0] for c in type(inner).__mro__ if c is not torch.optim.Optimizer}
     if "deepspeed" not in modules and ("torch" in modules or isinstance(like, torch.Tensor | Scalar)):
@@ -565,7 +568,7 @@ def _go_on(engine: Engine, train_state: TrainState) -> None:
 def _plain(value: object) -> object:
     """Numbers, texts and lists of them.
 
-    Raises: UcplError E645 for values of classes, which are not made here.
+    Raises: UcplError E645 for instances of classes, which are not created here.
     """
     match value:
         case dict():

@@ -38,9 +38,9 @@ def own_host(other: str) -> str:
 
 
 def host_mark() -> str:
-    """The same text for processes that can meet at a Unix socket.
+    """A text that is equal for processes that share Unix sockets.
 
-    Of one user; other processes have another one.
+    They run on one host as one user.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return token_hex(16)
@@ -66,7 +66,7 @@ class Server:
     """Serves `files`, by their names, until it is closed."""
 
     def __init__(self, files: Mapping[str, Path], door: Listener) -> None:
-        """Raises: OSError, where this host cannot listen there."""
+        """Listen for other ranks. Raises: OSError, if this host cannot listen."""
         self._files = dict(files)
         self._answers = QuestionServer(door, self._answer)
         self.address = self._answers.address
@@ -125,7 +125,7 @@ class Peer:
         return done
 
     def stamps(self, names: Sequence[str]) -> list[Stamp]:
-        """Sizes and times of files, as they are now. Raises: OSError."""
+        """Current sizes and times of files. Raises: OSError."""
         told = json.loads(self._line.ask({"stamps": list(names)}, self.look))
         return [(int(size), int(time)) for size, time in told]
 

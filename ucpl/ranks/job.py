@@ -25,9 +25,9 @@ from ucpl.runtime.team import ALONE, Team
 __all__ = ["WAIT", "Job", "Patience", "is_asked", "member"]
 
 BEAT = 0.5  # seconds between two beats
-GONE = 6.0  # seconds without a beat after which a rank counts as gone
+GONE = 6.0  # seconds without a beat after which a rank counts as dead
 POLL = 0.05  # seconds between two reads of the others' messages, at most
-WAIT = 300  # seconds for which ranks that are there wait for those that have not started
+WAIT = 300  # seconds that started ranks wait for the others
 SAID = 10.0  # seconds after which the missing ranks are printed
 _LATE = "E626"
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class _Line:
         try:
             found = told.get(timeout=0 if self._is_stuck else seconds)
         except queue.Empty:
-            self._is_stuck = True  # who asks next need not wait as long
+            self._is_stuck = True  # the next question does not wait as long
             raise TimeoutError(f"it did not answer for {seconds:g} seconds") from None
         if found[1] is not None:
             raise found[1]
@@ -187,7 +187,7 @@ class Job:
     """A `Team` over a store."""
 
     def __init__(self, store: Store, rank: int, size: int, patience: Patience | None = None) -> None:
-        """Returns once all ranks are there. Raises: UcplError E621, E626, E627."""
+        """Wait until all ranks have started. Raises: UcplError E621, E626, E627."""
         self.rank, self.size = rank, size
         self.near: Mapping[str, Sequence[int]] = {}
         self.received = 0
@@ -206,7 +206,7 @@ class Job:
             if self._ask(lambda store: store.add(f"start/{rank}", 1)) > 1:
                 what = f"two processes of the job are rank {rank} of {size}"
                 fail("E627", what, Label("<environment>", where="RANK"))
-            self._beat()  # before it says that it is there: who is not heard after that is gone
+            self._beat()  # before it reports its start: a rank without beats counts as dead after that
             failpoint("started")
             self.all("here")
         except UcplError as error:
@@ -310,7 +310,7 @@ class Job:
         self._ask(lambda store: store.add(f"beat/{self.rank}", 1))
 
     def _not_started(self) -> list[int]:
-        """Of those that are listened to."""
+        """Ranks that have not started."""
         return [rank for rank, (count, _) in self._beats.items() if count == 0]
 
     def _heard(self, rank: int) -> int | None:
@@ -339,7 +339,7 @@ class Job:
                 self._report_failure(rank, "", said)
 
     def _ask(self, question: Callable[[Store], T]) -> T:
-        """One question to the store. Raises: UcplError E621 where it is gone."""
+        """One question to the store. Raises: UcplError E621, if it is dead."""
         try:
             return self._line.ask(question, GONE)
         except Exception as error:

@@ -21,7 +21,7 @@ from ucpl.records import frozen
 __all__ = ["LoadRequest", "check_fit", "check_tied", "is_empty", "tied"]
 
 MODEL, STATE = "model.", "optim.state."
-_MASTER = ".fp32"  # a job without masters of its own takes the weights
+_MASTER = ".fp32"  # a job without masters takes the weights
 _SHOWN = 5
 Index = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 

@@ -1,9 +1,7 @@
 """Copies of one value on several ranks, compared by digests.
 
-After data have moved.
-
-A rank compares the elements that it received with every other copy of them. The ranks that hold the copies send digests, so no
-element is sent twice. Not here: elements that no target has.
+The comparison is done after the transfer. A rank compares the elements that it received with every other copy of them.
+The ranks that have the copies send digests, so no element is sent twice. Elements that no target has are not compared.
 """
 
 from __future__ import annotations

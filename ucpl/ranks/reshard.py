@@ -42,9 +42,9 @@ MEMORY = 256 << 20
 class ToReshard(TypedDict, total=False):
     """The options next to the two layouts."""
 
-    out: Mapping[str, torch.Tensor]  # tensors of the target that are there already, plain or DTensors: they are filled
+    out: Mapping[str, torch.Tensor]  # existing tensors of the target to fill, plain or DTensors
     memory: int  # bytes of staging buffers of each rank (default 256 MiB)
-    model: str | None  # FILE:NAME, where both layouts are of any model
+    model: str | None  # FILE:NAME, if both layouts are of any model
     config: Mapping[str, Json] | str | Path | None  # a config.json, as `config.x`
     sizes: Mapping[str, Value] | None  # of model or layout, by name
 

@@ -1,8 +1,8 @@
 """A source on several hosts' disks, as one folder for all.
 
-Each host has some of the files. All ranks list their files. If the lists are equal, nothing is done. Otherwise files
-that a rank does not have are shadows, whose bytes come from a rank that has them; a rank reads its own files itself,
-and `near` lists those ranks, so that the results of a file are computed near it.
+Each host has some of the files. All ranks list their files. If the lists are equal, nothing is done. Otherwise a
+missing file is a sparse file, whose bytes come from a rank that has it. A rank reads its own files itself. `near` lists
+the ranks that have a file, so that results are computed near their sources.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ Ends = dict[str, tuple[int, str]]  # of files by name: the size, and a digest of
 
 
 def list_files(source: Path) -> Listing:
-    """Files of a folder by their names below it.
+    """Files of a folder by their relative names.
 
-    Of a file, itself under no name. Raises: OSError.
+    A single file has the empty name. Raises: OSError.
     """
     if source.is_file():
         return {"": stamp_of(source)}
@@ -99,7 +99,7 @@ def one_folder(team: Team, place: LocalFiles, source: Path, keys: Path | None = 
         for name in one:
             holders.setdefault(name, []).append(rank)
     check_copies(team, {name: source / name if name else source for name in mine}, str(source), every)
-    if all(len(ranks) == team.size for ranks in holders.values()):  # copies of all of it everywhere
+    if all(len(ranks) == team.size for ranks in holders.values()):  # every rank has all files
         yield source
         return
     server: Server | None = None
@@ -117,7 +117,7 @@ def one_folder(team: Team, place: LocalFiles, source: Path, keys: Path | None = 
         root = view.laid(source)
         place.near = {str(root / name if name else root): ranks for name, ranks in holders.items()}
         yield root
-        with suppress(UcplError):  # this one has done all of its own: whoever is gone by now asks for nothing
+        with suppress(UcplError):  # this rank has done all its work; a dead rank asks for nothing
             team.all("read")  # until then another one may ask
     finally:
         if server is not None:
@@ -172,8 +172,9 @@ def _listing(told: object) -> Listing:
 def check_copies(team: AnyTeam, mine: Mapping[str, Path], source: str, every: Sequence[Listing] | None = None) -> None:
     """Check that files of one name on several ranks are copies.
 
-    Of one size, and, if their times differ, alike at both ends. mine: this rank's, by name. every: those of each
-    rank, if known. All ranks call it together. Raises: UcplError E625.
+    They have one size and, if their times differ, equal ends. Collective.
+
+    mine: this rank's, by name. every: those of each rank, if known. Raises: UcplError E625.
     """
     if every is None:
         every = [_listing(told) for told in team.all({name: stamp_of(path) for name, path in mine.items()})]

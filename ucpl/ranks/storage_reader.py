@@ -108,7 +108,7 @@ class StorageReader(Base):
         self._is_agreed = False  # true after all ranks compared their files
         self.bytes_read = 0
         self.generation: int | None = None  # of a vault
-        self._generation: int | None = None  # of a vault, where none was named: the newest that this rank sees
+        self._generation: int | None = None  # of a vault without a named generation: the newest one of this rank
         self.error: Exception | None = None  # the error of opening it, for other ranks
         self._index = Index()
         self.reset(path)
@@ -293,7 +293,7 @@ class StorageReader(Base):
             into, dtype = goal[low : low + part[0]] if shape else goal, dtype_of(chunk.extent.dtype)
             is_as_stored = into.dtype == dtype and is_direct(into)
             there = (
-                np.asarray(memory_of(into))  # read where it goes
+                np.asarray(memory_of(into))  # read directly into its destination
                 if is_as_stored
                 else self._values.of(prod(part) * size)
             )

@@ -33,7 +33,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class AccessDenied(OSError):
-    """The other end is not who it should be."""
+    """The peer has no access."""
 
     def __init__(self, why: str) -> None:
         super().__init__(13, why)
@@ -48,7 +48,7 @@ class Listener(ABC):
 
     @abstractmethod
     def wrap(self, caller: socket.socket) -> socket.socket:
-        """The connection by which `greet` speaks. Nothing is sent. Raises: OSError."""
+        """The connection for `greet`. Sends nothing. Raises: OSError."""
 
     @abstractmethod
     def greet(self, caller: socket.socket) -> Names:
@@ -87,7 +87,7 @@ class TlsListener(Listener):
 
     def wrap(self, caller: socket.socket) -> socket.socket:
         caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that is gone sends nothing
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a dead host sends nothing
         return self.keys.context(serves=True).wrap_socket(caller, server_side=True, do_handshake_on_connect=False)
 
     def greet(self, caller: socket.socket) -> Names:
@@ -101,7 +101,7 @@ class TlsListener(Listener):
 
 @frozen(eq=False)
 class TlsConnector(Connector):
-    """To the one whose certificate has one of these names."""
+    """Connect to a peer whose certificate has one of these names."""
 
     address: Address
     keys: Keys

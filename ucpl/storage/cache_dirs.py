@@ -32,10 +32,10 @@ def _top(process: int) -> Path:
     above = Path(os.environ.get("UCPL_REMOTE_DIR") or tempfile.gettempdir()).resolve()
     _sweep(above)
     new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=above))
-    lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open as long as this process lives
+    lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # open until this process ends
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # held before it has its name: another process would take it for a dead one's
+    # It is locked before it gets its name: otherwise another process would remove it as a dead one's.
     made = above / new.name.removeprefix(".")
     os.rename(new, made)
 
@@ -48,7 +48,7 @@ def _top(process: int) -> Path:
 
 
 def _sweep(above: Path) -> None:
-    """Folders of ours that no living process holds."""
+    """Remove our folders that no running process holds."""
     for old in (*above.glob(f"{_PREFIX}*"), *_left(above)):
         with suppress(OSError):
             if old.lstat().st_uid != os.geteuid() or old.is_symlink():

@@ -174,6 +174,6 @@ def _text_of(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(folder: Path, name: str, data: bytes) -> None:
-    """Raises: OSError, where the file is there."""
+    """Write a new file. Raises: OSError, if it exists."""
     with os.fdopen(open_new(folder / name), "wb") as file:
         file.write(data)

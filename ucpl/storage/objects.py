@@ -42,7 +42,7 @@ __all__ = [
 PART_MIN = 8 << 20  # bytes of a part: S3 takes none below 5 MiB but the last
 PARTS_MAX = 9_000  # of an object: S3 takes 10,000
 PARTS_AT_ONCE = 4
-PART_RETRIES = 2  # of each part of a file, before the file is sent anew
+PART_RETRIES = 2  # of each part of a file, before the complete file is sent again
 ANSWER_MAX = 60  # seconds for a complete answer
 WAIT_MAX = 15.0  # seconds between two attempts
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class RequestCounts:
 
 
 class TagDiffers(Exception):
-    """An object is another one by now: its tag."""
+    """The object changed: its tag differs."""
 
 
 class _PermanentError(Exception):
@@ -147,7 +147,7 @@ class Objects(Protocol):
         ...
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Objects that may be gone already."""
+        """Remove objects; missing ones are no error."""
         ...
 
 
@@ -342,7 +342,7 @@ class OfObstore:
             try:
                 obstore.put(self._store, key, data, mode="create")
                 return True
-            except AlreadyExistsError:  # by an attempt of ours whose answer was lost?
+            except AlreadyExistsError:  # possibly by our own attempt, whose answer was lost
                 return bytes(obstore.get(self._store, key).bytes()) == data
 
         return self._ask(call, f"{_place(self.url, key)} not written")

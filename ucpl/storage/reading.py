@@ -97,7 +97,7 @@ def sparse_file_registry() -> Callable[[os.stat_result, Remote], None]:
 
     def forget() -> None:
         for at, remote in mine:
-            if _REMOTES.get(at) is remote:  # else its file is gone, and another one has its place
+            if _REMOTES.get(at) is remote:  # else its file was removed, and another one has its inode
                 del _REMOTES[at]
 
     current_scope().callback(forget)
@@ -114,7 +114,7 @@ def remote_at(fd: int) -> Remote | None:
 
 
 def pread(fd: int, size: int, position: int) -> bytes:
-    """Bytes of a file; fewer where it ends. Raises: OSError, UcplError E611."""
+    """Bytes of a file; fewer at its end. Raises: OSError, UcplError E611."""
     remote = remote_at(fd)
     if remote is None:
         return os.pread(fd, size, position)

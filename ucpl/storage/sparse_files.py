@@ -76,7 +76,7 @@ class ObjectTree:
 
 
 _KEPT = [0]  # bytes that are in shadows
-_KEEPING = threading.RLock()  # garbage that is collected in the midst of it may give room back
+_KEEPING = threading.RLock()  # reentrant: a garbage collection inside may release space
 
 
 def _may_keep(size: int, *, surely: bool) -> bool:
@@ -265,7 +265,7 @@ class SparseFile:
 
 
 def write_at(path: Path, data: memoryview, position: int) -> None:
-    """Bytes into a file that is there. Raises: OSError."""
+    """Write bytes into an existing file. Raises: OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         done = 0
@@ -391,7 +391,7 @@ def _usable(tree: ObjectTree) -> list[Entry]:
 
 
 def _demand_whole(tree: ObjectTree, names: dict[str, Entry]) -> None:
-    """Not a target whose run has not ended. Raises: OSError, UcplError E681."""
+    """Reject a target of an unfinished run. Raises: OSError, UcplError E681."""
     unfinished = UNFINISHED in names and MANIFEST not in names
     above = tree.name.rpartition("/")[0]
     outer = f"{above}/{UNFINISHED}" if above else UNFINISHED

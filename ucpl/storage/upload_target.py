@@ -62,7 +62,7 @@ class UploadTarget:
 
 
 def make_upload_target(path: str | Path) -> UploadTarget:
-    """A place of its own for a target's URL. Raises: UcplError E680."""
+    """A new local path for a target's URL. Raises: UcplError E680."""
     url, above, name = split(path)
     here = cache_dirs.fresh() / (name or url.rpartition("/")[2])
     current_scope().enter_context(calling(str(here), url))

@@ -29,12 +29,12 @@ from ucpl.storage.keys import Names
 __all__ = ["Address", "QuestionServer", "Channel", "QuestionClient", "Question", "Session", "NoAnswer", "hang_up"]
 
 Question: TypeAlias = Mapping[str, object]
-EVERY = 0.2  # seconds between two looks whether who is asked is there
-STALLED = 6.0  # seconds without progress after which a message that has begun ends
+EVERY = 0.2  # seconds between two checks of the peer
+STALLED = 6.0  # seconds without progress after which a message is abandoned
 GREETING = 6.0  # seconds that a greeting may take in all
-PAUSE = 0.02  # seconds, where a caller could not be heard
-STRANGERS = 128  # callers who may be greeted at once; one more takes the place of the oldest
-HOLDS = 10.0  # seconds for which who holds something may ask nothing: after that it holds it no more
+PAUSE = 0.02  # seconds after a caller that could not be accepted
+STRANGERS = 128  # callers that are authenticated at once; a further one replaces the oldest
+HOLDS = 10.0  # seconds without a question after which a caller loses its resources
 ANSWER_MAX = 1 << 32  # bytes
 _LENGTH = struct.Struct("!Q")
 _PIECE = 1 << 20  # bytes that are written at once
@@ -139,13 +139,13 @@ class QuestionServer:
         while self._is_open:
             try:
                 plain, peer = self._listener.accept()
-            except OSError:  # closed; whoever called is gone already; no descriptor is left
+            except OSError:  # closed; the caller has disconnected; no descriptor is free
                 time.sleep(PAUSE)
                 continue
             try:
                 plain.settimeout(GREETING)
                 caller = self._door.wrap(plain)
-            except (OSError, ValueError):  # keys that cannot be read; whoever called is gone already
+            except (OSError, ValueError):  # unreadable keys; the caller has disconnected
                 plain.close()
                 continue
             with self._lock:
@@ -204,7 +204,7 @@ class QuestionServer:
 
     def close(self) -> None:
         self._is_open = False
-        hang_up(self._listener)  # wakes who waits for a caller
+        hang_up(self._listener)  # wakes the thread that waits for a caller
         with self._lock:
             for caller in self._open:
                 hang_up(caller)
@@ -256,7 +256,7 @@ class QuestionClient:
             raise
 
     def check_answer(self, answer: bytes) -> bytes:
-        """Raises: OSError, where the answer is that it cannot be."""
+        """The content of an answer. Raises: OSError, if it reports an error."""
         if answer[:1] != b"+":
             raise OSError(5, f"{self.who} says: {answer[1:].decode(errors='replace')}")
         return answer[1:]

@@ -150,7 +150,7 @@ class Arenas:
             known, inode = self._mapped.get(path), os.fstat(fd).st_ino
             if (
                 known is None or known.inode != inode or len(known.room) < size
-            ):  # the first time, or another file by now
+            ):  # the first time, or the file was replaced
                 if known is not None:
                     self._mapped.pop(path).unpin()
                 room = mmap.mmap(fd, max(size, 1), flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

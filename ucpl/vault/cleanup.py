@@ -27,7 +27,7 @@ class CleanupResult:
     """A vault that was found, and the result of the removal."""
 
     home: Path
-    what: str  # living, kept, removed; passed: nobody may look whether it is one
+    what: str  # living, kept, removed; passed: unreadable
     why: str
 
 

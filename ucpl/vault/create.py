@@ -41,8 +41,7 @@ class ToMake(TypedDict, total=False):
     """The options of a new vault."""
 
     ranks: int  # of the job
-    layout: str  # FILE.ucpl:NAME(...), whose `domain` statement says the ranks of each domain
-    # How many, each with as many ranks that follow each other, or the ranks of each.
+    layout: str  # FILE.ucpl:NAME(...), whose `domain` statement lists the ranks of each domain
     domains: int | Sequence[Sequence[int]]
     protect: str  # none, mirror, mirror(2), raim5, raim5(4), rs(6, 2)
     # So many saves, one after the other, may be of gradients alone: the optimizer's step is made once more when they are read.
@@ -55,7 +54,7 @@ class ToMake(TypedDict, total=False):
 
 @frozen
 class Vault:
-    """A vault that is there: `home` is ROOT/JOB."""
+    """An existing vault: `home` is ROOT/JOB."""
 
     home: Path
     job: Job
@@ -89,17 +88,14 @@ class Vault:
         return Domain(self.home, number)
 
     def committed(self) -> Commit | None:
-        """The newest generation that counts."""
+        """The newest committed generation."""
         return next(iter(get_commits(self.home, self.job)), None)
 
     def state(self, rank: int = 0, generation: int | None = None) -> JsonObject:
         """The JSON that a rank saved with a generation.
 
-        Default: the newest committed generation. The result is empty, if there is none.
-
-        Empty if there is none.
-
-        If you also read tensors, name their generation: servers may commit another one in between.
+        Default: the newest committed generation. The result is empty, if there is none. If you also read tensors, name
+        their generation: servers may commit another one in between.
 
         Raises: UcplError E694, if there is no such rank.
         """
@@ -146,7 +142,7 @@ def requested_job(home: str | os.PathLike[str], options: ToMake) -> Job:
 
 
 def check_domain(job: Job, number: int, home: Path) -> None:
-    """Raises: UcplError E694 where a vault has no such domain."""
+    """Raises: UcplError E694, if a vault has no such domain."""
     last = len(job.domains) - 1
     if not 0 <= number <= last:
         has = (
@@ -182,7 +178,7 @@ def _create(path: Path, asked: Job, options: ToMake) -> Job:
 
 
 def _removal(home: Path, job: Job) -> str:
-    """Of a folder that is another's vault."""
+    """The remedy for a folder with another job's vault."""
     state = " --with-state" if get_commits(home, job) else ""
     return f"name another folder, or remove this one with `ucpl vault gc {quote(str(home))}{state}`"
 
@@ -202,7 +198,7 @@ def _create_on_hosts(home: Path, job: Job, options: ToMake) -> Job:
             Label("--hosts", where=options["hosts"]),
         )
     keys.demand(any_name(job.name, len(at)), "a host of this vault")
-    # No host has to ask another which vault it is: all of them have the certificate of one authority.
+    # No host asks another for the identity: all have a certificate of one authority.
     name = f"{job.name} {job.domains} {job.protection}" + (f" {job.replays}" if job.replays else "")
     job = evolve(job, ident=blake2b(name.encode(), key=keys.authority(), digest_size=8).hexdigest())
     there = read_job(home)
@@ -212,7 +208,7 @@ def _create_on_hosts(home: Path, job: Job, options: ToMake) -> Job:
     hosts = Hosts(str(keys.folder), at, tuple(0 for _ in at), job.sealed())
     with hold_lock(home / LOCK, wait=60):
         known = None
-        with suppress(OSError):  # one that is damaged is made anew
+        with suppress(OSError):  # a damaged one is created again
             known = hosts_at(home)
         (hosts if known is None else hosts.with_all(known.at, known.seats)).write(home)
     return job

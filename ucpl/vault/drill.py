@@ -42,7 +42,7 @@ __all__ = ["DrillResult", "drill"]
 _log = logging.getLogger("ucpl")
 MOST = 20_000  # bytes of a tensor
 POINTS_MAX = 100_000  # of a save and all that follows
-KNOWN = 2  # the step that counts before each fault
+KNOWN = 2  # the committed step before each fault
 Outcome = Literal["kept", "before", "refused", "wrong"]
 
 
@@ -53,7 +53,7 @@ class DrillResult:
     fault: str
     cases: int = 0
     kept: int = 0  # the newest step that can have been kept
-    before: int = 0  # the one before it, where the fault was in the middle of the newer
+    before: int = 0  # the previous step, if the fault was during the newer one
     refused: int = 0  # with the loss that the plan predicted
     wrong: list[str] = field(factory=list)  # cases in which anything else was read
 
@@ -432,7 +432,7 @@ class _Drill:
         return found
 
     def _stale(self, base: Path) -> DrillResult:
-        """F22: of a dead job and of a living one."""
+        """F22: files of a dead job and of a running one."""
         found = DrillResult("files of a dead job, next to a running one")
         above = self.root / "left"
         above.mkdir()

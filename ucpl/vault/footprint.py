@@ -45,7 +45,7 @@ class Footprint:
     spared: int  # bytes of tensors that ranks hold and others save
     is_exact: bool  # to the byte; else tensors alone are counted, and files have more in them
     derived: tuple[tuple[str, str], ...]  # states that no rank saves: (state, the state it is derived from)
-    keyed: tuple[LayoutWriter, ...]  # of each rank, where it saves by keys
+    keyed: tuple[LayoutWriter, ...]  # of each rank, if it saves by keys
 
     @property
     def saved(self) -> int:
@@ -98,7 +98,7 @@ class Footprint:
 
     @property
     def numbers(self) -> dict[tuple[str, Key], int]:
-        """Of each stored tensor its number among the homes of all parts."""
+        """The number of each stored tensor among the homes of all parts."""
         homes = (home for part in self.placement.parts for home in part.homes)
         found: dict[tuple[str, Key], int] = {}
         for number, home in enumerate(homes):

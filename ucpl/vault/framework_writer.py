@@ -42,7 +42,7 @@ from ucpl.vault.value_trees import ValueTree, one_tensor, to_value_tree
 
 __all__ = ["SaveInput", "Distributions", "files_of", "compare_input", "of_state", "ranks", "collect_input", "sizes_of"]
 
-TOP = "/vault"  # where DeepSpeed believes to write
+TOP = "/vault"  # the path that DeepSpeed gets
 
 
 @frozen(eq=False)
@@ -187,7 +187,7 @@ class _Distribution:
     laid: ToSave | None  # its file, without the tensors, which need not live as long
     places: tuple[tuple[int, str, int], ...]  # of each tensor there: byte, storage, number in the plan
     metadata: Metadata | None  # on the first rank: of all
-    text: bytes  # the same, as it is written
+    text: bytes  # the same, serialized
 
 
 @define(eq=False)
@@ -379,7 +379,7 @@ def _as_before(
         if file is not None or known.laid is None:
             return file, known
         file, results = _file_of(known.plan, planner)
-    except Exception:  # whatever it is, all ranks raise it once it is dealt out anew
+    except Exception:  # all ranks raise it in the next distribution
         return None
     if known.metadata is None:
         return None

@@ -63,11 +63,11 @@ class _Watch:
     """Hooks that record an optimizer's steps since the last save."""
 
     optimizer: torch.optim.Optimizer
-    steps: int = 0  # that were begun
+    steps: int = 0  # started steps
     ended: int = 0
-    is_plain: bool = True  # nothing else changed, as far as it can be seen, and its numbers are such as can be kept
+    is_plain: bool = True  # no other detectable change, and all numbers can be saved
     groups: list[JsonObject] = field(factory=list)
-    # By id of the parameter. They need not live until the next save.
+    # By id of the parameter, which may be deleted before the next save.
     grads: dict[int, tuple[weakref.ref[torch.Tensor], Stamp]] = field(factory=dict)
     stamps: list[Stamp] = field(factory=list)  # after the last save, then after the step
     hooks: list[RemovableHandle] = field(factory=list)
@@ -132,7 +132,7 @@ class _Watch:
             and self._is_alone()
         )
         self.groups = [group for group in groups if group is not None]
-        if not self.is_plain:  # whoever saves at each tenth step waits for none of this at the others
+        if not self.is_plain:  # a script that saves every tenth step does not wait at the others
             self.grads = {}
             return
         self.grads = {
@@ -210,7 +210,7 @@ class GradientSaves:
         self.marks: StepDigests | None = None
         self._last: int | None = None  # the generation that was saved last
         self._tried = False  # whether a step came out as it was trained, of one parameter
-        self.is_refused = False  # it did not: all is kept
+        self.is_refused = False  # the test of a replay failed: all saves are complete
         self._whole, self._light = Distributions(are_named=True), Distributions(are_named=True)
         self._sizes: dict[str, int] = {}  # of values that are no tensors, of the last save of all
 
@@ -232,7 +232,7 @@ class GradientSaves:
         assert self._watch is not None
         self.asked, self.marks = generation, None
         sizes, made = None, None
-        with suppress(Exception):  # whatever it is, all ranks hear of it from DCP below
+        with suppress(Exception):  # all ranks get the error from DCP below
             flat, is_as_before = compare_input(one, self._whole)
             sizes = sizes_of(flat)
             # New values of non-tensors replace the old ones in place.
@@ -241,7 +241,7 @@ class GradientSaves:
                     made = collect_input(found[0]), found[1]
         if ranks().all_agree(made is not None) and made is not None:
             light, units = made
-            files = [file for file in of_state(light, self._light) if file.name != METADATA]  # which nobody reads
+            files = [file for file in of_state(light, self._light) if file.name != METADATA]  # unused
             return files, self._step_record(files, units)
         self._sizes = sizes or {}
         return of_state(one, self._whole), None
@@ -297,9 +297,9 @@ class GradientSaves:
         return light, units
 
     def _step_record(self, files: list[ToSave], units: list[_Unit]) -> JsonObject:
-        """Of the parameters whose gradients this rank saves.
+        """The record of the parameters whose gradients this rank saves.
 
-        Their marks are taken later.
+        Their digests are taken later.
         """
         assert self._watch is not None
         mine = {one.name.rpartition("@")[0] for file in files for one in file.named}
@@ -330,7 +330,7 @@ class _Unit:
     parameter: torch.Tensor
     weights: list[str]  # one, and its second names
     moments: dict[str, str]
-    tensors: list[torch.Tensor]  # the parameter and its moments, as they are after the step
+    tensors: list[torch.Tensor]  # the parameter and its moments after the step
     marks: list[str] = field(factory=list)  # of these
 
     @classmethod

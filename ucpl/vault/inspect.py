@@ -57,12 +57,12 @@ __all__ = [
 
 @frozen
 class Generation:
-    """One that counts."""
+    """A committed generation."""
 
     number: int
     step: int
     bytes: int  # that ranks saved
-    replays: int  # steps of gradients that it is made of; 0: everything was saved
+    replays: int  # replayed steps of gradients; 0: it is complete
     parity: int  # bytes
     files: int
     in_domains: tuple[int, ...]  # that say so
@@ -77,7 +77,7 @@ class Place:
     ranks: tuple[int, ...]
     is_there: bool
     is_served: bool
-    written_by: tuple[int, ...]  # ranks whose writers live
+    written_by: tuple[int, ...]  # ranks with a running writer
     bytes: int  # of memory that it takes
     at: str = ""  # HOST:PORT, of one on another host
 

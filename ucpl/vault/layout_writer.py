@@ -41,7 +41,7 @@ class LayoutWriter:
     call: str
     rank: int
     wanted: Mapping[str, StoredTensor]  # by the key as people write it
-    holders: Mapping[str, tuple[int, ...]]  # of each file of this rank: who else has it
+    holders: Mapping[str, tuple[int, ...]]  # of each file of this rank: all ranks that have it
     text: str  # the closed layout, which the first rank saves
 
     @classmethod

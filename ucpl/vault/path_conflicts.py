@@ -27,7 +27,7 @@ def why_not_made(folder: Path, error: OSError) -> str:
         try:
             if not one.is_dir() and (one.is_symlink() or one.exists()):
                 return f"{one} is not a folder"
-        except OSError:  # nobody may look
+        except OSError:  # unreadable
             continue
     return error.strerror or str(error)
 

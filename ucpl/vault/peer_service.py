@@ -36,7 +36,7 @@ class PeerService:
     """Answers for one domain until it is closed."""
 
     def __init__(self, home: Path, number: int, job: Job, port: int, keys: Keys) -> None:
-        """Raises: OSError, where this host cannot listen there."""
+        """Raises: OSError, if this host cannot listen there."""
         self.home, self.job, self.here = home, job, Domain(home, number)
         self._table = threading.Lock()
         self._members = any_name(home.name, len(job.domains)) - names_of(home.name, READER)
@@ -112,7 +112,7 @@ class PeerService:
             os.close(fd)
 
     def _lock(self, asked: Question, session: Session) -> bytes:
-        """As long as the connection lives, and asks something now and then."""
+        """Lock commits for a caller, until its connection ends or is idle."""
         hosts, by = hosts_at(self.home), asked["by"]
         if hosts is None or not isinstance(by, list) or len(by) != len(hosts.seats):
             raise OSError(5, "another vault is here")

@@ -38,11 +38,11 @@ class Peers:
     job: Job
     say: Callable[[str], None]
     seat: int = 0  # when this server took its domain; 0: it has not, yet
-    _at: Address | None = None  # where it answers
+    _at: Address | None = None  # its address
     _giving: PeerService | None = None
     _unheard: set[int] = field(factory=set)
     _taken_up: bool = False
-    _heard: float = 0.0  # when others were heard last
+    _heard: float = 0.0  # time of the last answers
     _reported: str = ""
 
     @property
@@ -124,7 +124,7 @@ class Peers:
         return False
 
     def demand_all(self) -> None:
-        """Raises: OSError, where one of the others does not answer now."""
+        """Raises: OSError, if a peer does not answer now."""
         silent = [number for number in range(len(self._hosts().at)) if not self._hear(number)]
         if silent:
             raise OSError(5, f"d{silent[0]} does not answer, and may have the lost data")

@@ -43,9 +43,9 @@ class Persisted:
     path: Path
     step: int  # as its name says
     vault: str = ""
-    generation: int = -1  # nobody knows
+    generation: int = -1  # unknown
     at: int = 0  # milliseconds since 1970, when it was committed; 0: older versions did not say
-    written: int = 0  # the same of its text
+    written: int = 0  # the time of its text
     damage: str = ""  # the damage of the ranks' JSON
 
 

@@ -48,7 +48,7 @@ class Loss:
     domains: tuple[int, ...]
     bytes: int  # of arenas
     tensors: tuple[str, ...]  # stored tensors that lack something, each once: `layer 3/up in weights_0_1.pt`
-    first: str  # the first elements that are gone
+    first: str  # the first lost elements
 
 
 @frozen(eq=False)

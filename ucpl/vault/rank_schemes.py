@@ -31,7 +31,7 @@ class Scheme:
 
     @property
     def safe(self) -> int:
-        """So many domains may be lost, whichever they are."""
+        """The number of domains that may be lost in any combination."""
         safe = 0
         for one in self.survived:
             if one.whole < one.of:

@@ -44,7 +44,7 @@ class Restored:
 class _Choice:
     source: str
     step: int
-    tries: Path | None  # of a generation, where its tries are counted
+    tries: Path | None  # the file that counts attempts, for a generation
     is_silent: bool = False  # nothing says when it was saved
     damage: str = ""  # of the JSON of the ranks
 
@@ -82,7 +82,7 @@ def restore_newest(
             passed.append((one.source, error.diagnostics[0].message))
             last = error
             continue
-        finally:  # however it ended, this process is there
+        finally:  # the attempt ended, with or without an error
             _forget(one.tries)
         return Restored(one.source, one.step, tuple(passed), silent, one.damage)
     if last is not None:

@@ -73,7 +73,7 @@ class Server:
     say: Say = lambda _: None
     job: Job = field(init=False)
     here: Domain = field(init=False)
-    at: Address | None = None  # where other hosts ask this one; None: as the vault's list of hosts says
+    at: Address | None = None  # the address for other hosts; None: from the vault's list of hosts
     _ends: ExitStack = field(factory=ExitStack)
     _others: Peers | None = None  # of a vault on several hosts
     _bad: set[str] = field(factory=set)  # digests of shards that differ from their records
@@ -131,7 +131,7 @@ class Server:
                 self.say(f"d{self.number}: generation {commit.generation}: {count} chunks were rebuilt")
 
     def alive(self) -> list[int]:
-        """Domains that are there."""
+        """Domains that exist."""
         return [n for n in range(len(self.job.domains)) if get_domain(self.home, n).is_there()]
 
     def _make_ready(self) -> None:
@@ -309,7 +309,7 @@ class Server:
                 try:
                     if not locks.enter_context(where.locked(LOCKED)):
                         return None
-                except FileNotFoundError:  # the domain is gone
+                except FileNotFoundError:  # the domain was removed
                     return None
             # The holders of the locks are asked over the same connections. If a lock was lost meanwhile, the answer is
             # missing.
@@ -358,7 +358,7 @@ def repair_commit(here: Domain, commit: Commit, job: Job) -> bool:
     """
     if has_commit(here, commit, job):
         return False
-    with here.locked(LOCKED) as mine:  # who commits writes the same text
+    with here.locked(LOCKED) as mine:  # a committer writes the same text
         if mine:
             write_whole(here.commit(commit.generation), commit.sealed())
     return mine
@@ -431,7 +431,7 @@ def _healed(memory: Memory, here: Domain, piece: ChunkedFile, made: Callable[[in
         data = np.empty(min(CHUNK, piece.size - low), np.uint8)
         with suppress(LostBytes):
             made(low, data)
-            with hold_lock(here.lock("commit"), wait=LOCKED) as mine:  # as long as it is held, no slot is given free
+            with hold_lock(here.lock("commit"), wait=LOCKED) as mine:  # while it is held, no slot is released
                 newest = next(iter(get_commits(memory.home, memory.job)), None)
                 if not mine or newest is None or not newest.needs(memory.commit.generation):
                     return count

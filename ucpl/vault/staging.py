@@ -27,7 +27,7 @@ _TOKEN = 8  # bytes
 
 
 class Copying(Protocol):
-    """Copies that were begun."""
+    """Copies in progress."""
 
     def synchronize(self) -> None:
         """Wait until they are done."""
@@ -239,8 +239,8 @@ class Stages:
 
 
 def _near(data: bytes | torch.Tensor) -> memoryview:
-    """Bytes as they are in memory.
+    """Bytes in CPU memory.
 
-    Those on another device are brought here first.
+    Those on another device are copied first.
     """
     return memoryview(data) if isinstance(data, bytes) else memory_of(data)

@@ -51,7 +51,7 @@ def remove_stale(folder: Path, pattern: str) -> list[Path]:
     for path in sorted(folder.glob(pattern)):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # it is no folder, or gone
+        except OSError:  # not a folder, or removed
             continue
         try:
             if os.fstat(fd).st_uid != os.geteuid():

@@ -45,7 +45,7 @@ class StepDigests:
 
     tensors: Iterable[tuple[str, torch.Tensor, list[str]]]  # name, and the destination of the digest
     _left: list[tuple[str, torch.Tensor, list[str], Stamp]] = field(factory=list)
-    # Sums, and at which place of its list each goes.
+    # Sums, with their positions in the list.
     _far: list[tuple[torch.Tensor, list[str], int]] = field(factory=list)
     _process: int = field(factory=os.getpid)
     _is_wanted: threading.Event = field(factory=threading.Event)

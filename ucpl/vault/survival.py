@@ -64,7 +64,7 @@ class Survival:
 
     @cached_property
     def _groups(self) -> dict[int, tuple[Group, ...]]:
-        """By how many domains a set has."""
+        """The groups by the number of domains of a set."""
         return {size: self.protection.groups(size) for size in {len(among) for among in self.sets}}
 
     def block(self, among: Sequence[int]) -> int:

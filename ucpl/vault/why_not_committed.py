@@ -15,12 +15,11 @@ __all__ = ["why_not_committed"]
 
 
 def why_not_committed(home: Path, job: Job, run: str, generation: int, *, is_first: bool) -> tuple[str, bool]:
-    """(why, whether no waiting mends it).
+    """(reason, True if waiting does not help).
 
-    A server that lives and is slow may be waited for; one that is not there, and ranks that do not go together, may
-    not.
-    is_first: the one before counted: a rank that has not saved may be slow.
-    Raises: OSError, of a domain on another host.
+    A slow running server can be waited for. A missing server, and ranks that save different steps, cannot. is_first:
+    the previous generation was committed: a rank without a save may be slow. Raises: OSError, of a domain on another
+    host.
     """
     holders = get_domains(home, job)
     saved = get_shards(holders, job)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Saved", "ToWrite", "Writer"]
 
 _log = logging.getLogger("ucpl")
-POLL = 0.002  # seconds between two looks whether a generation counts
+POLL = 0.002  # seconds between two checks for a commit
 STATE_MAX = 64 << 20
 GIVES_WAY = 10  # niceness of the background thread
 PAUSE_MAX = 0.5  # seconds for which it lets others copy first
@@ -108,9 +108,9 @@ class Writer:
         self._unrecorded: int | None = None  # a generation without a record, which will not be committed
         self._ends = ExitStack()
         self._pending: int | None = None
-        self._is_closed, self._process = False, os.getpid()  # whose the lock is
+        self._is_closed, self._process = False, os.getpid()  # the process that owns the lock
         self._late = 0  # saves one after the other that did not count
-        self._patience = math.inf  # less, where the last one did not count for a reason that no waiting mends
+        self._patience = math.inf  # smaller, if the last save was not committed for a permanent reason
         self._shares: Distributions | None = None
         self._replaying: GradientSaves | None = None
         make_owned(self.here.folder)
@@ -307,7 +307,7 @@ class Writer:
         ) and newest.depth < self.job.replays
 
     def _settle(self) -> float:
-        """Wait until the generation before counts, or take it back.
+        """Wait until the previous generation is committed, or withdraw it.
 
         Returns the seconds. Raises: OSError.
         """
@@ -399,7 +399,7 @@ class Writer:
                 if marks is not None:
                     marks.pause(took)
                     marks.take()  # for which the next step may wait
-                with suppress(OSError):  # whoever trains comes first
+                with suppress(OSError):  # training has priority
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
                 if marks is None:
                     time.sleep(took)  # other ranks of this host still copy
@@ -471,9 +471,9 @@ def _unheard(home: Path, who: str) -> NoReturn:
 
 
 def _lock_all(writer: Writer, locks: ExitStack) -> list[AnyDomain]:
-    """Those of all domains.
+    """The locks of all domains.
 
-    One whose server was begun anew may be known elsewhere first. Raises: OSError.
+    A restarted server may have another address, which other hosts know first. Raises: OSError.
     """
     for left in reversed(range(SEATS)):
         holders = get_domains(writer.home, writer.job)
@@ -531,7 +531,10 @@ def _shown(step: object) -> str:
 
 
 def _once(pairs: list[tuple[str, object]]) -> JsonObject:
-    """Raises: ValueError where two keys, 1 and "1", are one as JSON."""
+    """A dict of the pairs.
+
+    Raises: ValueError, if two keys are equal as JSON.
+    """
     told = dict(pairs)
     if len(told) < len(pairs):
         raise ValueError(f"two of {len(pairs)} keys are equal as JSON strings")
@@ -539,9 +542,9 @@ def _once(pairs: list[tuple[str, object]]) -> JsonObject:
 
 
 def _json(state: object) -> JsonObject:
-    """As it will come back.
+    """JSON as a restore returns it.
 
-    Raises: UcplError E693, and whatever an object of the caller's raises.
+    Raises: UcplError E693, and all errors of the caller's objects.
     """
     try:
         text = json.dumps({} if state is None else state)

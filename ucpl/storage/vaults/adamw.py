@@ -16,7 +16,7 @@ from ucpl.records import frozen
 
 __all__ = ["MOMENTS", "NUMBERS", "Raw", "flushes_denormals", "environment", "replay_step"]
 
-# Of a parameter group all that a step asks for.
+# The values of a parameter group that a step needs.
 NUMBERS = (
     "lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused",
     "decoupled_weight_decay",
@@ -65,7 +65,8 @@ def flushes_denormals() -> bool:
 
     Other threads of a step may differ.
     """
-    return not bool(torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1.0)  # whatever is the caller's default
+    # independent of the caller's default
+    return not bool(torch.tensor([1e-40], dtype=torch.float32, device="cpu") * 1.0)
 
 
 def replay_step(group: Mapping[str, object], device: str, had: Mapping[str, Raw], grad: Raw) -> dict[str, memoryview]:

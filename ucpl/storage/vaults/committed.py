@@ -42,7 +42,7 @@ _DOMAIN = re.compile(r"d(0|[1-9][0-9]{0,5})")
 
 
 def domains_of(home: Path) -> list[int]:
-    """Numbers of the domains whose folders are here."""
+    """Numbers of the local domains."""
     try:
         names = os.listdir(home)
     except OSError:

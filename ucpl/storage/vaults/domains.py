@@ -32,7 +32,7 @@ from ucpl.storage.vaults.records import Commit, Job, Parity, RunRecord, Shard
 __all__ = ["COMMIT", "LOOKED_AT", "OURS", "Domain", "AnyDomain", "hold_lock", "is_locked"]
 
 POLL = 0.002  # seconds between two looks whether a lock is free
-LOOKED_AT = 0.5  # seconds that who takes a lock for good waits: another may only look whether somebody has it
+LOOKED_AT = 0.5  # seconds that an owner waits for a lock: another process may be testing it
 COMMIT = re.compile(r"commit\.(0|[1-9][0-9]{0,15})\.json")
 # Files of a domain's folder; those that end with .new are incomplete.
 OURS = re.compile(
@@ -104,7 +104,7 @@ class AnyDomain(ABC):
 
     @abstractmethod
     def put_commit(self, generation: int, text: bytes, job: Job) -> None:
-        """A generation counts: only while it is `locked`. Raises: OSError."""
+        """Write a commit record, only while `locked`. Raises: OSError."""
 
     def commits(self) -> list[int]:
         """Generations that are committed there, newest first. Raises: OSError, as `names` does."""
@@ -225,7 +225,7 @@ def _locked(fd: int, end: float) -> bool:
 
 def is_locked(path: Path) -> bool:
     """True if a running process holds a lock. Creates no file."""
-    if not os.path.exists(path):  # or nobody may look
+    if not os.path.exists(path):  # or it is unreadable
         return False
     try:
         with hold_lock(path, wait=0) as mine:

@@ -33,7 +33,7 @@ class Codes:
     """`data` blocks and `codes` codes; any `data` of them give the rest."""
 
     def __init__(self, data: int, codes: int) -> None:
-        """Raises: UcplError E690, where pyeclib is not installed."""
+        """Raises: UcplError E690, if pyeclib is not installed."""
         try:
             from pyeclib.ec_iface import ECDriver
         except ImportError:

@@ -47,7 +47,7 @@ def open_unshared(path: Path, flags: int, within: int | None = None) -> Iterator
         yield mine.fd
     finally:
         with _changing:
-            if mine in _opened:  # in a child its number may be another file's by now
+            if mine in _opened:  # in a child its number may be another file
                 _opened.remove(mine)
                 mine.close()
 

@@ -262,9 +262,9 @@ class Memory:
     job: Job
     commit: Commit
     before: tuple[Memory, ...] = ()  # the generations that it is replayed from, the complete one first
-    lost: frozenset[int] = frozenset()  # domains to do without, whether they are there or not
+    lost: frozenset[int] = frozenset()  # domains that are not read, even if they exist
     read: int = 0  # bytes that were read without rebuilding
-    rebuilt: int = 0  # bytes that were made of others
+    rebuilt: int = 0  # bytes that were rebuilt
     _arenas: dict[int, ChunkedFile] = field(factory=dict)
     _parity: dict[int, ChunkedFile] = field(factory=dict)
     _made: dict[tuple[int, int], Bytes] = field(factory=dict)  # the chunks that were rebuilt last, by (rank, number)

@@ -42,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 FORM = 1
-_REPLAYING = 2  # the form of a vault that keeps gradients: who does not know them reads none of it
+_REPLAYING = 2  # the version for vaults with gradients; older readers reject it
 REPLAYS_MAX = 64
 CHUNK = 1 << 20  # bytes that have a digest of their own
 _DIGITS = 16  # of a digest of a chunk
@@ -200,7 +200,7 @@ class Named:
     It is a tensor, or a serialized value (without a storage and a dtype).
     """
 
-    name: str  # as its framework calls it, with the place of its first element where it is a tensor: "model.up@0,128"
+    name: str  # the framework's name; for a tensor with the position of its first element: "model.up@0,128"
     storage: str  # in `File.crcs`
     at: int  # in the file
     size: int
@@ -378,7 +378,7 @@ class Shard:
     slot: int
     size: int  # bytes of the arena
     chunks: tuple[int, ...]
-    files: Sequence[File]  # of a text: ValueError, as soon as they are looked at, where it says none
+    files: Sequence[File]  # parsed on demand: ValueError, if the text has none
     state: JsonObject  # small JSON of the caller's
     depth: int = 0
     base: int = 0

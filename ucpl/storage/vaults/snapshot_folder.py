@@ -294,7 +294,7 @@ def _parted(url: str) -> tuple[Path, int | None]:
     named = (
         bool(at) and number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX and not os.path.lexists(text)
     )
-    home = Path(path if named else text).absolute()  # who reads it later may stand elsewhere
+    home = Path(path if named else text).absolute()  # a later reader may have another current folder
     return home, int(number) if named else None
 
 
