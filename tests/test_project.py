@@ -368,7 +368,6 @@ FRAGMENTS = {
     "folders/accelerate.py",
     "folders/lightning.py",
     "megatron/core.py",
-    "vault/no_gc.py",
 }
 
 

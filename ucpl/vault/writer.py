@@ -8,6 +8,7 @@ generation. A failed save is reported, and training continues.
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import math
@@ -15,8 +16,8 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, NoReturn, TypedDict, Unpack
@@ -36,7 +37,6 @@ from ucpl.storage.vaults.records import Commit, Job, RunRecord, Shard, slot_of
 from ucpl.storage.vaults.snapshot_folder import open_generation
 from ucpl.storage.wire import NoAnswer
 from ucpl.vault.arenas import Arenas, Written
-from ucpl.vault.no_gc import no_gc
 from ucpl.vault.why_not_committed import why_not_committed
 
 if TYPE_CHECKING:
@@ -56,6 +56,22 @@ PAUSE_MAX = 0.5  # seconds for which it lets others copy first
 STEP_MAX = 10**15  # a float still represents each step up to here exactly
 SEATS, SEATED = 20, 0.15  # attempts for a lock whose server is known elsewhere, and seconds between them
 HOPELESS = 1.0  # seconds that a save waits for a generation that cannot be committed
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    """Pause the garbage collector; if it was off before, it stays off.
+
+    A save creates tens of thousands of small live records. Without the pause, Python would search all objects of the
+    trainer again and again meanwhile.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class ToWrite(TypedDict, total=False):
