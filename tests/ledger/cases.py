@@ -142,7 +142,7 @@ def checkpoints() -> dict[str, Path]:
     for name in ("accelerate/fsdp", "accelerate/state", "lightning/step-2.ckpt", "trainer/checkpoint-3"):
         found[name] = FIXTURES / name
     found["megatron/iter_0000010"] = FIXTURES / "megatron" / "iter_0000010"
-    for path in sorted((ROOT / "tests" / "hf" / "written").iterdir()):
+    for path in sorted((ROOT / "tests" / "formats" / "huggingface" / "written").iterdir()):
         if path.is_dir():
             found[f"hf/{path.name}"] = path
     for path in sorted((EXAMPLES / "checkpoints").iterdir()):
