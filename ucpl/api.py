@@ -163,8 +163,8 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     from ucpl.extents.account import entries_of
     from ucpl.formats.overlooked import not_read_of
     from ucpl.verification.checkpoint import verdict
-    from ucpl.verification.reference import hold_genuine
-    from ucpl.verification.witnesses import WitnessRequest
+    from ucpl.verification.evidence import EvidenceRequest
+    from ucpl.verification.reference import compare_with_reference
 
     layout, given = how.get("layout"), given_from(how)
     described = called(layout) if layout is not None else None
@@ -177,7 +177,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     assert opened is not None
     reference = how.get("reference")
     asked = (
-        WitnessRequest(side, resolve_source(reference) if reference is not None else None)
+        EvidenceRequest(side, resolve_source(reference) if reference is not None else None)
         if how.get("witness", True)
         else None
     )
@@ -195,7 +195,7 @@ def verify(checkpoint: Here, *, against: Here | None = None, **how: Unpack[ToVer
     found = evolve(found, findings=(*found.findings, *findings_of(opened, held), *loader.wrong), notes=notes)
     if against is None:
         return found
-    same = hold_genuine(opened, side.placement, open_alike(against, side.placement))
+    same = compare_with_reference(opened, side.placement, open_alike(against, side.placement))
     is_shown = bool(same) and not same.doubts
     notes = tuple(n for n in found.notes if not (is_shown and n.startswith("not witnessed:")))
     return evolve(found, against=same, notes=notes, is_evidenced=found.is_evidenced or same.is_witness)

@@ -288,7 +288,7 @@ NEVER = frozenset(
         "ucpl.inference.stages",
         "ucpl.language.slips",
     }
-    | {"ucpl.verification.witnesses", "ucpl.verification.compare"}
+    | {"ucpl.verification.evidence", "ucpl.verification.compare"}
 )
 NOTHING_RUNS = frozenset({"ucpl.runtime", "xxhash", "concurrent.futures"})
 NOTHING_IS_PLANNED = frozenset(

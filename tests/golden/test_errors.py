@@ -39,7 +39,7 @@ def test_it_is_refused_in_these_words(case: Case, tmp_path: Path, monkeypatch: p
     argv = case.make(folder)
     monkeypatch.chdir(folder)
     if case.forward is not None:
-        monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: case.forward)
+        monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: case.forward)
     before = {p.name: digest(p) for p in folder.iterdir() if case.name != "without_permission"}
     done = ucpl(*argv)
     after = {p.name: digest(p) for p in folder.iterdir() if case.name != "without_permission"}

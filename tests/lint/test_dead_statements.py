@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ucpl.language import parse_expr
-from ucpl.lint.dead_statements import constant_truth
+from ucpl.lint.dead_statements import constant_condition
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ from ucpl.lint.dead_statements import constant_truth
     ],
 )
 def test_a_condition_is_constant_where_no_number_changes_it(text: str, truth: bool | None) -> None:
-    assert constant_truth(parse_expr(text), {"tp", "dp"}) is truth
+    assert constant_condition(parse_expr(text), {"tp", "dp"}) is truth

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ucpl.tables import I64, distinct, numbered
-from ucpl.verification.proof.joins import ordered
+from ucpl.verification.proof.intervals import ordered
 
 near = st.integers(-3, 3)
 far = st.integers(-(1 << 60), 1 << 60)

@@ -26,8 +26,8 @@ from ucpl.errors import Diagnostic
 from ucpl.extents import ParameterGroup
 from ucpl.files.groups import matched
 from ucpl.runtime.sources import SourceFiles
-from ucpl.verification.diagnosis import Guesses
-from ucpl.verification.reference import Against, Boxes, _Counted, hold_genuine
+from ucpl.verification.diagnosis import Diagnosis
+from ucpl.verification.reference import Boxes, ReferenceComparison, _Counted, compare_with_reference
 from ucpl.verification.tiles import TILE
 
 Tensors = dict[str, torch.Tensor]
@@ -64,7 +64,7 @@ def save(folder: Path, ranks: list[Tensors]) -> None:
         torch.save(tensors, folder / f"{tp}.pt")
 
 
-def held(folder: Path, change: Callable[[list[Tensors]], object]) -> Against:
+def held(folder: Path, change: Callable[[list[Tensors]], object]) -> ReferenceComparison:
     (folder / "x.ucpl").write_text(SPEC)
     ranks = [rank(0), rank(1)]
     save(folder / "mine", ranks)
@@ -75,7 +75,7 @@ def held(folder: Path, change: Callable[[list[Tensors]], object]) -> Against:
     return found.against
 
 
-def one(found: Against) -> Diagnostic:
+def one(found: ReferenceComparison) -> Diagnostic:
     (finding,) = found.findings
     return finding
 
@@ -112,7 +112,7 @@ def test_padding_and_members_of_a_mean_have_no_say(tmp_path: Path) -> None:
 ZERO = SPEC.replace("pad(r, 2 * tp, undefined)", "pad(r, 2 * tp)")
 
 
-def padded(folder: Path, spec: str, value: float) -> Against:
+def padded(folder: Path, spec: str, value: float) -> ReferenceComparison:
     """Two checkpoints that are equal but for padding, which is zero in mine and a value in the genuine one."""
     (folder / "x.ucpl").write_text(spec)
     for name, fill in (("mine", 0.0), ("genuine", value)):
@@ -277,7 +277,7 @@ def test_a_tensor_of_any_strides_is_held_against_another_in_little_memory(
 
     No read is larger than a tile, gaps are skipped, no buffer is a tensor.
     """
-    monkeypatch.setattr(Guesses, "of", lambda self, place: "")  # they have a bound of their own
+    monkeypatch.setattr(Diagnosis, "of", lambda self, place: "")  # they have a bound of their own
     (tmp_path / "x.ucpl").write_text(STRIDED)
     numbers = torch.arange(3000 * 1500, dtype=torch.float32).view(3000, 1500)
     for name, lies, last in (("mine", strided[0], 0), ("genuine", strided[1], 1)):
@@ -292,7 +292,7 @@ def test_a_tensor_of_any_strides_is_held_against_another_in_little_memory(
     genuine = open_alike(tmp_path / "genuine", placement)
     most_read.clear()
     tracemalloc.start()
-    finding = one(hold_genuine(mine, placement, genuine))
+    finding = one(compare_with_reference(mine, placement, genuine))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "w[r=2500, c=1400]" in finding.message and "2 of 4,500,000 elements" in finding.notes[0]

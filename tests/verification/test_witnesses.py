@@ -27,7 +27,7 @@ from ucpl.layout import load, resolve
 from ucpl.placement import locate
 from ucpl.resources import spec_text
 from ucpl.verification.checkpoint import WITNESS
-from ucpl.verification.witnesses import masters, transformers_class, witnesses
+from ucpl.verification.evidence import collect_evidence, masters, transformers_class
 
 ROOT = Path(__file__).parents[2]
 CONFIG = llama_config(
@@ -112,7 +112,7 @@ def of_name(found, name):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_that_every_shape_allows_are_caught_by_the_class(mistake, folder, tmp_path, monkeypatch):
     """By the verb, which names its witness."""
-    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: forward)
     spec = mistaken(tmp_path, *MISTAKES[mistake])
     layout = f"{spec}:hf()"
     ucpl.convert(folder, tmp_path / "same", layout, layout=layout)  # fits: shapes are equal
@@ -126,7 +126,7 @@ def test_the_right_spec_agrees(folder, tmp_path):
     layout = f"{mistaken(tmp_path)}:hf()"
     checkpoint = api.open_checkpoint(folder, layout)
     side, _ = api.source_side(checkpoint, layout)
-    found = witnesses(side, checkpoint, forward=forward)
+    found = collect_evidence(side, checkpoint, forward=forward)
     assert [(w.name, w.verdict) for w in found] == [
         ("stated order", "absent"), ("masters", "absent"), ("transformers", "agrees")
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def test_logits_that_no_mistake_would_change_are_no_evidence(kind, why, folder, 
 
     That is no evidence.
     """
-    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: lambda path: changed(kind, forward(path)))
+    monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: lambda path: changed(kind, forward(path)))
     found = ucpl.verify(folder, layout=f"{mistaken(tmp_path, *MISTAKES['gate and up'])}:hf()")
     said = f"not witnessed by transformers: {why}"
     assert said.replace("77", str(forward(folder).size)) in found.notes
@@ -331,11 +331,11 @@ def _exchange(line, a, b):
 
 def test_registration_order_is_caught_by_stated_orders_and_by_masters():
     side, opened = zero(lambda text: text)
-    assert {w.name: w.verdict for w in witnesses(side, opened)} == {
+    assert {w.name: w.verdict for w in collect_evidence(side, opened)} == {
         "stated order": "agrees", "masters": "agrees", "transformers": "absent"
     }  # fmt: skip
     side, opened = zero(swapped)
-    found = witnesses(side, opened)
+    found = collect_evidence(side, opened)
     assert (
         of_name(found, "stated order").verdict == "contradicts"
         and "another order" in of_name(found, "stated order").detail
@@ -347,7 +347,7 @@ def test_masters_are_evidence_without_a_stated_order():
     from attrs import evolve
 
     side, opened = zero(swapped)
-    found = witnesses(side, evolve(opened, stated=()))
+    found = collect_evidence(side, evolve(opened, stated=()))
     assert of_name(found, "stated order").verdict == "absent" and of_name(found, "masters").verdict == "contradicts"
 
 
@@ -426,13 +426,13 @@ def test_what_has_no_witness_says_so(tmp_path):
     save(tmp_path / "s", {"w": torch.ones(2, 2)})
     opened = api.open_checkpoint(tmp_path / "s")
     side, _ = api.source_side(opened, None)
-    found = witnesses(side, opened)
+    found = collect_evidence(side, opened)
     assert {w.verdict for w in found} == {"absent"} and all(w.detail and w.what for w in found)
     assert any("not witnessed" in note for note in ucpl.verify(tmp_path / "s").notes)
 
 
 def test_verify_calls_every_witness_and_says_what_each_has_seen(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: forward)
     wrong = mistaken(tmp_path, *MISTAKES["gate and up"])
     found = ucpl.verify(folder, layout=f"{wrong}:hf()")
     (finding,) = found.findings
@@ -455,7 +455,7 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
     An unchanged text of `import hf` is no new evidence.
     """
     monkeypatch.setitem(sys.modules, "transformers", None)  # headers alone
-    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: forward)
     text = import_hf(folder)
     (tmp_path / "mine.ucpl").write_text(text)
     notes = ucpl.verify(folder, layout=f"{tmp_path / 'mine.ucpl'}:hf()").notes
@@ -481,7 +481,7 @@ def test_a_spec_that_was_imported_is_held_against_what_is_imported_anew(folder, 
 
 
 def test_verify_holds_a_folder_of_ranks_against_a_reference(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: forward)
     ucpl.convert(folder, tmp_path / "m", "llama.ucpl:megatron(tp=2, pp=2)", layout="llama.ucpl:hf()")
     layout = f"{mistaken(tmp_path, FUSED['up before gate'])}:megatron(tp=2, pp=2)"
     assert ucpl.verify(tmp_path / "m", layout=layout), "without a reference nothing can tell"
@@ -491,8 +491,8 @@ def test_verify_holds_a_folder_of_ranks_against_a_reference(folder, tmp_path, mo
 
 
 def test_a_large_folder_s_class_is_run_only_when_it_is_asked_for(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ucpl.verification.witnesses._forward", lambda: forward)
-    monkeypatch.setattr("ucpl.verification.witnesses.UNASKED_MAX", 1000)
+    monkeypatch.setattr("ucpl.verification.evidence._forward", lambda: forward)
+    monkeypatch.setattr("ucpl.verification.evidence.UNASKED_MAX", 1000)
     layout = f"{mistaken(tmp_path)}:hf()"
     notes = ucpl.verify(folder, layout=layout).notes
     assert any(

@@ -17,7 +17,7 @@ from ucpl.errors import Exit, plural
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
     from ucpl.verification.checkpoint import Verdict
-    from ucpl.verification.reference import Against
+    from ucpl.verification.reference import ReferenceComparison
 
 UNPROVED = "as far as headers show: nothing that was read could have shown a fault"
 EXAMPLE = "ucpl verify runs/on-8\nucpl verify mine --from 'model.ucpl:megatron(tp = 2)' --against theirs"
@@ -98,7 +98,7 @@ def verdict_object(found: Verdict) -> dict[str, object]:
     }
 
 
-def tell_against(found: Against, genuine: str, console: Console) -> None:
+def tell_against(found: ReferenceComparison, genuine: str, console: Console) -> None:
     """The result of a comparison with a genuine checkpoint."""
     console.say(
         f"against       {genuine}: {plural(found.tensors, 'stored tensor')}, {plural(found.elements, 'element')}"
@@ -118,7 +118,7 @@ def tell_against(found: Against, genuine: str, console: Console) -> None:
     console.diagnostics(found.findings)
 
 
-def against_object(found: Against | None) -> dict[str, object]:
+def against_object(found: ReferenceComparison | None) -> dict[str, object]:
     if found is None:
         return {}
     return {

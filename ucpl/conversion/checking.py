@@ -47,8 +47,8 @@ from ucpl.layout.library import KnownStatement, Reader
 from ucpl.layout.remedies import for_buffer, for_hole
 from ucpl.layout.scope import Scope, UnknownNumber, Value, at
 from ucpl.layout.statements import called_model, items_of
-from ucpl.lint.dead_statements import void_lines, void_plans, void_trained
-from ucpl.lint.duplicates import parts_twice, repeated_lines, stored_twice
+from ucpl.lint.dead_statements import dead_plan_names, dead_statements, dead_training
+from ucpl.lint.duplicates import overlapping_parts, repeated_lines, stored_twice
 from ucpl.lint.missing_tensors import (
     holes,
     states_of_some,
@@ -57,23 +57,23 @@ from ucpl.lint.missing_tensors import (
     unkept_states,
 )
 from ucpl.lint.no_effect import (
+    empty_parts,
+    empty_ranges,
     foreign_texts,
-    idle_lines,
-    idle_parts,
-    idle_ranges,
+    lines_without_effect,
     misspelt_states,
+    odd_conditions,
     odd_tensors,
-    odd_truths,
     unequal_fills,
     unknown_drops,
     unknown_parameters,
     unread_dims,
 )
-from ucpl.lint.plan_refusals import demand_held_fills, demand_plannable, odd_fills, odd_scales
-from ucpl.lint.swappable_parts import side_by_side, twins_text
-from ucpl.lint.unknown_kinds import kinds_astray
+from ucpl.lint.plan_refusals import check_fill_types, check_plannable, odd_fills, odd_scales
+from ucpl.lint.swappable_parts import swappable_parts, swappable_text
+from ucpl.lint.unknown_kinds import unknown_kinds
 from ucpl.lint.unused_names import CONFIG_UNREAD, reads_config, unused
-from ucpl.lint.wrong_scope import astray_lines
+from ucpl.lint.wrong_scope import lines_in_wrong_scope
 from ucpl.records import define, frozen
 from ucpl.registry import format_named
 from ucpl.texts import read_text, text_at
@@ -206,10 +206,10 @@ class _Checker:
                     self.count("plan")
                     self.guarded(partial(self.plan, statement), f"plan {statement.name}")
         for text in (
-            *odd_truths(self.file),
+            *odd_conditions(self.file),
             *odd_tensors(self.file),
-            *void_lines(self.file),
-            *kinds_astray(self.file),
+            *dead_statements(self.file),
+            *unknown_kinds(self.file),
             *unused(self.library, self.file),
             *repeated_lines(self.library, self.file),
         ):
@@ -416,13 +416,13 @@ class _Checker:
             self.remark(
                 f"{node.name} stores no {listed(states)}. Where that is meant, write `state {states[0]} = none`"
             )
-        twins = side_by_side(side.layout)
+        twins = swappable_parts(side.layout)
         if twins:
             self.remark(
-                f"of one size and side by side: {twins_text(twins)}. Swapped, they pass every check:"
+                f"of one size and side by side: {swappable_text(twins)}. Swapped, they pass every check:"
                 " only `ucpl verify MINE --against GENUINE`, or another witness, can tell"
             )
-        for span, dim, low, high in parts_twice(side.layout):
+        for span, dim, low, high in overlapping_parts(side.layout):
             fail(
                 "E304",
                 f"`{dim}[{low}..{high}]` stands in two parts, and each index stands once",
@@ -437,14 +437,14 @@ class _Checker:
             if buffer is not None:
                 fail("E313", f"{found}, the first {found.first}", at(buffer[1], "stored here"), remedy=buffer[0])
             fail("E313", f"{found}, the first {found.first}", at(entry.span, "stored here"), remedy=remedy)
-        demand_plannable(side.placement)
+        check_plannable(side.placement)
 
     def plan(self, node: nodes.Plan) -> None:
         source, target = (self.located(closed_call(self.file, call, self.given)) for call in (node.source, node.target))
-        for text in void_plans(node):
+        for text in dead_plan_names(node):
             self.remark(text)
         if source.layout.model_name != TRIAL:
-            for text in void_trained(node, source.layout, target.layout):
+            for text in dead_training(node, source.layout, target.layout):
                 self.remark(text)
             demand_states_left_out(node.drop, Voice(node), target.placement, source.placement)
             self.drops(node, source.layout)
@@ -492,7 +492,7 @@ class _Checker:
         given = evolve(self.given, sizes={**self.open_numbers(one.layout), **self.given.sizes})
         side = located(one, given, rank=rank)
         demand_names(side.layout)
-        demand_held_fills(side.layout)
+        check_fill_types(side.layout)
         if self.given.model is not None and self.given.model.name != TRIAL:
             for taken in side.layout.taken:
                 if not taken.names:
@@ -510,18 +510,18 @@ class _Checker:
             for text in misspelt_states(one.layout.items):
                 self.remark(text)
             return
-        for text in idle_lines(layout, one.layout.items, of_any=one.is_of_any):
+        for text in lines_without_effect(layout, one.layout.items, of_any=one.is_of_any):
             self.remark(text)
         items = tuple(items_of(self.library, nodes.Call(one.layout.name)))
         odd = (*unequal_fills(layout), *odd_fills(layout), *odd_scales(layout))
-        for text in (*odd, *astray_lines(layout, one.layout.items, items)):
+        for text in (*odd, *lines_in_wrong_scope(layout, one.layout.items, items)):
             self.remark(text)
         for text in (
-            idle_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()
+            empty_parts(layout, one.layout.items) if not one.is_of_any and not self.open_numbers(one.layout) else ()
         ):
             self.remark(text)
         models = (s for s in self.file.statements if isinstance(s, nodes.Model))
-        for text in idle_ranges(layout, [item for model in models for item in model.items]):
+        for text in empty_ranges(layout, [item for model in models for item in model.items]):
             self.remark(text)
 
 

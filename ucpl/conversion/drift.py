@@ -24,7 +24,7 @@ def demand_no_drift(plan: Plan, source: Checkpoint, bounds: DataPlane, placement
     placement: the source's, by which an element is named; without it, its tensor is.
     """
     from ucpl.conversion.keywords import options_from
-    from ucpl.verification.same_step import demand_one_step
+    from ucpl.verification.same_step import check_same_step
 
     element = None
     if placement is not None:
@@ -34,7 +34,7 @@ def demand_no_drift(plan: Plan, source: Checkpoint, bounds: DataPlane, placement
     bound = options_from(bounds)
     _demand_rates(source)
     try:
-        demand_one_step(plan.masters, source, bound.memory, bound.workers, element)
+        check_same_step(plan.masters, source, bound.memory, bound.workers, element)
     except UcplError as error:
         if error.diagnostics[0].code not in ("E600", "E601"):  # not what the plan was made for: the run says that
             raise

@@ -36,10 +36,10 @@ def run(
     from ucpl.formats.opening import framework
     from ucpl.runtime.execute import execute
     from ucpl.runtime.team import ALONE
-    from ucpl.verification.blobs import demand_alike
+    from ucpl.verification.blobs import check_equal_blobs
 
     for blob in plan.target.blobs:
-        demand_alike(blob.alike, blob.name, source.root)
+        check_equal_blobs(blob.alike, blob.name, source.root)
 
     def look(written: Path) -> None:
         try:

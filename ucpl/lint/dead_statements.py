@@ -15,14 +15,14 @@ from ucpl.layout import Layout
 from ucpl.layout.arithmetic import Operand, evaluated
 from ucpl.layout.near import nearest
 
-__all__ = ["constant_truth", "void_lines", "void_plans", "void_trained"]
+__all__ = ["constant_condition", "dead_statements", "dead_plan_names", "dead_training"]
 
 _OF_VALUES = (nodes.Name, nodes.Function)  # nodes that a condition can depend on
 # States that an optimizer makes of gradients. Masters have other names, and are copies of the weight.
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "step")
 
 
-def void_lines(file: nodes.File) -> Iterator[str]:
+def dead_statements(file: nodes.File) -> Iterator[str]:
     """Conditions without names, repeated names and lines, empty ranges, idle padding."""
     for statement in file.statements:
         if isinstance(statement, nodes.Assert):
@@ -300,7 +300,7 @@ def _of_nothing(items: Sequence[nodes.Record]) -> Iterator[str]:
                     )
 
 
-def void_plans(plan: nodes.Plan) -> Iterator[str]:
+def dead_plan_names(plan: nodes.Plan) -> Iterator[str]:
     """A plan's contradictory or repeated names, or equal sides."""
     said = {"drop": list(plan.drop), "freeze": list(plan.freeze), "train": [name for name, _ in plan.train]}
     for word, names in said.items():
@@ -319,7 +319,7 @@ def void_plans(plan: nodes.Plan) -> Iterator[str]:
         )
 
 
-def void_trained(plan: nodes.Plan, source: Layout, target: Layout) -> Iterator[str]:
+def dead_training(plan: nodes.Plan, source: Layout, target: Layout) -> Iterator[str]:
     """Names that a plan freezes or trains without effect, and unknown groups."""
     known = list(dict.fromkeys(name for side in (source, target) for name, _ in side.model_groups))
     trained = {name for name, tensor in source.tensors.items() if tensor.kind == "parameter"}
@@ -356,7 +356,7 @@ def _of_one_truth(asked: nodes.Expr, axes: Collection[str]) -> str:
 
     `axes`: names of mesh axes with one rank or more.
     """
-    truth = constant_truth(asked, axes)
+    truth = constant_condition(asked, axes)
     if truth is None:
         return ""
     said = "always holds" if truth else "never holds"
@@ -373,7 +373,7 @@ def _of_one_truth(asked: nodes.Expr, axes: Collection[str]) -> str:
     return f"{said}. Write the other number, or take it out"
 
 
-def constant_truth(asked: nodes.Expr, axes: Collection[str]) -> bool | None:
+def constant_condition(asked: nodes.Expr, axes: Collection[str]) -> bool | None:
     """The constant value of a condition, or None.
 
     None: it depends on names, or is not known.

@@ -23,7 +23,7 @@ from ucpl.layout.overlay import each_state, left_side
 from ucpl.layout.statements import items_of
 from ucpl.placement import Part, Pieces, Placement
 
-__all__ = ["parts_twice", "repeated_lines", "stored_twice"]
+__all__ = ["overlapping_parts", "repeated_lines", "stored_twice"]
 
 BOXES_MAX = 1_024  # of one tensor in one part: those of more are not looked at
 
@@ -72,7 +72,7 @@ def _meet(a: Pieces, i: int, b: Pieces, j: int) -> bool:
     return bool((np.maximum(a.low[i], b.low[j]) < np.minimum(a.high[i], b.high[j])).all())
 
 
-def parts_twice(layout: Layout) -> Iterator[tuple[Span, str, int, int]]:
+def overlapping_parts(layout: Layout) -> Iterator[tuple[Span, str, int, int]]:
     """Overlapping parts of one sum, `(n[..3] + n[2..])`: place, dim, range.
 
     The place is the entry's.

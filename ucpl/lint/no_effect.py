@@ -19,12 +19,12 @@ from ucpl.layout.near import for_dropped, for_parameter, nearest
 
 __all__ = [
     "foreign_texts",
-    "idle_lines",
-    "idle_parts",
-    "idle_ranges",
+    "lines_without_effect",
+    "empty_parts",
+    "empty_ranges",
     "misspelt_states",
     "odd_tensors",
-    "odd_truths",
+    "odd_conditions",
     "unequal_fills",
     "unknown_drops",
     "unknown_parameters",
@@ -36,7 +36,7 @@ _FORMS = ("torch", "safetensors")
 _FOREIGN = re.compile(r"%[ds]|%0?[0-9]+d|\$\{?\w*|<\w+>|\*")  # placeholders of other tools
 
 
-def idle_lines(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: bool) -> Iterator[str]:
+def lines_without_effect(layout: Layout, items: Iterable[nodes.LayoutItem], *, of_any: bool) -> Iterator[str]:
     """The layout's own statements without effect.
 
     Layouts of any model are written for families of models: for these, only `*` and unknown names are reported.
@@ -168,7 +168,7 @@ def foreign_texts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator
                 )
 
 
-def idle_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[str]:
+def empty_ranges(layout: Layout, items: Iterable[nodes.ModelItem]) -> Iterator[str]:
     """Numeric ranges of a model's tensors that are empty or too long."""
     for item in items:
         if not isinstance(item, nodes.Tensor):
@@ -190,7 +190,7 @@ def _of_a_range(part: nodes.Range, dim: str, size: int | None) -> str:
     return ""
 
 
-def idle_parts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
+def empty_parts(layout: Layout, items: Iterable[nodes.LayoutItem]) -> Iterator[str]:
     """Numeric parts of dims that begin behind their dim's end."""
     for item in items:
         match item:
@@ -331,7 +331,7 @@ def odd_tensors(file: nodes.File) -> Iterator[str]:
                 )
 
 
-def odd_truths(file: nodes.File) -> Iterator[str]:
+def odd_conditions(file: nodes.File) -> Iterator[str]:
     """`config.head_dim or 128`: 1 or 0 here, unlike in Python."""
     for node in walk(file):
         if (

@@ -18,14 +18,14 @@ from ucpl.placement import Pieces, Placement
 from ucpl.placement.boxes import overlaps
 from ucpl.tables import numbered
 
-__all__ = ["demand_held_fills", "demand_plannable", "odd_fills", "odd_scales"]
+__all__ = ["check_fill_types", "check_plannable", "odd_fills", "odd_scales"]
 
 _SCALES = ("f32", "bf16", "f16", "f64", "f8_e8m0fnu")
 _PRODUCTS = ("f32", "bf16", "f16", "f64")
 _BYTES = "u8"  # a file's type for numbers of any form, which a layout may use
 
 
-def demand_held_fills(layout: Layout) -> None:
+def check_fill_types(layout: Layout) -> None:
     """Check that the stored types hold the numbers of fills by name.
 
     `odd_fills` checks globs and classes: the source may have the tensors that they cannot fill. Raises: UcplError E315.
@@ -132,7 +132,7 @@ _OF_ONE_SIDE = ("E304", "E314")
 _JOINED = (Policy.MEAN, Policy.SUM, Policy.MAX)
 
 
-def demand_plannable(placement: Placement) -> None:
+def check_plannable(placement: Placement) -> None:
     """Reject a layout that can be no side of any plan.
 
     Raises: UcplError E304, E314.

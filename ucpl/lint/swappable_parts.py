@@ -15,11 +15,11 @@ from ucpl.layout import axes as ax
 from ucpl.layout.by_index import whole_name
 from ucpl.records import frozen
 
-__all__ = ["Twins", "side_by_side", "twins_text"]
+__all__ = ["SwappableParts", "swappable_parts", "swappable_text"]
 
 
 @frozen
-class Twins:
+class SwappableParts:
     """Parts of one entry that could be swapped.
 
     `tensors`: their names in the model.
@@ -32,18 +32,20 @@ class Twins:
         return f"{', '.join(self.tensors[:-1])} and {self.tensors[-1]} in {self.entry}"
 
 
-def side_by_side(layout: Layout) -> tuple[Twins, ...]:
+def swappable_parts(layout: Layout) -> tuple[SwappableParts, ...]:
     """All parts of one size, entry by entry.
 
     A part without a size here (a config leaves it open) does not count.
     """
-    found = (Twins(e.path, t) for e in layout.entries if len(e.targets) > 1 for t in _alike(e, layout))
+    found = (SwappableParts(e.path, t) for e in layout.entries if len(e.targets) > 1 for t in _alike(e, layout))
     return tuple(dict.fromkeys(found))
 
 
-def twins_text(twins: tuple[Twins, ...], most: int = 4) -> str:
+def swappable_text(twins: tuple[SwappableParts, ...], most: int = 4) -> str:
     """Name the parts; layers of different sizes are one line."""
-    said = list(dict.fromkeys(str(Twins(whole_name(t.entry), tuple(map(whole_name, t.tensors)))) for t in twins))
+    said = list(
+        dict.fromkeys(str(SwappableParts(whole_name(t.entry), tuple(map(whole_name, t.tensors)))) for t in twins)
+    )
     more = f", and so in {len(said) - most} more" if len(said) > most else ""
     return ", ".join(said[:most]) + more
 

@@ -12,12 +12,12 @@ from ucpl.language import nodes, print_expr
 from ucpl.language.walk import walk
 from ucpl.layout.near import nearest
 
-__all__ = ["kinds_astray"]
+__all__ = ["unknown_kinds"]
 
 Numbers = dict[str, nodes.Expr]
 
 
-def kinds_astray(file: nodes.File) -> Iterator[str]:
+def unknown_kinds(file: nodes.File) -> Iterator[str]:
     """Remarks on `where(list, word)`, each with its line."""
     top = _bound(s for s in file.statements if isinstance(s, nodes.Let))
     for statement in file.statements:

@@ -13,12 +13,14 @@ from ucpl.layout import Layout
 from ucpl.layout.layout import Entry
 from ucpl.layout.templates import template
 
-__all__ = ["astray_lines"]
+__all__ = ["lines_in_wrong_scope"]
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
-def astray_lines(layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[nodes.LayoutItem, ...]) -> Iterator[str]:
+def lines_in_wrong_scope(
+    layout: Layout, own: Iterable[nodes.LayoutItem], items: tuple[nodes.LayoutItem, ...]
+) -> Iterator[str]:
     """`own`: the layout's own statements.
 
     `items`: also those of the layouts that it extends.

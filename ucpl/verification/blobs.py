@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # `apply` compares copies, and needs no compiler
     from ucpl.placement import Placement
     from ucpl.placement.placement import Blob, BlobPlace
 
-__all__ = ["demand_alike", "held_blobs", "missing", "unlike_copies"]
+__all__ = ["check_equal_blobs", "compare_blobs", "missing", "find_wrong_copies"]
 
 Place = tuple[str, Key]
 
@@ -41,7 +41,7 @@ def _with_labels(d: Diagnostic, labels: tuple[Label, ...]) -> Diagnostic:
     return Diagnostic(d.code, d.message, (*d.labels, *labels), d.notes, d.remedy)
 
 
-def demand_alike(ways: Iterable[BlobWay], name: str, root: Path) -> None:
+def check_equal_blobs(ways: Iterable[BlobWay], name: str, root: Path) -> None:
     """Check that a plan's places for one value agree. Raises: UcplError E334."""
     pairs = [((w.source_file, w.source_key), (w.file, w.key)) for w in ways]
     found = list(_unlike(name, pairs, root))
@@ -49,7 +49,7 @@ def demand_alike(ways: Iterable[BlobWay], name: str, root: Path) -> None:
         raise UcplError(found[0])
 
 
-def unlike_copies(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
+def find_wrong_copies(placement: Placement, checkpoint: Checkpoint) -> list[Diagnostic]:
     """The first wrong copy of each blob. E334."""
     out = []
     for blob in placement.blobs:
@@ -92,7 +92,7 @@ def _unlike(name: str, pairs: Iterable[tuple[Place, Place]], root: Path) -> Iter
 # ---- two checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def held_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], int]:
+def compare_blobs(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], int]:
     """The differences, and the number of compared values.
 
     A `drop` on either side skips the blob.

@@ -9,29 +9,29 @@ from ucpl.extents import Seen, together
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.files.scalars import number_of
 from ucpl.graph import build
-from ucpl.lint.swappable_parts import Twins, side_by_side, twins_text
+from ucpl.lint.swappable_parts import SwappableParts, swappable_parts, swappable_text
 from ucpl.placement import Placement
 from ucpl.planning import Runs, order
 from ucpl.records import frozen
 from ucpl.runtime.compare import Comparison
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.verify import Verified, verify_files
-from ucpl.verification.blobs import unlike_copies
+from ucpl.verification.blobs import find_wrong_copies
 from ucpl.verification.elements import counted, finding
-from ucpl.verification.masters import dtype_of, weights_against_masters
-from ucpl.verification.proof.reductions import copies_of_members
-from ucpl.verification.reference import Against
-from ucpl.verification.target_check import hold_against
-from ucpl.verification.witnesses import (
+from ucpl.verification.evidence import (
     NO_MASTERS,
-    Witness,
-    WitnessRequest,
-    laid_otherwise,
-    masters_agree,
-    masters_say,
+    Evidence,
+    EvidenceRequest,
+    masters_agreement,
+    masters_evidence,
     stated_orders,
+    stored_differently,
     transformers_class,
 )
+from ucpl.verification.masters import dtype_of, weights_against_masters
+from ucpl.verification.proof.reductions import replica_moves
+from ucpl.verification.reference import ReferenceComparison
+from ucpl.verification.target_check import compare_target
 
 __all__ = ["Verdict", "verdict"]
 
@@ -56,7 +56,7 @@ class Verdict:
     copied: int  # elements of declared copies (replicas, tied tensors) that were compared
     rounded: int  # weights that were compared with their masters
     notes: tuple[str, ...] = ()
-    against: Against | None = None  # a genuine checkpoint, where one was given
+    against: ReferenceComparison | None = None  # a genuine checkpoint, where one was given
     is_evidenced: bool = True  # whether a digest, a copy, a master or a witness could have shown a fault
 
     def __bool__(self) -> bool:
@@ -67,7 +67,7 @@ def verdict(
     checkpoint: Checkpoint,
     placement: Placement,
     *,
-    asked: WitnessRequest | None = None,
+    asked: EvidenceRequest | None = None,
     memory: int = 512 << 20,
     workers: int = 2,
 ) -> Verdict:
@@ -92,7 +92,7 @@ def verdict(
         notes.append("" if found else _masters_text(held))
     except UcplError as error:
         findings += error.diagnostics
-    findings += unlike_copies(placement, checkpoint)
+    findings += find_wrong_copies(placement, checkpoint)
     notes += _steps(checkpoint)
     heard = [stated_orders(placement, checkpoint), _masters_seen(placement, held, findings)]
     if asked is not None and not findings:
@@ -102,9 +102,9 @@ def verdict(
         notes.append(f"{SAYS[w.verdict]} {w.name}: {w.detail}")
         notes += [f"{SAYS['absent']} {w.name}: {text}" for text in w.unseen]
     if heard[-1].name != "transformers" or heard[-1].verdict != "agrees" or heard[-1].unseen:
-        seen = laid_otherwise(placement) if heard[1].verdict == "agrees" else set()
-        twins = tuple(t for t in side_by_side(placement.layout) if not _is_shown(t, seen, held))
-        notes += [f"{TWINS} {twins_text(twins)}", WITNESS] if twins else [WITNESS]
+        seen = stored_differently(placement) if heard[1].verdict == "agrees" else set()
+        twins = tuple(t for t in swappable_parts(placement.layout) if not _is_shown(t, seen, held))
+        notes += [f"{TWINS} {swappable_text(twins)}", WITNESS] if twins else [WITNESS]
     is_evidenced = bool(
         files.bytes_protected
         or any(w.verdict == "agrees" for w in heard)
@@ -114,7 +114,7 @@ def verdict(
     return Verdict(tuple(findings), files, copied, rounded, said, is_evidenced=is_evidenced)
 
 
-def _is_shown(twins: Twins, seen: set[str], held: Comparison | None) -> bool:
+def _is_shown(twins: SwappableParts, seen: set[str], held: Comparison | None) -> bool:
     """Return True if a swap of these parts would show.
 
     Weights and masters that are laid out in different ways would then differ.
@@ -140,21 +140,21 @@ def _masters_text(held: Comparison | None) -> str:
     return f"{rounded}; {doubt}: that these are their masters is not witnessed" if doubt else rounded
 
 
-def _masters_seen(placement: Placement, held: Comparison | None, findings: list[Diagnostic]) -> Witness:
+def _masters_seen(placement: Placement, held: Comparison | None, findings: list[Diagnostic]) -> Evidence:
     """Weights and masters as evidence for the spec.
 
     Both laid out in one way share its mistakes.
     """
-    both = laid_otherwise(placement)
+    both = stored_differently(placement)
     if not both or held is None:
-        return masters_say("absent", NO_MASTERS)
+        return masters_evidence("absent", NO_MASTERS)
     wrong = next((d for d in findings if d.code == "E701"), None)
     if wrong is not None:
-        return masters_say("contradicts", wrong.message)
-    return masters_agree(held, both, "weights of {count} tensors are their masters, stored in another way, rounded")
+        return masters_evidence("contradicts", wrong.message)
+    return masters_agreement(held, both, "weights of {count} tensors are their masters, stored in another way, rounded")
 
 
-def _contradiction(witness: Witness, checkpoint: Checkpoint) -> Diagnostic:
+def _contradiction(witness: Evidence, checkpoint: Checkpoint) -> Diagnostic:
     return Diagnostic(
         "E707",
         f"{witness.name} contradicts the spec: {witness.detail}",
@@ -175,11 +175,11 @@ def _copies(
     plan = order(graph, name="copies")
     padding = list(check_padding(plan, checkpoint, memory=memory))
     checks = tuple(_turned(m) for m in plan.moves if m.kind == "check")
-    checks += tuple(copies_of_members(placement, plan))
+    checks += tuple(replica_moves(placement, plan))
     if not sum(m.elements for m in checks):
         return None, padding
     back = plan.of(sources=plan.targets, targets=plan.sources, moves=checks)
-    compared = hold_against(back, checkpoint, checkpoint, memory=memory, workers=workers)
+    compared = compare_target(back, checkpoint, checkpoint, memory=memory, workers=workers)
     return compared, padding + [finding("E700", u, placement, "copies differ") for u in compared]
 
 

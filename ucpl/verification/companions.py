@@ -20,7 +20,7 @@ from ucpl.records import define, frozen
 from ucpl.runtime.compare import Unequal
 from ucpl.verification.compare import reachable, stored_dtypes
 from ucpl.verification.elements import Pair, counted, element_at, only, pairs_of
-from ucpl.verification.target_check import hold_against
+from ucpl.verification.target_check import compare_target
 
 __all__ = ["Agreement", "agreement"]
 
@@ -96,7 +96,7 @@ def agreement(
             continue
         target = counted(only(there, pairs))
         graph = build(only(source, origin, {path for path, _ in pairs}), target, dtype_of=_dtype_of(shards))
-        compared = hold_against(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
+        compared = compare_target(order(graph, name="beside"), shards, model, memory=memory, workers=workers)
         elements += compared.elements
         seen = together((seen, *compared.seen.values()))
         asked.differs += _told(compared, target)

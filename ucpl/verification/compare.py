@@ -19,20 +19,20 @@ from ucpl.layout import LogicalTensor
 from ucpl.placement import Placement
 from ucpl.planning import order
 from ucpl.records import frozen
-from ucpl.verification.blobs import held_blobs
+from ucpl.verification.blobs import compare_blobs
 from ucpl.verification.elements import Pair, counted, only, pairs_of
-from ucpl.verification.envelopes import NO_GROUPS, Difference, EnvelopeComparison, Unsaid, beside, counted_names
+from ucpl.verification.envelopes import NO_GROUPS, Difference, EnvelopeComparison, OneSidedValue, beside, counted_names
 from ucpl.verification.rounding import (
     Rounded,
-    hold_narrower,
-    hold_rounded,
-    in_narrower,
-    in_two_dtypes,
+    compare_narrower,
+    compare_rounded,
     named,
+    weights_in_narrower_dtype,
+    weights_in_two_dtypes,
 )
-from ucpl.verification.target_check import hold_against
+from ucpl.verification.target_check import compare_target
 
-__all__ = ["Difference", "Likeness", "Unsaid", "likeness", "reachable", "stored_dtypes", "types_of"]
+__all__ = ["Difference", "Likeness", "OneSidedValue", "likeness", "reachable", "stored_dtypes", "types_of"]
 
 MEMORY = 512 << 20
 
@@ -51,7 +51,7 @@ class Likeness:
     bytes_live_max: int = 0
     derived: tuple[str, ...] = ()  # states that one side derives instead of storing
     values: int = 0  # other than tensors: hyper-parameters, counters, client_state keys
-    unsaid: tuple[Unsaid, ...] = ()  # values of one side alone that are no difference
+    unsaid: tuple[OneSidedValue, ...] = ()  # values of one side alone that are no difference
     rounded: tuple[Rounded, ...] = ()  # weights in two training dtypes, and their distance
     around: tuple[str, ...] = ()  # the kinds of the folders around them: no part of the state
     seconds: dict[str, float] = field(factory=dict)
@@ -88,19 +88,19 @@ def likeness(
     ours, theirs = pairs_of(here), pairs_of(there)
     alone = _alone(ours, theirs)
     dtypes = list(_dtypes(a, here, b, there, same))
-    silent: list[Unsaid] = []
+    silent: list[OneSidedValue] = []
     if weights:
         found = [d for d in found if d.name in here.layout.tensors or d.name in there.layout.tensors]
         ours, theirs = ({pair for pair in some if pair[1] == "weight"} for some in (ours, theirs))
         dtypes = [d for d in dtypes if d.state == "weight"]
-        narrow = in_narrower(dtypes)
-        apart = hold_narrower((a, here), (b, there), dtypes, bounds)
+        narrow = weights_in_narrower_dtype(dtypes)
+        apart = compare_narrower((a, here), (b, there), dtypes, bounds)
     else:
         kinds, silent = _kinds(a, here, b, there)
         found += kinds
-        trained = in_two_dtypes((a, here), (b, there), dtypes)
+        trained = weights_in_two_dtypes((a, here), (b, there), dtypes)
         narrow = dict.fromkeys(trained, "")
-        apart = hold_rounded((a, here), (b, there), trained, bounds)
+        apart = compare_rounded((a, here), (b, there), trained, bounds)
     found += [d for d in dtypes if d.state != "weight" or d.name not in narrow]
     found += apart.differences
     wrong = {(d.name, d.state) for d in dtypes}
@@ -123,13 +123,13 @@ def likeness(
         known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in x.extents.items()}
         plan = order(build(source, target, dtype_of=_dtype_of(known)), name="compare")
         derived += plan.derived
-        compared = hold_against(plan, x, y, memory=memory, workers=workers)
+        compared = compare_target(plan, x, y, memory=memory, workers=workers)
         elements += compared.elements
         read += compared.report.bytes_read
         live = max(live, compared.report.bytes_live_max)
         found += [named(u, target, turned) for u in compared]
     aside = beside(a, b) if not weights else EnvelopeComparison()
-    blobs, values = held_blobs(a, here, b, there) if not weights else ([], 0)
+    blobs, values = compare_blobs(a, here, b, there) if not weights else ([], 0)
     found += [*aside.differences, *blobs]
     unsaid = (*silent, *aside.unsaid)
     return Likeness(
@@ -173,7 +173,9 @@ def _models(here: Placement, there: Placement) -> list[Difference]:
     return out
 
 
-def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> tuple[list[Difference], list[Unsaid]]:
+def _kinds(
+    a: Checkpoint, here: Placement, b: Checkpoint, there: Placement
+) -> tuple[list[Difference], list[OneSidedValue]]:
     """Compare the kinds: trained, frozen, buffer.
 
     Weights alone do not have a kind; their loader decides it.
@@ -187,7 +189,7 @@ def _kinds(a: Checkpoint, here: Placement, b: Checkpoint, there: Placement) -> t
     by_kind: dict[str, list[str]] = {}
     for path in apart:
         by_kind.setdefault(known[path].kind, []).append(path)
-    return [], [Unsaid(counted_names(paths), kind, side, NO_GROUPS) for kind, paths in by_kind.items()]
+    return [], [OneSidedValue(counted_names(paths), kind, side, NO_GROUPS) for kind, paths in by_kind.items()]
 
 
 def _has(path: str, tensors: Mapping[str, LogicalTensor]) -> str:

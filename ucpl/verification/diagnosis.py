@@ -19,7 +19,7 @@ from ucpl.runtime.values import decode
 from ucpl.tables import I64
 from ucpl.verification.values import ValueTensors
 
-__all__ = ["Guesses", "StoredTensors"]
+__all__ = ["Diagnosis", "StoredTensors"]
 
 BYTES_MAX = 64 << 20  # of a stored tensor that is looked at
 CANDIDATES_MAX = 512  # stored tensors of one shape that are looked at for one guess
@@ -48,9 +48,9 @@ class StoredTensors:
 
 
 @frozen
-class Guesses:
+class Diagnosis:
     mine: StoredTensors
-    genuine: StoredTensors
+    reference: StoredTensors
     here: Mapping[Place, Extent]
     there: Mapping[Place, Extent]
     made: list[Place] = field(factory=list)
@@ -61,7 +61,7 @@ class Guesses:
         if extent.numel * DTYPES[extent.dtype].itemsize > BYTES_MAX or len(self.made) >= GUESSES_MAX:
             return ""
         self.made.append(place)
-        a, b = self.mine.read(place, extent), self.genuine.read(place, self.there[place])
+        a, b = self.mine.read(place, extent), self.reference.read(place, self.there[place])
         for look in (self.elsewhere, self.shifted, self.reordered, self.scattered):
             if said := look(place, a, b):
                 return said
@@ -74,7 +74,7 @@ class Guesses:
         if extent.numel * DTYPES[extent.dtype].itemsize > BYTES_MAX or len(self.made) >= GUESSES_MAX:
             return ""
         self.made.append(place)
-        one, other = (self.mine, self.genuine) if mine else (self.genuine, self.mine)
+        one, other = (self.mine, self.reference) if mine else (self.reference, self.mine)
         wanted = one.read(place, extent)
         alike = sorted((p for p, e in theirs.items() if _is_like(e, extent)), key=lambda p: p in ours)
         for p in alike[:CANDIDATES_MAX]:  # those that have no place on this side first
@@ -87,7 +87,7 @@ class Guesses:
         if a.size < 2:
             return ""
         for p in self.alike(place):
-            if np.array_equal(self.genuine.read(p, self.there[p]), a):
+            if np.array_equal(self.reference.read(p, self.there[p]), a):
                 return f"these numbers are {_named(p)} there: {_difference(place, p)}"
         return ""
 
@@ -137,7 +137,7 @@ class Guesses:
                 return ""
             known: dict[bytes, tuple[Place, int]] = {}
             for p in [place, *peers]:
-                for n, row in enumerate(_rows(np.moveaxis(self.genuine.read(p, self.there[p]), axis, 0))):
+                for n, row in enumerate(_rows(np.moveaxis(self.reference.read(p, self.there[p]), axis, 0))):
                     known.setdefault(row, (p, n))
             if len(known) > 1 and all(row in known for row in rows):
                 n = next(i for i, row in enumerate(rows) if known[row] != (place, i))

@@ -24,7 +24,7 @@ from ucpl.formats.megatron.legacy_arguments import besides_degrees
 from ucpl.records import define, frozen
 from ucpl.verification.values import ValueTensors, apart, value_text
 
-__all__ = ["NO_GROUPS", "Difference", "EnvelopeComparison", "Unsaid", "beside", "counted_names"]
+__all__ = ["NO_GROUPS", "Difference", "EnvelopeComparison", "OneSidedValue", "beside", "counted_names"]
 
 # Values that continue a run in the engine; the other blobs of an envelope are made anew for each target.
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")  # a run begins at 0
@@ -69,7 +69,7 @@ class Difference:
 
 
 @frozen
-class Unsaid:
+class OneSidedValue:
     """A value of one side alone, and the reason to allow it."""
 
     name: str
@@ -90,7 +90,7 @@ class EnvelopeComparison:
     """
 
     differences: list[Difference] = field(factory=list)
-    unsaid: list[Unsaid] = field(factory=list)
+    unsaid: list[OneSidedValue] = field(factory=list)
     count: int = 0
 
 
@@ -129,7 +129,7 @@ class _Pair:
         self.found.count += 1
         text = value_text(number_of(value))
         if why:
-            self.found.unsaid.append(Unsaid(name, text, side, why))
+            self.found.unsaid.append(OneSidedValue(name, text, side, why))
         else:
             a, b = (text, "nothing") if side == "A" else ("nothing", text)
             self.found.differences.append(Difference(kind, name, a=a, b=b))
@@ -167,7 +167,7 @@ class _Pair:
         text = f"{len(group.members)} parameters, the first {group.members[0] if group.members else 'none'}"
         self.found.count += 1
         if not other.groups and len(own.groups) == 1 and not group.hyper:
-            self.found.unsaid.append(Unsaid(name, text, side, NO_GROUPS))
+            self.found.unsaid.append(OneSidedValue(name, text, side, NO_GROUPS))
         else:
             a, b = (text, "nothing") if side == "A" else ("nothing", text)
             self.found.differences.append(Difference("group", name, a=a, b=b))
@@ -250,7 +250,7 @@ class _Pair:
             held = _scaling((self.a if side == "A" else self.b).blobs)
             text = f"{'dynamic' if held['dynamic'] else 'fixed'}, at {held['cur_scale']}"
             self.found.count += 1
-            self.found.unsaid.append(Unsaid("loss_scaler", text, side, _OTHER_DTYPE))
+            self.found.unsaid.append(OneSidedValue("loss_scaler", text, side, _OTHER_DTYPE))
             return
         if "loss_scaler" in self.a.blobs and "loss_scaler" in self.b.blobs:
             self.hold("carried", "loss_scaler", self.a.blobs["loss_scaler"], self.b.blobs["loss_scaler"])

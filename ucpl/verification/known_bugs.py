@@ -18,13 +18,13 @@ from ucpl.registry import format_named
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.values import decode, encode
 
-__all__ = ["moved_by", "said_of"]
+__all__ = ["master_shift", "shifted_masters_report"]
 
 LOOKED_AT = 1 << 20  # elements of a chunk, at most
 _TOLD = 8  # of them that must agree
 
 
-def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
+def shifted_masters_report(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
     """Notes and a remedy for a shifted master.
 
     Empty if it is not shifted.
@@ -33,7 +33,7 @@ def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], 
         return (), ""
     weight = _extent(checkpoint, unequal.file, unequal.key)
     master = _extent(checkpoint, unequal.source_file, unequal.source_key)
-    moved = moved_by(checkpoint, weight, master) if weight is not None and master is not None else 0
+    moved = master_shift(checkpoint, weight, master) if weight is not None and master is not None else 0
     if not moved:
         return (), ""
     return (
@@ -45,7 +45,7 @@ def said_of(unequal: Unequal, checkpoint: Checkpoint) -> tuple[tuple[str, ...], 
     )
 
 
-def moved_by(checkpoint: Checkpoint, weight: Extent, master: Extent) -> int:
+def master_shift(checkpoint: Checkpoint, weight: Extent, master: Extent) -> int:
     """The number of elements by which a chunk's master is shifted.
 
     0 if it is another's.

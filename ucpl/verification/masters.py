@@ -37,21 +37,21 @@ def weights_against_masters(
 
     None: not both are stored. Findings are E701.
     """
-    from ucpl.verification.target_check import hold_against
+    from ucpl.verification.target_check import compare_target
 
     plan = masters_of(placement, dtype_of(checkpoint))
     if plan is None:
         return None, []
-    compared = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    compared = compare_target(plan, checkpoint, checkpoint, memory=memory, workers=workers)
     weights = _weights(placement)
     return compared, [_found(u, weights, checkpoint) for u in compared]
 
 
 def _found(unequal: Unequal, weights: Placement, checkpoint: Checkpoint) -> Diagnostic:
-    from ucpl.verification.known_bugs import said_of
+    from ucpl.verification.known_bugs import shifted_masters_report
 
     said = finding("E701", unequal, weights, "the weight is not its master, rounded")
-    notes, remedy = said_of(unequal, checkpoint)
+    notes, remedy = shifted_masters_report(unequal, checkpoint)
     return evolve(said, notes=notes, remedy=remedy or said.remedy)
 
 

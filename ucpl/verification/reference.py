@@ -29,7 +29,7 @@ from ucpl.registry import format_named
 from ucpl.runtime.evidence import check_padding
 from ucpl.runtime.values import decode, first_half, value_text
 from ucpl.tables import I64, Bools
-from ucpl.verification.diagnosis import Guesses, StoredTensors
+from ucpl.verification.diagnosis import Diagnosis, StoredTensors
 from ucpl.verification.elements import counted as counted_places
 from ucpl.verification.elements import element_in
 from ucpl.verification.envelopes import counted_names
@@ -37,7 +37,7 @@ from ucpl.verification.group_values import unlike_hypers, unlike_numbers
 from ucpl.verification.masters import dtype_of
 from ucpl.verification.tiles import TensorBoxes, tiles_of
 
-__all__ = ["Against", "hold_genuine"]
+__all__ = ["ReferenceComparison", "compare_with_reference"]
 
 FILES_SHOWN = 4  # of those that no line names
 _NONE_ALIKE = "no stored tensor of this layout is there: if it has another one, `ucpl compare A B` compares the two"
@@ -54,7 +54,7 @@ Place = tuple[str, tuple[str, ...]]
 
 
 @frozen
-class Against:
+class ReferenceComparison:
     """The compared tensors and the differences.
 
     Of the stored tensors of one line, the first is a finding.
@@ -71,12 +71,12 @@ class Against:
         return not self.findings
 
 
-def hold_genuine(mine: Checkpoint, placement: Placement, genuine: Checkpoint) -> Against:
+def compare_with_reference(mine: Checkpoint, placement: Placement, reference: Checkpoint) -> ReferenceComparison:
     """Compare every stored tensor.
 
     Raises: UcplError E610, E611 (one of them cannot be read).
     """
-    return _Holding(mine, placement, genuine).run()
+    return _Holding(mine, placement, reference).run()
 
 
 Finding = Callable[[], Diagnostic]  # of a stored tensor that differs: only the first of a line is put into words
@@ -98,10 +98,10 @@ class _Apart:
 class _Holding:
     mine: Checkpoint
     placement: Placement
-    genuine: Checkpoint
+    reference: Checkpoint
     here: dict[Place, Extent] = field(init=False)
     there: dict[Place, Extent] = field(init=False)
-    guesses: Guesses = field(init=False)
+    diagnosis: Diagnosis = field(init=False)
     findings: list[Diagnostic] = field(factory=list)
     tensors: int = 0
     elements: int = 0
@@ -111,10 +111,10 @@ class _Holding:
     alike: list[str] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self.here, self.there = _places(self.mine), _places(self.genuine)
-        self.guesses = Guesses(StoredTensors(self.mine), StoredTensors(self.genuine), self.here, self.there)
+        self.here, self.there = _places(self.mine), _places(self.reference)
+        self.diagnosis = Diagnosis(StoredTensors(self.mine), StoredTensors(self.reference), self.here, self.there)
 
-    def run(self) -> Against:
+    def run(self) -> ReferenceComparison:
         met: set[Place] = set()
         self.files()
         for part in self.placement.parts:
@@ -134,7 +134,7 @@ class _Holding:
         constant = () if why or not self.constant else (f"{_CONSTANT}: {counted_names(self.constant)}",)
         alike = () if why or not self.alike else (f"{_ALIKE}: {counted_names(self.alike)}",)
         doubts = (why,) if why else (*constant, *alike)
-        return Against(tuple(self.findings), self.tensors, self.elements, self.differing, doubts, not why)
+        return ReferenceComparison(tuple(self.findings), self.tensors, self.elements, self.differing, doubts, not why)
 
     # ---- one stored tensor -----------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class _Holding:
             f"{name} of {place[0]}, {part.state} of `{part.label}`, has {what} {here} here and {there} there",
             (
                 Label(str(self.mine.root / place[0]), here, where=name),
-                Label(str(self.genuine.root / place[0]), there, where=name),
+                Label(str(self.reference.root / place[0]), there, where=name),
                 *_line(part),
             ),
             remedy=catalogue()[code].remedy,
@@ -177,7 +177,7 @@ class _Holding:
         raw = (b"", b"")
         runs = a.is_contiguous and b.is_contiguous
         seen = Seen()
-        with TensorBoxes.of(self.mine.root, a) as here, TensorBoxes.of(self.genuine.root, b) as there:
+        with TensorBoxes.of(self.mine.root, a) as here, TensorBoxes.of(self.reference.root, b) as there:
             for tile in tiles_of(a.shape, size, is_row_major=runs):
                 x, y = here.read(tile), there.read(tile)
                 if not seen.varies:
@@ -244,14 +244,14 @@ class _Holding:
             half = first_half(*raw)
             here, there = (value_text(bits, "f4_e2m1fn", "high" if half else "low") for bits in raw)
             position = 2 * position + half
-        guess = self.guesses.of(place)
+        guess = self.diagnosis.of(place)
         return Diagnostic(
             "E702",
             f"{part.state} of {element_in(self.placement, part, number, position)} is {here.partition(' ')[0]} here"
             f" and {there.partition(' ')[0]} there",
             (
                 Label(str(self.mine.root / extent.file), here, where=where),
-                Label(str(self.genuine.root / self.there[place].file), there, where=where),
+                Label(str(self.reference.root / self.there[place].file), there, where=where),
                 *_line(part),
             ),
             (f"{apart.count:,} of {extent.numel:,} elements of this stored tensor differ", *([guess] if guess else [])),
@@ -264,12 +264,12 @@ class _Holding:
         Without a plan, other findings have the reason.
         """
         try:
-            plan = order(build(self.placement, counted_places(self.placement), dtype_of=dtype_of(self.genuine)))
-            found = check_padding(plan, self.genuine)
+            plan = order(build(self.placement, counted_places(self.placement), dtype_of=dtype_of(self.reference)))
+            found = check_padding(plan, self.reference)
         except UcplError:
             return
         self.differing += len(found)
-        root = self.genuine.root
+        root = self.reference.root
         self.findings += [
             evolve(
                 d,
@@ -285,13 +285,13 @@ class _Holding:
 
     def alone(self, part: Part, place: Place) -> Diagnostic:
         extent, name = self.here[place], key_text(place[1])
-        twin = self.guesses.twin(place, mine=True)
+        twin = self.diagnosis.twin(place, mine=True)
         return Diagnostic(
             "E703",
             f"{name} of {place[0]}, {part.state} of `{part.label}`, is here alone",
             (
                 Label(str(self.mine.root / place[0]), f"{list(extent.shape)} {extent.dtype}", where=name),
-                Label(str(self.genuine.root / place[0]), "has no such key", where=name),
+                Label(str(self.reference.root / place[0]), "has no such key", where=name),
                 *_line(part),
             ),
             (f"there, its numbers are {twin}",) if twin else (),
@@ -306,12 +306,12 @@ class _Holding:
         self.differing += len(places)
         for group in alike.values():
             place, name = group[0], key_text(group[0][1])
-            extent, twin = self.there[place], self.guesses.twin(place, mine=False)
+            extent, twin = self.there[place], self.diagnosis.twin(place, mine=False)
             found = Diagnostic(
                 "E704",
                 f"{name} of {place[0]}, {list(extent.shape)}, is there alone",
                 (
-                    Label(str(self.genuine.root / extent.file), f"{list(extent.shape)} {extent.dtype}", where=name),
+                    Label(str(self.reference.root / extent.file), f"{list(extent.shape)} {extent.dtype}", where=name),
                     Label(str(self.mine.root / place[0]), "has no such key", where=name),
                 ),
                 (f"here, its numbers are {twin}",) if twin else (),
@@ -322,11 +322,11 @@ class _Holding:
 
     def files(self) -> None:
         """Report files of the genuine checkpoint that no line names."""
-        named = {*self.genuine.files, *(e.file for e in self.genuine.extents.values())}
+        named = {*self.reference.files, *(e.file for e in self.reference.extents.values())}
         kinds = {Path(e.file).suffix for e in self.here.values()}
-        if not format_named(self.genuine.format).is_of_a_spec or not self.genuine.top.is_dir():
+        if not format_named(self.reference.format).is_of_a_spec or not self.reference.top.is_dir():
             return
-        root = self.genuine.root
+        root = self.reference.root
         found = (p for kind in sorted(kinds) for p in sorted(root.rglob(f"*{kind}")))
         for path in [p for p in found if p.relative_to(root).as_posix() not in named][:FILES_SHOWN]:
             self.differing += 1

@@ -24,17 +24,17 @@ from ucpl.records import define, frozen
 from ucpl.runtime.compare import Measured, Unequal
 from ucpl.verification.elements import counted, element_at, only, pairs_of
 from ucpl.verification.envelopes import Difference
-from ucpl.verification.target_check import hold_against, measure_against
+from ucpl.verification.target_check import compare_target, measure_target
 
 __all__ = [
     "Bounds",
     "DtypeDistance",
     "Rounded",
     "Side",
-    "hold_narrower",
-    "hold_rounded",
-    "in_narrower",
-    "in_two_dtypes",
+    "compare_narrower",
+    "compare_rounded",
+    "weights_in_narrower_dtype",
+    "weights_in_two_dtypes",
     "named",
 ]
 
@@ -76,7 +76,7 @@ class DtypeDistance:
     bytes_read: int = 0
 
 
-def in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dict[str, tuple[str, str]]:
+def weights_in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dict[str, tuple[str, str]]:
     """Parameters whose weights have two training dtypes, one on each side.
 
     `dtypes`: pairs of two types.
@@ -92,7 +92,7 @@ def in_two_dtypes(a: Side, b: Side, dtypes: Sequence[Difference]) -> dict[str, t
     }
 
 
-def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: Bounds) -> DtypeDistance:
+def compare_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: Bounds) -> DtypeDistance:
     """Compare weights with those that the other side implies. Bit for bit.
 
     It also measures the distance.
@@ -106,7 +106,7 @@ def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: B
         alone = {p for p in dtypes.keys() - masters if _can_be_rounded(dtypes[p], turned)}
         if masters or alone:
             held.hold((b, a) if turned else (a, b), (masters, alone), turned, bounds)
-    apart, read = measure_against(_plan(a, b, (set(), {*dtypes}), once=True), a[0], b[0], **bounds)
+    apart, read = measure_target(_plan(a, b, (set(), {*dtypes}), once=True), a[0], b[0], **bounds)
     rounded = tuple(_rounded(path, both, apart[path], mastered) for path, both in dtypes.items())
     wrong = held.wrong(mastered[0] | mastered[1])
     lost = [r for r in rounded if r.is_lost and r.name not in {d.name for d in wrong}]
@@ -114,7 +114,7 @@ def hold_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds: B
     return DtypeDistance(rounded, (*wrong, *said), held.elements, held.bytes_read + read)
 
 
-def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
+def weights_in_narrower_dtype(dtypes: Sequence[Difference]) -> dict[str, str]:
     """Weights in fp32 on one side and 16 bits on the other.
 
     The narrower dtype, by tensor.
@@ -127,19 +127,19 @@ def in_narrower(dtypes: Sequence[Difference]) -> dict[str, str]:
     return found
 
 
-def hold_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds) -> DtypeDistance:
+def compare_narrower(a: Side, b: Side, dtypes: Sequence[Difference], bounds: Bounds) -> DtypeDistance:
     """Compare weights in the narrower of their two dtypes.
 
     Fp32 is rounded to nearest even, 16 bits are unchanged.
     """
-    narrow = in_narrower(dtypes)
+    narrow = weights_in_narrower_dtype(dtypes)
     wide_in_b = {d.name for d in dtypes if d.name in narrow and d.b == _WHOLE}
     elements = read = 0
     wrong: list[Difference] = []
     for turned, paths in ((False, narrow.keys() - wide_in_b), (True, wide_in_b)):
         if paths:
             x, y = (b, a) if turned else (a, b)
-            compared = hold_against(_plan(x, y, (set(), {*paths})), x[0], y[0], **bounds)
+            compared = compare_target(_plan(x, y, (set(), {*paths})), x[0], y[0], **bounds)
             elements += compared.elements
             read += compared.report.bytes_read
             wrong += [named(u, _target(y[1], {*paths}), turned) for u in compared]
@@ -174,7 +174,7 @@ class _Held:
         """
         x, y = sides
         every = paths[0] | paths[1]
-        compared = hold_against(_plan(x, y, paths), x[0], y[0], **bounds)
+        compared = compare_target(_plan(x, y, paths), x[0], y[0], **bounds)
         self.elements += compared.elements
         self.bytes_read += compared.report.bytes_read
         self.tried.update(every)

@@ -16,15 +16,15 @@ from ucpl.planning.plan import Plan, Runs
 from ucpl.runtime.compare import Unequal
 from ucpl.runtime.evidence import damage_in
 from ucpl.tables import I64, once
-from ucpl.verification.known_bugs import said_of
-from ucpl.verification.target_check import hold_against
+from ucpl.verification.known_bugs import shifted_masters_report
+from ucpl.verification.target_check import compare_target
 
-__all__ = ["demand_one_step"]
+__all__ = ["check_same_step"]
 
 SAMPLE = 1024  # elements of a run that are looked at
 
 
-def demand_one_step(
+def check_same_step(
     masters: Plan | None,
     checkpoint: Checkpoint,
     memory: int,
@@ -43,7 +43,7 @@ def demand_one_step(
         return 0
     some = tuple(_sample(m) for m in masters.moves if m.kind == "copy")
     sampled = masters.of(sources=masters.sources, targets=masters.targets, moves=some)
-    compared = hold_against(sampled, checkpoint, checkpoint, memory=memory, workers=workers)
+    compared = compare_target(sampled, checkpoint, checkpoint, memory=memory, workers=workers)
     for unequal in compared:
         _refuse(unequal, checkpoint, element or (lambda u: f"weight of {u.label}"), memory)
     return compared.elements
@@ -78,5 +78,5 @@ def _refuse(unequal: Unequal, checkpoint: Checkpoint, element: Callable[[Unequal
         Label(unequal.file, unequal.value, where=f"{unequal.key}{list(unequal.element)}"),
         Label(unequal.source_file, unequal.wanted, where=f"{unequal.source_key}{list(unequal.source_element)}"),
     )
-    notes, remedy = said_of(unequal, checkpoint)
+    notes, remedy = shifted_masters_report(unequal, checkpoint)
     raise UcplError(Diagnostic("E615", text, labels, notes, remedy or catalogue()["E615"].remedy))

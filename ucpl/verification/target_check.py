@@ -11,10 +11,10 @@ from ucpl.files.checkpoint import Checkpoint
 from ucpl.planning import Plan
 from ucpl.runtime.compare import Comparison, Measured, compare, measure
 
-__all__ = ["hold_against", "measure_against"]
+__all__ = ["compare_target", "measure_target"]
 
 
-def hold_against(plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int, workers: int) -> Comparison:
+def compare_target(plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int, workers: int) -> Comparison:
     """Compare `target` with the plan's result for `source`.
 
     Tensors without moves are not compared, in any dtype.
@@ -22,7 +22,7 @@ def hold_against(plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: 
     return compare(_typed(plan, target), source, target, memory=memory, workers=workers)
 
 
-def measure_against(
+def measure_target(
     plan: Plan, source: Checkpoint, target: Checkpoint, *, memory: int, workers: int
 ) -> tuple[dict[str, Measured], int]:
     """The distance of `target` from the plan's result, by tensor.

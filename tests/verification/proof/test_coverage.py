@@ -39,7 +39,7 @@ def refused(graph: Graph) -> tuple[str, str]:
     return found.code, found.message
 
 
-def told(graph: Graph) -> list[Runs]:
+def tables(graph: Graph) -> list[Runs]:
     """The graph's moves, tensor by tensor."""
     return list(order(graph).moves)
 
@@ -51,7 +51,7 @@ def planted(graph: Graph, runs: list[Runs]) -> Graph:
 
 def changed(graph: Graph, number: int, **columns: Any) -> Graph:
     """With other values in columns of one kind's moves."""
-    runs = told(graph)
+    runs = tables(graph)
     runs[number] = runs[number].replace(**columns)
     return planted(graph, runs)
 
@@ -80,7 +80,7 @@ def test_a_right_graph_is_proved_and_any_shift_is_found(pair: tuple[Example, Exa
 
 def demand_found_of_a_move(graph: Graph, chance: Any) -> None:
     """Any end of any move is shifted."""
-    runs = told(graph)
+    runs = tables(graph)
     some = [i for i, r in enumerate(runs) if r.kind == "copy" and len(r)]
     if not some:
         return
@@ -114,7 +114,7 @@ def test_a_proof_in_parts_says_what_one_in_one_part_says(monkeypatch: pytest.Mon
     None is left out between two parts, and the last one counts.
     """
     graph = joined()
-    runs = told(graph)
+    runs = tables(graph)
     monkeypatch.setattr("ucpl.verification.proof.coverage.AT_ONCE", at_once)
     monkeypatch.setattr("ucpl.verification.proof.moves.AT_ONCE", at_once)
     prove(graph)
@@ -141,7 +141,7 @@ def test_a_state_that_is_declared_with_another_and_stored_elsewhere(side: str) -
 
 def test_two_moves_of_one_size_whose_targets_are_swapped() -> None:
     graph = joined()
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     offset = runs[i].target_offset.copy()
     home = runs[i].target.copy()
@@ -155,7 +155,7 @@ def test_two_moves_of_one_size_whose_targets_are_swapped() -> None:
 
 def test_two_moves_of_one_size_whose_sources_are_swapped() -> None:
     graph = joined()
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     offset, home = runs[i].source_offset.copy(), runs[i].source.copy()
     a, b = rows[0], next(r for r in rows if home[r] != home[rows[0]])
@@ -169,7 +169,7 @@ def test_two_moves_of_one_size_whose_sources_are_swapped() -> None:
 def test_two_strides_swapped() -> None:
     text = TWO.replace("a = 4, b = 3", "a = 4, b = 4")
     graph = joined("rows(tp = 1)", "columns(tp = 2)", text)
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     stride = runs[i].source_stride.copy()
     stride[rows[0]] = stride[rows[0]][::-1]
@@ -187,7 +187,7 @@ def test_two_parts_that_are_in_turn_and_change_places() -> None:
         'layout y() of m {\n  file weights = torch "f"\n  p = a (u: one + w: one) as "p"\n}\n'
     )
     graph = joined("x()", "y()", text)
-    (runs,) = told(graph)
+    (runs,) = tables(graph)
     one = runs.take(np.zeros(1, dtype=np.int64)).replace(
         shape=np.array([[6]]),
         source_offset=np.array([0]),
@@ -203,7 +203,7 @@ def test_two_parts_that_are_in_turn_and_change_places() -> None:
 
 def test_a_hole() -> None:
     graph = joined()
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     runs[i] = runs[i].take(np.setdiff1d(np.arange(len(runs[i])), rows[3:4]))
     code, message = refused(planted(graph, runs))
@@ -216,7 +216,7 @@ def test_a_hole_and_an_overlap_of_its_size() -> None:
     Every count is as it was.
     """
     graph = joined()
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     which = np.arange(len(runs[i]))
     which[rows[3]] = rows[0]
@@ -227,7 +227,7 @@ def test_a_hole_and_an_overlap_of_its_size() -> None:
 def test_a_move_into_padding() -> None:
     text = TWO.replace("w = a b@tp as", "w = pad(a, 3) b@tp as")
     graph = joined("rows(tp = 1)", "columns(tp = 1)", text)
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     offset = runs[i].target_offset.copy()
     offset[rows[0]] += 3
@@ -239,7 +239,7 @@ def test_a_move_into_padding() -> None:
 
 def test_a_copy_that_nobody_checks() -> None:
     graph = joined()
-    assert refused(planted(graph, [r for r in told(graph) if r.kind != "check"])) == (
+    assert refused(planted(graph, [r for r in tables(graph) if r.kind != "check"])) == (
         "E343",
         "weight of v[a=0] is neither used nor checked as a copy",
     )
@@ -248,7 +248,7 @@ def test_a_copy_that_nobody_checks() -> None:
 def test_a_stored_tensor_that_nobody_reads() -> None:
     """Only a part of a tensor is moved, from a stored tensor too few."""
     graph = joined()
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "w")
     keep = np.setdiff1d(np.arange(len(runs[i])), rows[runs[i].source[rows] == runs[i].source[rows].max()])
     runs[i] = runs[i].take(keep)
@@ -257,7 +257,7 @@ def test_a_stored_tensor_that_nobody_reads() -> None:
 
 def test_a_state_moved_into_another() -> None:
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
-    runs = told(graph)
+    runs = tables(graph)
     exp_avg = next(i for i, r in enumerate(runs) if r.state == "exp_avg")
     other = next(r for r in runs if r.state == "exp_avg_sq")
     code, message = refused(changed(graph, exp_avg, source=other.source))
@@ -299,7 +299,7 @@ def test_a_placement_that_lacks_an_element() -> None:
     graph = joined("rows(tp = 1)", "columns(tp = 1)")
     part = next(p for p in graph.target.parts if p.label == "v")
     part.folded.high[0, 0] = 3
-    runs = told(graph)
+    runs = tables(graph)
     i, rows = copies(runs, graph, "v")
     shape = runs[i].shape.copy()
     shape[rows[0], 0] = 3
@@ -321,7 +321,7 @@ def test_two_states_that_are_written_in_each_other_s_place() -> None:
     Only where it goes is another state's.
     """
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
-    runs = told(graph)
+    runs = tables(graph)
     one, other = (next(i for i, r in enumerate(runs) if r.state == state) for state in ("exp_avg", "exp_avg_sq"))
     runs[one], runs[other] = runs[one].replace(target=runs[other].target), runs[other].replace(target=runs[one].target)
     code, message = refused(planted(graph, runs))
@@ -370,7 +370,7 @@ LED = (
 def unchecked(source: str) -> Graph:
     graph = joined(source, "led(dp = 1, tp = 1)", LED)
     prove(graph)
-    return planted(graph, [r for r in told(graph) if r.kind == "copy"])
+    return planted(graph, [r for r in tables(graph) if r.kind == "copy"])
 
 
 def test_what_leads_is_held_against_its_equals() -> None:
@@ -390,6 +390,6 @@ def test_what_leads_gives_way_to_a_home_that_counts() -> None:
     What leads is not looked at, and nothing is said of it.
     """
     graph = joined("held(dp = 2, tp = 3)", "led(dp = 1, tp = 1)", LED)
-    read = {str(graph.sources[n].key) for r in told(graph) for n in r.source.tolist()}
+    read = {str(graph.sources[n].key) for r in tables(graph) for n in r.source.tolist()}
     assert read and all("whole" in key for key in read)
     prove(graph)

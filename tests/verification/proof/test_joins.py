@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.verification.proof.joins import I64, Pieces, are_exact, between, first_left, pairs
+from ucpl.verification.proof.intervals import I64, Pieces, are_exact, between, first_left, pairs
 
 Box = tuple[tuple[int, int], ...]
 spans = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda s: (s[0], s[0] + s[1]))

@@ -12,8 +12,8 @@ from ucpl.graph import Graph, build
 from ucpl.placement import locate
 from ucpl.testing import Example
 from ucpl.verification.proof.coverage import prove
-from ucpl.verification.proof.joins import pairs_in
-from ucpl.verification.proof.reductions import Brought, places
+from ucpl.verification.proof.intervals import pairs_in
+from ucpl.verification.proof.reductions import CombinedParts, places
 
 TEXT = (
     "ucpl 1\nmodel m {\n dim a = 4\n dtype f32\n v : a\n}\n"
@@ -39,7 +39,7 @@ def found(made: Graph) -> tuple[str, str]:
 
 
 def over(made: Graph, axes: tuple[tuple[int, int], ...]) -> Graph:
-    (runs,) = mv.told(made)
+    (runs,) = mv.tables(made)
     mv._plant(made, [evolve(runs, over=axes)])
     return made
 
@@ -58,7 +58,7 @@ def test_a_mean_where_the_layout_says_sum_is_refused() -> None:
 
 def test_one_addend_that_is_copied_is_refused() -> None:
     made = graph()
-    (runs,) = mv.told(made)
+    (runs,) = mv.tables(made)
     rank_of = [made.sources[int(s)].rank for s in runs.source.tolist()]
     one = runs.take(runs.source == runs.source[rank_of.index(4)])
     mv._plant(made, [evolve(one, kind="copy", over=())])
@@ -78,7 +78,7 @@ def twice() -> Graph:
 
 
 def row_of(made: Graph, source: str, target: str) -> tuple[int, int]:
-    (runs,) = mv.told(made)
+    (runs,) = mv.tables(made)
     ends = [
         (made.sources[s].file, made.targets[t].file)
         for s, t in zip(runs.source.tolist(), runs.target.tolist(), strict=True)
@@ -102,7 +102,7 @@ def test_a_part_that_is_put_in_twice_is_reported() -> None:
     mv.instead(made, row_of(made, "0.1.pt", "1.pt"), row_of(made, "0.2.pt", "1.pt"))
     assert found(made) == ("E346", "weight of v[a=0] is put together without its part in 0.1.pt: v")
     made = twice()
-    (runs,) = mv.told(made)
+    (runs,) = mv.tables(made)
     mv._plant(made, [runs.take(np.array([*range(len(runs)), row_of(made, "0.2.pt", "1.pt")[1]]))])
     assert found(made) == ("E346", "weight of v[a=0] has one of its parts twice: 0.2.pt: v")
 
@@ -111,7 +111,7 @@ def test_places_that_two_sources_divide_in_two_ways_count_once() -> None:
     """One part has all of a piece in one box, another in two; a third piece is another tensor's."""
     low = np.array([[0, 0], [0, 0], [2, 0], [1, 1]])
     high = np.array([[4, 3], [2, 3], [4, 3], [2, 2]])
-    boxes = places(Brought(np.array([0, 1, 2, 3]), np.array([5, 5, 5, 6]), low, high), 2)
+    boxes = places(CombinedParts(np.array([0, 1, 2, 3]), np.array([5, 5, 5, 6]), low, high), 2)
     for piece, size in ((5, 12), (6, 1)):
         mine = boxes.piece == piece
         index = [i for a, b in zip(boxes.low[mine], boxes.high[mine], strict=True) for i in np.ndindex(*(b - a))]

@@ -23,7 +23,7 @@ from ucpl.layout.layout import Policy
 from ucpl.placement import element_name
 from ucpl.tables import once
 from ucpl.verification.proof.fills import fill_boxes, prove_fills
-from ucpl.verification.proof.joins import (
+from ucpl.verification.proof.intervals import (
     I64,
     Boxes,
     MovedBoxes,
@@ -39,9 +39,9 @@ from ucpl.verification.proof.joins import (
     pairs_in,
     positions_of,
 )
-from ucpl.verification.proof.live_rows import demand_live_rows
+from ucpl.verification.proof.live_rows import check_live_rows
 from ucpl.verification.proof.moves import AT_ONCE, ONE_BY_ONE, boxes_of, element_boxes
-from ucpl.verification.proof.reductions import brought, demand_members, demand_parts, places, same_places, touching
+from ucpl.verification.proof.reductions import brought, check_parts, check_replicas, places, same_places, touching
 from ucpl.verification.proof.scales import prove_scales, scales_among
 from ucpl.verification.proof.tables import ProofTables
 
@@ -57,42 +57,42 @@ def prove(graph: Graph) -> None:
     E348 for a live row that both sides have and that stays behind;
     E349 for one that is filled although the source has it, or with a number that no line says.
     """
-    demand_live_rows(graph)
+    check_live_rows(graph)
     _Proof(graph).run()
 
 
 class _Proof:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.told = ProofTables(graph)
+        self.tables = ProofTables(graph)
 
     def run(self) -> None:
-        moves = self.told.moves
-        source, target = boxes_of(0, self.told.source, moves), boxes_of(1, self.told.target, moves)
+        moves = self.tables.moves
+        source, target = boxes_of(0, self.tables.source, moves), boxes_of(1, self.tables.target, moves)
         for boxes, side in ((source, 0), (target, 1)):
             held = np.bincount(boxes.move, weights=boxes.volume, minlength=len(moves.state)).astype(np.int64)
             bad = np.flatnonzero(held != moves.numel)
             if len(bad):
                 self.outside(int(bad[0]), side)
         self.same_elements(source, target)
-        parts = brought(self.told, source, target)
-        where = places(parts, self.told.k)
-        fills = fill_boxes(self.told)
+        parts = brought(self.tables, source, target)
+        where = places(parts, self.tables.k)
+        fills = fill_boxes(self.tables)
         read, filled = source.held(), target.held()
         del source, target  # the largest tables there are
         self.filled(filled, where, fills.held())
         self.whole()
-        prove_fills(self.told, fills)
+        prove_fills(self.tables, fills)
         self.used(read)
-        demand_members(self.told, read)
-        demand_parts(self.told, parts, where)
-        prove_scales(self.told)
+        check_replicas(self.tables, read)
+        check_parts(self.tables, parts, where)
+        prove_scales(self.tables)
 
     # ---- the three proofs ------------------------------------------------------------------------------------------------
 
     def same_elements(self, source: Boxes, target: Boxes) -> None:
         """Check that both sides of each move have the same elements."""
-        bad = np.flatnonzero(self.agreed(source, target, self.told.moves) != self.told.moves.numel)
+        bad = np.flatnonzero(self.agreed(source, target, self.tables.moves) != self.tables.moves.numel)
         if len(bad):
             self.misplaced(int(bad[0]))
 
@@ -109,9 +109,9 @@ class _Proof:
     def shared(self, s: Boxes, t: Boxes, moves: Moves) -> I64:
         """The number of equal elements in pairs of a move's boxes."""
         low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
-        same = same_places(s, t, low, high) & (self.told.source.tensor[s.piece] == self.told.target.tensor[t.piece])
-        same &= self.told.is_origin(self.told.source.state[s.piece], moves.state[s.move])
-        same &= self.told.target.state[t.piece] == moves.state[t.move]
+        same = same_places(s, t, low, high) & (self.tables.source.tensor[s.piece] == self.tables.target.tensor[t.piece])
+        same &= self.tables.is_origin(self.tables.source.state[s.piece], moves.state[s.move])
+        same &= self.tables.target.state[t.piece] == moves.state[t.move]
         volume: I64 = np.where(same, (high - low).clip(0).prod(axis=1), 0)
         return volume
 
@@ -122,10 +122,10 @@ class _Proof:
 
         `together`: the places where values are combined, each once.
         """
-        pieces = self.told.target
+        pieces = self.tables.target
         both = target
-        if not (self.told.moves.kind == "copy").all():
-            copies = target.take((self.told.moves.kind == "copy")[target.move])
+        if not (self.tables.moves.kind == "copy").all():
+            copies = target.take((self.tables.moves.kind == "copy")[target.move])
             both = joined_boxes([copies, together])
         if len(fills):
             both = joined_boxes([both, fills])
@@ -145,19 +145,19 @@ class _Proof:
 
     def whole(self) -> None:
         """Check that the target's pieces cover each tensor that it keeps."""
-        pieces, layout, states = self.told.target, self.graph.target.layout, self.told.states
+        pieces, layout, states = self.tables.target, self.graph.target.layout, self.tables.states
         low, high = box_of(pieces)
         group = pieces.tensor * len(states) + pieces.state
         order, fresh = ordered([group, *low.T, *high.T])
         group, low, high = (a.take(order[fresh], axis=0) for a in (group, low, high))
         values, group = np.unique(group, return_inverse=True)
         kept = [(self.graph.target.tensors[v // len(states)], states[v % len(states)]) for v in values.tolist()]
-        counts = np.ones((len(kept), self.told.k), dtype=np.int64)
+        counts = np.ones((len(kept), self.tables.k), dtype=np.int64)
         for g, (path, _) in enumerate(kept):
             counts[g, : len(layout.tensors[path].counts)] = layout.tensors[path].counts
         for g in np.flatnonzero(~are_exact(group, counts, low, high)).tolist():
             rows, (path, state) = group == g, kept[g]
-            index = first_left(np.zeros(self.told.k, dtype=np.int64), counts[g], low[rows], high[rows])
+            index = first_left(np.zeros(self.tables.k, dtype=np.int64), counts[g], low[rows], high[rows])
             if index is not None:
                 fail(
                     "E342",
@@ -171,7 +171,7 @@ class _Proof:
         It moves, is checked, has a state that is left out, or is a copy that is not needed. For leading pieces under
         `any`, elements that another home provides are exempt, but not their equals.
         """
-        pieces, graph = self.told.source, self.graph
+        pieces, graph = self.tables.source, self.graph
         boxes = distinct_boxes(source)
         i, _ = pairs_in(boxes)
         crossed = once(boxes.piece[i]) if len(i) else np.zeros(0, dtype=np.int64)
@@ -180,13 +180,15 @@ class _Proof:
         suspect = held != (high - low).prod(axis=1)
         suspect[crossed] = True
         suspect &= pieces.policy != Policy.ANY
-        suspect &= (pieces.tensor < 0) | ~scales_among(self.told)[pieces.tensor]  # factors: their proof is the last one
+        suspect &= (pieces.tensor < 0) | ~scales_among(self.tables)[
+            pieces.tensor
+        ]  # factors: their proof is the last one
         left_out = {text.split(": ")[0] for text in graph.dropped}
         order = np.argsort(boxes.piece, kind="stable")
         by_piece = boxes.piece[order]
         for piece in np.flatnonzero(suspect).tolist():
             tensor = graph.target.tensors[int(pieces.tensor[piece])] if pieces.tensor[piece] >= 0 else None
-            if tensor is None or f"{self.told.states[int(pieces.state[piece])]} of {tensor}" in left_out:
+            if tensor is None or f"{self.tables.states[int(pieces.state[piece])]} of {tensor}" in left_out:
                 continue
             instead = self.other_homes(piece) if pieces.policy[piece] == Policy.LEAD else ()
             spans = [(np.searchsorted(by_piece, n), np.searchsorted(by_piece, n, "right")) for n in (piece, *instead)]
@@ -194,7 +196,7 @@ class _Proof:
             index = first_left(low[piece], high[piece], boxes.low[mine], boxes.high[mine])
             if index is not None:
                 self.blame("E343", "is neither used nor checked as a copy", 0, piece, index)
-        for part, stand in zip(graph.source.parts, self.told.stands[0], strict=True):
+        for part, stand in zip(graph.source.parts, self.tables.stands[0], strict=True):
             tensors = [graph.source.tensors[t] for t in part.tensors]
             lost = [t for t in tensors if f"{part.state} of {t}" not in left_out]
             if lost and stand is None and len(part.homes):
@@ -213,7 +215,7 @@ class _Proof:
         They have its state and tensor, and are not its equals.
         Equals belong to one part and one box: their ranks differ along other axes, and they are checked.
         """
-        pieces = self.told.source
+        pieces = self.tables.source
         same = (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
         found = np.flatnonzero(same & (pieces.policy != Policy.ANY))
         low, high = in_dims(pieces.dim[found], pieces.low[found], pieces.low[found] + pieces.size[found])
@@ -227,7 +229,7 @@ class _Proof:
 
     def outside(self, row: int, side: int) -> NoReturn:
         """Report a move's positions with no element or with two."""
-        pieces = self.told.sides[side]
+        pieces = self.tables.sides[side]
 
         def is_bad(part: Moves) -> bool:
             return int(boxes_of(side, pieces, part).volume.sum()) != int(part.numel[0])
@@ -236,15 +238,16 @@ class _Proof:
         boxes = element_boxes(side, pieces, 0, move)
         count = np.bincount(boxes.begin, minlength=int(move.numel[0]))
         n = int(np.flatnonzero(count != 1)[0])
-        home, position = self.told.place(
+        home, position = self.tables.place(
             side, int(positions_of(move.offset[side][0], move.shape[0], move.stride[side][0])[n])
         )
-        other = element_boxes(1 - side, self.told.sides[1 - side], 0, move)
-        named = self.told.name_at(other, n, self.told.sides[1 - side])
+        other = element_boxes(1 - side, self.tables.sides[1 - side], 0, move)
+        named = self.tables.name_at(other, n, self.tables.sides[1 - side])
         way = ("comes from", "goes to")[side]
         if count[n] > 1:
             two = [
-                self.told.name(pieces, int(boxes.piece[b]), boxes.low[b]) for b in np.flatnonzero(boxes.begin == n)[:2]
+                self.tables.name(pieces, int(boxes.piece[b]), boxes.low[b])
+                for b in np.flatnonzero(boxes.begin == n)[:2]
             ]
             fail(
                 "E345",
@@ -261,28 +264,28 @@ class _Proof:
         """Name the first element of a move that goes to another's place."""
 
         def is_bad(part: Moves) -> bool:
-            sides = boxes_of(0, self.told.source, part), boxes_of(1, self.told.target, part)
+            sides = boxes_of(0, self.tables.source, part), boxes_of(1, self.tables.target, part)
             return int(self.agreed(*sides, part)[0]) != int(part.numel[0])
 
         move = self.narrowed(row, is_bad)
-        a, b = element_boxes(0, self.told.source, 0, move), element_boxes(1, self.told.target, 0, move)
+        a, b = element_boxes(0, self.tables.source, 0, move), element_boxes(1, self.tables.target, 0, move)
         a, b = a.take(np.argsort(a.begin, kind="stable")), b.take(np.argsort(b.begin, kind="stable"))
-        same = (a.low == b.low).all(axis=1) & (self.told.source.tensor[a.piece] == self.told.target.tensor[b.piece])
-        same &= self.told.is_origin(self.told.source.state[a.piece], move.state[a.move])
-        same &= self.told.target.state[b.piece] == move.state[b.move]
+        same = (a.low == b.low).all(axis=1) & (self.tables.source.tensor[a.piece] == self.tables.target.tensor[b.piece])
+        same &= self.tables.is_origin(self.tables.source.state[a.piece], move.state[a.move])
+        same &= self.tables.target.state[b.piece] == move.state[b.move]
         n = int(np.flatnonzero(~same)[0])
-        (s, _), (t, _) = (self.told.place(side, int(move.offset[side][0])) for side in (0, 1))
+        (s, _), (t, _) = (self.tables.place(side, int(move.offset[side][0])) for side in (0, 1))
         fail(
             "E340",
-            f"{self.told.name(self.told.source, int(a.piece[n]), a.low[n])} is brought to the place of"
-            f" {self.told.name(self.told.target, int(b.piece[n]), b.low[n])}",
+            f"{self.tables.name(self.tables.source, int(a.piece[n]), a.low[n])} is brought to the place of"
+            f" {self.tables.name(self.tables.target, int(b.piece[n]), b.low[n])}",
             Label(s[0], "from here", where=s[1]),
             Label(t[0], "to here", where=t[1]),
         )
 
     def narrowed(self, row: int, is_bad: Callable[[Moves], bool]) -> Moves:
         """The first bad part of a bad move with few elements."""
-        m = self.told.moves
+        m = self.tables.moves
         part = Moves(
             m.kind[row : row + 1],
             m.flow[row : row + 1],
@@ -297,9 +300,11 @@ class _Proof:
         return part
 
     def blame(self, code: str, what: str, side: int, piece: int, index: I64) -> NoReturn:
-        pieces = self.told.sides[side]
+        pieces = self.tables.sides[side]
         low, _ = box_of(pieces)
         stride = np.empty_like(pieces.stride[piece])
         stride[pieces.dim[piece]] = pieces.stride[piece]
-        (file, key), _ = self.told.place(side, int(pieces.first[piece] + ((index - low[piece]) * stride).sum()))
-        fail(code, f"{self.told.name(pieces, piece, index)} {what}", Label(file, ("source", "target")[side], where=key))
+        (file, key), _ = self.tables.place(side, int(pieces.first[piece] + ((index - low[piece]) * stride).sum()))
+        fail(
+            code, f"{self.tables.name(pieces, piece, index)} {what}", Label(file, ("source", "target")[side], where=key)
+        )

@@ -16,14 +16,14 @@ from ucpl.graph import Graph
 from ucpl.layout import LogicalTensor
 from ucpl.layout.by_index import whole_dim, whole_name
 from ucpl.placement import Part, Placement
-from ucpl.verification.proof.joins import I64, first_left
+from ucpl.verification.proof.intervals import I64, first_left
 
-__all__ = ["demand_live_rows"]
+__all__ = ["check_live_rows"]
 
 Known = dict[tuple[str, int], LogicalTensor]  # of a tensor and the dim that they are rows of
 
 
-def demand_live_rows(graph: Graph) -> None:
+def check_live_rows(graph: Graph) -> None:
     """Raise E348 for the first live row that is lost or appears.
 
     Both sides have a lost one and it is not kept; only one side has the other kind.

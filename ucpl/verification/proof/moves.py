@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import evolve
 
-from ucpl.verification.proof.joins import (
+from ucpl.verification.proof.intervals import (
     I64,
     Boxes,
     Moves,

@@ -18,7 +18,7 @@ from ucpl.placement import Placement
 from ucpl.planning import Plan, Runs
 from ucpl.records import frozen
 from ucpl.tables import each
-from ucpl.verification.proof.joins import (
+from ucpl.verification.proof.intervals import (
     I64,
     Boxes,
     Mask,
@@ -36,13 +36,13 @@ from ucpl.verification.proof.joins import (
 from ucpl.verification.proof.moves import AT_ONCE
 from ucpl.verification.proof.tables import ProofTables
 
-__all__ = ["APART", "Brought", "brought", "copies_of_members", "demand_members", "demand_parts", "places"]
+__all__ = ["APART", "CombinedParts", "brought", "replica_moves", "check_replicas", "check_parts", "places"]
 
 APART = [p for p in Policy if p not in (Policy.SAME, Policy.ANY, Policy.LEAD)]
 
 
 @frozen(eq=False)
-class Brought:
+class CombinedParts:
     """Boxes that moves bring from source pieces to combined ones."""
 
     source: I64  # pieces
@@ -56,21 +56,21 @@ class Brought:
         return out
 
 
-def brought(told: ProofTables, source: Boxes, target: Boxes) -> Brought:
+def brought(tables: ProofTables, source: Boxes, target: Boxes) -> CombinedParts:
     """The inputs of means, sums and maxima.
 
     Both sides of every move are the same elements by then.
     """
-    together = np.isin(told.moves.kind, [n.word for n in APART])
+    together = np.isin(tables.moves.kind, [n.word for n in APART])
     s, t = source.take(together[source.move]), target.take(together[target.move])
     i, j = touching(s, t)
     found = [(s.piece[:0], t.piece[:0], s.low[:0], s.high[:0])]
     for first in range(0, len(i), AT_ONCE):
         a, b = s.take(i[first : first + AT_ONCE]), t.take(j[first : first + AT_ONCE])
         low, high = np.maximum(a.low, b.low), np.minimum(a.high, b.high)
-        real = same_places(a, b, low, high) & (told.source.tensor[a.piece] == told.target.tensor[b.piece])
+        real = same_places(a, b, low, high) & (tables.source.tensor[a.piece] == tables.target.tensor[b.piece])
         found.append((a.piece[real], b.piece[real], low[real], high[real]))
-    return Brought(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return CombinedParts(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
 def touching(source: Boxes, target: Boxes) -> tuple[I64, I64]:
@@ -90,7 +90,7 @@ def same_places(s: Boxes, t: Boxes, low: I64, high: I64) -> Mask:
     return same
 
 
-def places(found: Brought, k: int) -> MovedBoxes:
+def places(found: CombinedParts, k: int) -> MovedBoxes:
     """The places of combined values in the target.
 
     Each element of each piece once, for any number of parts.
@@ -111,44 +111,44 @@ def places(found: Brought, k: int) -> MovedBoxes:
     return joined_boxes(tables)
 
 
-def demand_parts(told: ProofTables, found: Brought, where: MovedBoxes) -> None:
+def check_parts(tables: ProofTables, found: CombinedParts, where: MovedBoxes) -> None:
     """Check that every part of every combined value is used once.
 
     `where`: its places in the target. E346.
     """
     if not len(where):
         return
-    count = len(told.target)
+    count = len(tables.target)
     of_state = np.full(count, -1)
-    of_state[found.target] = told.source.state[found.source]
-    mixed = np.flatnonzero(of_state[found.target] != told.source.state[found.source])
+    of_state[found.target] = tables.source.state[found.source]
+    mixed = np.flatnonzero(of_state[found.target] != tables.source.state[found.source])
     if len(mixed):
         n = int(mixed[0])
-        _blame(told, found.target[n], found.low[n], found.source[n], "is put together of two states: one is that of")
+        _blame(tables, found.target[n], found.low[n], found.source[n], "is put together of two states: one is that of")
     came = np.bincount(found.target, weights=found.volume, minlength=count)
-    asked = np.bincount(where.piece, weights=_asked(told, where, of_state), minlength=count)
+    asked = np.bincount(where.piece, weights=_asked(tables, where, of_state), minlength=count)
     pair = found.source * count + found.target
     twice = pairs(pair, found.low, found.high)
     wrong = came != asked
     wrong[found.target[twice[0]]] = True
     for piece in np.flatnonzero(wrong).tolist():
-        _missing(told, found, where.take(where.piece == piece), int(of_state[piece]))
+        _missing(tables, found, where.take(where.piece == piece), int(of_state[piece]))
     if len(twice[0]):
         one, other = (int(rows[0]) for rows in twice)
         index = np.maximum(found.low[one], found.low[other])
-        _blame(told, found.target[one], index, found.source[one], "has one of its parts twice:")
+        _blame(tables, found.target[one], index, found.source[one], "has one of its parts twice:")
     assert not wrong.any(), "the combined parts differ from the wanted ones, and no part is missing"
 
 
-def _asked(told: ProofTables, where: MovedBoxes, of_state: I64) -> I64:
+def _asked(tables: ProofTables, where: MovedBoxes, of_state: I64) -> I64:
     """The number of elements in all parts of each target box."""
-    pieces = told.source
+    pieces = tables.source
     low, high = box_of(pieces)
     apart = np.flatnonzero(np.isin(pieces.policy, APART))
-    states = len(told.states)
+    states = len(tables.states)
     group = np.concatenate([
         pieces.tensor[apart] * states + pieces.state[apart],
-        told.target.tensor[where.piece] * states + of_state[where.piece],
+        tables.target.tensor[where.piece] * states + of_state[where.piece],
     ])  # fmt: skip
     is_place = np.repeat([False, True], [len(apart), len(where)])
     low, high = np.concatenate([low[apart], where.low]), np.concatenate([high[apart], where.high])
@@ -167,11 +167,11 @@ def _asked(told: ProofTables, where: MovedBoxes, of_state: I64) -> I64:
     return out
 
 
-def _missing(told: ProofTables, found: Brought, where: MovedBoxes, state: int) -> None:
+def _missing(tables: ProofTables, found: CombinedParts, where: MovedBoxes, state: int) -> None:
     """Raise an error for the first element without a part."""
-    pieces, piece = told.source, int(where.piece[0])
+    pieces, piece = tables.source, int(where.piece[0])
     low, high = box_of(pieces)
-    apart = np.isin(pieces.policy, APART) & (pieces.tensor == told.target.tensor[piece]) & (pieces.state == state)
+    apart = np.isin(pieces.policy, APART) & (pieces.tensor == tables.target.tensor[piece]) & (pieces.state == state)
     for part in np.flatnonzero(apart).tolist():
         mine = (found.source == part) & (found.target == piece)
         for n in range(len(where)):
@@ -179,15 +179,15 @@ def _missing(told: ProofTables, found: Brought, where: MovedBoxes, state: int) -
             if (begin < end).all():
                 index = first_left(begin, end, found.low[mine], found.high[mine])
                 if index is not None:
-                    _blame(told, piece, index, part, "is put together without its part in")
+                    _blame(tables, piece, index, part, "is put together without its part in")
 
 
-def _blame(told: ProofTables, piece: int | I64, index: I64, part: int | I64, what: str) -> NoReturn:
-    (file, key), _ = told.place(1, int(told.target.first[piece]))
-    (from_file, from_key), _ = told.place(0, int(told.source.first[part]))
+def _blame(tables: ProofTables, piece: int | I64, index: I64, part: int | I64, what: str) -> NoReturn:
+    (file, key), _ = tables.place(1, int(tables.target.first[piece]))
+    (from_file, from_key), _ = tables.place(0, int(tables.source.first[part]))
     fail(
         "E346",
-        f"{told.name(told.target, int(piece), index)} {what} {from_file}: {from_key}",
+        f"{tables.name(tables.target, int(piece), index)} {what} {from_file}: {from_key}",
         Label(file, "target", where=key),
         Label(from_file, "source", where=from_key),
     )
@@ -196,47 +196,47 @@ def _blame(told: ProofTables, piece: int | I64, index: I64, part: int | I64, wha
 # --- Members of means and sums --------------------------------------------------------------------------------------
 
 
-def demand_members(told: ProofTables, source: MovedBoxes) -> None:
+def check_replicas(tables: ProofTables, source: MovedBoxes) -> None:
     """Check that exactly the values that the layout declares are combined.
 
     The way and the axes must be those of the declaration. E346.
     """
-    pieces, kinds = told.source, told.moves.kind[source.move]
+    pieces, kinds = tables.source, tables.moves.kind[source.move]
     together = np.isin(kinds, [n.word for n in APART])
     said = np.array([p.word for p in Policy])[pieces.policy[source.piece]]
     wrong = np.flatnonzero(together & (said != kinds))
     if len(wrong):
         _blame_members(
-            told, source, int(wrong[0]), f"goes into a {kinds[wrong[0]]}, and its layout says `{said[wrong[0]]}`"
+            tables, source, int(wrong[0]), f"goes into a {kinds[wrong[0]]}, and its layout says `{said[wrong[0]]}`"
         )
     rows = np.flatnonzero(together)
-    flow, over = told.moves.flow[source.move[rows]], pieces.over[source.piece[rows]]
+    flow, over = tables.moves.flow[source.move[rows]], pieces.over[source.piece[rows]]
     _, first = np.unique(np.column_stack([flow, over]), axis=0, return_index=True)
     for row in rows[first].tolist() if len(rows) else ():
         bits, kind = int(pieces.over[source.piece[row]]), str(kinds[row])
-        if set(told.flows[int(told.moves.flow[source.move[row]])].over) != told.over(bits):
-            _blame_members(told, source, row, f"goes into a {kind} over other axes than its layout says")
-    apart = _apart(told)
+        if set(tables.flows[int(tables.moves.flow[source.move[row]])].over) != tables.over(bits):
+            _blame_members(tables, source, row, f"goes into a {kind} over other axes than its layout says")
+    apart = _apart(tables)
     for row in np.flatnonzero(~together & apart[source.piece]).tolist():
-        if (index := _met(told, source, row)) is not None:
+        if (index := _met(tables, source, row)) is not None:
             source.low[row] = index
-            _blame_members(told, source, row, "is copied, and its layout says that it is one part of several")
+            _blame_members(tables, source, row, "is copied, and its layout says that it is one part of several")
 
 
-def _apart(told: ProofTables) -> Mask:
+def _apart(tables: ProofTables) -> Mask:
     """Pieces whose layout says that they are put together with others."""
-    return np.isin(told.source.policy, APART)
+    return np.isin(tables.source.policy, APART)
 
 
-def _met(told: ProofTables, source: MovedBoxes, row: int) -> I64 | None:
+def _met(tables: ProofTables, source: MovedBoxes, row: int) -> I64 | None:
     """The first element in two members of a mean or sum."""
-    pieces, piece = told.source, int(source.piece[row])
+    pieces, piece = tables.source, int(source.piece[row])
     low, high = box_of(pieces)
     alike = np.flatnonzero(
-        _apart(told) & (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
+        _apart(tables) & (pieces.tensor == pieces.tensor[piece]) & (pieces.state == pieces.state[piece])
     )
     other = np.zeros(len(alike), dtype=bool)
-    for divisor, degree in told.over(int(pieces.over[piece])):
+    for divisor, degree in tables.over(int(pieces.over[piece])):
         other |= pieces.rank[alike] // divisor % degree != pieces.rank[piece] // divisor % degree
     alike = alike[other]
     meets = np.maximum(low[alike], source.low[row]), np.minimum(high[alike], source.high[row])
@@ -244,16 +244,16 @@ def _met(told: ProofTables, source: MovedBoxes, row: int) -> I64 | None:
     return meets[0][found[0]] if len(found) else None
 
 
-def _blame_members(told: ProofTables, source: MovedBoxes, row: int, what: str) -> NoReturn:
+def _blame_members(tables: ProofTables, source: MovedBoxes, row: int, what: str) -> NoReturn:
     piece = int(source.piece[row])
-    (file, key), _ = told.place(0, int(told.source.first[piece]))
-    fail("E346", f"{told.name(told.source, piece, source.low[row])} {what}", Label(file, "source", where=key))
+    (file, key), _ = tables.place(0, int(tables.source.first[piece]))
+    fail("E346", f"{tables.name(tables.source, piece, source.low[row])} {what}", Label(file, "source", where=key))
 
 
 # --- Copies of one member of a mean or sum --------------------------------------------------------------------------
 
 
-def copies_of_members(placement: Placement, plan: Plan) -> list[Runs]:
+def replica_moves(placement: Placement, plan: Plan) -> list[Runs]:
     """Moves between copies of members, by state, within one side."""
     first: dict[object, tuple[tuple[str, Key], int, I64]] = {}
     numbers = [{(t.file, t.key): n for n, t in enumerate(side)} for side in (plan.targets, plan.sources)]

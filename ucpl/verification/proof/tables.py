@@ -13,7 +13,7 @@ from ucpl.placement import Part, Placement, element_name
 from ucpl.records import frozen
 from ucpl.tables import each, once
 from ucpl.tables.operations import Fill, Flow, Lane
-from ucpl.verification.proof.joins import I64, Boxes, Mask, Moves, Pieces, widened
+from ucpl.verification.proof.intervals import I64, Boxes, Mask, Moves, Pieces, widened
 
 __all__ = ["ProofTables"]
 
@@ -227,17 +227,22 @@ def _followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands
     """
     filled = {n.state for n in graph.net if isinstance(n, Fill) and n.lacking}  # each by a line of its own
     leader: dict[str, str] = {}
-    told: dict[str, list[tuple[Lane, ...]]] = {}
+    tables: dict[str, list[tuple[Lane, ...]]] = {}
     for flow in flows:
         for lane in flow.lanes:
-            told.setdefault(lane.state, []).append(flow.lanes)
+            tables.setdefault(lane.state, []).append(flow.lanes)
             if leader.setdefault(lane.state, flow.lanes[0].state) != flow.lanes[0].state:
                 leader[lane.state] = lane.state  # not always the same one
     found: set[Lane] = set()
     for state, first in leader.items():
-        if state == first or leader[first] != first or {state, first} & filled or len(told[state]) != len(told[first]):
+        if (
+            state == first
+            or leader[first] != first
+            or {state, first} & filled
+            or len(tables[state]) != len(tables[first])
+        ):
             continue
-        lanes = [(lane, x[0]) for x in told[state] for lane in x if lane.state == state]
+        lanes = [(lane, x[0]) for x in tables[state] for lane in x if lane.state == state]
         origins = {(lane.origin, lead.origin) for lane, lead in lanes}
         if len(origins) != 1 or not _same_parts(graph.target, state, first, stands[1]):
             continue
@@ -250,10 +255,10 @@ def _followers(graph: Graph, flows: Sequence[Flow], stands: tuple[Stands, Stands
             found |= {lane for lane, _ in lanes}
     # A follower must not be derived from a state that has other derivations, and as much of both must be left out.
     origins_of = {lane.state: lane.origin for lane in found}
-    others = {lane.origin for lanes in told.values() for of in lanes for lane in of if lane not in found}
+    others = {lane.origin for lanes in tables.values() for of in lanes for lane in of if lane not in found}
     left_out = {tuple(text.split(": ")[0].split(" of ", 1)) for text in graph.dropped}
     for state, origin in origins_of.items():
-        of_leader = next(of[0].origin for of in told[state])
+        of_leader = next(of[0].origin for of in tables[state])
         if (
             origin in others
             or len(set(origins_of.values())) != len(origins_of)

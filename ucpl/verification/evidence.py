@@ -39,19 +39,19 @@ from ucpl.verification import spec_matches
 from ucpl.verification.elements import counted, only
 from ucpl.verification.envelopes import counted_names
 from ucpl.verification.model_class import Forward, HuggingFaceClass
-from ucpl.verification.target_check import hold_against
+from ucpl.verification.target_check import compare_target
 
 __all__ = [
     "NO_MASTERS",
-    "Witness",
-    "WitnessRequest",
-    "laid_otherwise",
+    "Evidence",
+    "EvidenceRequest",
+    "stored_differently",
     "masters",
-    "masters_agree",
-    "masters_say",
+    "masters_agreement",
+    "masters_evidence",
     "stated_orders",
     "transformers_class",
-    "witnesses",
+    "collect_evidence",
 ]
 
 NO_MASTERS = "no tensor has a weight and a master that are stored in different ways"
@@ -60,7 +60,7 @@ WRITTEN = "import hf"  # in place of a file name, for a text without a file
 Says = Literal["agrees", "contradicts", "absent"]
 
 
-class Described(Protocol):
+class DescribedSide(Protocol):
     """One side: a located layout and the source of its names."""
 
     @property
@@ -70,20 +70,20 @@ class Described(Protocol):
 
 
 @frozen
-class WitnessRequest:
+class EvidenceRequest:
     """The arguments of a witness for a spec.
 
     reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
     forward:   logits of a Hugging Face folder, in place of transformers' own class.
     """
 
-    side: Described
+    side: DescribedSide
     reference: Path | None = None
     forward: Forward | None = None
 
 
 @frozen
-class Witness:
+class Evidence:
     """One comparison. `what` is its subject.
 
     `detail` is the result, or the reason why the witness is absent.
@@ -99,16 +99,16 @@ class Witness:
         return f"{self.name}: {self.verdict}, {self.detail}"
 
 
-def witnesses(
-    source_side: Described,
+def collect_evidence(
+    source_side: DescribedSide,
     checkpoint: Checkpoint,
     *,
     reference: Path | None = None,
     forward: Forward | None = None,
     memory: int = 512 << 20,
     workers: int = 2,
-) -> list[Witness]:
-    """All witnesses for a spec against a checkpoint, each with its verdict.
+) -> list[Evidence]:
+    """All evidence for a spec against a checkpoint, each with its verdict.
 
     reference: a Hugging Face folder of the same weights, for a checkpoint that is none.
     forward:   logits of a Hugging Face folder, in place of transformers' own class.
@@ -124,11 +124,11 @@ def witnesses(
 # ---- evidence of the checkpoint itself -------------------------------------------------------------------------------
 
 
-def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
+def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Evidence:
     """The order of flat buffers, from the checkpoint's own metadata (DeepSpeed: param_shapes)."""
 
-    def says(verdict: Says, detail: str) -> Witness:
-        return Witness(
+    def says(verdict: Says, detail: str) -> Evidence:
+        return Evidence(
             "stated order", "the members of flat buffers, against the checkpoint's metadata", verdict, detail
         )
 
@@ -146,24 +146,24 @@ def stated_orders(placement: Placement, checkpoint: Checkpoint) -> Witness:
     return says("agrees", f"{len(held)} flat buffers are in the order that the checkpoint states")
 
 
-def masters_say(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Witness:
-    return Witness("masters", "weights, against masters that are laid out otherwise", verdict, detail, unseen)
+def masters_evidence(verdict: Says, detail: str, unseen: tuple[str, ...] = ()) -> Evidence:
+    return Evidence("masters", "weights, against masters that are laid out otherwise", verdict, detail, unseen)
 
 
-def masters_agree(held: Comparison, both: set[str], detail: str) -> Witness:
+def masters_agreement(held: Comparison, both: set[str], detail: str) -> Evidence:
     """Equal weights and masters as evidence, if a swap would show.
 
     Detail: a text with a {count} of tensors.
     """
     seen = {name: one for name, one in held.seen.items() if name in both}
     if why := doubt(together(seen.values()), "weights with masters that are laid out otherwise"):
-        return masters_say("absent", why)
+        return masters_evidence("absent", why)
     constant = sorted(name for name, one in seen.items() if not one.varies)
     unseen = (f"all elements are equal in {counted_names(constant)}, so that no order shows",) if constant else ()
-    return masters_say("agrees", detail.format(count=len(seen) - len(constant)), unseen)
+    return masters_evidence("agrees", detail.format(count=len(seen) - len(constant)), unseen)
 
 
-def laid_otherwise(placement: Placement) -> set[str]:
+def stored_differently(placement: Placement) -> set[str]:
     """Tensors whose weight and master are stored in different ways.
 
     A mistake in one of the lines shows in the other.
@@ -173,12 +173,12 @@ def laid_otherwise(placement: Placement) -> set[str]:
     return {placement.tensors[n] for n in both if lying["weight"][n] != lying["fp32"][n]}
 
 
-def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Witness:
+def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 << 20, workers: int = 2) -> Evidence:
     """Compare weights with fp32 masters that are stored in another way.
 
     A wrong name or order in one of them shows.
     """
-    says, both = masters_say, laid_otherwise(placement)
+    says, both = masters_evidence, stored_differently(placement)
     if not both:
         return says("absent", NO_MASTERS)
     left = only(placement, {(path, "fp32") for path in both})
@@ -186,11 +186,11 @@ def masters(placement: Placement, checkpoint: Checkpoint, *, memory: int = 512 <
     right = counted(only(placement, {(path, "weight") for path in both}))
     known = {(f, tuple(map(str, k))): e.dtype for (f, k), e in checkpoint.extents.items()}
     plan = order(build(left, right, dtype_of=lambda f, k: known.get((f, tuple(map(str, k))))), name="masters")
-    differing = hold_against(plan, checkpoint, checkpoint, memory=memory, workers=workers)
+    differing = compare_target(plan, checkpoint, checkpoint, memory=memory, workers=workers)
     for u in differing:
         at = f"{u.key}{list(u.element)} of {u.file} is {u.value}, its master rounds to {u.wanted}"
         return says("contradicts", at)
-    return masters_agree(
+    return masters_agreement(
         differing, both, f"{differing.elements:,} weights of {{count}} tensors are their masters, rounded"
     )
 
@@ -214,8 +214,8 @@ def _lying(placement: Placement, state: str) -> dict[int, list[tuple[bool, tuple
 
 
 def transformers_class(
-    side: Described, checkpoint: Checkpoint, *, reference: Path | None = None, forward: Forward | None = None
-) -> Witness:
+    side: DescribedSide, checkpoint: Checkpoint, *, reference: Path | None = None, forward: Forward | None = None
+) -> Evidence:
     """Logits of config.json's class, loaded from the folder and through the spec.
 
     Through the spec means: read by the side's layout, written as a Hugging Face folder by the shipped spec of the same
@@ -223,8 +223,8 @@ def transformers_class(
     else by the layout that `import hf` writes for the folder, if that has the same tensors.
     """
 
-    def says(verdict: Says, detail: str) -> Witness:
-        return Witness("transformers", "logits of the class, loaded as it is and through the spec", verdict, detail)
+    def says(verdict: Says, detail: str) -> Evidence:
+        return Evidence("transformers", "logits of the class, loaded as it is and through the spec", verdict, detail)
 
     folder = reference or (checkpoint.top if format_named(checkpoint.format).has_model_files else None)
     if folder is None:
@@ -309,7 +309,9 @@ def _shipped_layout(placement: Placement) -> tuple[Library, nodes.Call] | None:
     return None
 
 
-def _written_layout(side: Described, folder: Path, config: Config, *, asked: bool) -> tuple[Library, nodes.Call] | None:
+def _written_layout(
+    side: DescribedSide, folder: Path, config: Config, *, asked: bool
+) -> tuple[Library, nodes.Call] | None:
     """The `hf` layout that `import hf` writes for a folder.
 
     The class is asked only for a user's own text, or if a reference is given: layouts of any model have the names of
