@@ -347,7 +347,9 @@ def test_masters_are_evidence_without_a_stated_order():
     from attrs import evolve
 
     side, opened = zero(swapped)
-    found = collect_evidence(side, evolve(opened, stated=()))
+    found = collect_evidence(
+        side, evolve(opened, state=evolve(opened.state, parallel=evolve(opened.state.parallel, flats=())))
+    )
     assert of_name(found, "stated order").verdict == "absent" and of_name(found, "masters").verdict == "contradicts"
 
 

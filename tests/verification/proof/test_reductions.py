@@ -39,7 +39,7 @@ def found(made: Graph) -> tuple[str, str]:
 
 
 def over(made: Graph, axes: tuple[tuple[int, int], ...]) -> Graph:
-    (runs,) = mv.tables(made)
+    (runs,) = mv.told(made)
     mv._plant(made, [evolve(runs, over=axes)])
     return made
 
@@ -58,7 +58,7 @@ def test_a_mean_where_the_layout_says_sum_is_refused() -> None:
 
 def test_one_addend_that_is_copied_is_refused() -> None:
     made = graph()
-    (runs,) = mv.tables(made)
+    (runs,) = mv.told(made)
     rank_of = [made.sources[int(s)].rank for s in runs.source.tolist()]
     one = runs.take(runs.source == runs.source[rank_of.index(4)])
     mv._plant(made, [evolve(one, kind="copy", over=())])
@@ -78,7 +78,7 @@ def twice() -> Graph:
 
 
 def row_of(made: Graph, source: str, target: str) -> tuple[int, int]:
-    (runs,) = mv.tables(made)
+    (runs,) = mv.told(made)
     ends = [
         (made.sources[s].file, made.targets[t].file)
         for s, t in zip(runs.source.tolist(), runs.target.tolist(), strict=True)
@@ -102,7 +102,7 @@ def test_a_part_that_is_put_in_twice_is_reported() -> None:
     mv.instead(made, row_of(made, "0.1.pt", "1.pt"), row_of(made, "0.2.pt", "1.pt"))
     assert found(made) == ("E346", "weight of v[a=0] is put together without its part in 0.1.pt: v")
     made = twice()
-    (runs,) = mv.tables(made)
+    (runs,) = mv.told(made)
     mv._plant(made, [runs.take(np.array([*range(len(runs)), row_of(made, "0.2.pt", "1.pt")[1]]))])
     assert found(made) == ("E346", "weight of v[a=0] has one of its parts twice: 0.2.pt: v")
 
