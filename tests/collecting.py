@@ -1,6 +1,6 @@
-"""What pytest collects of some files.
+"""The tests that pytest collects of some files.
 
-The names of tests with their parameters, which no text of a file tells.
+The names of tests with their parameters, which a file's text does not contain.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-_here: dict[str, list[str]] = {}  # of each file that this process collected as a whole: names of its tests
+_here: dict[str, list[str]] = {}  # of each file that this process collected completely: names of its tests
 
 
 def keep(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """What this process has collected, before anything is deselected.
+    """The tests that this process has collected, before anything is deselected.
 
-    A run that was asked for single tests tells nothing.
+    A run that was asked for single tests has no list.
     """
     _here.clear()
     if any("::" in asked for asked in config.args) or getattr(config.option, "lf", False):
@@ -33,7 +33,7 @@ def collected(files: Iterable[str | Path]) -> list[str]:
 
     Nothing of a file that cannot be collected here.
 
-    What this process did not collect itself another does, all at once.
+    Another process collects the missing files, all at once.
     """
     names = [(ROOT / file).relative_to(ROOT).as_posix() for file in files]
     found = [test for name in names for test in _here.get(name, ())]

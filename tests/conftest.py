@@ -1,4 +1,4 @@
-"""What holds for every test.
+"""The setup of every test.
 
 Hypothesis's profile, one thread a process, and no trace of the user's terminal.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 # Tests run in several processes: torch and BLAS must not each take all cores. Set before anything imports them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where the user's shell keeps Python from writing compiled modules, every verb that a test starts as a process would compile
-# all of ours anew, which takes longer than what most of them do. They are kept apart from the tree, as the user wants it.
-# `tests.mutants` edits files faster than their times tell: nothing is kept for it. Everybody else has them where Python puts
-# them, those of what is installed too, which are there from the beginning.
+# If the user's shell keeps Python from writing compiled modules, every verb that a test starts as a process would compile
+# all of ours anew, which takes longer than most of their work. They are kept apart from the tree, as the user wants it.
+# `tests.mutants` edits files faster than their times change: nothing is kept for it. Everybody else has them where Python puts
+# them, those of installed packages too, which are there from the beginning.
 if os.environ.get("PYTHONDONTWRITEBYTECODE", "mutants") != "mutants":
     del os.environ["PYTHONDONTWRITEBYTECODE"]
     os.environ.setdefault("PYTHONPYCACHEPREFIX", f"{tempfile.gettempdir()}/ucpl-tests-{os.getuid()}")
@@ -39,7 +39,7 @@ from tests import collecting, thorough  # noqa: E402
 _users = count()
 
 # No deadline: the first example of a law pays for imports. A failure prints the blob that repeats it. The same examples in
-# every run, so that a change is judged by what it changes; new ones are looked for with `hunt`.
+# every run, so that a change is judged by its own effect; new ones are looked for with `hunt`.
 settings.register_profile(
     "laws",
     deadline=None,
@@ -83,26 +83,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays.
+    """Imported objects stay.
 
-    Whoever collects garbage before it counts something looks at what came since, and no more.
+    A garbage collection before a count looks only at newer objects.
 
     It is not looked through for garbage first: that takes a second of each process, for little.
     """
     gc.freeze()
-    # Most of what a test makes goes with it, and is no garbage before: each look costs what is there.
+    # Most objects of a test go with it, and are no garbage before: each look costs time.
     gc.set_threshold(500_000, 20, 50)
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_disk() -> Iterator[None]:
-    """What a test writes need not survive a power cut.
+    """Files of a test need not survive a power cut.
 
     No test waits for the disk, each of them for all that others wrote.
 
-    That syncs happen, and when, is for the recorder of tests/runtime, which stands above these calls and replays crashes;
-    processes that tests start sync truly. A descriptor that is none is refused as ever.
+    That syncs happen, and when, is for the recorder of tests/runtime, which is above these calls and replays crashes;
+    processes that tests start sync truly. A descriptor that is none is refused as usual.
     """
 
     def seen(fd: int) -> None:
@@ -125,7 +125,7 @@ def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What `ucpl calibrate` kept of this machine changes what verbs say.
+    """The results of `ucpl calibrate` on this machine change verbs' output.
 
     A test has an empty folder of a user's own.
     """

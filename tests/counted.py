@@ -1,6 +1,6 @@
 """Names that count how often they are compared.
 
-What looks through all of them for each takes the square.
+A search through all of them for each is quadratic.
 """
 
 from __future__ import annotations

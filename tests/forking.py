@@ -1,4 +1,4 @@
-"""Ranks of small jobs of tests, forked off one process that has imported all that any of them needs.
+"""Ranks of small jobs of tests, forked off one loaded process.
 
 A test process forks of one such server alone, whose list of modules holds from its first rank on: so there is one list.
 """
@@ -27,7 +27,10 @@ def forking() -> ForkServerContext:
 
 
 def run_all(size: int, act: Callable[..., None], *args: object, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """A job: each rank runs `act(rank, port, *args)`, where they meet at that port, and ends well."""
+    """A job of ranks that call `act(rank, port, *args)` and end well.
+
+    The ranks meet at that port.
+    """
     port = free_port()
     ranks = [forking().Process(target=act, args=(rank, port, *args)) for rank in range(size)]
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""What a checkpoint that no test changes holds, as one plain file tells it: converted once in a process."""
+"""A checkpoint's content as one plain file, converted once per process."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def plain_bytes(source: Path) -> bytes:
 
 
 def plain_of(source: Path) -> dict[str, Any]:
-    """That file as torch reads it, to be changed as a test likes."""
+    """That file as torch reads it, for a test to change."""
     value: dict[str, Any] = torch.load(io.BytesIO(plain_bytes(source)), weights_only=True)
     return value

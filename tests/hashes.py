@@ -4,7 +4,8 @@ Every release that `make` installs, with the digests that the package index give
 
     python -m tests.hashes OUT REPORT... < NAMES
 
-REPORT: what `pip install --dry-run --report` wrote, for each Python that is supported; NAMES: `pip freeze` of an environment.
+REPORT: the output of `pip install --dry-run --report`, for each Python that is supported; NAMES: `pip freeze` of an
+environment.
 Releases without wheels go into OUT with `-built` at the end of its name: they need torch to be built. torch is in neither:
 its CPU and CUDA builds are different files of one release, and some are on no index.
 """

@@ -1,4 +1,4 @@
-"""What NAMES, folders of tests/fixtures/megatron, hold, by the formula that their values were made with.
+"""The values of NAMES, folders of tests/fixtures/megatron, by their formula.
 
 Names are those of one process, `decoder.layers.3.mlp.linear_fc1.weight`; `stored` says the same under the keys of torch_dist.
 """
@@ -37,13 +37,13 @@ State = dict[str, dict[str, Any]]  # {name: {state: tensor or number}}
 
 @cache
 def described(name: str) -> dict[str, Any]:
-    """What is written beside the folder: {"run", "ranks", "saved", "tensors"}."""
+    """The record next to the folder: {"run", "ranks", "saved", "tensors"}."""
     found: dict[str, Any] = json.loads((FIXTURES / f"{name}.truth.json").read_text())
     return found
 
 
 def value(name: str, state: str, shape: list[int], dtype: str) -> torch.Tensor:
-    """The whole of one state. A weight is its master, rounded."""
+    """One complete state. A weight is its master, rounded."""
     if dtype not in ("float32", "bfloat16"):
         raise AssertionError(f"{state} of {name}: there is no formula for {dtype}")
     drawn = "fp32" if state == "weight" else state
@@ -52,7 +52,7 @@ def value(name: str, state: str, shape: list[int], dtype: str) -> torch.Tensor:
 
 
 def truth(name: str) -> State:
-    """{parameter or buffer: {"weight", "fp32", "exp_avg", "exp_avg_sq", "step", "lr", ...}}, whole."""
+    """{parameter or buffer: {"weight", "fp32", "exp_avg", "exp_avg_sq", "step", "lr", ...}}, complete."""
     out: State = {}
     for tensor, told in described(name)["tensors"].items():
         out[tensor] = {s: value(tensor, s, told["shape"], dtype) for s, dtype in told["states"].items()}
@@ -63,7 +63,7 @@ def truth(name: str) -> State:
 def stored(state: State, run: dict[str, Any], unstacked: bool) -> State:
     """The same under the keys of torch_dist.
 
-    Layers and experts stacked, or each by itself with the halves of fc1 apart.
+    Layers and experts stacked, or one by one with separate halves of fc1.
     """
     parts: dict[str, dict[tuple[int, ...], dict[str, Any]]] = defaultdict(dict)
     for name, states in state.items():
@@ -78,7 +78,7 @@ def stored(state: State, run: dict[str, Any], unstacked: bool) -> State:
 
 
 def stored_key(name: str, stacks_layers: bool, stacks_experts: bool) -> tuple[str, tuple[int, ...]]:
-    """The key, and where in its stacked dims."""
+    """The key, and the place in its stacked dims."""
     for own, key in KEYS.items():
         name = name.replace(own, key)
     at: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
-"""Laws of the whole tree.
+"""Laws of the tree.
 
-What every file, page and wheel of the project holds to.
+They apply to every file, page and wheel of the project.
 """
 
 import ast
@@ -65,7 +65,7 @@ def test_the_order_of_imports_is_a_contract() -> None:
 
 
 def test_torch_is_imported_where_it_is_declared(parsed: dict[str, ast.Module]) -> None:
-    """The contract leaves out no room without it, and docs/ARCHITECTURE.md names the same ones."""
+    """The contract covers every room, and docs/ARCHITECTURE.md names the same ones."""
     known = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
     left_out = {line.removesuffix(" -> torch").removesuffix(".**") for line in known["torch"]["ignore_imports"]}
     users = {path for path, tree in parsed.items() if has_torch(tree)}
@@ -82,7 +82,7 @@ def test_torch_is_imported_where_it_is_declared(parsed: dict[str, ast.Module]) -
 
 
 def has_torch(tree: ast.Module) -> bool:
-    """Whether a module imports it by a statement."""
+    """Return True if a module imports it by a statement."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names) if any(one.name.partition(".")[0] == "torch" for one in names):
@@ -92,7 +92,7 @@ def has_torch(tree: ast.Module) -> bool:
     return False
 
 
-# The memory of a tensor of a running job, and what only looks like its numbers: `ucpl.live.tensors` alone asks for it.
+# The memory of a tensor of a running job, and objects that only look like its numbers: `ucpl.live.tensors` alone asks for it.
 OF_MEMORY = {
     "data_ptr", "untyped_storage", "_local_tensor", "to_local", "local_shards", "resolve_conj", "resolve_neg", "as_strided",
     "from_numpy", "frombuffer", "numpy", "__array__", "__array_interface__", "from_dlpack",
@@ -106,7 +106,7 @@ OF_ARRAYS = {  # modules without tensors of a job
 def taken_of_memory(tree: ast.Module) -> set[str]:
     """Names by which a module takes memory of tensors.
 
-    Numpy's functions of the same names are none, nor is `import numpy`.
+    Numpy's functions of the same names and `import numpy` are none.
     """
     found = set()
     for node in ast.walk(tree):
@@ -149,7 +149,7 @@ def test_no_way_around_the_entrance_is_passed_over(line: str) -> None:
     )
 
 
-# All that the proof of a graph takes from the rooms that make graphs: values to look at, and what sorts a column. The contract
+# Everything that the proof of a graph uses of the rooms that make graphs: values, and the sort of a column. The contract
 # `proof` knows modules alone, and does not see a join that a package passes on (`from ucpl.tables import clip`).
 OF_MAKERS = {
     "ucpl.tables": {"each", "once"},
@@ -162,9 +162,9 @@ OF_ANYBODY = ("ucpl.errors", "ucpl.extents", "ucpl.layout", "ucpl.records")  # r
 
 
 def taken_beside(text: str, proof: set[str]) -> list[str]:
-    """What a module of the proof imports that it may not. proof.
+    """The forbidden imports of a module of the proof.
 
-    Its modules, which may take from each other.
+    proof: its modules, which may import each other.
     """
     found = []
     for node in ast.walk(ast.parse(text)):
@@ -233,7 +233,7 @@ def test_no_tracked_file_names_the_machine_it_was_made_on() -> None:
 # --- Measures of the code: each only becomes smaller ------------------------------------------------------------------
 
 ANY_MAX = 28  # of the name `Any` in the package, imports counted
-PARAMETERS_MAX = 5  # of a function, beside self
+PARAMETERS_MAX = 5  # of a function, besides self
 SHARE_OF_LONG_SIGNATURES = 0.02
 FUNCTION_LINES_MAX = 80
 CLASS_LINES_MAX = 500
@@ -250,7 +250,7 @@ def parsed() -> dict[str, ast.Module]:
 
 
 def named_any(tree: ast.AST) -> int:
-    """How often a module says `Any`.
+    """The number of `Any` in a module.
 
     By name, as `typing.Any`, in an import, or in an annotation that is a text.
     """
@@ -266,7 +266,7 @@ def named_any(tree: ast.AST) -> int:
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Of a function, beside self or cls."""
+    """Of a function, besides self or cls."""
     a = function.args
     named = [one.arg for one in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
     named += [one.arg for one in (a.vararg, a.kwarg) if one is not None]
@@ -274,7 +274,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_types_are_reported(parsed: dict[str, ast.Module]) -> None:
-    """`object` and a question for the class say what `Any` leaves open."""
+    """`object` and a question for the class replace `Any`."""
     found = {path: count for path, tree in parsed.items() if (count := named_any(tree))}
     assert sum(found.values()) <= ANY_MAX, found
 
@@ -289,7 +289,7 @@ def test_any_is_counted_wherever_it_is_written() -> None:
 
 
 def test_nobody_reads_what_a_message_says(parsed: dict[str, ast.Module]) -> None:
-    """What a diagnostic speaks of is in `about`, as values.
+    """The subjects of a diagnostic are in `about`, as values.
 
     A text may be written anew.
     """
@@ -372,7 +372,10 @@ FRAGMENTS = {
 
 
 def test_no_small_module_serves_one_other(parsed: dict[str, ast.Module]) -> None:
-    """A module of one importer belongs into it, or is an idea of its own of more than a few lines."""
+    """A module with one importer belongs into it.
+
+    Unless it is an idea of its own of more than a few lines.
+    """
     importers = importers_of(parsed)
     found = set()
     for path in parsed:
@@ -427,9 +430,9 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_has_its_place_in_the_site() -> None:
-    """A new page of docs/ stands in the `nav` of mkdocs.yml.
+    """A new page of docs/ is in the `nav` of mkdocs.yml.
 
-    Decisions are found by themselves.
+    Decisions are found automatically.
     """
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [
@@ -459,7 +462,7 @@ def test_every_code_has_a_known_exit_status_and_all_its_texts() -> None:
 
 
 def raised(trees: dict[str, ast.Module]) -> dict[str, str]:
-    """Codes that something is called with, and where.
+    """Codes in calls, and their places.
 
     A code in a comparison, a table or a text is not raised by it.
     """
@@ -489,7 +492,10 @@ def test_every_code_that_is_raised_is_in_the_catalogue_and_the_reverse(parsed: d
 
 
 def expected() -> set[str]:
-    """Codes in texts that a test compares with, and in golden files of what is printed. A docstring expects nothing."""
+    """Codes in texts that tests compare, and in golden files.
+
+    A docstring expects nothing.
+    """
     found = {
         code for path in (ROOT / "tests").rglob("*.txt") for code in WORD.findall(path.read_text(encoding="utf-8"))
     }
@@ -535,7 +541,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 
 def test_every_pin_has_digests_but_torch() -> None:
-    """What `make` installs is held against them.
+    """The installed packages are compared with them.
 
     No file that the index replaced since is taken.
     """

@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make thorough`.
+"""The tests that `make test` leaves to `make thorough`.
 
 Each line of the list names tests that are there, and CI runs all.
 """

@@ -1,8 +1,8 @@
-"""Tests that `make test` leaves to `make thorough`: thorough.toml says which, and why.
+"""Tests that `make test` leaves to `make thorough`, by thorough.toml.
 
 CI runs both.
 
-`--thorough leave` is what `make test` asks for, `--thorough only` what `make thorough` does. Without it, as where a folder, a
+`make test` uses `--thorough leave`, `make thorough` uses `--thorough only`. Without the option, and if a folder, a
 file or a test is named, nothing is left out.
 """
 

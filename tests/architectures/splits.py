@@ -1,7 +1,9 @@
-"""What each rank of an example architecture has, cut from the whole tensors with torch alone: no spec is asked.
+"""Each rank's part of an example architecture, cut with torch alone.
+
+No spec is used.
 
 A rule is (pattern of names, stage, cut). The first rule whose pattern is found in a name is its rule. A stage is one of the
-words below; a cut takes the whole tensor, the degree of tensor parallelism and the rank.
+words below; a cut takes the full tensor, the degree of tensor parallelism and the rank.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def copy(t: Tensor, _tp: int, _rank: int) -> Tensor:
 def dim(n: int) -> Cut:
     """Equal pieces of one dim.
 
-    Where it does not divide, the first ones are longer by one.
+    If it does not divide, the first ones are longer by one.
     """
     return lambda t, tp, rank: torch.tensor_split(t, tp, n)[rank]
 
@@ -211,7 +213,7 @@ def llama4(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
 def gpt_oss(whole: Tensors, degrees: Degrees, rank: Rank) -> Tensors:
     """The experts of a layer in one tensor.
 
-    Those of the rank, then rows of gate and up, or groups of 32 of what comes in.
+    Those of the rank, then rows of gate and up, or groups of 32 inputs.
     """
     out = by_rules("gpt_oss", whole, degrees, 0, rank)
     for name in [n for n in out if ".experts." in n]:

@@ -277,7 +277,7 @@ def test_mixtral(there, tmp_path):
         )
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def refused(*args, **more):
@@ -332,7 +332,10 @@ def test_a_plan_file_of_a_spec_alone_runs_on_the_folder(tmp_path):
 
 
 def test_a_named_model_goes_into_layouts_of_any_model_and_back(tmp_path):
-    """One tensor a line of the model, layers and heads as its axes; also the shipped ZeRO, as one would start a training."""
+    """One tensor per line of the model, layers and heads as axes.
+
+    Also the shipped ZeRO, as for a new training.
+    """
     config = llama_config()
     tensors = llama(tmp_path / "hf", config)
     ucpl.convert(tmp_path / "hf", tmp_path / "p.pt", "plain()", layout="llama.ucpl:hf()")
@@ -347,7 +350,7 @@ def test_a_named_model_goes_into_layouts_of_any_model_and_back(tmp_path):
     assert_equal(tensors, tensors_of(tmp_path / "back"))
 
 
-# ---- what Megatron itself wrote ----------------------------------------------------------------------------------------
+# ---- folders that Megatron wrote ----------------------------------------------------------------------------------------
 
 MEGATRON: dict[str, Json] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96, "num_hidden_layers": 4,
@@ -356,9 +359,9 @@ MEGATRON: dict[str, Json] = {
 
 
 def formula(key: str, *shape: int) -> torch.Tensor:
-    """What the generator of the fixture put into a tensor.
+    """The generator's values of a tensor of the fixture.
 
-    By the name and shape that Megatron itself gives the whole of it.
+    By the name and shape that Megatron itself gives the full tensor.
     """
     seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,7 @@
-"""Example architectures: what their libraries wrote goes to ranks, to ranks of other degrees, and comes back, bit for bit."""
+"""Example architectures go to ranks, other degrees, and back, bit for bit.
+
+The sources are files of their libraries.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ DEGREES = {
 USUAL = (Degrees(2, 1, 2), Degrees(4, 1, 3))
 EXPERTS = (Degrees(2, 2, 2), Degrees(4, 4, 3))
 OTHERS = {"deepseek_v3": ", block = 4"}  # arguments besides the degrees
-OF_ANY = {"unet"}  # what is written says of itself what it is
+OF_ANY = {"unet"}  # the target describes itself
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.ucpl"))
 assert NAMES
 

@@ -165,7 +165,7 @@ def test_every_tensor_of_every_rank(config: Config, here: str, there: str, tmp_p
 
 
 def test_without_transformer_engine_experts_stand_one_by_one(tmp_path: Path) -> None:
-    """Names of the other form; what is dealt where is the same."""
+    """Names of the other form; the assignment is the same."""
     save(tmp_path / "hf", whole(QWEN), QWEN)
     for there in ("megatron_grouped", "megatron_moe", "megatron_local_moe"):
         layout = f"llama.ucpl:{there}(tp=1, ep=2, divisible=8)"
@@ -186,7 +186,7 @@ def test_without_transformer_engine_experts_stand_one_by_one(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("layout", ["torch_dist", "torch_dist_local"])
 def test_latent_attention_in_torch_dist(tmp_path: Path, layout: str) -> None:
-    """A name for each layer, experts stacked, and the `_extra_state` of each linear module that Megatron asks for."""
+    """A name for each layer, stacked experts, and `_extra_state` of linear modules."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -226,7 +226,10 @@ GPT_OSS: Config = {
 
 
 def test_gpt_oss_by_a_formula(tmp_path: Path) -> None:
-    """Gates and their others lie in turn in transformers' tensors, one behind the other in Megatron's, inputs last."""
+    """Gates and their others alternate in transformers' tensors, unlike Megatron's.
+
+    There they follow each other, inputs last.
+    """
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     shapes: Shapes = {"model.embed_tokens.weight": (V, H), "model.norm.weight": (H,), "lm_head.weight": (V, H)}
@@ -282,7 +285,10 @@ LLAMA4: Config = {
 
 
 def test_llama4_by_a_formula(tmp_path: Path) -> None:
-    """Layers of experts by turns with dense ones, each under its own name; the experts of one are a stack, inputs last."""
+    """Layers of experts alternate with dense ones, each under its name.
+
+    The experts of one are a stack, inputs last.
+    """
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     shapes: Shapes = {"model.embed_tokens.weight": (V, H), "model.norm.weight": (H,), "lm_head.weight": (V, H)}

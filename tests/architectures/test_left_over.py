@@ -1,4 +1,4 @@
-"""E398 goes by what the braces of a template depend on.
+"""E398 depends on the names in a template's braces.
 
 Numbers of ranks, and none that is the same on every rank.
 """

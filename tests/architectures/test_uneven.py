@@ -1,4 +1,7 @@
-"""Ranks with nothing of a tensor are read back, in both forms of files; files of ranks that the layout lacks are refused."""
+"""Ranks without elements of a tensor are read back, in both forms.
+
+Files of ranks that the layout lacks are refused.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def numbers() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
 def test_a_rank_with_nothing_of_a_tensor_is_read_back(form: str, tmp_path: Path) -> None:
-    """5 rows in pieces of 2 on 4 ranks are 2, 2, 1 and none."""
+    """Pieces of 2 of 5 rows on 4 ranks.
+
+    They are 2, 2, 1 and none.
+    """
     file, whole = spec(tmp_path, form), numbers()
     (tmp_path / "in").mkdir()
     if form == "torch":
@@ -102,7 +108,7 @@ layout whole() of m {
 
 
 def test_a_degree_too_small_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
-    """Neither two addends of four, nor half of a dim that the shapes say."""
+    """Neither two addends of four, nor half of a stated dim."""
     (tmp_path / "s.ucpl").write_text(SUMS)
     (tmp_path / "in" / "0").mkdir(parents=True)
     for rank in range(4):

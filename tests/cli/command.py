@@ -1,4 +1,4 @@
-"""Runs `ucpl` as a user does, within this process or in one of its own."""
+"""Run `ucpl` as a user does, in this process or another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKPOINTS = sorted(
 
 @frozen
 class Done:
-    """What a command left: exit status, standard output, standard error."""
+    """The result of a command: exit status, standard output, standard error."""
 
     status: int
     out: str
@@ -54,7 +54,7 @@ def good(*argv: object) -> Done:
 
 
 def alone(*argv: object, code: str = "from ucpl.cli import main; import sys; sys.exit(main())") -> Done:
-    """The command in a process of its own, with `code` in front of it."""
+    """The command in a process of its own, after `code`."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=1800
     )

@@ -1,6 +1,6 @@
 """Command lines that nobody would type.
 
-Words of every kind in every place. What comes back is an answer or our own error.
+Words of every kind in every place. The result is an answer or our own error.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ CALLS = [
 
 @frozen
 class Place:
-    """A folder with one of each kind of thing that a verb may be given."""
+    """A folder with each kind of thing that a verb accepts."""
 
     folder: Path
     things: tuple[str, ...]
@@ -158,7 +158,7 @@ class Place:
         return cls(folder, (*things, "grow.plan", "/dev/full", "nowhere", "made.pt"), tuple(configs))
 
     def clear(self) -> None:
-        """Take away what a command wrote under the names that most targets have."""
+        """Remove the files of a command under the usual names."""
         for place in (self.folder / "new", self.folder / "new.pt"):
             if place.is_dir():
                 shutil.rmtree(place)
@@ -320,7 +320,7 @@ VERBS: dict[str, tuple[tuple[str, ...], list[Option]]] = {
 
 
 def tried(line: list[str]) -> tuple[Done, str]:
-    """What the command did, and what is wrong with that.
+    """The result of the command, and its fault.
 
     An empty text where nothing is.
     """

@@ -1,4 +1,4 @@
-"""Real checkpoints of DeepSpeed through every verb, against the state that was gathered when they were trained."""
+"""Real DeepSpeed checkpoints through every verb, compared with the gathered training state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plain_bytes(source: Path) -> bytes:
 
 
 def plain_to_change(source: Path) -> dict[str, Any]:
-    """What `plain_of` gives of a checkpoint that stays as it is, made once."""
+    """The result of `plain_of` for an unchanged checkpoint, made once."""
     value: dict[str, Any] = torch.load(io.BytesIO(plain_bytes(source)), weights_only=True)
     return value
 
@@ -106,7 +106,7 @@ def test_plain_is_the_truth_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert plain["aliases"] == {"lm_head.weight": "wte.weight"}
     assert set(plain["buffers"]) == {"calls"} and same(plain["buffers"]["calls"], extra["calls"])
     assert [g["lr"] for g in plain["groups"]] == extra["lr"]
-    if "elastic" not in name:  # DeepSpeed's elastic form keeps no hyper-parameters but what its schedule says
+    if "elastic" not in name:  # DeepSpeed's elastic form keeps only the hyper-parameters of its schedule
         assert [g["weight_decay"] for g in plain["groups"]] == extra["wd"]
     assert plain["scalars"]["global_steps"] == extra["global_steps"] == 3
     steps = {float(states["step"]) for states in plain["params"].values() if "step" in states}
@@ -176,7 +176,10 @@ CHANGED = {"exp_avg": ("blocks.1.mlp.down.weight", 23, 36), "exp_avg_sq": ("mix"
 @pytest.mark.fault("Against an oracle or the truth", "one changed value", "tensor, state and index are named")
 @pytest.mark.parametrize("layout", ["zero1(dp=3)", "zero2(dp=5)", "zero3(dp=2)", "plain()"])
 def test_each_changed_value_is_named(layout: str, tmp_path: Path) -> None:
-    """The changes are made in a plain file by torch, so that no placement of ours has a say in where they lie."""
+    """Torch makes the changes in a plain file.
+
+    No placement of ours affects their place.
+    """
     source = FIXTURES / "z1_dp2_bf16"
     plain = plain_to_change(source)
     for state, (tensor, *index) in CHANGED.items():

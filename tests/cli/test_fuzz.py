@@ -1,4 +1,7 @@
-"""Whatever stands on a command line, what comes is an answer or an error of ours: no internal one, no wait without end."""
+"""Any command line gives an answer or an error of ours.
+
+There is no internal error and no endless wait.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def test_lines_of_odd_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a spec, a pipe, a source, and a model of odd names."""
+    """A folder with a spec, a pipe, a source, and odd names."""
     (tmp_path / "own.ucpl").write_text(SPEC)
     os.mkfifo(tmp_path / "pipe")
     shutil.copytree(SOURCE, tmp_path / "source")
@@ -116,7 +119,7 @@ def test_a_config_of_any_content(config: int, here: Path) -> None:
 def test_a_source_may_be_called_anything(here: Path) -> None:
     """Names that are no UTF-8 are the file system's.
 
-    What is read may have one.
+    A file that is read may have one.
     """
     odd = os.fsdecode(b"odd\xff")
     shutil.move(here / "source", here / odd)
@@ -125,7 +128,7 @@ def test_a_source_may_be_called_anything(here: Path) -> None:
 
 
 def test_the_longest_name_that_a_target_may_have(here: Path) -> None:
-    longest = "n" * 244  # with what marks the hidden folder, 255
+    longest = "n" * 244  # 255 with the mark of the hidden folder
     assert ucpl("convert", "source", longest, "--to", "zero1(dp=2)").status == 0
     assert (here / longest / "latest").is_file()
     assert ucpl("convert", "source", longest + "n", "--to", "zero1(dp=2)").err.startswith("error[E186]")

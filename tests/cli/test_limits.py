@@ -1,4 +1,7 @@
-"""Memory and processors that a run takes, by cgroup v1, v2 and `ulimit`; and memory that runs out."""
+"""Memory and processors of a run by cgroup v1, v2 and `ulimit`.
+
+Also memory that runs out.
+"""
 
 from __future__ import annotations
 

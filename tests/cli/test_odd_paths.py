@@ -130,7 +130,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one of each thing that is whole, and `denied`, which may not be looked into."""
+    """A folder with intact things of each kind, and unreadable `denied`."""
     here = tmp_path_factory.mktemp("odd")
     (here / "own.ucpl").write_text(SPEC.replace("config.width", "6").replace(" when config.has_norm", ""))
     shutil.copytree(FIXTURES / "z1_dp4", here / "source")
@@ -152,7 +152,7 @@ def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def locked(folder: Path) -> Iterator[None]:
     """A folder that may not be looked into.
 
-    Nobody is denied anything who is root, and is told so here all the same.
+    Root is denied nothing; here it gets the same error.
     """
     folder.chmod(0)
     if os.geteuid() != 0:
@@ -189,7 +189,7 @@ def locked(folder: Path) -> Iterator[None]:
 )
 @pytest.mark.parametrize("line", LINES)
 def test_no_path_is_an_internal_error(line: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "-o" in line:  # what would be written is not measured first
+    if "-o" in line:  # the output is not measured first
         monkeypatch.setattr("ucpl.conversion.calibrating.measure", lambda *_, **__: FIGURES)
     wrong = {}
     for kind, path in ODD.items():

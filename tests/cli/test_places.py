@@ -1,4 +1,4 @@
-"""Where a target goes.
+"""The places of targets.
 
 Missing folders are made, and a dry run fails where the run would.
 """

@@ -1,6 +1,6 @@
 """Refusals that a user meets on the command line.
 
-The code, and the words that tell file, tensor and what to do.
+The code, and the words for file, tensor and remedy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ layout one() of m {
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a checkpoint of two tensors, `src`, and the spec that describes it."""
+    """A folder with a checkpoint of two tensors, `src`, and its spec."""
     (tmp_path / "own.ucpl").write_text(OWN)
     (tmp_path / "src").mkdir()
     torch.save({"v": torch.arange(4.0), "u": torch.ones(4)}, tmp_path / "src" / "f.pt")
@@ -141,7 +141,7 @@ def test_ctrl_c_before_and_while_tiles_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "٣"])
 def test_what_looks_like_a_number_of_a_layer_and_is_none(tmp_path, number):
-    """Python has digits that are no number, and no number of five thousand of them."""
+    """Python accepts digits that are no number, and limits long numbers."""
     pages = json.loads((ROOT / "tests/fixtures/numbered/pp2/names.json").read_text())
     pages[0][0][0] = f"{number}.w"
     (tmp_path / "names.json").write_text(json.dumps(pages))

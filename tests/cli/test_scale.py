@@ -1,6 +1,6 @@
 """A small share of `make scale`, counted.
 
-What each verb does grows as the checkpoint does, and no faster.
+The work of each verb grows linearly with the checkpoint.
 
 Lines of the product that are run, files that are open, bytes that are held: never seconds.
 """
@@ -27,11 +27,9 @@ HOUSE = str(Path(package.__file__).parent)
 KINDS = tuple(MAKERS)
 Line = tuple[str, int]
 TARGETS = {"huggingface": "plain()", "plain": "safetensors()", "zero1": "zero3(dp=3)", "zero3": "zero1(dp=3)"}
-SIZES = (25, 50, 100)  # tensors: the second step is twice the first, and so is what it adds to what is linear
-GROWTH_MAX = 2.7  # what is quadratic adds four times as much
-LEAST = (
-    2000  # times that a line is run more, below which it is not looked at: what begins beyond some number is no growth
-)
+SIZES = (25, 50, 100)  # tensors: the second step is twice the first, and so is the growth of linear work
+GROWTH_MAX = 2.7  # quadratic work adds four times as much
+LEAST = 2000  # times that a line is run more, below which it is not looked at: a start beyond some number is no growth
 
 
 def made(top: Path, kind: str, count: int, files: int = 3, shape: tuple[int, ...] = (2, 2)) -> Path:
@@ -64,7 +62,7 @@ def run(arguments: list[str]) -> None:
 
 
 def lines_run(work: Callable[[], None]) -> Counter[tuple[str, int]]:
-    """How often each line of the product is run.
+    """The number of runs of each line of the product.
 
     A comprehension's each time round.
     """
@@ -74,7 +72,7 @@ def lines_run(work: Callable[[], None]) -> Counter[tuple[str, int]]:
     def tracer(file: str) -> Callable | None:
         """It is called for each line.
 
-        What is known of its file is known to it.
+        It shares its file's entry.
         """
         if not file.startswith(HOUSE):
             return None
@@ -109,7 +107,7 @@ def test_no_line_is_run_more_often_than_there_are_tensors_more(tmp_path, kind):
     for count in SIZES:
         source = made(tmp_path, kind, count)
         if count == SIZES[0]:
-            for arguments in verbs(made(tmp_path, kind, 4), kind):  # what is imported and kept is no cost of a tensor
+            for arguments in verbs(made(tmp_path, kind, 4), kind):  # imports and caches are no cost of a tensor
                 run(arguments)
         found.append([lines_run(partial(run, arguments)) for arguments in writing(source, kind)])
     for number, arguments in enumerate(writing(Path("it"), kind)):
@@ -158,7 +156,7 @@ def test_more_files_than_descriptors(tmp_path, kind):
     source = made(tmp_path, kind, count if kind == "huggingface" else 2, count, (count, 2))
     for arguments in verbs(made(tmp_path, kind, 4), kind):
         run(arguments)
-    with few_descriptors(370), contextlib.ExitStack() as others:  # a job may have most of what it may have open already
+    with few_descriptors(370), contextlib.ExitStack() as others:  # a job may be near its limit of open files
         for _ in range(300):
             others.callback(os.close, os.dup(0))
         before = set(os.listdir("/proc/self/fd"))
@@ -179,7 +177,10 @@ def held_by(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_size_of_a_tensor_costs_no_memory(tmp_path, kind):
-    """2^33 elements are as much to look at, to plan for and to show as 2^16."""
+    """2^33 elements take as much work as 2^16.
+
+    They are read, planned and shown.
+    """
     for verb in range(4):
         peaks: list[int] = []
         for rows in (1, 1, 1 << 17):  # the first time is for imports

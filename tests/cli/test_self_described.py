@@ -72,7 +72,7 @@ def test_back_without_a_spec(source: Path, tmp_path: Path, call: str) -> None:
     text = (tmp_path / "cut" / "ucpl" / "layout.ucpl").read_text()
     parse(text)
     assert "config." not in text and "when" not in text
-    # No layout and no config here: the folder says what it is.
+    # No layout and no config here: the folder describes itself.
     ucpl.convert(tmp_path / "cut", tmp_path / "back", to=f"{spec}:whole()", config=CONFIG)
     was = torch.load(source / "whole.pt", weights_only=True)
     back = torch.load(tmp_path / "back" / "whole.pt", weights_only=True)
@@ -116,7 +116,10 @@ layout all(tp) of towers {
 
 
 def test_a_layout_that_uses_another_twice_reads_back(tmp_path: Path) -> None:
-    """What both of them say (the framework, a mesh with a name, a dtype, a state) is said once by the folder's own text."""
+    """Statements of both are made once, by the folder's own text.
+
+    They are the framework, a mesh with a name, a dtype, a state.
+    """
     spec = tmp_path / "towers.ucpl"
     spec.write_text(USED_TWICE)
     (tmp_path / "source").mkdir()

@@ -1,6 +1,6 @@
 """check, plan, roundtrip and the arguments that several verbs share.
 
-What each word does, and what is said without it.
+The effect of each word, and the message without it.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def test_roundtrip_of_one_degree_of_each_axis_says_which_to_give(spec: Path) -> 
     good(*argv[:4], "--degrees", "tp=1,2", "--degrees", "pp=1")
 
 
-# ---- what plan and convert say, as check does ------------------------------------------------------------------------
+# ---- remarks of plan and convert, as of check --------------------------------------------------------------------------
 
 
 def test_a_config_that_no_text_reads_is_reported(spec: Path) -> None:

@@ -1,6 +1,6 @@
 """The promise of the command line.
 
-Verbs, --help, --json, exit statuses, what is imported, what a terminal sees.
+Verbs, --help, --json, exit statuses, imports, and a terminal's output.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_every_verb_of_the_interface_is_there_and_listed() -> None:
 def test_help_shows_an_example_of_that_verb(verb: str) -> None:
     text = good(verb, "--help").out
     assert re.search(rf"^  ucpl {verb}\b", text.partition("example:\n")[2], re.MULTILINE)
-    assert "--debug" in text and ("--json" in text) == (verb != "lsp")  # what that one prints is the protocol
+    assert "--debug" in text and ("--json" in text) == (verb != "lsp")  # that one prints the protocol
 
 
 def test_the_version_is_the_project_s() -> None:
@@ -104,7 +104,7 @@ def test_json_is_one_object_on_standard_output(tmp_path: Path, plan: Path) -> No
 
 @pytest.mark.parametrize("verb", ["convert", "apply"])
 def test_what_was_not_read_back_is_reported(verb: str, tmp_path: Path, plan: Path) -> None:
-    """The bytes are the same, and what holds them against the disk later is told."""
+    """The bytes are the same, and later comparisons are reported."""
     argv = ["convert", SOURCE, "{}", "--to", "zero3(dp=3)"] if verb == "convert" else ["apply", plan, SOURCE, "{}"]
     told = {}
     for how in ("all", "none"):
@@ -137,9 +137,11 @@ sys.exit(status)
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., set[str]]:
-    """What a process has imported that ends well, of a verb and its arguments. Each process is started once.
+    """The modules of a process of a verb that ends well.
 
-    Where a text was new, it is started again: trees of its texts are kept, and another process reads those.
+    Each process is started once.
+
+    If a text was new, it is started again: trees of its texts are kept, and another process reads those.
     """
 
     @cache
@@ -214,7 +216,7 @@ STARTED = "import sys; from ucpl.cli import main; sys.exit(main())"
 def calls_of(code: str, *argv: str) -> int:
     """Functions that a process calls from its start to its end.
 
-    What it does, whatever else the machine does.
+    Its work, at any other load.
     """
     counted = (
         "import _lsprof, atexit, sys\nprofiler = _lsprof.Profiler()\n"
@@ -228,7 +230,7 @@ def calls_of(code: str, *argv: str) -> int:
 
 @pytest.fixture
 def tables_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that holds the parser's tables, and no tree of any text."""
+    """A cache with the parser's tables and without trees of texts."""
     language.parse("ucpl 1\n")  # the tables are kept
     (tmp_path / "cache").mkdir(mode=0o700)
     known = cache_folder()
@@ -249,7 +251,7 @@ def base() -> int:
 def test_verbs_start_with_little_more_than_the_base(
     verb: str, new: float, again: float, spec: Path, tmp_path: Path, tables_alone: None
 ) -> None:
-    """As a ratio to the imports that the project stands on, in calls. In seconds: docs/PERFORMANCE.md."""
+    """A ratio to the project's imports, in calls. In seconds: docs/PERFORMANCE.md."""
     arguments = {
         "check": ("specs/deepspeed.ucpl", "specs/plain.ucpl"),
         "plan": ("--from", "zero1(dp=4)", "--to", "zero3(dp=3)", "--model", f"{spec}:checkpoint"),
@@ -264,7 +266,7 @@ def test_what_reads_no_text_starts_with_less_than_the_base() -> None:
     assert calls_of(STARTED, "inspect", str(SOURCE)) <= 0.96 * base()
 
 
-# What no verb imports that ends without an error, and what each leaves to the others.
+# Modules that no successful verb imports, and modules that only other verbs import.
 NEVER = frozenset(
     {
         "torch",
@@ -320,7 +322,7 @@ def test_a_verb_imports_nothing_that_it_does_not_use(
         assert sorted(unused & imported(*argv)) == [], argv
 
 
-# ---- what a terminal sees ---------------------------------------------------------------------------------------------
+# ---- output on a terminal ---------------------------------------------------------------------------------------------
 
 
 def test_a_closed_pipe_is_no_error() -> None:
@@ -345,7 +347,7 @@ sys.exit(main())
 
 @pytest.fixture
 def heard() -> Iterator[None]:
-    """What `nohup` and the like have a process ignore, the processes that it starts ignore too: not here."""
+    """Child processes also ignore the signals that `nohup` ignores: not here."""
     kept = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
@@ -358,7 +360,7 @@ def heard() -> Iterator[None]:
 def test_the_end_of_a_job_is_as_ctrl_c(action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler's SIGTERM, a closed terminal's SIGHUP.
 
-    What was finished is kept, and going on gives the same bytes.
+    Finished work is kept, and resuming gives the same bytes.
     """
     command = ("convert", SOURCE, tmp_path / "target", "--to", "zero1(dp=2)", "--workers", "1")
     monkeypatch.setenv("UCPL_FAIL_AT", f"tile-written:3:{action}")
@@ -469,7 +471,7 @@ def test_apply_is_what_convert_does(tmp_path: Path, plan: Path) -> None:
     ("element", "name", "index"), [("wte.weight[41, 7]", "wte.weight", (41, 7)), ("mix[2, 4]", "mix", (2, 4))]
 )
 def test_why_leads_to_the_value(element: str, name: str, index: tuple[int, ...], tmp_path: Path) -> None:
-    """The places that `why` names hold the value that torch finds in the truth."""
+    """The places that `why` names hold torch's value."""
     good("plan", "--from", SOURCE, "--to", "zero1(dp=3)", "-o", tmp_path / "some.plan")
     good("apply", tmp_path / "some.plan", SOURCE, tmp_path / "target")
     truth = torch.load(SOURCE / "truth.pt", weights_only=True)["params"][name]
@@ -500,7 +502,7 @@ def test_why_of_what_is_no_index_says_so(index: str, plan: Path) -> None:
 def test_why_of_a_plan_whose_layout_is_of_another_model(tmp_path: Path, plan: Path) -> None:
     """A plan that was bent and has a digest of its own.
 
-    What it says is held against what else it says.
+    Its statements are compared with each other.
     """
     bent = package.load_plan(plan)
     package.save_plan(evolve(bent, tensors=("nosuch", *bent.tensors[1:])), tmp_path / "bent.plan")
@@ -566,7 +568,7 @@ def test_force_replaces_and_resume_finds_it_done(tmp_path: Path) -> None:
     ],
 )
 def test_a_dry_run_refuses_what_a_run_does(source: str, call: str, said: str, tmp_path: Path) -> None:
-    """What the target's form has no place for, which its files tell and no plan does."""
+    """Values without a place in the target's form, known only from files."""
     for more in ((), ("--dry-run",)):
         done = ucpl("convert", ROOT / "tests/fixtures/deepspeed" / source, tmp_path / "target", "--to", call, *more)
         assert done.status == 4 and "error[E471]" in done.err and said in done.err
@@ -710,7 +712,7 @@ def test_every_name_of_the_package_is_there() -> None:
 
 
 def test_signals_are_left_alone() -> None:
-    """Running a verb in a program of one's own changes nothing of that program."""
+    """Running a verb in another program changes nothing of that program."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     good("explain", "E500")
@@ -726,7 +728,7 @@ class Finalized:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_in_a_finalizer_is_not_lost() -> None:
-    """Python ignores exceptions there, so that a server that is asked to end would go on."""
+    """Python ignores exceptions there: a server that should end would continue."""
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -1,6 +1,6 @@
-"""What is given and does not act is told, or refused.
+"""An option without an effect is reported, or refused.
 
-What acts is not called idle.
+An option with an effect is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`why` of tensors that a text calls by one name and a plan by several: of layers of different sizes."""
+"""`why` of tensors with one text name and several plan names.
+
+They are layers of different sizes.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def more(held: Any) -> None:
     held.append({**held[0], "params": [], MARK: 1})
 
 
-# Name of the case -> (fixture, file, change, what the account's name has besides the mark).
+# Name of the case -> (fixture, file, change, the rest of the account's name besides the mark).
 PLANTS: dict[str, tuple[str, str, Callable[[Any], object], str]] = {
     "a shard's ds_config": (Z1, SHARD_0, lambda v: add(v["ds_config"]), "ds_config"),
     "a section of it": (Z1, SHARD_1, lambda v: add(v["ds_config"]["zero_optimization"]), "zero_optimization"),
@@ -153,7 +153,10 @@ CUTS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("where", CUTS)
 def test_a_key_of_the_cuts_is_moved_or_named(tmp_path: Path, where: str) -> None:
-    """A target describes its own cuts: what it does not take along is named, in the model states of both ranks."""
+    """A target describes its own cuts.
+
+    Other values are named, in the model states of both ranks.
+    """
 
     def change(value: Any) -> None:
         CUTS[where](value[INFO])
@@ -186,7 +189,10 @@ def test_cuts_that_a_shard_repeats_are_compared(tmp_path: Path, is_alike: bool) 
     ("target", "mine"), [("universal(stage=3, files=4)", 1), ("zero3(dp=4)", 1), ("zero3(dp=2)", 0)]
 )
 def test_a_rank_of_a_universal_folder_keeps_its_client_state(tmp_path: Path, target: str, mine: int) -> None:
-    """DeepSpeed's engine at stage 3 loads the file of its own rank, from a universal folder as well."""
+    """DeepSpeed's engine at stage 3 loads a rank's own file.
+
+    It does so from universal folders, too.
+    """
     source = planted(tmp_path, UNIVERSAL, UNIVERSAL_1, add)
     ucpl.convert(source, tmp_path / "target", target)
     files = sorted((tmp_path / "target").rglob("*model_states.pt"))
@@ -252,7 +258,7 @@ def test_a_group_that_trains_nothing_is_moved_where_it_is_in_the_target(
 
 
 def test_keys_of_loss_scaling_are_counted_each(tmp_path: Path) -> None:
-    """ZeRO-0 keeps numbers, and a shard of ZeRO an object made of those that it knows."""
+    """ZeRO-0 keeps numbers; ZeRO shards keep an object made of known ones."""
 
     def change(value: Any) -> None:
         value["optimizer"][MARK] = 1

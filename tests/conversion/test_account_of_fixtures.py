@@ -1,6 +1,6 @@
 """The account of every fixture for every form.
 
-Its items add up, counted here by other means, and what is moved is there.
+Its items add up, counted here by other means, and moved values are there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TARGETS = (
     "megatron_core(dp=2)",
     "megatron_legacy()",
 )
-# What names of values end in, of which each key is one.
+# Ends of names of values, which have one key each.
 PARTS = {
     " of the module": ("module_extra", "megatron_extra_state"),
     " of the loss scaling": ("loss_scale_config",),
@@ -58,7 +58,7 @@ REFUSALS = tomllib.loads((Path(__file__).parent / "refusals_of_fixtures.toml").r
 
 
 def expected(verb: str, name: str, target: str) -> str | None:
-    """The code of the refusal that is known of a fixture and a target."""
+    """The code of a known refusal of a fixture and a target."""
     known = REFUSALS[verb].get(name, {})
     code = known.get(target, known.get("*"))
     assert code is None or isinstance(code, str)
@@ -66,7 +66,7 @@ def expected(verb: str, name: str, target: str) -> str | None:
 
 
 def refused(call: Callable[[], object], code: str | None) -> bool:
-    """Whether a call is refused.
+    """Return True if a call is refused.
 
     It must be, by this code, where one is known.
     """
@@ -80,7 +80,7 @@ def refused(call: Callable[[], object], code: str | None) -> bool:
 
 
 def planned(name: str, target: str) -> Account | None:
-    """The account; none where the plan is refused, as it is expected to be."""
+    """The account; none if the plan is refused as expected."""
     made: list[Account | None] = []
     if refused(lambda: made.append(ucpl.plan(str(FIXTURES / name), target).account), expected("plan", name, target)):
         return None
@@ -107,9 +107,7 @@ def test_the_items_add_up(name: str, target: str) -> None:
     states = sum(len(t.states) for t in source.state.tensors)
     counted = sum(e.count for e in account.entries if e.kind.startswith("tensor"))
     assert states <= counted
-    assert (
-        counted <= states + len(source.state.tensors) or source.format == "megatron_core"
-    )  # stacks may be taken apart
+    assert counted <= states + len(source.state.tensors) or source.format == "megatron_core"  # stacks may be split
     assert sum(e.count for e in account.entries if e.kind == "client_state") >= len(source.state.carried)
     top = source.top
     found = [path for path in top.rglob("*") if path.is_file() and path.name not in POINTERS] if top.is_dir() else [top]
@@ -121,7 +119,7 @@ def test_the_items_add_up(name: str, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_is_moved_is_there(name: str, target: str, tmp_path: Path) -> None:
-    """The target's own reader finds the values, groups and client_state that the account calls moved, and no others."""
+    """Compare the target's own reader with the account's moved values."""
     account = planned(name, target)
     if account is None or refused(
         lambda: ucpl.convert(FIXTURES / name, tmp_path / "x", target, allow_globals=["*"]),

@@ -98,7 +98,7 @@ def test_an_export_of_weights_names_the_optimizer(weights: Path, tmp_path: Path)
     "name", ["optimizer/x.bin", "optimizer.pt", "training_state/optimizer_0/x.bin", "train/optim.pt"]
 )
 def test_an_optimizer_next_to_a_folder_of_weights_is_named(weights: Path, tmp_path: Path, name: str) -> None:
-    """A run may keep `model/` and `optimizer/`, each a checkpoint of its own."""
+    """A run may keep `model/` and `optimizer/` as separate checkpoints."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"1")
     (tmp_path / "unlike" / "optimizer").mkdir(parents=True)
@@ -248,7 +248,7 @@ def test_client_state_of_other_ranks_is_named(tmp_path: Path) -> None:
     assert sorted(found["dropped", "client_state"]["names"]) == ["rng", "rng of rank 1"]
 
 
-# ---- what is planted in a source is named, kept or refused -------------------------------------------------------------
+# ---- values planted in a source are named, kept or refused ------------------------------------------------------------
 
 MARK = "planted_7f3a"
 
@@ -263,7 +263,7 @@ def planted(tmp_path: Path, change: Callable[[Any], object], name: str, run: Pat
 
 
 def is_lost(source: Path, target: Path, call: str) -> bool:
-    """Whether a conversion is done and the planted item is neither in the target's files nor in its account."""
+    """Return True if a conversion silently loses the planted item."""
     try:
         made = ucpl.convert(source, target, call)
     except ucpl.UcplError:
@@ -305,7 +305,7 @@ TARGETS = (
 
 @pytest.mark.parametrize("what", PLANTS)
 def test_a_planted_key_is_kept_named_or_refused(tmp_path: Path, what: str) -> None:
-    """Of a group, its name stands for its keys.
+    """The name of a group represents its keys.
 
     Three targets for each place.
     """
@@ -319,7 +319,7 @@ def test_a_planted_key_is_kept_named_or_refused(tmp_path: Path, what: str) -> No
 
 @pytest.mark.parametrize("target", ["safetensors()", "zero0(dp=2)", "universal()", "plain()", "zero1(dp=1)"])
 def test_a_value_in_a_layer_s_file_is_kept_or_named(tmp_path: Path, target: str) -> None:
-    """As `_extra_state` of modules of Transformer Engine, in a run over a pipeline."""
+    """Values like `_extra_state` of Transformer Engine modules, over a pipeline."""
     name = "global_step3/layer_01-model_states.pt"
     source = planted(tmp_path, lambda v: v.update({MARK: "x"}), name, FIXTURES / "deepspeed" / "pp2_dp2_z1")
     assert not is_lost(source, tmp_path / "target", target)

@@ -1,4 +1,4 @@
-"""What is measured of a disk, and what is made of it."""
+"""Measurements of a disk, and estimates made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parameters that are left out, frozen, or trained from here on, at every stage: what stays is bit for bit what it was."""
+"""Parameters that are dropped, frozen or newly trained, at every stage.
+
+All other values stay bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def truth_of(source: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Whole tensors, gathered from the engines that wrote the checkpoint."""
+    """Full tensors, gathered from the engines that wrote the checkpoint."""
     found: dict[str, dict[str, torch.Tensor]] = torch.load(source / "truth.pt", weights_only=False)["params"]
     return found
 
 
 def held(checkpoint: Path, folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds, as one plain file tells it."""
+    """The content of a checkpoint, as one plain file."""
     ucpl.convert(checkpoint, folder / "plain.pt", "plain()")
     found: dict[str, Any] = torch.load(folder / "plain.pt", weights_only=True)
     return found
 
 
 def kept(found: dict[str, Any], truth: dict[str, dict[str, torch.Tensor]], names: set[str]) -> list[str]:
-    """Names of what is not bit for bit as the engines had it."""
+    """Names of values that differ from those of the engines."""
     return [
         f"{state} of {name}"
         for name in names
@@ -84,7 +87,7 @@ def test_what_is_frozen_keeps_its_weight_and_nothing_else(target: str, tmp_path:
 def test_numbers_that_have_frozen_ones_of_their_shape_are_read_again(tmp_path: Path) -> None:
     """ZeRO-0 numbers its parameters.
 
-    What is written here names them beside, where DeepSpeed looks at nothing.
+    Targets written here also name them, where DeepSpeed does not look.
     """
     ucpl.convert(FROZEN, tmp_path / "new", "zero0(dp = 2)", freeze=["*.mlp.*"])
     found, truth = held(tmp_path / "new", tmp_path), truth_of(FROZEN)
@@ -135,7 +138,7 @@ def test_a_group_without_a_parameter_goes_with_its_place_in_the_schedule(tmp_pat
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_new_group_has_the_hyper_parameters_of_another(target: str, tmp_path: Path) -> None:
-    """It stands behind the others, with a place in the schedule.
+    """It is behind the others, with a place in the schedule.
 
     A plan of a file says it, too.
     """
@@ -262,9 +265,9 @@ layout tuned3(dp) of tuned extends zero3(dp = dp) {{
 
 
 def test_a_model_of_ones_own_says_the_same(tmp_path: Path) -> None:
-    """The model may say what is trained.
+    """The model may define the trained parameters.
 
-    What a name then leaves out is still to be named.
+    Parameters that a name then leaves out must still be named.
     """
     text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
     order = ["wte.weight", "wpe.weight", *members(plain_of(FROZEN))[0][2:]]
@@ -309,7 +312,7 @@ def test_what_is_new_is_a_line_of_the_model(target: str, tmp_path: Path) -> None
 
 
 def grown(folder: Path) -> str:
-    """The inferred model of the fixture, with an adapter that it does not have."""
+    """The inferred model of the fixture, with an additional adapter."""
     text, _, _ = ucpl.infer(FROZEN).text().partition("layout ")
     text = text.replace("checkpoint {\n", "checkpoint {" + GROWN, 1).replace('"0" = mix', '"0" = adapter.down, mix')
     text = text.replace('"1" = temp', '"1" = adapter.bias, temp').replace(" is frozen", "")
@@ -320,7 +323,7 @@ def grown(folder: Path) -> str:
 
 def test_what_is_new_is_begun_where_somebody_says_so_and_is_in_the_model_s_group(tmp_path: Path) -> None:
     model, fill, target = grown(tmp_path), ["adapter.down=0.5", "adapter.bias=0"], "zero1(dp = 2)"
-    with pytest.raises(UcplError) as caught:  # what nobody says is not begun
+    with pytest.raises(UcplError) as caught:  # undeclared parameters are not begun
         ucpl.plan(str(FROZEN), target, model=model, fill=fill, train=["wpe.weight"])
     assert caught.value.diagnostics[0].code == "E303"
     with pytest.raises(UcplError) as caught:
@@ -380,7 +383,9 @@ plan tune = one() -> one()
 def test_names_of_a_plan_are_looked_up_by_check(line: str, wrong: str, tmp_path: Path) -> None:
     spec = tmp_path / "spec.ucpl"
     spec.write_text(CHECKED % line)
-    assert "E300" not in command("check", str(spec)).err  # the name is one; what its model says of it is looked at, too
+    assert (
+        "E300" not in command("check", str(spec)).err
+    )  # the name is one; its model's statements about it are checked, too
     spec.write_text(CHECKED % wrong)
     done = command("check", str(spec))
     assert done.status != 0 and "E300" in done.err, done.err
@@ -411,7 +416,7 @@ PARALLEL: list[tuple[Path, str, dict[str, Any], int]] = [
 def test_parameters_on_model_parallel_ranks(
     source: Path, target: str, how: dict[str, Any], frozen: int, tmp_path: Path
 ) -> None:
-    """There, and back: what was frozen on the way is trained again."""
+    """There, and back: the frozen parameter is trained again."""
     before = plain_of(source)["params"]
     ucpl.convert(source, tmp_path / "new", target, **how)
     after = held(tmp_path / "new", tmp_path)["params"]

@@ -1,6 +1,6 @@
 """`check` at degrees above one.
 
-Mistakes that nothing shows where nothing is cut.
+These mistakes show only in cut layouts.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def test_what_an_extension_and_its_base_both_store_is_a_remark(spec: Path) -> No
     ],
 )
 def test_what_is_stored_once_or_by_one_layout_is_none(spec: Path, before: str, after: str) -> None:
-    """`half` stores q of the first layer, and the packed line of the others."""
+    """`half` stores q of the first layer, the packed line the others."""
     half = PACKED[PACKED.index("layout each") : PACKED.index("layout packed")]
     half = half.replace("each", "half").replace("  q[l] = r c", "  q[l[..1]] = r c")
     text = PACKED.replace(before, after) + half
@@ -306,7 +306,7 @@ layout ranks(tp, pp = 2) of both {
 
 
 def test_a_mesh_of_what_is_used_is_a_part_of_the_one_that_is_here(spec: Path) -> None:
-    """And a layout of a model that is open is held good as far as sizes are said; a number in keys is used."""
+    """A layout of an open model is checked without its sizes."""
     spec.write_text(STACKS)
     found = check("x.ucpl", Given())
     assert (found.findings, found.remarks) == ((), ())
@@ -407,7 +407,10 @@ layout x(tp) of m {
 
 
 def test_a_name_that_no_degree_above_one_gives_is_an_error(spec: Path) -> None:
-    """Coordinate 1 is there at every degree above 1, and 1 / 2 leaves a remainder."""
+    """Coordinate 1 exists at every degree above 1.
+
+    1 / 2 leaves a remainder.
+    """
     spec.write_text(HALVES.replace("TEXT", "tp / 2"))
     (finding,) = check("x.ucpl", Given()).findings
     assert (finding.code, finding.message) == ("E108", "1 / 2 leaves a remainder of 1")
@@ -448,7 +451,7 @@ layout x(tp) of m {
 def test_what_no_plan_takes_is_no_good_layout(shape: str, spec: Path) -> None:
     """`plan` refuses the layout as either side.
 
-    A part stands once in a stored tensor.
+    A part is in a stored tensor once.
     """
     spec.write_text(PARTS.replace("SHAPE", shape))
     codes = [d.code for d in check("x.ucpl", Given()).findings]
@@ -502,7 +505,10 @@ def test_a_fault_of_the_text_is_found_without_a_config(tmp_path: Path) -> None:
 
 
 def test_a_fault_at_some_drawn_sizes_is_no_fault_of_the_text(tmp_path: Path) -> None:
-    """Blocks of scales and halves of bytes have edges that small sizes need not meet; an assert wants one size."""
+    """Blocks of scales and halves of bytes have their own edges.
+
+    Small sizes need not meet them; an assert wants one size.
+    """
     cut = OF_A_CONFIG.format(parts="k: d").replace("kk = (g@tp (k: d))", "k = g d@tp")
     scaled = cut.replace(
         "k : g d", "k : g d dtype f8_e4m3fn\n  let b = ceil(d, 128)\n  dim n = b\n  s : g n is scale of k by 128"

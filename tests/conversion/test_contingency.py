@@ -1,6 +1,6 @@
-"""What to run after a loss.
+"""Plans for a loss.
 
-What fits, in which order, and plans that are the ones that `ucpl plan` makes.
+The layouts that fit, their order, and plans equal to those of `ucpl plan`.
 """
 
 from __future__ import annotations

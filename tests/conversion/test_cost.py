@@ -1,4 +1,7 @@
-"""What `check` works out does not grow with layers and experts that are alike: counted in calls, whatever the load."""
+"""The work of `check` does not grow with equal layers and experts.
+
+It is counted in calls, at any load.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ layout parallel(tp, ep = 4) of m {
 
 
 def calls(path: Path, layers: int, experts: int) -> int:
-    """How many functions of ours, or of what we use, `check` calls."""
+    """The number of function calls of `check`, including libraries."""
     path.write_text(TEXT % (layers, experts))
     count = 0
 
@@ -63,6 +66,6 @@ def calls(path: Path, layers: int, experts: int) -> int:
 
 
 def test_check_does_not_walk_layers_and_experts_one_by_one(tmp_path: Path) -> None:
-    calls(tmp_path / "m.ucpl", 5, 4)  # what is imported, and read into caches, is
+    calls(tmp_path / "m.ucpl", 5, 4)  # fill imports and caches first
     few, many = calls(tmp_path / "m.ucpl", 6, 8), calls(tmp_path / "m.ucpl", 60, 256)
     assert many < 2 * few, (few, many)

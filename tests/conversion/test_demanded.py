@@ -95,7 +95,10 @@ def test_a_vocabulary_that_grows_is_in_config_json(nested, tensors, tmp_path, ca
 
 
 def test_sizes_of_text_config_are_those_of_the_language_model(tensors, tmp_path):
-    """A config of LLaVA of transformers 4.36 has vocab_size = 32000 next to text_config, whatever the model is."""
+    """LLaVA's config of transformers 4.36 has vocab_size = 32000 next to text_config.
+
+    It does so for every model.
+    """
     config = {"model_type": "llava", "vocab_size": 32000, "text_config": CONFIG}
     source = save(tmp_path / "s", tensors, config)
     assert ucpl.verify(source, witness=False)

@@ -183,7 +183,7 @@ def test_what_conv1d_keeps_inputs_first_is_turned_with_its_moments(tmp_path: Pat
 
 @pytest.mark.parametrize("there", ["megatron", "megatron_local"])
 def test_megatrons_buffers_follow_its_modules(there: str, zero: tuple[Path, Params]) -> None:
-    """SelfAttention registers linear_proj first, and a norm of its own stands before both: no file says it."""
+    """SelfAttention registers linear_proj first, behind its own norm. No file records it."""
     to = f"megatron_legacy() of llama.ucpl:{there}(tp = 1)"
     plan = ucpl.plan(f"{zero[0]} of {HF}", to, config=CONFIG)
     (flat,) = plan.target.flats
@@ -197,7 +197,10 @@ def test_megatrons_buffers_follow_its_modules(there: str, zero: tuple[Path, Para
 def test_modules_next_to_megatrons_own_leave_its_buffers_in_their_order(
     zero: tuple[Path, Params], tmp_path: Path
 ) -> None:
-    """A name that Megatron-Core has not is behind those that it registers, which are still as it registers them."""
+    """Names that Megatron-Core does not have follow those that it registers.
+
+    Those keep their order.
+    """
     shipped = (Path(ucpl.__file__).parents[1] / "specs/llama.ucpl").read_text(encoding="utf-8")
     own = 'layout own(tp) of llama extends megatron(tp = tp) {\n  ln2[l] = h  as "decoder.layers.{l.local}.scales"\n}\n'
     (tmp_path / "own.ucpl").write_text(f"{shipped}\n{own}")
@@ -264,7 +267,7 @@ def test_sizes_that_no_config_says_are_of_the_model(zero: tuple[Path, Params], t
 def test_a_run_of_16_bits_is_one_for_deepspeed(there: str, tmp_path: Path) -> None:
     """Files of an optimizer are called `bf16_zero_...`.
 
-    An engine that finds none of its own goes on without it.
+    An engine that finds none of its own continues without it.
     """
     names = {"decoder.final_layernorm.weight": (4,), "output_layer.weight": (6, 4)}
     params = numbered(names)

@@ -24,7 +24,7 @@ OPTIM = "optimizer_state_dict"
 
 
 def of_another_step(value: Any) -> None:
-    """Every weight and master of a file as a step later, and what no step counts."""
+    """Weights and masters of a file one step later, and uncounted values."""
     kept = value.get(OPTIM, {}).get("single_partition_of_fp32_groups") or (value.get("module") or value).values()
     for tensor in kept:
         if torch.is_tensor(tensor) and tensor.is_floating_point():
@@ -83,7 +83,7 @@ def test_weights_that_were_changed_on_purpose_are_converted_on_request(tmp_path:
 def test_a_plan_is_not_applied_to_files_of_two_steps(case: str, to: str, tmp_path: Path) -> None:
     """Made while all was well, by headers alone.
 
-    What the source holds is looked at when the plan is applied.
+    The source's values are checked when the plan is applied.
     """
     name, file = CASES[case]
     if not name.startswith("z"):
@@ -127,7 +127,7 @@ def test_damage_is_named_before_drift(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["z3_dp2_subgroup", "z1_dp2_sgdm"])
 def test_model_states_of_another_step_are_found_by_the_schedule(name: str, tmp_path: Path) -> None:
-    """At stage 3 there is no weight in them that a master could tell."""
+    """At stage 3 they hold no weight to compare with masters."""
     folder = copied(name, tmp_path / "source")
 
     def of_a_step_before(value: Any) -> None:

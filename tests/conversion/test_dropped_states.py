@@ -1,4 +1,7 @@
-"""`--drop STATE`: a target is without the state and says so, or the call is refused with a way that works."""
+"""`--drop STATE`: the target lacks the state, or the call is refused.
+
+The target says so; the refusal has a way that works.
+"""
 
 from __future__ import annotations
 

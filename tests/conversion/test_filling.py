@@ -1,6 +1,6 @@
 """`fill` from the command line to the bytes.
 
-Moments for weights alone, rows and tensors that are new, what is refused.
+Moments for weights alone, rows and tensors that are new, and refused fills.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def test_a_fill_that_is_no_line_is_refused(text: str, weights: Path, tmp_path: P
 
 
 def test_numbers_of_parameters_are_begun_where_there_are_none(tmp_path: Path) -> None:
-    """`step` of what is new.
+    """`step` of new parameters.
 
-    In a flat buffer the step of what was trained holds.
+    In a flat buffer the step of the trained parameters is used.
     """
     source = ucpl.infer(FIXTURE)
     text, _, _ = source.text().partition("layout ")

@@ -1,6 +1,6 @@
-"""What is alike is one row.
+"""Equal rows are folded into one.
 
-Of all layers, experts and ranks, with how many there are, and what differs is told apart.
+Layers, experts and ranks are counted in it, and different ones keep rows of their own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ layout x(dp) of m {
 
 
 def rows(placement: Placement, rank: int | None = None) -> list[tuple[str, int]]:
-    """Names with how many each stands for."""
+    """Names with the number of tensors that each represents."""
     heads = [line for line in folded(placement, rank) if not line.startswith(" ")]
     found = []
     for line in heads:

@@ -1,4 +1,4 @@
-"""Forms of files: what a store reads and writes, and no other."""
+"""Forms of files: those that a store reads and writes, no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller of the Python API says beside a layout's call."""
+"""Options of the Python API in addition to a layout's call."""
 
 from __future__ import annotations
 

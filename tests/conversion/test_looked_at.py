@@ -1,6 +1,6 @@
-"""What was written is looked at before it appears.
+"""A target is checked before it appears.
 
-Whatever is not as its layout says replaces nothing.
+A target that contradicts its layout replaces nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_what_is_not_as_its_layout_says_replaces_nothing(tmp_path: Path, misname
 
 
 def test_a_run_leaves_nothing_behind_in_its_process(tmp_path: Path, misnamed: str) -> None:
-    """What each run adds to texts of all that come later would slow them down."""
+    """Additions of each run to later texts would slow these down."""
     before = dict(errors._CALLED)
     ucpl.convert(EXAMPLE, tmp_path / "one", to="zero1(dp=3)")
     with pytest.raises(UcplError):
@@ -100,7 +100,10 @@ def test_what_replaces_somebody_else_s_is_theirs(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_readable_for_nobody_who_could_not_read_its_source(tmp_path: Path) -> None:
-    """A private file that a link in the source leads to, and shards that are private; the folder of the run is private too."""
+    """A private file behind a link in the source, and private shards.
+
+    The folder of the run is private, too.
+    """
     source = tmp_path / "source"
     state = {"model.embed.weight": torch.ones(4, 2), "model.norm.weight": torch.ones(2)}
     source.mkdir()

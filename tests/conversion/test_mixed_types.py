@@ -1,6 +1,6 @@
 """A bf16 model with an fp32 router under AdamW.
 
-Moments have the dtype of each parameter, and training goes on.
+Moments have the dtype of each parameter, and training continues.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_weights_alone(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
 
 
 def test_an_engine_of_one_type_is_reported(saved: tuple[Path, list[float]], tmp_path: Path) -> None:
-    """DeepSpeed's engine refuses parameters that are not f32 where neither bf16 nor fp16 is on."""
+    """DeepSpeed's engine without bf16 and fp16 rejects parameters other than f32."""
     done = command("convert", saved[0], tmp_path / "zero", "--to", "zero1(dp=2)")
     assert done.status == 0, done.err
     assert "parameters are of bf16 and f32" in done.out and "bf16 = 1" in done.out

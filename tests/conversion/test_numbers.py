@@ -1,4 +1,4 @@
-"""Numbers that an optimizer keeps of each parameter go along, or the plan names each that does not."""
+"""Per-parameter numbers of an optimizer are carried, or the plan names them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A verb and its function are one conversion.
 
-What one does, the other does, and in the same order.
+Both do the same, in the same order.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BOTH = pytest.mark.parametrize("convert", [by_python, by_command])
 
 @BOTH
 def test_what_was_written_is_looked_at(convert: Converts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that lost a file between the last check of the runtime and its name: it gets none."""
+    """A target that loses a file before its name gets none."""
     room = import_module("ucpl.runtime.execute")  # the package gives the function of that name
     written = room._Run._write_texts
 

@@ -1,4 +1,4 @@
-"""What no text can say is converted all the same.
+"""Checkpoints that no text can describe are converted all the same.
 
 A target carries a text of its own only where that can be read again.
 """
@@ -40,7 +40,7 @@ def test_names_that_no_text_has_go_there_and_back(tmp_path: Path, name: str, for
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_text_that_is_too_large_is_not_carried(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a model with tens of thousands of experts' tensors, each by itself."""
+    """Like a model with tens of thousands of experts' tensors."""
     source = saved(tmp_path, *(f"layers.{n}.{'long' * 20}.weight" for n in range(40)))
     ucpl.convert(source, tmp_path / "whole", to=form)
     has_text = len(list(tmp_path.glob("whole/ucpl/layout.ucpl")))
@@ -62,7 +62,7 @@ def test_braces_in_a_name_are_reported_to_be_none_of_a_text(tmp_path: Path, name
 
 
 def test_a_text_of_what_says_itself_what_it_is_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading it would take longer than all else, where there are many tensors."""
+    """With many tensors, reading it would dominate the time."""
     ucpl.convert(saved(tmp_path, "w"), tmp_path / "there", to="zero1(dp=2)")
 
     def none(text: str) -> None:

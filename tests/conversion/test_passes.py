@@ -1,4 +1,7 @@
-"""Passes over a checkpoint's metadata, and the engine that runs each step of a conversion once."""
+"""Passes over a checkpoint's metadata, and the engine of a conversion.
+
+Each step runs once.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def test_passes_of_two_sides_are_listed_without_a_file() -> None:
 
 @pytest.mark.parametrize("way", ["convert", "plan and apply"])
 def test_each_step_runs_once(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One graph of the conversion and one of the source's masters; each pass of the target once."""
+    """One graph of the conversion, one of the source's masters.
+
+    Each pass of the target runs once.
+    """
     calls: list[str] = []
     import_module("ucpl.verification.masters")  # which takes `build` and `order` when it is imported
 
@@ -105,7 +111,10 @@ def test_each_step_runs_once(way: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_plan_of_the_release_before_is_read(tmp_path: Path) -> None:
-    """Its header has no list of passes; the parameters of the passes are those of today."""
+    """Its header has no list of passes.
+
+    The parameters of the passes are those of today.
+    """
     from ucpl.planning.files import MAGIC, load_plan, plan_bytes, sealed, unsealed
 
     made = ucpl.plan(str(FROZEN), "zero1(dp=2)", freeze=["*.bias"])

@@ -1,4 +1,7 @@
-"""A plan is made ahead of a restart, and run on what there is then: nothing that came since is left out in silence."""
+"""A plan that is made ahead of a restart.
+
+It never leaves new data of the source out in silence.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ layout whole() of m {
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two ranks, of which a plan reads `w` alone."""
+    """Two ranks; a plan reads only their `w`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.ucpl").write_text(SPEC)
     folder = tmp_path / "source"

@@ -25,7 +25,7 @@ ALL = [*SOURCES, "examples/checkpoint", *(f"examples/architectures/checkpoints/{
 MARK = "planted_3c9e"
 DRAWS = 6
 WORDS = ("the module", "the loss scaling", "the optimizer", "the ranks' objects")
-# Draws that are refused with another reason, or nested in what AutoEP describes: open.
+# Draws that are refused with another reason, or nested in values that AutoEP describes: open.
 OPEN = {
     ("megatron/dist_dp_reshardable_tp2", 3): "a tensor among hyper-parameters is refused by E604, without its name",
     ("megatron/dist_adam_tp2", 4): "a tensor among hyper-parameters is refused by E441, without its name",

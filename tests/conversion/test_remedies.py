@@ -1,6 +1,6 @@
 """Refusals whose remedy is a line to write.
 
-What they show is what helps.
+The printed line is the remedy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.formats.deepspeed import deepspeed_stand_ins  # noqa: F401  (classes 
 
 
 def test_the_layout_that_is_shown_takes_one_rank_s_buffer(tmp_path: Path) -> None:
-    """At stage 3 each rank saves a BatchNorm's running means as it has them."""
+    """At stage 3 each rank saves its own running means of BatchNorm."""
     source = shutil.copytree(FIXTURES / "z3_dp2_subgroup", tmp_path / "source")
     file = next(source.glob("global_step*/zero_pp_rank_1_mp_rank_00_model_states.pt"))
     held = torch.load(file, weights_only=False)

@@ -1,6 +1,6 @@
 """The share of one rank as a caller asks for it.
 
-Of a checkpoint, of specs, with changes by name; beside the whole plan.
+Of a checkpoint, of specs, with changes by name; compared with the complete plan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_the_source_of_a_share_is_not_enumerated() -> None:
 
 
 def test_nor_is_that_of_a_statement() -> None:
-    """`ucpl plan FILE NAME --rank R` takes as long as the same calls beside --from and --to."""
+    """`ucpl plan FILE NAME --rank R` takes as long as the same calls with --from and --to."""
     one, other, statement_ = statement(str(SPECS / "moe.ucpl"), "shrink", Given())
     made = share_of(Asked(one, other, name=statement_.name), Given(), 1999)
     assert made.source.given.bare and len(made.plan.source_shelves) < 50_000

@@ -1,4 +1,7 @@
-"""Tensors that have only some indices of a dim, or none of them, in forms that hold any model: rows lie end to end there."""
+"""Tensors with some indices of a dim, in any-model forms.
+
+Rows are stored end to end there.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def whole(name: str) -> torch.Tensor:
 def test_chunks_begin_where_the_rows_that_there_are_lie(made: Path, fsdp: int) -> None:
     """Layers are dealt, those that a tensor lacks, too.
 
-    Torch reads what each rank has of it as one tensor without gaps.
+    Torch reads each rank's part of it as one tensor without gaps.
     """
     ucpl.convert(made / "one.pt", made / "dcp", to=f"dcp(fsdp={fsdp})", layout=f"{made}/one.ucpl:one()")
     dcp_to_torch_save(made / "dcp", made / "torch.pt")

@@ -1,4 +1,7 @@
-"""Weights that are made for a target lie beside it until it is there; what a killed run left goes with the next one."""
+"""Weights for a target are next to it until it appears.
+
+Those of a killed run go with the next one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ BEGUN = ("convert", "source", "target", "--to", "zero1(dp=3, bf16=1)")
 
 
 def killed(folder: Path, *argv: str) -> None:
-    """A run that ends by SIGKILL while its target is written, weights beside the shards made already."""
+    """End a run by SIGKILL while its target is written.
+
+    The weights next to the shards exist by then.
+    """
     env = {**os.environ, "UCPL_FAIL_AT": "target-write:40:kill", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-m", "ucpl", *argv], cwd=folder, env=env, capture_output=True)
     assert done.returncode == -signal.SIGKILL

@@ -119,7 +119,7 @@ layout cut(tp) of m {
 def test_the_second_name_of_a_layout_that_states_no_dtype(
     tmp_path: Path, of_alias: str, is_shared: bool, tp: int
 ) -> None:
-    """It is of the owner's, which the source's tells.
+    """The owner's group decides, as the source records it.
 
     One storage where both are cut alike, or the numbers once more.
     """

@@ -1,8 +1,8 @@
 """A target that trains in another dtype.
 
-Weights rounded from masters, masters and moments bit for bit, all of it told.
+Weights rounded from masters, masters and moments bit for bit, all of it reported.
 
-What is expected is computed by torch alone, of the state that the source holds.
+Expected values are computed by torch alone, from the source's state.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_weights_are_masters_rounded_once(name: str, to: str, tmp_path: Path) ->
 def test_the_file_that_deepspeed_reads(stage: int, tmp_path: Path) -> None:
     """Not through our own reader.
 
-    The module's tensors, and how the engine is told what it is.
+    The module's tensors, and the engine's settings.
     """
     truth = torch.load(FIXTURES / "z1_dp4" / "truth.pt", weights_only=True)["params"]
     ucpl.convert(FIXTURES / "z1_dp4", tmp_path / "x", to=f"zero{stage}(dp=2, bf16=1)")
@@ -148,7 +148,10 @@ def test_the_file_that_deepspeed_reads(stage: int, tmp_path: Path) -> None:
     ],
 )
 def test_there_and_back_gives_masters_and_moments_bit_for_bit(name: str, other: str, tmp_path: Path) -> None:
-    """And the weights with them, since an f32 run's weights are its masters. Degrees change on the way."""
+    """And the weights with them: an f32 run's weights are its masters.
+
+    Degrees change on the way.
+    """
     before = held(name)
     away = "zero2" if "tp" not in name else "zero1"
     ucpl.convert(FIXTURES / name, tmp_path / "x", to=f"{away}(dp=3, {other})")
@@ -183,7 +186,7 @@ def with_master(file: Path, element: int, value: float) -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_master_that_fp16_does_not_hold_is_refused_by_its_tensor_and_element(stage: int, tmp_path: Path) -> None:
-    """A flat buffer's element is said as the tensor's own, too.
+    """A flat buffer's element has the tensor's own name, too.
 
     In bf16 the same goes over.
     """
@@ -232,7 +235,7 @@ def test_of_the_source_s_own_dtype_nothing_is_reported() -> None:
 def test_an_option_of_bf16_is_not_taken_over() -> None:
     """BF16_Optimizer is bf16 training's.
 
-    Grad_accum_dtype, of which it came, makes it anew on the way back.
+    `grad_accum_dtype` creates it again on the way back.
     """
     name = str(FIXTURES / "z1_dp2_bf16opt")
     made = ucpl.plan(name, "zero1(dp=3, bf16=0)")
@@ -324,7 +327,7 @@ def test_a_plain_file_keeps_how_its_source_trained(tmp_path: Path) -> None:
 def test_weights_alone(dtype: torch.dtype, to: str, now: torch.dtype, tmp_path: Path) -> None:
     """A folder of weights has no settings.
 
-    Each weight that is not of the dtype asked for is cast, and the plan says which.
+    Each weight that is not of the dtype asked for is cast, and the plan names it.
     """
     weights = {"a": torch.randn(40, dtype=torch.float64).to(dtype), "b": torch.arange(15.0).reshape(3, 5).to(dtype) / 7}
     save_file(weights, folder(tmp_path) / "model.safetensors")
@@ -361,7 +364,10 @@ def test_safetensors_of_another_dtype_s_run(tmp_path: Path) -> None:
 
 
 def test_what_is_reported_of_states_that_the_target_makes_of_others() -> None:
-    """Masters that somebody makes of bf16 weights later are not those that the run had, and nothing says that they were."""
+    """Masters made later of bf16 weights are not those of the run.
+
+    Nothing claims that they are.
+    """
     plans = {to: ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), to).dropped for to in ("safetensors()", "zero3(dp=2)")}
     masters = [text for text in plans["safetensors()"] if text.startswith("fp32 of ")]
     assert masters and {text.partition(": ")[2] for text in masters} == {
@@ -371,7 +377,7 @@ def test_what_is_reported_of_states_that_the_target_makes_of_others() -> None:
 
 
 def test_specs_alone(tmp_path: Path) -> None:
-    """Without a checkpoint the source's call says how it trains, and the target takes it over."""
+    """Without a checkpoint the source's call gives its training dtype, for both."""
     (tmp_path / "m.ucpl").write_text(MODEL)
     model = f"{tmp_path}/m.ucpl:m"
     made = ucpl.plan("zero1(dp=4, bf16=1)", "zero1(dp=2)", model=model)
@@ -415,7 +421,7 @@ def test_a_target_of_a_named_model_says_its_dtypes_itself(dtype: str, good: bool
 
 
 def test_the_target_describes_itself_in_its_new_dtype(tmp_path: Path) -> None:
-    """Its own layout file: the next conversion reads it, and goes on."""
+    """Its own layout file: the next conversion reads it, and continues."""
     ucpl.convert(FIXTURES / "z2_dp3_frozen", tmp_path / "x", to="zero2(dp=2, bf16=1)")
     text = (tmp_path / "x" / "ucpl" / "layout.ucpl").read_text()
     assert "dtype bf16" in text and "state fp32" in text.replace("state exp_avg, exp_avg_sq, fp32", "state fp32")
@@ -425,7 +431,10 @@ def test_the_target_describes_itself_in_its_new_dtype(tmp_path: Path) -> None:
 
 
 def test_frozen_ones_that_are_trained_from_here_on_begin_with_all_that_was_stored(tmp_path: Path) -> None:
-    """Their masters are the f32 weights, of which the new weights are rounded; and those frozen from here on, of masters."""
+    """Their masters are the f32 weights, from which new weights are rounded.
+
+    Those of frozen parameters are rounded from masters.
+    """
     name = FIXTURES / "z2_dp3_frozen"
     frozen = torch.load(name / "truth.pt", weights_only=True)["params"]["wpe.weight"]["frozen"]
     ucpl.convert(name, tmp_path / "x", to="zero2(dp=2, bf16=1)", train=["wpe.weight"], freeze=["ln_f.weight"])

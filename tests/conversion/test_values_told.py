@@ -1,6 +1,6 @@
-"""What the rooms of the compiler give prints.
+"""Results of the compiler's rooms can be printed.
 
-A head that says which layout it is, and a line for each thing in it.
+A head with the layout's name, and a line for each thing in it.
 """
 
 from __future__ import annotations

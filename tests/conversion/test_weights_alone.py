@@ -1,6 +1,6 @@
 """Weights are always obtainable.
 
-Whatever the optimizer is, and whatever became of its files, where somebody says so.
+This holds for any optimizer and any state of its files, on request.
 
 A run whose optimizer shards are gone is converted as weights only where somebody says that this is meant.
 """
@@ -95,7 +95,7 @@ MASTERED = (
     "z3_",
     "moe_",
     "universal",
-)  # whose weights and masters lie in shards of the optimizer, or are read with them
+)  # whose weights and masters are in shards of the optimizer, or are read with them
 
 
 def run_of(name: str, to: Path) -> Path:

@@ -1,4 +1,7 @@
-"""A Hugging Face folder that a spec of its architecture describes, as source of layouts that have masters."""
+"""A Hugging Face folder that its architecture's spec describes, as a source.
+
+The target's layouts have masters.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def plain(path: Path, out: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def stacked(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """What the spec calls by one name, of all layers."""
+    """The tensors of all layers under one name of the spec."""
     layers = CONFIG["num_hidden_layers"]
     assert isinstance(layers, int)
     return torch.stack([tensors[f"model.layers.{n}.{name}.weight"] for n in range(layers)])
@@ -47,9 +50,9 @@ def test_masters_are_the_weights(to, tmp_path):
 
 @pytest.mark.parametrize("to", ["zero1(dp=2, bf16=1)", "zero3(dp=2, bf16=1)", "universal(bf16=1)"])
 def test_weights_are_rounded_where_the_target_trains_in_bf16(to, tmp_path):
-    """The files say what the weights are, and the spec nothing.
+    """The files describe the weights, and the spec does not.
 
-    Fp32 masters whole, weights rounded once.
+    Fp32 masters are complete, weights rounded once.
     """
     tensors = folder(tmp_path / "hf", torch.float32)
     ucpl.convert(tmp_path / "hf", tmp_path / "out", to, layout=HF)

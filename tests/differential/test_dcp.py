@@ -1,6 +1,6 @@
 """Odd folders of torch.distributed.checkpoint.
 
-What torch loads is converted bit for bit, or refused with a code.
+Every folder that torch loads is converted bit for bit, or refused with a code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Odd safetensors files.
 
-What the library loads is read bit for bit, or refused with a code; what it refuses is refused.
+Files that the library loads are read bit for bit, or refused with a code; files that it refuses are refused.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_every_dtype_of_the_library(name: str, tmp_path: Path) -> None:
         "v": whole[0].clone(),
         "e": torch.empty(0, 3, dtype=kind),
     }
-    if kind != torch.float4_e2m1fn_x2:  # of which two are a byte
+    if kind != torch.float4_e2m1fn_x2:  # two of them are a byte
         tensors["one"] = whole.reshape(-1)[3].clone()
     library.save_file(tensors, tmp_path / "f.safetensors")
     assert outcome(tmp_path / "f.safetensors") == EQUAL

@@ -1,6 +1,6 @@
 """Odd but valid files of torch.save, and some that are not.
 
-What torch loads is read bit for bit, or refused with a code.
+Every file that torch loads is read bit for bit, or refused with a code.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def test_files_from_before_archives_are_read(form: str, tmp_path: Path) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Storages as they are told: (type, key, elements)."""
+    """Storages as records: (type, key, elements)."""
 
     def persistent_id(self, value: object) -> object:
         if isinstance(value, Told):

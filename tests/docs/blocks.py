@@ -1,13 +1,13 @@
 """Fenced blocks of the pages.
 
-Where they stand, what their first line asks for, and how each is put to the test.
+Their places, the requests of their first lines, and their tests.
 
-The info string of a block says what it is (GitHub colours by its first word alone):
+The info string of a block gives its kind (GitHub colours by its first word alone):
 
-    ucpl file            a whole file          ucpl model, ucpl layout, ucpl top     statements of one place
-    ucpl cells CALL      a whole file; the `text` block after it says what each stored tensor holds
-    ucpl wrong CODE      a whole file, or a fragment (`ucpl wrong CODE layout`): the code that it is refused with
-    console              lines after `$` are run; a line `...` stands for any lines; no other line: any output
+    ucpl file            a file              ucpl model, ucpl layout, ucpl top     statements of one place
+    ucpl cells CALL      a file; the `text` block after it shows the content of stored tensors
+    ucpl wrong CODE      a file, or a fragment (`ucpl wrong CODE layout`): the code that it is refused with
+    console              lines after `$` are run; a line `...` means any lines; no other line: any output
     console no-run       an example that a test cannot run
 """
 
@@ -123,7 +123,7 @@ def shown(value: Any) -> str:
 
 
 def records(block: Block) -> str:
-    """Every record of a block below the line that it was read from."""
+    """Every record of a block except its own line."""
     out = []
     for item in items_of(block):
         if isinstance(item, nodes.Model | nodes.Layout):
@@ -135,11 +135,14 @@ def records(block: Block) -> str:
     return "\n".join(out)
 
 
-# ---- what is stored --------------------------------------------------------------------------------------------------
+# ---- stored tensors -------------------------------------------------------------------------------------------------
 
 
 def located(text: str, call: str | None = None) -> Placement:
-    """The layout that `call` names (the last one of the text, without arguments, where there is none), located."""
+    """The located layout of `call`.
+
+    The default is the last one of the text, without arguments.
+    """
     file = parse(text, "page.ucpl")
     layouts = [s for s in file.statements if isinstance(s, nodes.Layout)]
     models = [s for s in file.statements if isinstance(s, nodes.Model)]
@@ -150,7 +153,7 @@ def located(text: str, call: str | None = None) -> Placement:
 def cells(placement: Placement) -> str:
     """One line a stored tensor.
 
-    Its file, its key, and what each cell holds; `.` is padding, `/` ends a row.
+    Its file, its key, and its cells; `.` is padding, `/` ends a row.
     """
     rows = []
     for part in placement.parts:

@@ -51,7 +51,7 @@ FAILPOINT = re.compile(r'failpoint\("([a-z-]+)"\)')
 
 @frozen
 class Fault:
-    """One row: a test, the fault that it provokes, and the guarantee that it checks."""
+    """One row: a test, the fault it provokes, the checked guarantee."""
 
     test: str
     section: str

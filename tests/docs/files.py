@@ -1,4 +1,4 @@
-"""Print every file of the product with the first line of its docstring, room by room: `make files`."""
+"""Print every product file with its docstring's first line: `make files`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "ucpl"
 
 
 def lines() -> Iterator[str]:
-    """A heading for each folder, and a line for each of its files."""
+    """A heading for each folder, and a line per file."""
     folders = sorted({path.parent for path in PACKAGE.rglob("*.py")})
     for folder in folders:
         yield f"\n## ucpl/{folder.relative_to(PACKAGE).as_posix()}/".replace("/./", "/")

@@ -27,7 +27,7 @@ PLANS = re.compile(r"^\$ ucpl (plan .* -o \S+\.plan)$", re.MULTILINE)
 def written(top: Path) -> dict[str, bytes]:
     """Each file that the commands of the page write, by its name.
 
-    They are run in a copy of what they name.
+    They run in a copy of the named files.
     """
     text = PAGE.read_text(encoding="utf-8")
     for name in ("docs/pictures", "benchmarks", "examples"):

@@ -1,6 +1,6 @@
 """Takes the screens of docs/PICTURES.md anew, in headless Chromium: python -m tests.docs.screens
 
-Beside them, screens.json keeps which bytes each page had that a screen was taken of: a screen whose page has changed is an
+Next to them, screens.json keeps the digest of each screen's page: a screen whose page has changed is an
 old one, and a test says so. CHROMIUM names the browser (default: chromium).
 """
 
@@ -32,9 +32,9 @@ c.dispatchEvent(new Event('mouseover',{bubbles:true}));
 
 @frozen
 class Screen:
-    """page: a page of the folder, or what `ucpl show PAGE --html` gives. done.
+    """page: a page of the folder, or the output of `ucpl show PAGE --html`.
 
-    What a user has done before.
+    done: the user's actions before the screen.
     """
 
     page: str
@@ -52,7 +52,7 @@ SCREENS = {
 
 
 def page_of(screen: Screen) -> bytes:
-    """The page as it is made now, or, of one that another test holds, as it is kept."""
+    """The current page; for one that another test compares, the stored one."""
     if screen.page.endswith(".html"):
         return (FOLDER / screen.page).read_bytes()
     with tempfile.TemporaryDirectory() as top, contextlib.chdir(ROOT):
@@ -65,7 +65,7 @@ def digest(data: bytes) -> str:
 
 
 def taken(screen: Screen, page: bytes) -> bytes:
-    """A PNG of the page, with what is done in it."""
+    """A PNG of the page, after the actions in it."""
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.decode())  # it lets no other script run
     text = text.replace("</body>", f"<script>{screen.done}</script></body>")
     with tempfile.TemporaryDirectory() as top:

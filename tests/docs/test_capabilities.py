@@ -1,4 +1,4 @@
-"""`ucpl formats` and docs/FORMATS.md are one list, and each claim in it has a test of its kind.
+"""`ucpl formats` and docs/FORMATS.md are one list; claims have tests.
 
 Parameters of tests are those that pytest collects here. Of files that need a framework to be collected, names of functions are
 held, and `make interop` holds the parameters, and that each test passed (tests/interop/conftest.py).
@@ -40,7 +40,10 @@ def functions(path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def collected() -> list[str]:
-    """Every test of the files that the list names, as pytest tells them; functions of files that it cannot collect here."""
+    """Every test of the named files, as pytest collects them.
+
+    Functions of files that it cannot collect here.
+    """
     asked = {name.partition("::")[0] for name in FOUND.named()}
     files = sorted({path for pattern in asked for path in ROOT.glob(pattern)} | set((ROOT / INTEROP).glob("test_*.py")))
     tests = collected_of(files)
@@ -59,7 +62,10 @@ def test_a_row_is_there_once() -> None:
 
 
 def test_each_form_says_what_there_is() -> None:
-    """Layouts and frameworks that ship are each in one form, and releases are those that `make interop` asks for."""
+    """Each shipped layout and framework is in one form.
+
+    Releases are those that `make interop` asks for.
+    """
     texts = [parse(path.read_text(encoding="utf-8"), name) for name, path in spec_files() if name not in BY_FILE]
     layouts = [item for text in texts for item in text.statements if isinstance(item, nodes.Layout)]
     any_model = [item.name for item in layouts if item.of == "any"]
@@ -119,7 +125,7 @@ def test_every_test_that_is_named_is_there(collected: list[str]) -> None:
     bare = {test for test in collected if "[" not in test}
 
     def is_there(pattern: str) -> bool:
-        by_name = pattern.partition("[")[0]  # all that a file tells which is not collected here
+        by_name = pattern.partition("[")[0]  # the only name in a file that is not collected here
         return any(names(pattern, test) or (test in bare and names(by_name, test)) for test in collected)
 
     assert sorted(name for name in FOUND.named() if not is_there(name)) == []
@@ -157,7 +163,7 @@ def test_a_name_is_a_test(pattern: str, test: str, same: bool) -> None:
 
 
 def test_a_run_is_held_against_the_list() -> None:
-    """What `make interop` says at its end."""
+    """The result of `make interop`."""
     every = {name.replace("*", "x") for name in FOUND.named() if name.startswith(INTEROP)}
     assert unproved(every, every) == []
     first, second = sorted(every)[:2]

@@ -49,9 +49,9 @@ def test_a_block_is_made_of_its_table_and_no_other() -> None:
 
 
 def test_where_the_time_of_a_process_went() -> None:
-    """Start is what the same command takes on a tiny checkpoint.
+    """Start is the time of the same command on a tiny checkpoint.
 
-    What else comes before the first byte is planning.
+    The rest before the first byte is planning.
     """
     seconds = {
         "plan": 0.1,

@@ -1,6 +1,6 @@
-"""docs/LANGUAGE.md and docs/LAYOUTS.md say what is so.
+"""docs/LANGUAGE.md and docs/LAYOUTS.md are true.
 
-Examples become the records that are meant, and store what is shown.
+Examples become the intended records, and store the shown tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_each_stored_tensor_holds_what_the_page_shows(block: Block, shown: Block
 
 @pytest.mark.parametrize("block", FAULTY, ids=str)
 def test_each_wrong_example_is_refused_with_its_code(block: Block) -> None:
-    """And with the message that the page shows below it, if it does."""
+    """And with the message that the page shows, if it does."""
     code, *place = block.info[2].split()
     before, after = WRONG[place[0]] if place else ("", "")
     with pytest.raises(UcplError) as caught:

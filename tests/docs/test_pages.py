@@ -1,6 +1,6 @@
 """The pages hold.
 
-Their commands run, their tables name what is there, and they speak of the product alone.
+Their commands run, their tables name existing things, and they speak of the product alone.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# ---- what can be run is run ------------------------------------------------------------------------------------------
+# ---- commands of the pages ------------------------------------------------------------------------------------------
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
-    """Each command of a console block and what the page shows of its output."""
+    """Each command of a console block with the page's output."""
     found: list[tuple[str, list[str]]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
@@ -52,9 +52,9 @@ _TIME = re.compile(r"(?<=\S) in [0-9.e+-]+ s(?:, [0-9.e+-]+ MiB/s)?$", re.MULTIL
 
 
 def agrees(shown: str, output: str) -> bool:
-    """Whether an output is what a page shows.
+    """Return True if an output equals the page's.
 
-    A line `...` stands for any lines, a time for any; nothing: anything.
+    A line `...` means any lines, a time for any; nothing: anything.
     """
     if not shown:
         return True
@@ -85,7 +85,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def run(command: str, here: Path) -> Done:
-    """What a shell in that folder does with the command.
+    """Run the command as a shell in that folder.
 
     A verb and no more is run here: a start takes longer.
     """
@@ -139,7 +139,7 @@ def test_only_marked_blocks_are_not_run() -> None:
     assert [b.info for b in README].count(("console", "no-run")) == 1
 
 
-# ---- what is named is there ------------------------------------------------------------------------------------------
+# ---- named things exist -----------------------------------------------------------------------------------------------
 
 
 def test_every_verb_of_the_codemap_is_there() -> None:

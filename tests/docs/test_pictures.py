@@ -1,4 +1,4 @@
-"""The pictures of the pages are what their commands give now."""
+"""The pictures of the pages are equal to their commands' output."""
 
 from __future__ import annotations
 

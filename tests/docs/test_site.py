@@ -40,9 +40,9 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The site of these pages with all the faults at once, and what is said of it, one by one.
+    """Build the site with all the faults at once; return its messages.
 
-    A site with a warning is written, and then refused: it is looked at all the same, and nothing but the faults is to be said.
+    A site with a warning is written, and then refused: it is looked at all the same, and only the faults are to be reported.
     """
     top = tmp_path_factory.mktemp("site")
     for name in ("docs", "editors", "examples"):
@@ -110,6 +110,6 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 def test_a_link_that_leads_nowhere_and_a_page_without_a_place_fail(
     page: str, line: str, said: str, refused: list[str]
 ) -> None:
-    """Each is a warning of its own, and a site with a warning is not built."""
+    """Each is a warning, and prevents the site's build."""
     assert len([warning for warning in refused if said in warning and page in warning]) == 1
     assert len(refused) == len(FAULTS)

@@ -37,7 +37,7 @@ def test_its_patterns_are_regular_expressions() -> None:
 
 
 def test_its_words_are_those_of_the_language() -> None:
-    """Each keyword of the grammar is in a pattern that colours keywords, and no other word is."""
+    """Only the grammar's keywords are in a pattern that colours keywords."""
     coloured: set[str] = set()
     for rule in rules(GRAMMAR):
         scopes = [rule.get("name", ""), *(c["name"] for c in rule.get("captures", {}).values())]
@@ -54,7 +54,7 @@ def test_its_words_are_those_of_the_language() -> None:
 
 
 def read(text: str) -> list[tuple[int, str, bool]]:
-    """Where each name and each word of the language stands, and which of the two it is, as the parser reads it."""
+    """The places of names and words of the language, by the parser."""
     parser = tables()
     words = {t.name for t in parser.lark.terminals if t.pattern.type == "str" and t.pattern.value.isalpha()}
     source = Source("", text)
@@ -71,7 +71,7 @@ def read(text: str) -> list[tuple[int, str, bool]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_a_spec_has_the_colours_that_the_parser_would_give_it(path: Any) -> None:
-    """What the parser reads as a word of the language has a keyword's colour, and what it reads as a name has none."""
+    """The parser's words have a keyword's colour, and its names have none."""
     text = path.read_text(encoding="utf-8")
     coloured = {s.start: s.scope for s in tokenised(GRAMMAR, text)}
     wrong = []

@@ -29,7 +29,7 @@ class Scoped:
 def tokenised(grammar: Rule, text: str) -> list[Scoped]:
     """Everything that has a scope, in order.
 
-    Where one lies inside another, both are there, the outer one first.
+    If one is inside another, both are there, the outer one first.
     """
     found: list[Scoped] = []
     stack: list[Rule] = []
@@ -61,7 +61,7 @@ def _line(grammar: Rule, line: str, start: int, stack: list[Rule], found: list[S
         elif "begin" in rule:
             stack.append(rule)
         if match.end() == place and not ends and "begin" not in rule:
-            place += 1  # a pattern that matches nothing: go on
+            place += 1  # a pattern that matches nothing: continue
         else:
             place = match.end()
 
@@ -69,7 +69,7 @@ def _line(grammar: Rule, line: str, start: int, stack: list[Rule], found: list[S
 def _first(grammar: Rule, stack: Sequence[Rule], line: str, place: int) -> tuple[re.Match[str] | None, Rule, bool]:
     """The match that begins first.
 
-    Of several at one place, that of the first rule. The end of what is open comes first.
+    Of several at one place, that of the first rule. The end of an open rule comes first.
     """
     inner = stack[-1]["patterns"] if stack else grammar["patterns"]
     candidates = [(re.compile(stack[-1]["end"]).search(line, place), stack[-1], True)] if stack else []

@@ -1,6 +1,6 @@
 """The paper's patterns, each an example of its own.
 
-What it says, what lies where, there and back through other degrees.
+Its text, its placement, there and back through other degrees.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ def read(folder: Path, name: str) -> dict:
 
 
 def parts(tmp_path, name, layout, value) -> Path:
-    """The whole tensors as the layout's ranks hold them.
+    """The full tensors as the layout's ranks hold them.
 
     And they come back, from there and by way of other degrees.
     """
@@ -60,7 +60,7 @@ def counted(*shape):
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 1
 
 
-# ---- what the lines say ------------------------------------------------------------------------------------------------
+# ---- the texts of lines ------------------------------------------------------------------------------------------------
 
 SAYS = {
     ("unique", "parts", "embed"): (["v", "h"], [("at", "pp")]),
@@ -105,7 +105,7 @@ def test_all_of_the_paper_s_patterns_are_here():
     assert {p.stem for p in PATTERNS.glob("*.ucpl")} == wanted == {name for name, _, _ in SAYS}
 
 
-# ---- what lies where, in plain torch -----------------------------------------------------------------------------------
+# ---- the placement, in plain torch -------------------------------------------------------------------------------------
 
 
 def test_unique(tmp_path):

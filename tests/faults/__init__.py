@@ -1,1 +1,1 @@
-"""Faults of the machine at every call that a verb makes of it: `python -m tests.faults` (see docs/GUARANTEES.md)."""
+"""Machine faults at every call of a verb: `python -m tests.faults`. See docs/GUARANTEES.md."""

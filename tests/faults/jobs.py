@@ -1,4 +1,4 @@
-"""What is run on a failing machine.
+"""The jobs on a failing machine.
 
 Every verb that writes, and those that read checkpoints, on something small and real.
 """
@@ -18,7 +18,7 @@ from tests.cli.command import FIXTURES, ROOT, good
 __all__ = ["JOBS", "Job"]
 
 ONE = "src"
-OUT = "out"  # what is written, in the folder `place`
+OUT = "out"  # the output, in the folder `place`
 TRAINER = FIXTURES.parent / "trainer" / "checkpoint-3"
 
 
@@ -28,7 +28,7 @@ class Job:
 
     `{top}` in its arguments is the folder that holds the source and `place`.
 
-    writes: the name of what it writes in `place`; empty, it only reads. resumes: whether `--resume` goes on.
+    writes: the name of its output in `place`; empty: it only reads. resumes: `--resume` is allowed.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Job:
     make: Callable[[Path], None]
     writes: str = OUT
     resumes: bool = False
-    old: str = ""  # a text that stands there before, or "folder"
+    old: str = ""  # an earlier text there, or "folder"
 
     def argv(self, top: Path, *, resume: bool = False) -> list[str]:
         more = ["--resume"] if resume and self.resumes else []
@@ -78,7 +78,7 @@ def _twice(top: Path) -> None:
 
 
 def _nothing(top: Path) -> None:
-    """What is tidied stands where it is written."""
+    """The tidied file is at its place."""
 
 
 def _weights(top: Path) -> None:

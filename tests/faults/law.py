@@ -1,6 +1,6 @@
-"""What must hold wherever the machine fails.
+"""The law for every failure of the machine.
 
-An error in our own words, the source as it was, the target old or new and whole,
+An error in our own words, the source as it was, the target old or new and complete,
 and a way on that ends in the bytes of a run that nothing happened to.
 """
 
@@ -39,7 +39,10 @@ def digest_of(path: Path) -> object:
 
 @frozen
 class Outcome:
-    """How a run ended under a fault, and what of the law it broke. `call` is the one that failed."""
+    """The end of a run under a fault, and its breach.
+
+    `call` is the one that failed.
+    """
 
     fault: Fault
     call: str
@@ -53,7 +56,7 @@ class Outcome:
 
 
 class Bench:
-    """One job in a folder, run again and again, each time from the same beginning."""
+    """One job in a folder, run repeatedly from the same beginning."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self.job, self.folder = job, folder
@@ -64,7 +67,7 @@ class Bench:
         shutil.copytree(self.place, self.kept)
         self.before = digest_of(self.place / self.job.writes) if self.job.writes else None
         self.source = self._source()
-        ucpl(*self.job.argv(self.top))  # what is kept between runs of a process is there by now
+        ucpl(*self.job.argv(self.top))  # fill the process's caches
         self._again()
         layer = Layer((self.top,))
         with layer.put_in():
@@ -102,7 +105,7 @@ class Bench:
         return Outcome(fault, call, done.status, done.err, tuple(broken))
 
     def _forked(self, fault: Fault) -> tuple[Done, str]:
-        """How it ended, and the call that failed.
+        """The end of the run, and the call that failed.
 
         Threads that sync files side by side make theirs in any order.
         """
@@ -140,7 +143,7 @@ class Bench:
             yield "neither the file nor its folder is named"
 
     def _names(self, path: str, err: str) -> bool:
-        """Whether a message has the file's name, or that of a folder around it."""
+        """Return True if a message names the file or its folder."""
         parts = Path(path).relative_to(self.top).parts
         return any(part in err or (part[0] == "." and part.split(".")[1] in err) for part in parts)
 

@@ -2,10 +2,10 @@
 
 Every function by which Python reaches files is counted, and one fails.
 
-Calls are counted where they are of paths below given folders, or of descriptors that lead there. Whoever makes them is seen:
+Calls are counted where they are of paths below given folders, or of descriptors that lead there. Every caller is counted:
 the runtime's seam to the disk, readers of headers, verbs that write texts, and the standard library on their behalf.
 
-Not here: what is run under it (jobs), and what must hold after it (law).
+Not here: the jobs under it (jobs), and the law after it (law).
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ ACTIONS = ("eio", "enospc", "kill", "half")
 class Fault:
     """The `hit`-th call of a kind, from 1.
 
-    Fails with an error, or is where the process dies.
+    Fails with an error, or the process dies there.
 
-    half: a write that does a part of what it was asked, and then the process dies; of other calls: dies right behind it.
+    half: a write that does a part of its work, and then the process dies; of other calls: dies right behind it.
     """
 
     kind: str
@@ -190,7 +190,7 @@ class Layer:
 
         return call
 
-    # ---- what becomes of them ----------------------------------------------------------------------------------------
+    # ---- their results ----------------------------------------------------------------------------------------------
 
     def _through(
         self, kind: str, name: str, path: str, call: Callable[[], Any], half: Callable[[], Any] | None = None

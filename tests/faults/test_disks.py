@@ -1,4 +1,6 @@
-"""Real disks that are full, read-only, or without room for one file more: small file systems, mounted where root is at hand.
+"""Real disks that are full, read-only, or out of files.
+
+They are small file systems, mounted if the user is root.
 
 Each in a process with mounts of its own. A sample of sizes by default, all of them with UCPL_FAULTS=all (`make faults`).
 """
@@ -33,7 +35,7 @@ def sampled(values: range, count: int = 2) -> list[int]:
 def apart(work: Callable[[], None]) -> None:
     """In a fork.
 
-    What it raises, a failed assertion with its place, fails here.
+    Its exceptions, such as failed assertions, fail here.
     """
     out, into = os.pipe()
     pid = os.fork()
@@ -87,7 +89,7 @@ def source(tmp_path: Path) -> Path:
 
 
 class Case:
-    """A conversion into `place`, what it is to end in, and a text beside it."""
+    """A conversion into `place`, its expected end, and another text."""
 
     def __init__(self, source: Path, tmp_path: Path) -> None:
         self.source, self.place = source, tmp_path / "place"
@@ -99,7 +101,7 @@ class Case:
     def refused(self, *more: object, codes: tuple[str, ...] = ("E501", "E503")) -> None:
         """It cannot be written, and is not there.
 
-        Nor is a text, or what stood in its place stands.
+        A text is complete, or the old one is in its place.
         """
         done = ucpl(*self.command, *more)
         if done.status == 0:  # it had room
@@ -164,7 +166,7 @@ def on_ext4(case: Case, tmp_path: Path) -> None:
 
 
 def ballast(place: Path, left: int) -> Path:
-    """All but `left` KiB of what is free."""
+    """All but `left` KiB of the free room."""
     path = place / "ballast"
     free = os.statvfs(place)
     with path.open("wb") as file:
@@ -239,7 +241,7 @@ def test_a_folder_that_is_somebody_elses(case: Case) -> None:
         os.chmod(name, 0o755)
         source = Path(shutil.copytree(case.source, Path(name) / "src"))
         case = Case(source, Path(name))
-        # Imports what errors need, and the parser: neither the interpreter nor our cache of trees may be open to others.
+        # Import the modules of errors, and the parser: neither the interpreter nor our cache of trees may be open to others.
         assert ucpl("convert", source, case.place, "--to", "plain()").status == 4
         parse("ucpl 1\n", "anew")
 

@@ -1,4 +1,4 @@
-"""A sample of what `make faults` does.
+"""A sample of `make faults`.
 
 Each verb, a few of its calls of the machine failing or being its last.
 """
@@ -31,13 +31,13 @@ def test_a_fault_at_any_call_is_reported_and_harms_nothing(job: Job, tmp_path: P
 
 
 def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) -> None:
-    """Weights beside the shards, and the config that tells their dtype.
+    """Weights next to the shards, and the config with their dtype.
 
     Without them, other files would be written.
     """
     bench = Bench(next(job for job in JOBS if job.name == "anew"), tmp_path)
     reads = [(call.split()[0], Path(call.split()[1]).name) for call in bench.counted["read"]]
-    decided = reads.index(("read", "config.json"))  # what comes later moves data
+    decided = reads.index(("read", "config.json"))  # later calls move data
     for what in (("pread", "model.safetensors"), ("pread", "config.json"), ("read", "config.json")):
         hit = max(at for at, one in enumerate(reads[: decided + 1], 1) if one == what)
         found = bench.under(Fault("read", hit, "eio"))
@@ -53,7 +53,7 @@ def test_what_is_read_to_make_a_file_anew_is_not_done_without(tmp_path: Path) ->
 def test_every_kind_of_call_is_seen(tmp_path: Path) -> None:
     """Of a run that replaces a target.
 
-    A kind that nobody counts would never fail. A place that cannot be looked at is told:
+    A kind that nobody counts would never fail. An unreadable place is reported:
     before any work, and once it is there.
     """
     bench = Bench(next(job for job in JOBS if job.name == "force"), tmp_path)
@@ -68,7 +68,7 @@ def test_every_kind_of_call_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_law_finds_what_breaks_it(tmp_path: Path) -> None:
-    """A job that says nothing of a failing sync, and one that writes in place."""
+    """A job that ignores failing syncs, and one that writes in place."""
     bench = Bench(next(job for job in JOBS if job.name == "fmt"), tmp_path)
     assert bench.under(Fault("sync", 1, "eio")).broken == ()
     bench.wanted = {"x.ucpl": "another"}

@@ -1,4 +1,4 @@
-"""A source that its trainer goes on with while it is read.
+"""A source that its trainer still writes while it is read.
 
 Gone, shorter, or written anew between its headers and its data.
 """
@@ -49,7 +49,7 @@ def in_place(path: Path) -> None:
 
 @pytest.fixture(params=["deepspeed", "huggingface"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
-    """A checkpoint, the file in it that is written anew, and what it is converted to."""
+    """A checkpoint, its rewritten file, and the call of its conversion."""
     top = tmp_path / "src"
     if request.param == "deepspeed":
         shutil.copytree(FIXTURES / "z1_dp2_sgdm", top)
@@ -68,7 +68,10 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, 
 def test_a_source_that_is_another_than_its_headers_reported_is_refused(
     source: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
-    """Nothing but the header of the old file says what lies where in the new one, and safetensors files state no CRC."""
+    """Only the old header gives the places in the new file.
+
+    Safetensors files state no CRC.
+    """
     top, path, call = source
     shutil.copytree(top, tmp_path / "kept")
     command = ("convert", top, tmp_path / "out.pt", "--to", call)

@@ -18,7 +18,7 @@ from attrs import evolve
 from tests.fuzz.reader import Reader, Ready, run
 from tests.fuzz.readers import READERS
 
-# Most of what an input writes is gone with it: where memory has a folder with room, none waits for a disk.
+# Most files of an input are removed with it: a folder in memory with room avoids waiting for a disk.
 MEMORY, ROOM = Path("/dev/shm"), 1 << 30
 
 
@@ -28,7 +28,7 @@ def memory() -> Path | None:
 
 
 def prepared(reader: Reader, folder: Path) -> Ready:
-    """What is there before the first input is no garbage later on, either."""
+    """Objects that exist before the first input are no garbage later on."""
     ready = reader.prepare(folder)
     gc.collect()
     gc.freeze()

@@ -34,7 +34,10 @@ def pickle_of(path: Path) -> bytes:
 
 
 def torch_file_of(value: Any, source: TorchFile, raw: bytes) -> bytes:
-    """The file of a changed value tree, with the storages of the file that it was read from. CRCs are good."""
+    """The file of a changed value tree, with the original storages.
+
+    CRCs are good.
+    """
     import zlib
 
     planned = layout_torch_file(value)
@@ -59,7 +62,7 @@ def write_torch_file(path: Path, value: Any, source: TorchFile, raw: bytes) -> N
 
 @define(eq=False)
 class Pickles:
-    """The machine by itself: bytes, and values with parts exchanged."""
+    """The machine alone: bytes, and values with parts exchanged."""
 
     inputs: list[bytes]
     damage: str = ""

@@ -72,9 +72,12 @@ def value_of(rng: Random, tensors: list[TensorRef]) -> Any:
 
 @define(eq=False)
 class Kept:
-    """What containers held before they were damaged, so that a tree is damaged and mended instead of read anew."""
+    """The contents of containers before the damage.
 
-    before: list[tuple[Any, Any]] = field(factory=list)  # (container, what it held), in the order of the damage
+    A tree is damaged and mended instead of read anew.
+    """
+
+    before: list[tuple[Any, Any]] = field(factory=list)  # (container, its content), in the order of the damage
     bends: bool = False  # whether a tensor was put there that its file does not have
 
     def keep(self, container: Any) -> None:
@@ -95,7 +98,10 @@ class Kept:
 def damage_value(
     rng: Random, root: Any, tensors: list[TensorRef] | None = None, kept: Kept | None = None
 ) -> tuple[Any, str]:
-    """A value tree with one to three parts changed in place, and in words what was done; `kept` mends it."""
+    """A value tree with one to three changed parts, and their description.
+
+    `kept` mends it.
+    """
     done = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         root, how = _once(rng, root, tensors or [], kept or Kept())
@@ -151,7 +157,7 @@ def _once(rng: Random, root: Any, tensors: list[TensorRef], kept: Kept) -> tuple
 
 
 def _near(rng: Random, value: Any) -> Any:
-    """Something near a value: that is where limits lie."""
+    """Something near a value, where limits are."""
     match value:
         case bool():
             return not value
@@ -268,7 +274,7 @@ def _short(value: Any) -> str:
 
 
 def damage_bytes(rng: Random, raw: bytes, low: int = 0, high: int | None = None) -> tuple[bytes, str]:
-    """Bytes with some changed between two positions, or cut, or with parts doubled."""
+    """Bytes with some changed, cut or doubled between two positions."""
     made = bytearray(raw)
     high = len(made) if high is None else min(high, len(made))
     at = rng.randrange(low, high) if low < high else 0

@@ -48,7 +48,10 @@ class Folder:
 
 @define(eq=False)
 class Dcp:
-    """Most damage stays in memory, where archives and what is not damaged are read once, as `folders.Folders` has it."""
+    """Most damage stays in memory.
+
+    Archives and undamaged values are read once, as in `folders.Folders`.
+    """
 
     folders: list[Folder]
     damage: str = ""
@@ -68,7 +71,7 @@ class Dcp:
 
         Experts, buckets that name no parameter, runs of flattened parts.
 
-        Whole ones, and each kind with few parameters, which are read eight times as often.
+        Complete ones, and each kind with few parameters, which are read eight times as often.
         """
         names = ("dist_moe", "dist_moe_buckets", "dist_old", "dist_unstacked_moe_ep2")
         copies = [Path(shutil.copytree(FIXTURES / "megatron" / name, folder / name)) for name in names]
@@ -81,7 +84,7 @@ class Dcp:
 
         And a folder that was converted, with stages.
 
-        Whole, and with few parameters, eight times as often.
+        Complete, and with few parameters, eight times as often.
         """
         source = Path(shutil.copytree(FIXTURES / "megatron" / "fsdp_tp2", folder / "fsdp_tp2"))
         return cls.of(source, written("fsdp_moe", folder), few=[cut(name, folder) for name in lessened.CUT_FSDP])
@@ -89,7 +92,7 @@ class Dcp:
     @classmethod
     def of(cls, *folders: Path, few: Iterable[Path] = ()) -> Dcp:
         made = cls([*map(Folder.of, folders), *[Folder.of(path) for path in few] * 8])
-        for folder in dict.fromkeys(made.folders):  # whatever stands there undamaged is read
+        for folder in dict.fromkeys(made.folders):  # undamaged files are read
             with made.remembered.but():
                 opened = open_checkpoint(folder.path)
             infer(opened)
@@ -144,7 +147,7 @@ class Dcp:
 def asked(opened: Checkpoint) -> object:
     """All that inferring looks at.
 
-    Where it is as it was, inferring says what it said, and takes longer than reading does.
+    If it is unchanged, inferring gives the same result, and takes longer than reading does.
     """
     envelope = opened.state
     return (

@@ -1,6 +1,6 @@
-"""Readers of whole folders: DeepSpeed's of every kind, universal ones, plain files.
+"""Readers of complete folders: DeepSpeed's of every kind, universal ones, plain files.
 
-And what they hand on to a writer.
+And their data for a writer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ucpl.formats.opening import framework, open_checkpoint
 from ucpl.formats.torch.store import below, open_files
 from ucpl.planning.plan import Plan
 
-# What each kind of source is written as, without planning anew: the writers' own reading of what was carried.
+# The forms in which each kind of source is written, without planning anew: the writers' own reading of carried values.
 TARGETS = (
     "zero0(dp=2)",
     "zero1(dp=2)",
@@ -42,12 +42,15 @@ TARGETS = (
 )
 
 WRITTEN = 0.1  # of the damaged values: as files
-INFERRED = 0.05  # of folders whose files are whole: inferring asks for nothing that `latest` tells
+INFERRED = 0.05  # of folders with complete files: inferring does not use `latest`
 
 
 @frozen(eq=False)
 class Part:
-    """One file of a folder, as it is and as it was read: the value is damaged and mended."""
+    """One file of a folder, and its value.
+
+    The value is damaged and mended.
+    """
 
     path: Path
     part: TorchFile
@@ -65,7 +68,7 @@ def file_of(value: object, part: Part) -> bytes:
 
 @define(eq=False)
 class Folder:
-    """One checkpoint, copied to where its files may be changed one at a time."""
+    """One copied checkpoint. Its files may be changed one at a time."""
 
     path: Path
     parts: list[Part]
@@ -96,17 +99,19 @@ class Folder:
         return None
 
     def part(self, rng: Random) -> Part:
-        # Files of model states have most of what is read; the others are many and alike.
+        # Files of model states have most of the data; the others are many and alike.
         first = [part for part in self.parts if "model_states" in part.path.name or len(self.parts) == 1]
         return rng.choice(first if first and rng.random() < 0.5 else self.parts)
 
 
 @define(eq=False)
 class Folders:
-    """Folders with values exchanged in one of their files, and now and then a file that is gone or another's.
+    """Folders with exchanged values in one file.
+
+    Now and then a file is gone or another's.
 
     Most damage stays in memory, where the files of a folder are read once: writing and reading a pickle takes longer than
-    all that is asked of its values. Some is written, and what goes wrong in memory counts where it goes wrong by the file.
+    all checks of its values. Some is written: a failure in memory counts only if the file fails, too.
     """
 
     folders: list[Folder]
@@ -179,7 +184,7 @@ class Folders:
 class NamedFiles(Folders):
     """Files that a spec names, read as it names them.
 
-    What lies at some places is no part of the model.
+    The data at some places is no part of the model.
     """
 
     def opened(self, path: Path) -> Checkpoint:
@@ -188,7 +193,7 @@ class NamedFiles(Folders):
 
 
 def named(folder: Path) -> NamedFiles:
-    """The files of several frameworks, each by itself."""
+    """The files of several frameworks, one by one."""
     made = []
     for number, source in enumerate(torch_files()):
         path = folder / f"{number}" / source.name
@@ -213,7 +218,7 @@ def stored(folder: Path) -> list[Folder]:
 
 
 def megatron(folder: Path) -> Folders:
-    """Megatron's own: what torch_dist has beside its chunks, and files of ranks.
+    """Megatron's own: other files of torch_dist, and files of ranks.
 
     Small ones are read eight times as often.
 
@@ -225,7 +230,7 @@ def megatron(folder: Path) -> Folders:
     few += [written(name, folder) for name in (*list(lessened_megatron.BUCKETS)[:1], *lessened_megatron.LEGACY)]
     made = Folders([*whole.values(), *[whole["legacy_adam"], *map(Folder.of, few)] * 8])
     for one in dict.fromkeys(made.folders):
-        open_checkpoint(one.path)  # whatever stands there undamaged is read
+        open_checkpoint(one.path)  # undamaged files are read
     return made
 
 
@@ -245,7 +250,7 @@ def universal(folder: Path) -> Folders:
 def plain(folder: Path) -> Folders:
     """Plain files that were made of dense checkpoints.
 
-    A whole one, and small ones, which are read ten times as often.
+    A complete one, and small ones, which are read ten times as often.
     """
     whole = folder / "plain.pt"
     if not whole.exists():
@@ -307,7 +312,7 @@ TAGS = (
 
 @define(eq=False)
 class Latest:
-    """Save folders whose `latest` holds something else than the name of a step, or is no file."""
+    """Save folders whose `latest` names no step, or is no file."""
 
     folders: list[Path]
     damage: str = ""

@@ -1,6 +1,6 @@
-"""What no input may bring about, held while one is read.
+"""Forbidden effects of an input, checked while it is read.
 
-Time, memory, writing elsewhere, running what a file names.
+Time, memory, writing elsewhere, running a program that a file names.
 
 An audit hook of the interpreter sees each file that is opened to be written and each program that is started, whoever asks.
 """
@@ -18,8 +18,8 @@ from typing import Any
 
 from attrs import define, field
 
-SECONDS_MAX = 20.0  # of the processor, in one input: what else the machine does is not counted
-WAITING_MAX = 1800.0  # seconds by the clock, for what waits and does nothing
+SECONDS_MAX = 20.0  # of the processor, in one input: other load of the machine is not counted
+WAITING_MAX = 1800.0  # seconds by the clock, for an input that waits and does nothing
 MEMORY_MAX = 256 << 10  # KiB that the peak may grow by in one input: the first ones import torch
 RUNS = (
     "os.system",
@@ -95,7 +95,7 @@ class Guard:
     def held(self) -> Iterator[None]:
         """Raises: TooSlow, Harm; AssertionError where memory grew.
 
-        Nothing is kept for a later process, which lies outside: no tree of a text, no compiled module of ours.
+        Nothing is kept for a later process, which is outside: no tree of a text, no compiled module of ours.
         """
         global _GUARD
         kept = os.environ.get("UCPL_CACHE")

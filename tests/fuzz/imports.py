@@ -1,6 +1,6 @@
 """`ucpl import hf` of files whose tensors have odd names.
 
-What it writes must be the language's.
+Its output must be valid in the language.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2, "I64": 8, "U8": 1, "BOOL": 1, "F8_E4M
 
 @define(eq=False)
 class Imports:
-    """Folders of one or two files of safetensors with a config.json, or one file."""
+    """Folders of one or two safetensors files, or one file."""
 
     folder: Path
     damage: str = ""
@@ -133,7 +133,7 @@ class Imports:
 
 
 def demand_language(text: str, config: Any, names: list[str]) -> None:
-    """What an import wrote parses, and its layout stores each tensor under its name."""
+    """An import's text parses, and its layout stores every tensor."""
     file = parse(text, "imported.ucpl")
     library = Library()
     library.add(file)

@@ -1,10 +1,10 @@
 """Stored checkpoints with the least that still has each kind of structure.
 
-What is read of them grows with their parameters.
+The amount of read data grows with their parameters.
 
 Of a dense model a norm, a scalar, a buffer and the tied head remain; of a pipeline a tensor or two a layer; all experts.
-Ranks, files, states, groups and what a caller has put there stay. Of the stored ones, `z1_dp4` adds nothing but ranks, and
-no file of `tp2_ep2_dp2_z1` and `tp2_pp2_dp1_z1` says how tensors are cut: these three are read whole alone.
+Ranks, files, states, groups and a caller's values stay. Of the stored ones, `z1_dp4` adds nothing but ranks, and
+no file of `tp2_ep2_dp2_z1` and `tp2_pp2_dp1_z1` records the cuts of tensors: these three are only read completely.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.fuzz.containers import FIXTURES
 FEW = ("blocks.1.*", "blocks.0.attn.*", "blocks.0.mlp.*", "blocks.0.ln2.*", "wpe.weight", "ln_f.*", "mix")
 MEGATRON = ("*.query_key_value.*", "*.dense.*", "*.post_norm.*", "*.dense_h_to_4h.*", "*.dense_4h_to_h.bias")
 AUTO = ("*.self_attn.*", "*layernorm*", "lm_head.weight")
-# Of each kind: the layout that it is written in again, and what is dropped.
+# Of each kind: the layout that it is written in again, and the dropped tensors.
 KINDS = {
     "z0_dp2_bf16": ("zero0(dp=2)", FEW),
     "z1_dp2_bf16": ("zero1(dp=2)", FEW),
@@ -61,7 +61,10 @@ def every_kind(folder: Path, *names: str) -> list[Path]:
 
 @cache
 def _files(name: str, to: str, drop: tuple[str, ...]) -> dict[str, bytes]:
-    """By path. Several readers have the same ones, and to convert one takes as long as some fifty inputs."""
+    """Small checkpoints by path.
+
+    Several readers have the same ones, and to convert one takes as long as some fifty inputs.
+    """
     with tempfile.TemporaryDirectory(prefix="ucpl-fuzz-") as folder:
         made = Path(folder) / "few"
         ucpl.convert(str(FIXTURES / "deepspeed" / name), str(made), to, workers=1, drop=drop)

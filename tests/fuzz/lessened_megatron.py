@@ -1,7 +1,10 @@
-"""Megatron's stored checkpoints with the least that still has each kind of structure: what is read grows with their parameters.
+"""Megatron's stored checkpoints, reduced to each kind of structure.
 
-Of a torch_dist folder `.metadata` loses parameters, their states and most of `_extra_state`, and the files of chunks lose what
-nothing names any more: how Megatron wrote the rest stays, with its runs of flattened parts, halves of a gate, plans of ranks.
+The amount of read data grows with their parameters.
+
+Of a torch_dist folder `.metadata` loses parameters, their states and most of `_extra_state`, and the files of chunks
+lose data that
+nothing names any more: the rest stays as Megatron wrote it, with its runs of flattened parts, halves of a gate, plans of ranks.
 Buckets and the files of ranks hold many parameters in one tensor: those are written anew by the product, without some of them.
 """
 
@@ -44,7 +47,7 @@ CUT_FSDP = {
     "fsdp_tp2": (*HYPER, "*.layers.1.*", "*.self_attention.*", "*embedding.*", "*output_layer.*"),
     "fsdp_moe": (*HYPER, "*.self_attention.*", "*embedding.*", "*output_layer.*", "*.local_experts.[13].*"),
 }
-# What the product writes: the folder that it is of, the layout, and what is dropped.
+# Folders that the product writes: the source folder, the layout, and the dropped tensors.
 BUCKETS = {
     "vpp_buckets": (
         "dist_buckets",
@@ -119,7 +122,7 @@ def _is_of(entry: str, pattern: str) -> bool:
 
 
 def written(name: str, folder: Path) -> Path:
-    """A stored folder that the product wrote anew, without some of its parameters."""
+    """A stored folder that the product wrote anew with fewer parameters."""
     made = folder / name
     if not made.exists():
         for file, data in _written(name).items():

@@ -1,4 +1,4 @@
-"""Things that may stand where a file is looked for, and are none."""
+"""Things in place of a file that are no files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def a_link_to_itself(path: Path) -> None:
 
 
 def gone(path: Path) -> None:
-    """Nothing stands there."""
+    """Nothing is there."""
 
 
 ODD = (a_folder, a_pipe, a_link_outside, a_link_to_nothing, a_link_to_itself, gone)

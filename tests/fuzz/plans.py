@@ -1,4 +1,7 @@
-"""Plan files with a digest that is right and a body that is not: its JSON, its columns, the header of the columns."""
+"""Plan files with a right digest and a wrong body.
+
+The JSON, the columns, or their header is wrong.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ ELEMENTS = ("{name}", "{name}[0]", "{name}[0, 0]", "{name}[0, 0, 0]", "{name}[9,
 class Stored:
     """A right plan in parts, and the checkpoint that it is for."""
 
-    head: bytes  # what people read
+    head: bytes  # the part for people
     header: str
     columns: bytes
     source: Checkpoint
@@ -119,7 +122,7 @@ class Plans:
 def json_of(value: Any) -> bytes:
     """A value as JSON, with the infinities that Python writes.
 
-    What no JSON can say, as something near.
+    Values that JSON lacks are replaced by near ones.
     """
     try:
         return json.dumps(value, default=list_or_text, skipkeys=True).encode("utf-8", "surrogatepass")
@@ -132,7 +135,7 @@ def list_or_text(value: Any) -> Any:
 
 
 def bent_columns(rng: Random, table: Columns) -> tuple[bytes, str]:
-    """One or two columns changed, as arrays that are right by themselves."""
+    """One or two columns changed, as arrays that are valid alone."""
     done = []
     for _ in range(rng.choice((1, 1, 2))):
         name = rng.choice(sorted(table)) if table else "tensor"

@@ -1,4 +1,4 @@
-"""What the fuzzer asks of a reader of files, and the loop that asks it."""
+"""The fuzzer's interface for readers of files, and its loop."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Ready(Protocol):
     """A reader with its valid inputs at hand."""
 
     def attempt(self, rng: Random) -> str:
-        """Damage one input and read it. Returns what was damaged.
+        """Damage one input and read it. Returns the damage.
 
-        Raises what the reader raises.
+        Raises: the reader's exceptions.
 
         The damage is also the last item of `self.damage`, for messages where reading raises.
         """
@@ -35,7 +35,7 @@ class Ready(Protocol):
 
 @frozen
 class Reader:
-    """One reader: its name on the command line, and how its inputs are laid out below a folder that it may write to."""
+    """One reader: its command-line name, and its inputs below a writable folder."""
 
     name: str
     prepare: Callable[[Path], Ready]
@@ -43,7 +43,7 @@ class Reader:
 
 @frozen
 class Failure:
-    """An input on which something else than an error of ours came out. `(seed, number)` repeats it."""
+    """An input with another result than our own errors. `(seed, number)` repeats it."""
 
     number: int
     damage: str
@@ -82,7 +82,7 @@ def run(
 ) -> Outcome:
     """Try inputs by number.
 
-    One number and seed give one input, whatever ran before it. Progress is told now and then.
+    One number and seed give one input, whatever ran before it. Progress is printed now and then.
     """
     ready = reader.prepare(folder)
     guard = guard or guard_of(folder)
@@ -99,11 +99,11 @@ def run(
         except UcplError as error:
             try:
                 codes[_checked(error)] += 1
-            except Exception:  # what a check of the error found, or a fault of the check: both are shown
+            except Exception:  # a finding about the error, or a fault of the check: both are shown
                 failures.append(Failure(number, ready.damage, traceback.format_exc()))
-        except (Exception, TooSlow, Harm):  # whatever is no UcplError is what is looked for
+        except (Exception, TooSlow, Harm):  # anything else than UcplError is a finding
             failures.append(Failure(number, ready.damage, traceback.format_exc(limit=-8)))
-        except KeyboardInterrupt:  # of a long run: what was done is said
+        except KeyboardInterrupt:  # of a long run: print its progress
             break
         count += 1
         slowest = max(slowest, (time.process_time() - began, number))
@@ -115,7 +115,7 @@ def run(
 
 
 def _checked(error: UcplError) -> str:
-    """The code of an error, whose texts must be fit to be printed."""
+    """The code of an error whose texts can be printed."""
     for diagnostic in error.diagnostics:
         assert diagnostic.code in catalogue(), diagnostic.code
         texts = [diagnostic.message, diagnostic.remedy, *diagnostic.notes]

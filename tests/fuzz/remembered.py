@@ -25,7 +25,7 @@ from ucpl.formats.megatron import fsdp_reading, legacy_ranks, reading
 from ucpl.registry import formats
 
 assert all(opening.framework(name) for name in formats())
-# Whoever reads such files, wherever that is done: a folder that is read past this one would be read as it was.
+# For all readers of such files: a folder that is read past this one would be read as it was.
 READERS = [
     module
     for name, module in sorted(sys.modules.items())
@@ -41,13 +41,15 @@ DESCRIBED = [
 EXTENTS = TorchFile.extents
 CHUNKS_OF = Chunks.extents
 assert len(READERS) > 4  # they come with the stores of the formats
-assert {legacy_ranks, reading} <= {*READERS}  # and these by themselves
+assert {legacy_ranks, reading} <= {*READERS}  # and these alone
 assert {described, dcp_folders, reading, fsdp_reading} <= {*DESCRIBED}  # others ask for it where they are called
 
 
 @define(eq=False)
 class Remembered:
-    """What `read_torch_file` gave for files that are as they were, and what it is to give for one that is damaged in memory.
+    """Results of `read_torch_file` for unchanged files, and for a damaged one.
+
+    The damaged one is in memory.
 
     The same of `.metadata` of PyTorch's distributed format, and of the archives within its files.
     """
@@ -77,7 +79,7 @@ class Remembered:
         return self.known[key]
 
     def read_metadata(self, root: Path) -> Metadata:
-        """Of a folder that is as it was, in dicts of its own: whoever asked may change them."""
+        """Results for an unchanged folder, in new dicts. Callers may change them."""
         if self.is_pickled or root / METADATA in self.changed:
             return read_metadata(root)
         if root not in self.metadata:
@@ -94,7 +96,7 @@ class Remembered:
         )
 
     def chunks_of(self, chunks: Chunks, name: str, stored: Stored) -> dict[Key, Extent]:
-        """Those of a tensor of which `.metadata` says what it said at first, and whose archives are as they were."""
+        """Results for tensors with unchanged entries in `.metadata` and archives."""
         if self.changed:
             return CHUNKS_OF(chunks, name, stored)
         known = self.chunks.get((chunks.root, name))

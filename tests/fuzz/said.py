@@ -1,4 +1,4 @@
-"""What a user says beside files.
+"""A user's inputs other than files.
 
 Calls of shipped layouts with odd values, and a config.json given with `--config`.
 """
@@ -75,7 +75,10 @@ CONFIG = {
 
 @define(eq=False)
 class Configs:
-    """A config.json that is bent, read as `--config` reads it, and a model that rests on all of it."""
+    """A bent config.json, and a model that depends on all of it.
+
+    It is read as `--config` reads it.
+    """
 
     path: Path
     library: Library

@@ -1,4 +1,7 @@
-"""A model of a few hundred bytes in two layouts of its own, stored by the product: what plans and targets are bent from."""
+"""A model of a few hundred bytes in two stored layouts.
+
+Plans and targets are bent from it.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +64,9 @@ def cut(folder: Path) -> tuple[Path, Path]:
 
 
 def verb(*argv: object) -> tuple[int, str]:
-    """(status, what was said) of a verb in this process.
+    """(status, output) of a verb in this process.
 
-    Raises what the verb raises: our errors, and any other.
+    Raises: the verb's exceptions, ours and any other.
     """
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

@@ -1,8 +1,8 @@
-"""What a target tells a later run.
+"""The records of a target for a later run.
 
 A finished one its manifest, an interrupted one its journal and its half-written files.
 
-What a resumed run says is done must be what an uninterrupted one writes.
+The finished part of a resumed run must equal that of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECORD, BODY = 48, struct.Struct("<IIQQQI")
 
 @frozen(eq=False)
 class Run:
-    """A plan, its source, what it writes, and what it leaves where it is stopped."""
+    """A plan, its source, its target, and the remains of an interruption."""
 
     plan: Plan
     source: Checkpoint
@@ -96,7 +96,7 @@ def write(files: Files, top: Path) -> None:
 
 @define(eq=False)
 class Journals:
-    """Interrupted runs whose journal or files are bent, and which go on."""
+    """Interrupted runs whose journal or files are bent, and which resume."""
 
     runs: list[Run]
     damage: str = ""
@@ -137,7 +137,10 @@ class Journals:
 
 @define(eq=False)
 class Manifests:
-    """Finished targets whose manifest, layout or files are bent, and which are verified, opened or resumed into."""
+    """Finished targets with bent files that are verified, opened or resumed into.
+
+    The manifest, the layout or files are bent.
+    """
 
     runs: list[Run]
     whole: dict[int, Checkpoint]  # of the target of each, by the run's id
@@ -176,7 +179,10 @@ class Manifests:
         return self.damage
 
     def _read(self, rng: Random, run: Run, is_manifest: bool) -> None:
-        """A manifest alone is read by a resumed run, and where files are held against it: opening asks nothing of it."""
+        """A manifest alone is read by a resumed run and by comparisons.
+
+        Opening does not use it.
+        """
         how = rng.randrange(4)
         if how == 3:
             run.go(resume=True, force=rng.random() < 0.2)
@@ -194,7 +200,10 @@ POOL = ThreadPoolExecutor(32, thread_name_prefix="ucpl-fuzz")
 
 
 class Crew:
-    """In place of the pool of threads that a run has to itself: its threads are there already. It ends as that one does."""
+    """Replaces a run's own pool of threads. Its threads exist already.
+
+    It ends as that one does.
+    """
 
     def __init__(self, count: int, thread_name_prefix: str = "") -> None:
         self.ends: list[Future[None]] = []
@@ -222,7 +231,7 @@ def runs(folder: Path) -> list[Run]:
 
 
 def bent_journal(rng: Random, raw: bytes) -> tuple[bytes, str]:
-    """Its header as JSON, its records with CRCs that are right, or its bytes."""
+    """The header as JSON, the records with right CRCs, or bytes."""
     line, _, records = raw.partition(HEAD)
     match rng.randrange(4):
         case 0:

@@ -90,7 +90,7 @@ def test_what_is_damaged_in_memory_is_what_is_read(kind: str, tmp_path: Path) ->
 
 
 def test_short_texts_are_right() -> None:
-    """Each is read to the end, with some of the arguments that it is tried with."""
+    """Each is read to the end, with some of its arguments."""
     for text in texts.FEW:
         assert any(not list(tried(text, Random(seed))) for seed in range(20)), text
 
@@ -99,7 +99,7 @@ def test_short_texts_are_right() -> None:
 def test_what_is_damaged_in_metadata_in_memory_is_what_is_read(kind: str, tmp_path: Path) -> None:
     """Once more after it was remembered as it is.
 
-    And what is mended is read again.
+    Mended values are read again.
     """
     ready: Dcp = getattr(Dcp, kind)(tmp_path)
     for folder in dict.fromkeys(ready.folders):
@@ -190,7 +190,7 @@ def test_what_no_reader_does_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_a_reader_is_seen(tmp_path: Path) -> None:
-    """What is no error of ours, and an error that cannot be printed, are failures with their number."""
+    """Errors that are not ours, and unprintable ones, are numbered failures."""
 
     class Faulty:
         damage = "planted"

@@ -1,4 +1,4 @@
-"""Texts of the language, bent as `tests/layout/fuzzing.py` bends them, within the bounds that hold for files."""
+"""Texts of the language, bent as in `tests/layout/fuzzing.py`, within file bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compiled(pattern: str, axes: tuple[str, ...], tensors: tuple[str, ...]) -> P
     return COMPILED(pattern, axes if "<A>" in pattern else (), tensors if "<T>" in pattern else ())
 
 
-# Of each four lines of `tests.layout.fuzzing.SMALL` a text that has them, and of the others what no layout of these can lack.
+# Of each four lines of `tests.layout.fuzzing.SMALL` a text that has them, and of the others the lines that each layout needs.
 BEGIN = "ucpl 1\n"
 FEW = tuple(BEGIN + rest for rest in (Path(__file__).parent / "few_lines.txt").read_text("utf-8").split(BEGIN)[1:])
 WHOLE = (
@@ -33,7 +33,7 @@ WHOLE = (
 
 @define
 class Lessened(Fuzzer):
-    """Short texts are changed eight times as often as whole ones."""
+    """Short texts are changed eight times as often as long ones."""
 
     def text(self) -> str:
         if self.chance.random() < WHOLE:
@@ -54,7 +54,7 @@ class Texts:
         return cls(Lessened.of(0))
 
     def attempt(self, rng: Random) -> str:
-        """Parsed, and what is read resolved and located.
+        """Parse a text; resolve and locate the result.
 
         Each refusal of a layout is one of ours.
         """

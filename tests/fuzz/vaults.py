@@ -1,6 +1,7 @@
-"""Vaults: their texts with values exchanged and sealed anew, so that they count; files of memory bent, cut, gone or odd.
+"""Vaults: sealed texts with exchanged values, and bent or missing files.
 
-What was not sealed anew must give the bytes of a generation that was saved, or be refused.
+The texts are sealed anew, so that they count. A text that was not must give the bytes of a saved generation, or be
+refused.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def running(home: Path) -> Case:
 
 
 def stepping(home: Path) -> Case:
-    """Of the newest generation there are gradients alone, and of the one before."""
+    """The newest generation and the one before have gradients alone."""
     model = torch.nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters())
     vault = Vault.make(home, ranks=1, domains=1, replays=2)
@@ -91,7 +92,10 @@ def kept(home: Path) -> Files:
 
 
 def mend(files: Files, home: Path) -> None:
-    """A folder with these files and nothing else, whatever was done to it: most of them are as they were, and stay."""
+    """A folder with exactly these files.
+
+    Most of them are unchanged, and stay.
+    """
     lacking, folders = dict(files), {"", *(name[:at] for name in files for at, sign in enumerate(name) if sign == "/")}
     for top, within, there in os.walk(home):
         below = os.path.relpath(top, home) + "/" if top != str(home) else ""
@@ -134,11 +138,11 @@ class Vaults:
         if rng.random() < 0.75:
             texts = sorted(n for n in case.files if n.endswith(SEALED))
             commits = [n for n in texts if n.rpartition("/")[2].startswith("commit.")]
-            name = rng.choice(commits if rng.random() < 0.5 else texts)  # what is read rests on these most
+            name = rng.choice(commits if rng.random() < 0.5 else texts)  # reads depend on these most
             made, self.damage = resealed(rng, case.files[name])
             is_sealed = True
             others = [n for n in case.files if n.rpartition("/")[2] == name.rpartition("/")[2]]
-            for other in others if rng.random() < 0.8 else [name]:  # as each domain is told the same
+            for other in others if rng.random() < 0.8 else [name]:  # as each domain gets the same
                 files[other] = made
         elif rng.random() < 0.6:
             files[name], self.damage = damage_bytes(rng, case.files[name])
@@ -167,7 +171,7 @@ class Vaults:
                 with ExitStack() as ends:
                     for number in range(min(5, len(vault.job.domains))):
                         server = ends.enter_context(Server(case.home, number))
-                        with suppress(OSError):  # what stands where it writes: the verb says so, and tries again
+                        with suppress(OSError):  # an obstacle at its place: the verb reports it, and tries again
                             server.turn()
             case _ if case.is_known:
                 demand_saved(case.home, is_sealed)
@@ -180,7 +184,7 @@ class Vaults:
 def demand_saved(home: Path, is_sealed: bool) -> None:
     """All bytes of all files.
 
-    Where no text was made up, those of one generation that was saved.
+    Without invented texts, those of one saved generation.
     """
     memory = open_generation(home)
     try:
@@ -214,8 +218,11 @@ def shadowed(home: Path) -> Files:
 
 
 def resealed(rng: Random, data: bytes) -> tuple[bytes, str]:
-    """A text with some of its values changed, or of the texts in it, as whoever knows the form could write it."""
-    told = unseal(data)
+    """A text with some changed values, or its inner texts' ones.
+
+    They are changed as an insider could.
+    """
+    told = opened(data)
     assert told is not None
     inner = [(key, i) for key in ("shards", "parity") for i in range(len(listed(told, key)))]
     if inner and rng.random() < 0.7:

@@ -1,9 +1,9 @@
-"""How each case of errors/ is made.
+"""The recipes of the cases of errors/.
 
 A folder with something wrong in it, and the command that must say so.
 
-A recipe gets an empty folder, makes what it needs there, and returns the command's arguments; paths in them are relative to
-the folder. `source` (or what `read_only` names) must be the same afterwards, and `target` must not be there.
+A recipe gets an empty folder, makes its input there, and returns the command's arguments; paths in them are relative to
+the folder. `source` (or the files of `read_only`) must be the same afterwards, and `target` must not be there.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Logits = NDArray[np.float64]
 
 @frozen
 class Case:
-    """A recipe, and what holds afterwards."""
+    """A recipe, and the conditions afterwards."""
 
     name: str
     make: Recipe
     leaves_target: bool = False  # the target was there before, and stays as it was
-    forward: Callable[[Path], Logits] | None = None  # what the class of a config computes, where it is asked
+    forward: Callable[[Path], Logits] | None = None  # the result of a config's class, if it is asked
 
 
 CASES: dict[str, Case] = {}
@@ -64,7 +64,7 @@ def source(folder: Path, name: str = "z1_dp4") -> Path:
 
 
 def numbered(folder: Path) -> None:
-    """A checkpoint without ZeRO, of two groups, that names no parameter of its optimizer."""
+    """A checkpoint without ZeRO, of two groups, with unnamed parameters."""
     module = {"a.weight": torch.ones(2, 3), "a.bias": torch.ones(3), "b.bias": torch.ones(3)}
     state = {i: {"exp_avg": torch.zeros(2, 3) if i == 0 else torch.zeros(3)} for i in range(2)}
     held = {"module": module, "buffer_names": [], "dp_world_size": 1, "mp_world_size": 1, "ds_version": "0.19.8"}
@@ -75,7 +75,7 @@ def numbered(folder: Path) -> None:
 
 
 def inferred(folder: Path, *changes: tuple[str, str]) -> str:
-    """The .ucpl of the source with some of its text changed, as a LAYOUT."""
+    """The source's .ucpl with some changed text, as a LAYOUT."""
     good("infer", folder / "source", "-o", folder / "spec.ucpl")
     text = (folder / "spec.ucpl").read_text()
     for old, new in changes:
@@ -86,7 +86,7 @@ def inferred(folder: Path, *changes: tuple[str, str]) -> str:
 
 
 def without_line(folder: Path, start: str) -> str:
-    """The .ucpl of the source without the line that starts so, as a LAYOUT."""
+    """The source's .ucpl without one line, as a LAYOUT."""
     inferred(folder)
     lines = (folder / "spec.ucpl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if not re.match(start, line.lstrip())]
@@ -114,7 +114,7 @@ def flip(path: Path, member: str, byte: int) -> None:
 
 
 class Runs:
-    """A value whose pickle runs a command when it is loaded by pickle."""
+    """A value whose pickle runs a command when it is loaded."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -280,7 +280,7 @@ def fill_of_a_master(folder: Path) -> list[str]:
 def gate_less_up(folder: Path) -> Logits:
     """In place of a class.
 
-    Whole numbers that tell a gate from an up, and nothing that a processor could round.
+    Integers that distinguish a gate from an up, and that no processor rounds.
     """
     held = tensors_of(folder)
     less = held["model.layers.0.mlp.gate_proj.weight"] - held["model.layers.0.mlp.up_proj.weight"]
@@ -365,7 +365,7 @@ layout cut(tp) of m {
 
 
 def checked_model(folder: Path, model: str, layout: str = '  * = ... as "{name}"\n', *more: str) -> list[str]:
-    """A text of one model and one layout of it, and the command that checks it."""
+    """A text with a model and a layout, and its check command."""
     text = f'ucpl 1\n\nmodel m {{\n{model}}}\n\nlayout x() of m {{\n  file weights = torch "a.pt"\n{layout}}}\n'
     (folder / "spec.ucpl").write_text(text + "".join(more))
     return ["check", "spec.ucpl"]
@@ -412,7 +412,7 @@ def dtype_of_torch(folder: Path) -> list[str]:
 
 
 def held_against(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> list[str]:
-    """What a spec wrote, and a genuine checkpoint that differs in one thing."""
+    """A spec's output, and a checkpoint that differs in one thing."""
     text = """ucpl 1
 
 model m {
@@ -561,7 +561,7 @@ layout x(dp) of m {
 
 
 def with_blob(folder: Path, line: str, target: str, dp: int = 2) -> list[str]:
-    """A checkpoint with a random state for each of two ranks, and what a spec says of it on both sides."""
+    """A checkpoint with random states of two ranks, and both sides' specs."""
     (folder / "ours.ucpl").write_text(BLOBS.replace("LINE", line))
     (folder / "theirs.ucpl").write_text(BLOBS.replace("LINE", target))
     (folder / "source").mkdir()
@@ -888,7 +888,7 @@ def tensor_that_the_plan_does_not_have(folder: Path) -> list[str]:
 
 
 def with_globs(folder: Path, *lines: str, of: str = "any") -> list[str]:
-    """A small model, a layout of these lines, and the command that shows it."""
+    """A small model, a layout of these lines, and the show command."""
     text = "ucpl 1\nmodel m {\n  attn.q.weight : 4 6 dtype f32\n}\n"
     text += f'layout x(tp = 2) of {of} {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n'
     (folder / "globs.ucpl").write_text(text + "".join(f"  {line}\n" for line in lines) + "}\n")
@@ -911,7 +911,7 @@ def glob_with_an_index(folder: Path) -> list[str]:
 
 
 def with_scales(folder: Path, source: str, target: str, plan: str) -> list[str]:
-    """A model of one tensor in blocks, two layouts of it, and the command that plans from one to the other."""
+    """A model of one tensor in blocks, two layouts, a plan command."""
     text = "ucpl 1\nmodel m {\n  dim r = 384, rb = 3\n  w : r dtype f8_e4m3fn\n  s : rb dtype f32 is scale of w by 128\n}\n"
     for name, lines in (("a", source), ("b", target)):
         text += f'layout {name}(tp = 2) of m {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n  {lines}\n}}\n'
@@ -939,7 +939,7 @@ def cut_inside_a_block(folder: Path) -> list[str]:
 
 
 def with_bytes(folder: Path, source: str, target: str) -> list[str]:
-    """A tensor of two elements to a byte, two layouts of it, and the command that plans from one to the other."""
+    """A tensor of two elements per byte, two layouts, their plan command."""
     text = "ucpl 1\nmodel m {\n  dim r = 4, c = 36\n  w : r c dtype f4_e2m1fn\n}\n"
     for name, line in (("a", source), ("b", target)):
         text += f'layout {name}(tp = 4) of m {{\n  mesh tp\n  file weights = torch "{{tp}}.pt"\n  {line}\n}}\n'
@@ -1055,7 +1055,7 @@ def is_root() -> bool:
 __all__ = ["CASES", "Case", "is_root"]
 
 
-# ---- files beside the shards ----------------------------------------------------------------------------------------
+# ---- companion files ------------------------------------------------------------------------------------------------
 
 
 def trainers(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Everything that must be refused, said exactly so.
+"""The exact messages of everything that must be refused.
 
 Errors/NAME.txt holds the command, the exit status and standard error.
 

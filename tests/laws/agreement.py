@@ -1,4 +1,4 @@
-"""A located layout, position by position, beside what the oracle says."""
+"""A located layout, position by position, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def _placed(pieces: Pieces, row: int) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _coordinates(layout: Layout, over: int, rank: int) -> str:
-    """Where a rank is along axes that are told as bits, in the order in which meshes name them, each mesh from its last."""
+    """A rank's position along axes given as bits.
+
+    The order is that in which meshes name them, each mesh from its last.
+    """
     place: dict[str, int] = {}
     for mesh in layout.meshes:
         rest = rank
@@ -93,7 +96,7 @@ def live_of(placement: Placement, part: Part, number: int) -> dict[int, Any]:
 
 
 def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[Any, ...]]:
-    """(file, key) -> all that is said of a home."""
+    """(file, key) -> all statements about a home."""
     out: dict[Place, tuple[Any, ...]] = {}
     for part in placement.parts:
         policies: dict[int, dict[str, str]] = {}
@@ -116,9 +119,9 @@ def table(placement: Placement, rank: int | None = None) -> dict[Place, tuple[An
 
 
 def agree(meaning: Meaning, placement: Placement, stated: Any = None, rank: int | None = None) -> int:
-    """Assert that a placement says what the oracle says.
+    """Assert that a placement equals the oracle's.
 
-    How many homes there are.
+    Returns the number of homes.
     """
     found = table(placement, rank)
     undefined = {(h.file, "/".join(map(str, h.key))): h.undefined for p in placement.parts for h in p.homes}
@@ -132,7 +135,7 @@ def agree(meaning: Meaning, placement: Placement, stated: Any = None, rank: int 
         said = (home.state, home.form, home.shape, plain, live, home.policy, value, home.dtype)
         place = (home.file, home.key)
         if place in wanted:
-            # A place that two entries name holds what both say; the first says how copies are trusted.
+            # A place of two entries has both entries' tensors; the first entry's rule for copies holds.
             if wanted[place][:5] != said[:5]:
                 raise TwoMeanings(place)
             continue

@@ -1,4 +1,4 @@
-"""What a text uses of the language.
+"""The constructs of the language that a text uses.
 
 Its records, the words of its clauses, and the kinds that a record comes in.
 """
@@ -11,7 +11,7 @@ from ucpl.language import nodes
 from ucpl.language.walk import walk
 from ucpl.language.words import CLAUSE_WORDS
 
-# What carries no meaning of its own, or stands for a file as a whole.
+# Records without a meaning of their own, or for a complete file.
 CARRIERS = {
     "File",
     "Span",
@@ -99,7 +99,7 @@ def _said(*found: tuple[bool, str]) -> set[str]:
 
 
 def _homes(file: nodes.File) -> set[str]:
-    """Whether a tensor has two lines of one layout."""
+    """Return True if a tensor has two lines of one layout."""
     for layout in file.statements:
         paths = [i.path for i in getattr(layout, "items", ()) if isinstance(i, nodes.Entry) and not i.indices]
         if len(paths) > len(set(paths)):

@@ -1,4 +1,6 @@
-"""How the moves of a graph and of a plan are read, and how mistakes are planted: the one place that knows their columns.
+"""Read the moves of graphs and plans, and plant mistakes in them.
+
+This is the one place that knows their columns.
 
 Laws speak of `Fill`s: one element's way from a position of one stored tensor to a position of another. When the form of a plan
 or of a graph changes, this file changes and no law does.
@@ -57,7 +59,7 @@ def fills(plan: Plan) -> list[Fill]:
 
 
 def filled(plan: Plan) -> dict[tuple[str, str, int], list[float]]:
-    """(file, key, position) -> the numbers that are put there because the source lacks the element."""
+    """(file, key, position) -> the numbers of elements that the source lacks."""
     targets = [(t.file, key_text(t.key)) for t in plan.targets]
     space = plan.spaces[1]
     out: dict[tuple[str, str, int], list[float]] = {}
@@ -71,7 +73,7 @@ def filled(plan: Plan) -> dict[tuple[str, str, int], list[float]]:
 
 
 def second_names(plan: Plan) -> dict[Place, Place]:
-    """Stored tensors of a target that are a second name of another's storage, and that other one."""
+    """Stored tensors that are a second name of another, and that other."""
     names = [(t.file, key_text(t.key)) for t in plan.targets]
     return {names[i]: names[t.shares] for i, t in enumerate(plan.targets) if t.shares is not None}
 
@@ -79,7 +81,7 @@ def second_names(plan: Plan) -> dict[Place, Place]:
 def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
     """The same of a graph, move by move.
 
-    (batch, row) and what it moves. Positions may lie outside of a tensor.
+    (batch, row) and its elements. Positions may be outside of a tensor.
     """
     sources = [(s.file, key_text(s.key)) for s in graph.sources]
     targets = [(t.file, key_text(t.key)) for t in graph.targets]
@@ -95,7 +97,7 @@ def fills_of(graph: Graph) -> Iterator[tuple[tuple[int, int], list[Fill]]]:
 
 
 def _place(names: list[Place], number: int) -> Place:
-    """A mistake may send a move past the last stored tensor of a side: nothing is there."""
+    """A mistaken move may go past the last stored tensor."""
     return names[number] if 0 <= number < len(names) else NOWHERE
 
 
@@ -110,7 +112,7 @@ def told(graph: Graph) -> list[Runs]:
 
 
 def _plant(graph: Graph, runs: list[Runs]) -> None:
-    """Give the graph other moves, told tensor by tensor."""
+    """Give the graph other moves, tensor by tensor."""
     _told.clear()  # a graph is changed in its place here, and nowhere else
     other = sole(runs, graph.sources, graph.targets, graph.spaces)
     graph.net.clear()
@@ -125,7 +127,7 @@ def _positions(offset: Any, shape: NDArray[np.int64], stride: NDArray[np.int64])
     return out.ravel()
 
 
-# ---- what the oracle says ----------------------------------------------------------------------------------------------
+# ---- the oracle's answers ----------------------------------------------------------------------------------------------
 
 
 def cells(meaning: Meaning) -> Cells:
@@ -134,7 +136,10 @@ def cells(meaning: Meaning) -> Cells:
 
 
 def parts(meaning: Meaning) -> dict[Cell, list[tuple[Place, int]]]:
-    """Of each element that a mean, a sum or a maximum is said of, the positions that have a part of it or a copy of one."""
+    """The positions with a part or a copy of each combined element.
+
+    Elements of a mean, a sum or a maximum are combined.
+    """
     out: dict[Cell, set[tuple[Place, int]]] = {}
     for home in homes(meaning):
         for i, held in enumerate(home.cells):
@@ -145,13 +150,16 @@ def parts(meaning: Meaning) -> dict[Cell, list[tuple[Place, int]]]:
 
 
 def _cell(home: Home, cell: Any) -> Cell | None:
-    """A live row is told as an element whose index goes on behind the dim's end."""
+    """A live row is an element whose index is behind the dim."""
     held = cell.of if isinstance(cell, Padding) else cell
     return None if held is None else (home.state, held[0], tuple(held[1]))
 
 
 def without_lone_rows(sides: tuple[Cells, Cells], counts: dict[str, tuple[int, ...]]) -> tuple[Cells, Cells]:
-    """Live rows are carried where both sides have them, in every state of the tensor; the others are padding."""
+    """Live rows of both sides are carried, in every state.
+
+    The others are padding.
+    """
 
     def is_live(cell: Cell) -> bool:
         return any(i >= n for i, n in zip(cell[2], counts[cell[1]], strict=True))
@@ -172,7 +180,7 @@ def without_lone_rows(sides: tuple[Cells, Cells], counts: dict[str, tuple[int, .
 
 
 # ---- planted mistakes --------------------------------------------------------------------------------------------------
-# Each takes the place of a move, (which of the runs that the graph tells, row), and changes the graph.
+# Each takes the place of a move, (which of the runs that the graph has, row), and changes the graph.
 
 Where = tuple[int, int]
 
@@ -192,7 +200,7 @@ def shift(graph: Graph, where: Where, side: int, by: int) -> None:
 
 
 def swap(graph: Graph, one: Where, other: Where, side: int) -> None:
-    """Two moves of one kind and state exchange one end, with its strides."""
+    """Two moves of one kind and state exchange ends, with strides."""
     f = told(graph)[one[0]]
     names = (SIDES[side], f"{SIDES[side]}_offset", f"{SIDES[side]}_stride")
     columns = {name: getattr(f, name).copy() for name in names}
@@ -215,7 +223,10 @@ def drop(graph: Graph, where: Where) -> None:
 
 
 def instead(graph: Graph, lost: Where, twice: Where) -> None:
-    """A move is left out and another one of its kind is done twice: with equal sizes, every count stays."""
+    """Leave out a move and do another one twice.
+
+    With equal sizes, every count stays.
+    """
     rows = list(range(len(told(graph)[lost[0]])))
     rows[lost[1]] = twice[1]
     _rows(graph, lost[0], rows)
@@ -244,7 +255,7 @@ def _rows(graph: Graph, batch: int, rows: list[int]) -> None:
 def rows_alike(graph: Graph) -> list[tuple[Where, Where]]:
     """Pairs of moves of one kind, state and shape.
 
-    What can be exchanged while every count stays.
+    Pairs that can be exchanged while every count stays.
     """
     out = []
     for b, runs in enumerate(told(graph)):

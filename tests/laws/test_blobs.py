@@ -1,4 +1,4 @@
-"""Law: each place of a target gets the value that the oracle says, or both refuse."""
+"""Law: target places get the oracle's values, or both sides refuse."""
 
 from __future__ import annotations
 
@@ -100,6 +100,6 @@ def test_each_place_gets_the_value_that_the_fate_says(source: Side, target: Side
 @given(sides(keys=KEYS[2:3], files=FILES[2:3]), st.integers(1, 4), st.integers(1, 3))
 @settings(max_examples=100)
 def test_another_degree_of_one_layout_is_kept_remapped_or_refused(side: Side, dp: int, tp: int) -> None:
-    """Of layouts in which each rank has places of its own, so that fates alone decide."""
+    """Layouts whose ranks have places of their own: only fates decide."""
     other = Side(side.text, dp, tp)
     assert by_compiler(side, other) == by_oracle(side, other)

@@ -1,6 +1,6 @@
 """A law of parameters by name.
 
-Whatever is dropped, frozen and trained on the way, what stays is what it was.
+For all dropped, frozen and trained parameters, the others keep their values.
 
 Every element of every state is its own number. Degree and stage change with the parameters.
 """
@@ -24,7 +24,7 @@ KINDS = st.sampled_from(["stays", "is dropped", "is frozen", "is thawed", "stays
 
 @st.composite
 def changes(draw: Any) -> tuple[list[tuple[tuple[int, ...], str]], tuple[int, int], tuple[int, int]]:
-    """Parameters, each with its shape and what becomes of it.
+    """Parameters, each with its shape and its change.
 
     The stages and the degrees of both sides.
     """

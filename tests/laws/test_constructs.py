@@ -1,7 +1,9 @@
-"""No construct of the language is without its case in the oracle, and without a law over drawn layouts.
+"""Every construct has a case in the oracle and a law.
 
-What a text uses is counted by `constructs.py`. A construct that is new makes these tests red until the oracle knows it, and
-until a strategy draws it or a line here says which law holds it.
+The laws are over drawn layouts.
+
+`constructs.py` counts the constructs of a text. A construct that is new makes these tests red until the oracle knows it, and
+until a strategy draws it or a line here names its law.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ucpl.language import nodes, parse
 from ucpl.resources import spec_files
 from ucpl.testing import Example, layout_pairs, models
 
-# Texts of the language's constructs, each at several degrees, for what the page shows no cells of.
+# Texts of the language's constructs, each at several degrees, for those without cells in the page.
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "copies, types and second meshes": (
         """ucpl 1
@@ -96,7 +98,7 @@ layout x(pp, dp) of m extends plain(pp = pp, dp = dp) {
         ),
     ),
 }
-# Constructs that say nothing of what is stored where, or that need more than one text: who holds them.
+# Constructs without an effect on placement, or that need more than one text, with their tests.
 ORACLE_ELSEWHERE = {
     "Blob": "tests/laws/test_blobs.py",
     "Domain": "tests/layout/test_domains.py",
@@ -106,7 +108,7 @@ ORACLE_ELSEWHERE = {
     "glob": "tests/laws/test_globs.py",
     "TypedOf": "tests/laws/test_state_types.py",
 }
-# What the common strategies do not draw, and the law (or the cases) over degrees that holds it.
+# Constructs that the common strategies do not draw, and the law (or the cases) over degrees that holds it.
 LAW_ELSEWHERE = {
     "Alias": "tests/laws/test_locate.py",
     "Any_": "tests/laws/test_globs.py",
@@ -138,9 +140,9 @@ LAW_ELSEWHERE = {
 
 @pytest.mark.parametrize(("block", "shown"), CELLS, ids=str)
 def test_the_oracle_reads_the_page_as_the_compiler_does(block: Block, shown: Block) -> None:
-    """What the page shows is what the compiler places.
+    """The compiler's placement equals the page's.
 
-    So the oracle says what the page says.
+    So the oracle agrees with the page.
     """
     assert check(block.text, block.info[2], name="page.ucpl")
 
@@ -151,7 +153,7 @@ def test_the_oracle_reads_each_construct_as_the_compiler_does(call: tuple[str, s
 
 
 def in_the_oracle() -> set[str]:
-    """What is used in texts that the oracle is held against.
+    """The constructs in texts that are compared with the oracle.
 
     Of files, by models and the layouts that are called.
     """
@@ -161,7 +163,7 @@ def in_the_oracle() -> set[str]:
     for file in {file for file, _, _ in WRITTEN}:
         called = {call.partition("(")[0] for name, call, _ in WRITTEN if name == file}
         found |= _of(parse((LAYOUTS / file).read_text(), file), called)
-    for file in ("vlm.ucpl", "any.ucpl"):  # each has a test of its own beside those
+    for file in ("vlm.ucpl", "any.ucpl"):  # each also has a test of its own
         found |= used(parse((LAYOUTS / file).read_text(), file))
     for name, path in spec_files():
         if name in ("deepspeed.ucpl", "plain.ucpl", "huggingface.ucpl"):
@@ -185,7 +187,7 @@ def missing(found: set[str], elsewhere: dict[str, str]) -> tuple[set[str], set[s
 
 
 def test_no_construct_is_without_a_case_in_the_oracle() -> None:
-    found = in_the_oracle() - {"Blob", "Fill", "FillStates", "Plan"}  # which say nothing of what lies where
+    found = in_the_oracle() - {"Blob", "Fill", "FillStates", "Plan"}  # which have no effect on placement
     assert missing(found, ORACLE_ELSEWHERE) == (set(), set(), set())
 
 

@@ -1,4 +1,7 @@
-"""Law: the same specs give the same plan, whatever the hash seed and the order of files."""
+"""Law: the same specs give the same plan.
+
+The hash seed and the order of files do not matter.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Laws of `fill`.
 
-What a source lacks is filled as the target's lines say, what it has is moved, and both are all there is.
+Elements that a source lacks are filled by the target's lines, all others are moved, and nothing else happens.
 
-The source is a layout at other degrees, of which tensors, states and ends of tensors were taken away.
+The source is a layout at other degrees, without some tensors, states and ends of tensors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ucpl.verification.proof.coverage import prove
 
 @frozen
 class Less:
-    """What is taken away.
+    """The removed elements.
 
     (tensor, state) pairs, and of some tensors the ends of their dims.
     """
 
     gone: frozenset[tuple[str, str]]
     sizes: dict[str, tuple[int, ...]]
-    shorter: bool  # the source's model has the shorter tensor; else its layout stores a part of the whole one
+    shorter: bool  # the source's model has the shorter tensor; else its layout stores a part of the full one
 
     def has(self, state: str, path: str, index: tuple[int, ...]) -> bool:
         inside = all(i < n for i, n in zip(index, self.sizes.get(path, (1 << 60,) * len(index)), strict=True))
@@ -72,7 +72,7 @@ class Less:
 def cases(draw: st.DrawFn) -> tuple[Example, Example, Less]:
     """Two layouts of one model.
 
-    The second one fills what is taken from the first.
+    The second one fills the elements that the first lacks.
     """
     source, target = draw(models().flatmap(layout_pairs))
     layout = target.layout()

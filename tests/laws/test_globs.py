@@ -1,4 +1,7 @@
-"""Law: globs over the tensors of any model mean what the oracle says, on every rank, and both refuse the same names."""
+"""Law: globs have the oracle's meaning on every rank.
+
+They are over tensors of any model; both refuse the same names.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
 @st.composite
 def texts_of_any(draw: st.DrawFn) -> tuple[nodes.Model, str]:
-    """A model of a few names that are alike, and a layout of globs, classes and names."""
+    """A model of similar names; a layout of globs, classes and names."""
     tensors = draw(
         st.dictionaries(names, st.tuples(SIZES, st.sampled_from(("", "", " is buffer"))), min_size=1, max_size=6)
     )

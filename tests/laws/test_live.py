@@ -1,6 +1,6 @@
 """Laws of live rows.
 
-As many as both sides have go over, to their own places; what they are is worked out by NumPy alone.
+As many as both sides have are carried to their own places; NumPy alone computes them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ FLATS = ("pad(flat(each), 2 * dp)@dp", "trim(flat(pad(each, 3)))@chunk(dp)", "fl
 
 @frozen
 class Vocabulary:
-    """A vocabulary of v rows that is padded to a multiple of n * tp, and flat buffers that it lies in."""
+    """A padded vocabulary of v rows, alone and in flat buffers.
+
+    The padding goes to a multiple of n * tp.
+    """
 
     v: int
     h: int
@@ -79,9 +82,9 @@ class Vocabulary:
         return Example(text, f"x(dp = {self.dp}, tp = {self.tp})")
 
     def stored(self, kept: int) -> dict[Any, Any]:
-        """What lies in each place, with so many live rows.
+        """The content of each place, with so many live rows.
 
-        The first of all numbers is 1, and where nothing lies is 0.
+        The first of all numbers is 1, and empty places have 0.
         """
         out: dict[Any, Any] = {}
         for tp in range(self.tp):
@@ -109,7 +112,7 @@ class Vocabulary:
         if self.flat == 2:
             return np.concatenate([np.split(grown(one, self.dp), self.dp)[dp] for one in members])
         whole = np.concatenate([grown(one, 3) for one in members])
-        if self.kind == "live":  # live rows are not trimmed, but what pads them is
+        if self.kind == "live":  # live rows are not trimmed, but their padding is
             whole = whole[: -(-self.h // 3) * 3 + self.rows // self.tp * self.h]
         else:
             whole = whole[: np.flatnonzero(whole)[-1] + 1]

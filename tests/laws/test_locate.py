@@ -1,4 +1,4 @@
-"""Law: locate says of every position of every stored tensor what the oracle says."""
+"""Law: locate and the oracle agree on every stored position."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_part_of_one_rank_is_that_part_of_all(example: Example) -> None:
         agree(meaning, locate(layout, rank=rank), rank=rank)
 
 
-# ---- what must be refused --------------------------------------------------------------------------------------------
+# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 def small(body: str, call: str) -> tuple[str, str]:
@@ -239,7 +239,7 @@ def test_a_line_on_a_mesh_means_what_it_means_without(key: str) -> None:
 
 
 def agree_alone(meaning: Any) -> None:
-    """The oracle's own word on whether each place has one meaning."""
+    """The oracle's own check that each place has one meaning."""
     seen: dict[Any, Any] = {}
     for home in homes(meaning):
         said = (home.state, home.shape, home.cells)

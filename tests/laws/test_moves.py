@@ -2,7 +2,7 @@
 
 Each element goes to its own place, once, and no mistake passes.
 
-What elements are and where they lie is the oracle's word, element by element; tests/laws/moves.py reads the moves.
+The oracle gives the elements and their places, one by one; tests/laws/moves.py reads the moves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pair = tuple[Example, Example]
 class Case:
     """A pair of layouts.
 
-    The graph between them, and what the oracle says of both sides once it is asked, since it is slow.
+    The graph between them, and the oracle's result for both sides, computed on request, since it is slow.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -60,7 +60,7 @@ class Case:
     def parts(self) -> dict[mv.Cell, list[tuple[mv.Place, int]]]:
         """Of each element of the source that is put together.
 
-        Where its parts are, each on one rank.
+        If its parts are, each on one rank.
         """
         return mv.parts(self._meaning(0))
 
@@ -77,7 +77,7 @@ class Case:
         return f"{state} of {path}[{', '.join(named)}]"
 
     def result(self, fills: list[mv.Fill]) -> dict[tuple[mv.Place, int], list[tuple[str, mv.Cell | None]]]:
-        """What comes to each position of the target.
+        """The source of each position of the target.
 
         (kind, element of the source), by `fills`.
         """
@@ -104,7 +104,7 @@ def test_a_plan_is_right_element_by_element(pair: Pair) -> None:
 def comes_once_to_each_of_its_places(case: Case, fills: list[mv.Fill], shared: dict[mv.Place, mv.Place]) -> None:
     """Every element, and nothing else anywhere.
 
-    What is put together, of every part once.
+    Combined values, with every part once.
     """
     found = case.result(fills)
     together: dict[tuple[mv.Place, int], list[tuple[mv.Place, int]]] = {}
@@ -148,7 +148,7 @@ def is_moved_or_checked(case: Case, fills: list[mv.Fill]) -> None:
 def is_written_shortly(plan: Plan) -> None:
     """Sorted by target and position; neighbours on both sides are one move.
 
-    What costs time is counted here.
+    The expensive operations are counted here.
     """
     for m in plan.moves:
         places = list(zip(m.target.tolist(), m.target_offset.tolist(), strict=True))
@@ -273,7 +273,7 @@ MISTAKES: dict[str, Plant] = {
 def effect(graph: Graph) -> list[Any]:
     """All that a graph does, element by element.
 
-    The rest is how it is written down.
+    The rest is the form of the table.
     """
     return sorted((f.kind, f.state, f.source, f.target) for _, fills in mv.fills_of(graph) for f in fills)
 
@@ -304,7 +304,10 @@ def test_a_planted_mistake_is_refused_and_the_element_that_is_named_is_a_wrong_o
 
 
 def only_checks_of_any(case: Case, before: list[Any], after: list[Any]) -> bool:
-    """Whether all that is lost are checks of elements that other checks or copies read as well: nobody misses them."""
+    """Return True if only redundant checks are lost.
+
+    Other checks or copies read the same elements.
+    """
     still, kept = {f[2] for f in after}, set(after)
     return all(f[0] == "check" and f[2] in still for f in before if f not in kept)
 
@@ -319,12 +322,12 @@ def named(code: str, message: str) -> set[str]:
 
 
 def wrong(case: Case, code: str) -> set[str]:
-    """Elements that a mistaken graph treats as `code` says, worked out element by element."""
+    """Elements that a mistaken graph gets wrong by `code`, one by one."""
     fills = [f for _, some in mv.fills_of(case.graph) for f in some]
     goals = {(place, i): c for place, cells in case.target.items() for i, c in enumerate(cells) if c is not None}
     came = case.result(fills)
     out: set[mv.Cell] = set()
-    if code == "E340":  # brought to another's place, or from another's: the message begins with what is brought
+    if code == "E340":  # brought to another's place, or from another's: the message begins with the moved element
         for f in fills:
             cell = at(case.source, f.source)
             if cell is not None and (cell != at(case.target, f.target) or f.state != cell[0]):
@@ -342,7 +345,7 @@ def wrong(case: Case, code: str) -> set[str]:
         used = {f.source for f in fills}
         for place, cells in case.source.items():
             out |= {c for i, c in enumerate(cells) if c is not None and (place, i) not in used}
-    elif code == "E344":  # from or to where no element lies: what is named stands at the other end
+    elif code == "E344":  # from or to a place without an element: the named element is at the other end
         for f in fills:
             cell, goal_cell = at(case.source, f.source), at(case.target, f.target)
             if cell is None and goal_cell is not None:

@@ -1,6 +1,6 @@
-"""Laws of elements that lie two to a byte.
+"""Laws of two elements per byte.
 
-What is refused, and what becomes of each byte, is what the oracle says.
+The refusals and the value of each byte equal the oracle's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bytes = dict[Place, list[Any]]  # of each stored tensor: two cells a byte, or on
 
 
 def stored(draw: st.DrawFn, size: dict[str, int], name: str, numbers: bool) -> str:
-    """A layout of a tensor e r c, in bytes of two or as numbers."""
+    """A layout of a tensor e r c, as bytes or numbers."""
     brackets = draw(st.sampled_from(("", "[e]")))
     along = draw(st.sampled_from(("r", "c")))
     ways = [along, f"{along}@chunk(tp)", f"{along}@spread(tp, 2)", f"{along}@chunk(tp, 2)", f"pad({along}, 4 * tp)@tp"]
@@ -82,9 +82,9 @@ def placed(text: str, call: str) -> tuple[Meaning, Placement] | None:
 
 
 def told(meaning: Meaning) -> Bytes:
-    """What the oracle's stored tensors hold, item by item.
+    """The items of the oracle's stored tensors.
 
-    A byte is the two cells that lie in it.
+    A byte is its two cells.
     """
     out: Bytes = {}
     for home in homes(meaning):
@@ -95,7 +95,7 @@ def told(meaning: Meaning) -> Bytes:
 
 
 def carried_out(plan: Plan, source: Bytes) -> Bytes:
-    """What the moves of bytes make, one after the other."""
+    """The result of the moves of bytes, one after the other."""
     out: Bytes = {}
     for t in plan.targets:
         out[t.file, key_text(t.key)] = [(None, None)] * int(np.prod(in_file(t.dtype, t.shape)[1]))
@@ -161,7 +161,7 @@ def test_numbers_are_taken_from_the_right_half_of_the_right_byte(case: tuple[str
         (4, "w = e r c@tp[1, 3]"),
         (6, "w = e r c@tp"),
         (4, "w = e c r"),  # r is 3
-        (4, "w = e r c@dp@tp"),  # one element a row: those that lie side by side are of two rows
+        (4, "w = e r c@dp@tp"),  # one element a row: neighbours are of two rows
     ],
 )
 def test_what_has_a_byte_of_one_element_is_refused(c: int, line: str) -> None:

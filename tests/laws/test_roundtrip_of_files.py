@@ -99,7 +99,7 @@ layout both(tp) of two {
 def test_a_part_that_leaves_its_model_open_is_tried_where_it_is_used() -> None:
     (report,) = roundtrip(TOWERS, examples=2)
     assert report.layout == "both" and "both(tp = 2) -> both(tp = 1)" in report.tried
-    with pytest.raises(UcplError) as caught:  # asked for by name, it says what it lacks
+    with pytest.raises(UcplError) as caught:  # asked for by name, it names the missing value
         roundtrip(TOWERS, "part")
     assert caught.value.diagnostics[0].code == "E124"
     assert [r.layout for r in roundtrip(TOWERS.replace("(width)", "(width = 2)"), examples=2)] == ["part", "both"]

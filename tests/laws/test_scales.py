@@ -1,6 +1,6 @@
 """Laws of tensors in blocks.
 
-What is scaled, and by which scale, is what the oracle says, whatever the degrees and cuts.
+The scaled elements and their scales equal the oracle's, for all degrees and cuts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def models(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
 
 
 def cut(draw: st.DrawFn, n: int, block: int, ways: int, names: tuple[str, str]) -> tuple[str, str]:
-    """A way to cut a dim of n elements in blocks, and the same of the dim of its blocks."""
+    """A cut of a dim of n elements, and of their scales.
+
+    The second is the dim of its blocks.
+    """
     dim, blocks = names
     found = [(dim, blocks), (f"{dim}@chunk(tp, {block})", f"{blocks}@chunk(tp)"), (f"{dim}@chunk(tp, {block})", blocks)]
     found += [(f"pad({dim}, {block} * tp)@tp", f"pad({blocks}, tp)@tp")]
@@ -67,7 +70,7 @@ def cut(draw: st.DrawFn, n: int, block: int, ways: int, names: tuple[str, str]) 
 
 
 def stored(draw: st.DrawFn, size: dict[str, int], name: str, product: bool) -> str:
-    """A layout of the factors, cut in blocks, or of their product, cut anyhow."""
+    """A layout of the factors, cut in blocks, or of the product."""
     lead = "e" if size["lead"] else ""
     along = draw(st.sampled_from(("r", "c")))
     brackets = draw(st.sampled_from(("", "[e]"))) if lead else ""
@@ -92,7 +95,10 @@ def stored(draw: st.DrawFn, size: dict[str, int], name: str, product: bool) -> s
 
 @st.composite
 def cases(draw: st.DrawFn, product: bool) -> tuple[str, str, str]:
-    """A text, and calls of a source of factors and of a target: of their product, or of factors again."""
+    """A text, and calls of a source of factors and a target.
+
+    The target has their product, or factors again.
+    """
     model, size = draw(models())
     text = f"ucpl 1\nmodel m {{\n{model}\n}}\n" + stored(draw, size, "a", False) + stored(draw, size, "z", product)
     degrees = [draw(st.tuples(st.integers(1, 3), st.integers(1, 2))) for _ in range(2)]
@@ -189,7 +195,7 @@ def test_a_scale_of_another_block_is_found_by_the_proof(case: tuple[str, str, st
 def test_a_scale_of_another_tensor_is_found_by_the_proof() -> None:
     """Of two tensors of one shape, in the same block.
 
-    Only whose scale it is tells them apart.
+    Only the owner of the scale distinguishes them.
     """
     model = "  dim r = 4, b = 2\n  dtype f32\n" + "".join(
         f"  {t} : r\n  {t}.s : b is scale of {t} by 2\n" for t in "uv"

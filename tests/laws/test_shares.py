@@ -1,6 +1,6 @@
 """Laws of shares.
 
-What all ranks of a target need by themselves is the whole plan, element by element.
+The needs of all single ranks of a target are the complete plan, element by element.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXPERTS = "megatron_zero1(tp = {}, pp = {}, dp = {}, ep = {})"
 
 
 def share(source: Layout, target: Layout, rank: int, dtype_of: DtypeOf | None = None) -> Plan:
-    """What `conversion.share` makes of two layouts."""
+    """The shares of `conversion.share` for two layouts."""
     there = locate(target, rank=rank)
     here = locate(source, wanted=Wanted.of(there))
     live = (locate(source), locate(target)) if has_live_rows(source) and has_live_rows(target) else None
@@ -45,9 +45,9 @@ def f32(file: str, key: Key) -> str:
 
 
 def agree(sides: Iterable[Layout], dtype_of: DtypeOf | None = None) -> int:
-    """The shares of all ranks beside the plan of all of them.
+    """The shares of all ranks, compared with the complete plan.
 
-    How many elements move.
+    Returns the number of moved elements.
     """
     source, target = sides
     whole = order(build(locate(source), locate(target), dtype_of=dtype_of))

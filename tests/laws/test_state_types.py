@@ -1,4 +1,7 @@
-"""Law: the type of a tensor's state is what the oracle says, in each stored tensor, and files keep it there and back."""
+"""Law: states have the oracle's types in every stored tensor.
+
+Files keep them there and back.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ LINES = {
 
 @st.composite
 def typed_texts(draw: st.DrawFn) -> str:
-    """A model whose states have types by name and by glob, and a layout of it."""
+    """A model whose states have types by name and glob.
+
+    With a layout of it.
+    """
     some = draw(st.lists(st.tuples(TYPES, st.lists(PATTERNS, min_size=1, max_size=3)), max_size=3))
     once: set[str] = set()
     typed = ""
@@ -153,7 +159,7 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 @st.composite
 def mixed(draw: st.DrawFn) -> dict[str, dict[str, torch.Tensor]]:
-    """Parameters and their states, each tensor of a type that is drawn for itself."""
+    """Parameters and states; each tensor's type is drawn separately."""
     out: dict[str, dict[str, torch.Tensor]] = {}
     number = 1
     for i in range(draw(st.integers(2, 5))):

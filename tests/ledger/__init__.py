@@ -1,1 +1,4 @@
-"""The ledger: digests of all that ucpl writes and prints, by which a redesign shows that it changes nothing."""
+"""The ledger: digests of all outputs of ucpl.
+
+A redesign shows with it that it changes nothing.
+"""

@@ -1,4 +1,4 @@
-"""Compare the results of some thousand cases with the ledger (CONTRIBUTING.md, "The ledger").
+"""Compare the results of many cases with the ledger (CONTRIBUTING.md).
 
     python -m tests.ledger [--only GLOB ...] [--share K/N] [-n JOBS] [--keep FOLDER] [--write bytes|texts|new]
 
@@ -38,7 +38,7 @@ def read(half: str) -> Ledger:
 
 
 def write(half: str, ledger: Mapping[str, Lines]) -> None:
-    """One line a case, so that a difference of two versions is one of cases."""
+    """One line per case, so a difference is one of cases."""
     rows = (f"{json.dumps(name)}: {json.dumps(ledger[name])}" for name in sorted(ledger))
     (HERE / f"{half}.json").write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
@@ -53,7 +53,7 @@ def share_of(cases: list[Case], share: str) -> list[Case]:
 
 
 def found_of(cases: list[Case], jobs: int) -> Iterator[Found]:
-    """What each case leaves, in the order of the cases.
+    """The results of the cases, in their order.
 
     Each process is started anew and runs many of them.
     """
@@ -67,7 +67,7 @@ def found_of(cases: list[Case], jobs: int) -> Iterator[Found]:
 
 
 def differences(half: str, ledger: Ledger, found: Ledger, gone: Iterable[str]) -> list[str]:
-    """What to print of each case that differs."""
+    """The report for each case that differs."""
     out = []
     for name, lines in found.items():
         if name not in ledger:
@@ -87,7 +87,7 @@ def differing(before: Lines, after: Lines) -> Iterator[str]:
 
 
 def keep(found: Found, folder: Path) -> None:
-    """The very texts of a case as files, so that `diff -r` of two folders shows what changed."""
+    """Write the texts of a case as files, for `diff -r`."""
     name = re.sub(r"[^\w.=-]+", "_", found.name)[:120] + "-" + hashlib.sha256(found.name.encode()).hexdigest()[:6]
     parts = [f"==> bytes\n{line}" for line in found.bytes] + [f"==> {what}\n{text}" for what, text in found.kept]
     (folder / f"{name}.txt").write_text("\n".join([found.name, *parts]) + "\n", encoding="utf-8")

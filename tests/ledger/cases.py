@@ -43,7 +43,7 @@ FORMS = (  # each form of checkpoints, at degrees that few of the fixtures have
     "megatron_fsdp(dp=2)",
     "megatron_legacy(tp=2)",
 )
-CHANGES = (  # what a conversion may change besides the layout
+CHANGES = (  # other changes of a conversion besides the layout
     ("--weights-alone",),
     ("--drop", "exp_avg"),
     ("--drop", "*.bias"),
@@ -63,7 +63,7 @@ SEED = "ledger"
 
 @frozen
 class Case:
-    """A name, and what runs: `work(place, *arguments)`."""
+    """A name, and its function: `work(place, *arguments)`."""
 
     name: str
     work: Callable[..., None]
@@ -72,7 +72,7 @@ class Case:
 
 @frozen
 class Found:
-    """What a case left; `kept`: the very texts, by what printed them."""
+    """The results of a case; `kept`: the exact texts, by their command."""
 
     name: str
     bytes: tuple[str, ...]
@@ -112,7 +112,7 @@ def settle() -> None:
     os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), "ledger-nobody")  # nothing is measured there
     os.umask(0o022)
     torch.set_num_threads(1)
-    gc.freeze()  # what was imported stays: nobody looks for garbage in it
+    gc.freeze()  # imported objects stay: they are no garbage
     os.fsync = os.fdatasync = lambda fd: None  # a target of a case need not survive a power cut
 
 
@@ -284,7 +284,7 @@ def architecture(place: Place, name: str) -> None:
 
 # ---- specs ------------------------------------------------------------------------------------------------------------
 
-SMALL: dict[str, dict[str, object]] = {  # configs of specs that have no checkpoint beside them
+SMALL: dict[str, dict[str, object]] = {  # configs of specs without a checkpoint of their own
     "llama": {
         "hidden_size": 36, "intermediate_size": 22, "vocab_size": 67, "num_hidden_layers": 4, "num_attention_heads": 9,
         "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": False, "attention_bias": True,
@@ -306,7 +306,7 @@ def specs() -> dict[str, Path]:
 def config_of(path: Path) -> dict[str, object] | None:
     """The config of a spec's model.
 
-    Of the checkpoint beside it, or a small one.
+    Of the checkpoint next to it, or a small one.
     """
     for name in ("config.json", "adapter_config.json"):
         beside = EXAMPLES / "checkpoints" / path.stem / name
@@ -341,7 +341,10 @@ def with_config(place: Place, config: dict[str, object] | None) -> tuple[str, ..
 
 
 def calls_of(path: Path) -> Iterator[tuple[str, bool]]:
-    """Calls of each layout of a spec, and whether it is of any model: required degrees at 2, all of them, all but stages."""
+    """Calls of each layout of a spec, and an any-model flag.
+
+    Required degrees at 2, all of them, all but stages.
+    """
     for name, parameters, model in _LAYOUT.findall(path.read_text(encoding="utf-8")):
         named = [one.strip() for one in re.split(r",(?![^(]*\))", parameters) if one.strip()]
         asked = [f"{one}=2" for one in named if "=" not in one]
@@ -569,7 +572,7 @@ def plan(place: Place, path: Path, to: str, other: str) -> None:
 
 
 def ahead(place: Place, job: str) -> None:
-    """What is planned ahead of a loss."""
+    """Plans that are made ahead of a loss."""
     file, _, call = job.partition(":")
     place.copy(ROOT / file, Path(file).name)
     here = f"{Path(file).name}:{call}"

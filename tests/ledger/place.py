@@ -50,7 +50,7 @@ _TIMES = (
 class Place:
     """bytes: a line for each command.
 
-    Exit status, codes, digests of what it wrote. texts: digests of what it printed.
+    Exit status, codes, digests of its files. texts: digests of its output.
     """
 
     here: Path
@@ -58,7 +58,7 @@ class Place:
     texts: list[str] = field(factory=list)
     kept: list[tuple[str, str]] = field(factory=list)  # (a name, the text itself)
 
-    # ---- what a case does ----------------------------------------------------------------------------------------------
+    # ---- actions of a case ----------------------------------------------------------------------------------------------
 
     def copy(self, source: Path, name: str = "source") -> str:
         """A checkpoint of the tree, under a short name.
@@ -141,7 +141,7 @@ def digest(data: bytes) -> str:
 
 
 def tree_digest(path: Path) -> str:
-    """SHA-256 over the path, the size and the bytes of every file, but of those that are texts."""
+    """SHA-256 over path, size and bytes of every non-text file."""
     found = hashlib.sha256()
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in files:
@@ -154,7 +154,10 @@ def tree_digest(path: Path) -> str:
 
 
 def plan_digest(data: bytes) -> str:
-    """SHA-256 over the graph, the stored tensors and the moves of a .plan file, without its sentences and its compression."""
+    """SHA-256 over graph, stored tensors and moves of a .plan file.
+
+    Its sentences and its compression are left out.
+    """
     said, packed = parts_of(data)
     said["origins"] = [[name, value] for name, value, _ in said["origins"]]
     kept = {key: value for key, value in said.items() if key not in SENTENCES}

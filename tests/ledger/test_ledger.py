@@ -26,7 +26,7 @@ CASES = [
 
 @pytest.fixture
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ledger of three cases in a folder of its own, run in this process."""
+    """A ledger of three cases in its own folder, in this process."""
     monkeypatch.setattr(ledger, "HERE", tmp_path)
     monkeypatch.setattr(ledger, "every_case", lambda: CASES)
     monkeypatch.setattr(ledger, "settle", lambda: None)

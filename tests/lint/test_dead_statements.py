@@ -25,7 +25,7 @@ from ucpl.lint.dead_statements import constant_condition
         ("config.tie or not config.tie", True),
         ("config.window == config.window", True),
         ("n > 3 and n < 5", None),  # 4
-        ("tp % 2 == 1 and tp % 2 == 0", None),  # what is computed is not looked at
+        ("tp % 2 == 1 and tp % 2 == 0", None),  # computed values are not evaluated
         ("default(n, 3) > 2 and n < 2", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Lines that say what is extended says, word for word.
+"""Lines that repeat the extended layout's, word for word.
 
 Of two homes both, since one of them takes the other back.
 """

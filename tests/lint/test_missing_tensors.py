@@ -1,4 +1,4 @@
-"""A line with a key of which no rank has an element.
+"""A line with a key whose elements no rank has.
 
 `check` says it, as it says holes.
 """

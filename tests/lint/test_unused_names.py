@@ -1,4 +1,7 @@
-"""What is declared and used is not remarked on, however it is used: by a condition, a base, a template, another layout."""
+"""A used declaration gets no remark, for every kind of use.
+
+Uses are a condition, a base, a template, another layout.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def remarks(text: str, others: dict[str, str] | None = None) -> tuple[str, ...]:
 def layout(*lines: str) -> str:
     """A layout x of m with these lines, ended by `;`.
 
-    Those that store what no line of them stores come last.
+    Those that store tensors without a line come last.
     """
     said = "; ".join(lines).split("; ")
     rest = {"w = ": 'w = l h as "w"', "b = ": 'b = h as "b"', "state ": "state * = none"}
@@ -78,7 +81,7 @@ def test_a_text_that_others_import_declares_for_them() -> None:
 
 
 def test_what_a_layout_over_another_uses_is_used_there_alone() -> None:
-    """A second layout over the same base does not use what a first one declares."""
+    """A second layout over the same base leaves declarations unused."""
     base = layout('file more = torch "m{tp}.pt"')
     one = 'layout one(tp = 1) of m extends x(tp = tp) {\n  file more = torch "n{tp}.pt"\n}\n'
     two = 'layout two(tp = 1) of m extends x(tp = tp) {\n  b = h in more as "b"\n}\n'

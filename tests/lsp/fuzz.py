@@ -28,7 +28,10 @@ def prefixes(text: str) -> Iterator[tuple[str, int]]:
 
 
 def holed(text: str, chance: random.Random) -> tuple[str, int]:
-    """A text from which some runs of characters are gone, and into which some came; the cursor at one of them."""
+    """A text with some runs of characters removed or added.
+
+    The cursor is at one of them.
+    """
     place = 0
     for _ in range(chance.randint(1, 4)):
         place = chance.randrange(len(text) + 1)
@@ -74,7 +77,7 @@ def main() -> None:
         typed, offset = holed(chance.choice(SPECS), chance)
         try:
             ask(typed, offset, config=i % 2 == 0)
-        except Exception:  # whatever it is goes on; the text that made it is told first
+        except Exception:  # every exception continues; print the text first
             print(repr(typed), offset)
             raise
     print("done", flush=True)

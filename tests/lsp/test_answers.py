@@ -1,4 +1,4 @@
-"""What an editor is told at a place.
+"""The answers for an editor at a place.
 
 `|` in a text is the cursor; it is taken out.
 """
@@ -47,7 +47,7 @@ PATH = "/edited/gpt.ucpl"
 
 
 def service(text: str, *, config: str | None = None, **others: str) -> tuple[Service, int]:
-    """The text with its cursor taken out, open in an editor, and where the cursor was."""
+    """Open a text without its cursor mark; return the cursor's place."""
     made = Service()
     for name, other in others.items():
         made.put(f"/edited/{name}.ucpl", other)
@@ -154,7 +154,7 @@ def test_a_key_inside_another_is_found_behind_it(key: str, line: int | None) -> 
     assert [place[2] for place in target(made, offset)] == ([line] if line is not None else [])
 
 
-# ---- what is shown of a name -----------------------------------------------------------------------------------------
+# ---- hovers --------------------------------------------------------------------------------------------------------
 
 
 def shown(before: str, text: str = WHOLE, config: str | None = CONFIG) -> str:
@@ -227,7 +227,7 @@ def test_what_is_reported_of_words_is_reported_of_words_of_the_language() -> Non
     assert len(set(WORDS) & keywords()) > 50
 
 
-# ---- what can be written ---------------------------------------------------------------------------------------------
+# ---- completions ----------------------------------------------------------------------------------------------------
 
 
 def test_after_a_cut_stand_the_axes_of_the_mesh() -> None:
@@ -300,7 +300,7 @@ def test_nothing_is_proposed_in_a_comment() -> None:
     assert labels(WHOLE.replace("  mesh pp tp", "  mesh pp tp  # the |")) == []
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------------------
+# ---- diagnostics ----------------------------------------------------------------------------------------------------
 
 
 def wrong(text: str, **others: str) -> list[Finding]:

@@ -1,4 +1,7 @@
-"""The outline of a text that is right is what the compiler reads; of one that is not, what there is of it."""
+"""The outline of a valid text equals the compiler's reading.
+
+For an invalid one it has the valid parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that speaks the protocol, and `ucpl lsp` in a process of its own."""
+"""A protocol client, and `ucpl lsp` in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT = 60  # seconds until an answer counts as none
 class Editor:
     """One file open in an editor.
 
-    `say` types, `diagnostics` waits for what is said of the text.
+    `say` types, `diagnostics` waits for the text's findings.
     """
 
     def __init__(self, client: LanguageClient, said: asyncio.Queue[types.PublishDiagnosticsParams], path: Path) -> None:
@@ -46,7 +46,7 @@ class Editor:
         self.client.text_document_did_change(types.DidChangeTextDocumentParams(document, [change]))
 
     async def diagnostics(self) -> list[types.Diagnostic]:
-        """What is said of the newest text."""
+        """The findings of the newest text."""
         while True:
             found = await asyncio.wait_for(self.said.get(), WAIT)
             if found.uri == self.uri and found.version == self.version:
@@ -134,7 +134,7 @@ def test_an_editor_is_answered(tmp_path: Path) -> None:
 def test_characters_are_counted_as_the_editor_counts_them(tmp_path: Path) -> None:
     """Two UTF-16 units for one character.
 
-    What is behind it on the line is not shifted.
+    The rest of the line is not shifted.
     """
     text = 'ucpl 1\nmodel m {\n  "\U0001f600\U0001f600" : 4\n  "\U0001f600" : | 5\n}\n'
 
@@ -191,7 +191,7 @@ def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("where", ["findings", "prepare"])
 def test_a_fault_of_ours_is_reported_and_ends_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the two works in the background.
+    """The same for both background tasks.
 
     The text is checked again at the next key.
     """

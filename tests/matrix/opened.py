@@ -1,7 +1,7 @@
-"""Which files are opened while something runs, to be read and to be written, and what else is made or renamed.
+"""Record the files that are opened, made or renamed during a run.
 
-An audit hook of the interpreter sees what any thread of it opens. It cannot be taken away again: there is one a process, which
-sleeps between. What native code opens by itself it does not see; the files of a target are written by Python.
+An audit hook of the interpreter sees the files that any thread opens. It cannot be removed again: there is one a process, which
+sleeps between. It does not see files that native code opens; the files of a target are written by Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.syste
 
 
 def _ours() -> tuple[Path, ...]:
-    """Python's own folders, this product's code, specs and trees of texts that it keeps, and what the kernel tells."""
+    """Python's folders, this product's own files, and the kernel's.
+
+    Its own are code, specs and cached trees.
+    """
     package = Path(ucpl.__file__).parent
     root = example_folder().parent  # of the checkout
     kept = cache_folder()
@@ -81,7 +84,7 @@ def _hook() -> _Hook:
 
 @contextmanager
 def watching() -> Iterator[Opened]:
-    """What is opened until the end of the block, by any thread of this process."""
+    """Record opened files until the end of the block, in all threads."""
     hook = _hook()
     hook.now = seen = Opened()
     try:

@@ -1,9 +1,9 @@
 """Two models from each form of checkpoint to others, at other degrees.
 
-What arrives is what docs/MATRIX.md says.
+The results are those of docs/MATRIX.md.
 
 Megatron-Core wrote both, bf16 with masters, Adam's moments and steps: a dense one, which goes from each form to each, and one
-with experts, of which every form is a source twice, and a target twice. Each cell is one conversion, its files are watched and
+with experts, and every form is a source twice, and a target twice. Each cell is one conversion, its files are watched and
 its target is read once more. `UCPL_GOLDEN=write` writes the page.
 """
 
@@ -32,7 +32,7 @@ CUT = f"{HERE}/cut.ucpl"
 
 
 class Form(NamedTuple):
-    """How the dense model's source is made, and its target.
+    """The calls for the dense model's source and target.
 
     The same of the model with experts.
     """
@@ -41,7 +41,7 @@ class Form(NamedTuple):
     target: str
     moe_source: str
     moe_target: str
-    read: str = ""  # what says how a target is cut over tp, where no file does
+    read: str = ""  # the spec of a target's cuts over tp, if no file has them
 
 
 STAGED = "ZeRO-1, TP x PP"  # under the names that a PipelineModule gives its layers
@@ -107,9 +107,9 @@ def staged(name: str) -> str:
 
 
 def parameters(folder: Path, made: Path, read: str = "") -> States:
-    """What a folder has, buffers too. read.
+    """The content of a folder, with buffers.
 
-    A text of ours that says what no file does, how tensors are cut.
+    read: a spec of the cuts of tensors, if no file has them.
     """
     if any(folder.glob("*.safetensors")):
         return {
@@ -159,7 +159,7 @@ def _renamed(folder: Path, made: Path, layers: int = 2) -> Path:
 
 @cache
 def _origins(base: Path) -> dict[str, tuple[Path, States]]:
-    """The models with a tensor for each layer and expert, and all that they have."""
+    """The models with a tensor per layer and expert, and their values."""
     ucpl.convert(MEGATRON / "dist_stacked_tp2_pp2_fully", base / "dense", to="megatron_legacy()")
     dense = parameters(base / "dense", base / "truth")
     moe = shutil.copytree(MEGATRON / "legacy_moe", base / "moe")
@@ -181,7 +181,10 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, S
 
 
 def converted(source: Path, target: Path, call: str) -> Converted:
-    """One conversion, of which every opened file is of the source, of the target, or none of a checkpoint."""
+    """One conversion that opens only files of source and target.
+
+    Other files are no parts of checkpoints.
+    """
     with watching() as seen:
         made = ucpl.convert(source, target, to=call)
     demand_no_other(seen, source, target)
@@ -189,9 +192,9 @@ def converted(source: Path, target: Path, call: str) -> Converted:
 
 
 def demand_no_other(seen: Opened, source: Path, target: Path) -> None:
-    """What was read of checkpoints is the source's.
+    """Files of checkpoints that were read are the source's.
 
-    What was written is a file that the target has.
+    Files that were written are the target's.
     """
     work = target.parent / f".{target.name}.ucpl-work"
     kept = {path.relative_to(target) for path in target.rglob("*") if path.is_file()}
@@ -209,7 +212,7 @@ def demand_no_other(seen: Opened, source: Path, target: Path) -> None:
 
 
 def arrived(found: States, wanted: States, source: str) -> bool:
-    """Whether all of a model is there, each value equal.
+    """The result: all of a model is there, each value equal.
 
     Else the weights are, with masters made of them at most.
     """
@@ -234,9 +237,9 @@ def left_out(made: Converted) -> set[tuple[str, str]]:
 
 
 def cell(made: Converted, found: States, wanted: States, source: str) -> str:
-    """What stands in the page.
+    """The text of a cell of the page.
 
-    What arrived, and how many values of states were told as left out.
+    The arrived values, and the number of left-out values of states.
     """
     is_all = arrived(found, wanted, source)
     told = left_out(made)
@@ -244,7 +247,7 @@ def cell(made: Converted, found: States, wanted: States, source: str) -> str:
         assert not told, told
         return "all" if is_all else "weights"
     held = {(state, name) for name, states in wanted.items() for state in states if state != "weight"}
-    if source == "ZeRO-3":  # which stores no weights: they are rounded from the masters, and that is told
+    if source == "ZeRO-3":  # which stores no weights: they are rounded from the masters, and the plan reports it
         held = {(state, name) for state, name in held if state != "fp32"}
         assert any("weight" in text and "fp32" in text for text in made.plan.derived)
     assert told == held

@@ -1,6 +1,6 @@
 """Command lines that go wrong, as data (calls.txt).
 
-Each says what to write instead.
+Each error has its remedy.
 """
 
 from __future__ import annotations

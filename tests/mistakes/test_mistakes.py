@@ -1,9 +1,9 @@
 """Mistakes that authors make, as data.
 
-None passes in silence, and each message says what to write instead.
+None passes in silence, and each message has its remedy.
 
-`*.toml`: the table's name is where the text stands in the frame below (`files`: alone). `says`: what the message has;
-`write`: a line that it offers, with which the same place is good; `code`, where the code is what matters.
+`*.toml`: the table's name is the text's place in the frame below (`files`: alone). `says`: parts of the message;
+`write`: a line that it offers, with which the same place is good; `code`, if the code matters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ layout x(tp = 2, pp = 2, dp = 2) of m {
 TOP
 """
 PLACES = {"model": "  MODEL", "layout": "  LAYOUT", "top": "TOP"}
-# What is said of the frame itself: its other tensors, and the names that it has for texts to use.
+# Messages about the frame itself: its other tensors, and the names that it has for texts to use.
 UNSAID = re.compile(r"no entry speaks of them|no line is in `file (weights|optim)` \(line 2\d\)|`dim (d|g|n|e|tie) = ")
 GENERAL = catalogue()["E001"].remedy
 

@@ -1,6 +1,6 @@
 """Mistakes in the specs that ship, as data.
 
-One line of a file is damaged as a person would, and `check` says what to write.
+One line of a file is damaged as a person would, and `check` prints the remedy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ucpl.errors import catalogue
 from ucpl.texts import Json
 
 ROOT = Path(__file__).parents[2]
-SPECS: dict[str, dict[str, Json]] = {  # configs of specs that have no checkpoint beside them
+SPECS: dict[str, dict[str, Json]] = {  # configs of specs without a checkpoint of their own
     "llama": {
         "hidden_size": 36, "intermediate_size": 22, "vocab_size": 67, "num_hidden_layers": 4, "num_attention_heads": 9,
         "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": False, "attention_bias": True,
@@ -56,9 +56,9 @@ def checked(file: str, text: str, folder: Path) -> Checked:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checked]:
-    """What is said of each file as it is.
+    """The messages for each unchanged file.
 
-    Nothing, or what a checkpoint of a few numbers is too small for.
+    None, or those for a checkpoint that is too small.
     """
     folder = tmp_path_factory.mktemp("good")
     files = dict.fromkeys(line.file for line in LINES)

@@ -1,4 +1,4 @@
-"""What a text means, by the slowest possible rule.
+"""The meaning of a text, by the slowest possible rule.
 
 Every element is visited in Python.
 

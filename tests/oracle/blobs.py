@@ -1,6 +1,6 @@
 """Values that are no tensors.
 
-Where each rank finds them, and which one each place of a target gets.
+The place for each rank, and the value of each place of a target.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Coordinates = tuple[int, ...]
 
 
 def places(meaning: Meaning, blob: nodes.Blob) -> dict[Coordinates, list[Place]]:
-    """Of each coordinate of the blob's axes the places that its ranks name, in the order of ranks."""
+    """The places of each coordinate of a blob, in rank order."""
     said = {c.word: c.args[0] for c in blob.clauses if c.word in ("in", "as")}
     rule = meaning.files[said.get("in", "meta" if "meta" in meaning.files else "weights")]
     out: dict[Coordinates, list[Place]] = {}
@@ -43,7 +43,7 @@ def places(meaning: Meaning, blob: nodes.Blob) -> dict[Coordinates, list[Place]]
 
 
 def carried(source: Meaning, target: Meaning) -> dict[Place, Place]:
-    """Of each place of the target the place of the source whose value it gets."""
+    """The source's place for each place of the target."""
     ours = {b.name: b for b in source.blobs}
     out: dict[Place, Place] = {}
     for blob in target.blobs:

@@ -19,9 +19,9 @@ from ucpl.language import nodes
 class Padding:
     """A position that belongs to no tensor.
 
-    Where one of several axes is padding, it has the indices of the others.
+    If one of several axes is padding, it has the indices of the others.
 
-    Live: it has the index that it would have if the dim went on. `of`: the tensor, and the index in positions of it.
+    Live: it has the index that it would have in a longer dim. `of`: the tensor, and the index in positions of it.
     """
 
     kind: str = "zero"
@@ -71,7 +71,7 @@ def cells_of(
 ) -> list[Any]:
     """The cells of one stored axis on one rank.
 
-    bound: what a name in brackets stands for by an `index` statement.
+    bound: the value of a name in brackets by an `index` statement.
     each, flat: cells of one tensor, of every tensor of the group.
     """
 
@@ -138,7 +138,7 @@ def piece_of(split: nodes.Split, length: int, numbers: Numbers, rank: dict[str, 
             if ends[-1] != length or len(ends) != ways + 1:
                 raise Refused(f"{len(ends) - 1} sizes that add up to {ends[-1]} do not cut {length}")
             return slice(ends[here], ends[here + 1])
-        case "spread":  # as even as whole units go, the larger pieces first
+        case "spread":  # as even as units allow, the larger pieces first
             if length % grain:
                 raise Refused(f"{length} is no whole number of units of {grain}")
             sizes = [0] * ways

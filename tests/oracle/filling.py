@@ -1,4 +1,7 @@
-"""What `fill` lines of a target put where the source has nothing, element by element, as the manual has it."""
+"""The elements that `fill` lines of a target fill, one by one.
+
+The rules are the manual's.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ CLASSES = {"parameter": {"trainable", "parameter"}, "frozen": {"frozen", "parame
 
 
 def filled(has: set[Element], derives: dict[str, str], target: Meaning, stored: list[Home]) -> dict[Any, Fraction]:
-    """(file, key, position) -> the number that is stored there, of every element that the source lacks.
+    """(file, key, position) -> the numbers of elements that the source lacks.
 
-    has: what the source stores. derives: its states that are made of others. Raises Refused where no line says a number.
+    has: the source's states. derives: its states that are made of others. Raises Refused where no line says a number.
     """
     itself = ITSELF | target.derived | target.origins | set(derives) | set(derives.values())
     lines = [i for i in target.fills if target.numbers.holds(i.when)]

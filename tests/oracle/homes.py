@@ -32,21 +32,21 @@ class Home:
     state: str
     shape: tuple[int, ...]
     cells: list[Any]
-    policy: dict[str, str]  # tensor -> what holds between its copies
+    policy: dict[str, str]  # tensor -> the rule of its copies
     value: dict[str, tuple[Fraction, Fraction]]  # tensor -> stored = a * x + b
     dtype: str | None
     is_alias: bool
 
 
 def is_product(item: Any) -> bool:
-    """`value x * scale`: what is stored is each element times the scale of its block."""
+    """`value x * scale`: a stored element is the value over its scale."""
     said = next((c.args[0] for c in item.clauses if c.word == "value"), None)
     names = [getattr(side, "path", "") for side in (getattr(said, "left", None), getattr(said, "right", None))]
     return getattr(said, "operator", "") == "*" and sorted(names) == ["scale", "x"]
 
 
 def demand_pairs(local: Local) -> None:
-    """Two cells lie in a byte.
+    """Two cells share a byte.
 
     Those of one tensor that are 2i and 2i + 1 along one dim, which is one in all bytes.
     """
@@ -68,7 +68,7 @@ def demand_pairs(local: Local) -> None:
 
 @frozen
 class Local:
-    """What an entry stores on a rank for one choice of its indices."""
+    """An entry's content on a rank for one choice of its indices."""
 
     entry: nodes.Entry
     choice: tuple[tuple[str, int, Any], ...]  # (name, local position, cell)
@@ -87,8 +87,11 @@ def homes(meaning: Meaning, stated: Any = None) -> list[Home]:
 
 
 def demand_meshes(meaning: Meaning) -> None:
-    """A line `on MESH` cuts by axes of that mesh, stands at them, speaks of copies along them and names them in its key;
-    a rank has one coordinate on an axis, whichever mesh is meant."""
+    """Check the axes of a line `on MESH`.
+
+    It cuts by axes of that mesh, uses them after `at`, in clauses about copies and in its key;
+    a rank has one coordinate on an axis, on every mesh.
+    """
     lines: list[nodes.Entry | nodes.States] = [*meaning.entries, *meaning.lines]
     for line in lines:
         said = {c.word: c.args for c in line.clauses}
@@ -153,8 +156,10 @@ class _Rank:
         return digits != [dim] and all(self.knows(d, index) for d in digits)
 
     def choices(self, axis: nodes.Axis, chosen: tuple[Any, ...] = ()) -> list[tuple[str, int, Any]]:
-        """Values of one index on this rank, each with its number among all that the rank has of it; a dim by an index
-        that was `chosen` before it has the size that belongs to it."""
+        """Values of one index on this rank, with their numbers there.
+
+        A dim by an index that was `chosen` before it has the size that belongs to it.
+        """
         numbers = self.numbers_of({k: v for _, _, cell in chosen for k, v in cell.index})
         name = next(iter(digits_of(axis)), "")
         match axis:
@@ -169,7 +174,7 @@ class _Rank:
         return [(name, i, c) for i, c in enumerate(cells_of(axis, numbers, self.rank, self.meaning.indices))]
 
     def values(self, axis: nodes.Axis, chosen: tuple[Any, ...]) -> Any:
-        """What an index in brackets ranges over.
+        """The values of an index in brackets.
 
         Equal for two that are the same values of one dim.
         """
@@ -277,7 +282,10 @@ class _Rank:
         return [(dim, index, self.numbers.name(dim)) for dim, index in self.meaning.by.items()]
 
     def of_size(self, path: str, fixed: dict[str, int]) -> tuple[str, Tensor]:
-        """Of a tensor whose layers differ in size, the layers that are as large as the one chosen: a tensor of their own."""
+        """The layers of one size: a tensor of their own.
+
+        For a tensor whose layers differ in size.
+        """
         tensor = self.meaning.tensors[path]
         mine = [v for v in self.varying() if v[0] in tensor.dims]
         if not mine:
@@ -347,7 +355,10 @@ class _Rank:
         )
 
     def demand_indices(self, entry: nodes.Entry, templates: tuple[str, ...], here: dict[str, Any]) -> None:
-        """A dim of the tensor that is no index of its entry has no value in names; nor have its digits."""
+        """A dim outside brackets has no value in names.
+
+        Its digits have none, too.
+        """
         of = [self.meaning.tensors[path] for path in self.targets(entry).values() if path in self.meaning.tensors]
         dims = [d for tensor in of for d in tensor.dims]
         unsaid = {x for d in dims for x in (d, f"{d}.local", *self.leaves(d, []))} - here.keys()
@@ -361,7 +372,7 @@ class _Rank:
         return re.sub(r"\[(\w+=\d+(, )?)+\]$", "", path) if self.meaning.by else path
 
     def entry_of(self, local: Local, path: str) -> nodes.Entry:
-        """The entry that says how a tensor is cut: its own.
+        """The entry with the cut of a tensor: its own.
 
         Of a flat's member, the first that is here.
         """
@@ -370,17 +381,19 @@ class _Rank:
         return next(e for e in self.meaning.entries if self.whole(path) in self.targets(e).values() and self.is_here(e))
 
     def said(self, speaker: Any) -> dict[str, str]:
-        """What is said of the copies along each axis.
+        """The rule of the copies along each axis.
 
         Of an axis that no clause names, they are the same.
         """
         return {axis: c.args[0] for c in speaker.clauses if c.word == "copies" for axis in c.args[1]}
 
     def policy(self, entry: nodes.Entry, item: Any) -> str:
-        """What is said of the copies of an entry's tensor, by itself or else by the line that stores it, comes to on this rank.
+        """The rule of an entry's copies on this rank.
 
-        Along `any`, the first coordinate leads and the others are not looked at; none leads of what stands at one
-        coordinate. A mean, a sum or a maximum is over the coordinates of its axes: where this rank stands there is told, too.
+        It comes from the entry or the line that stores it.
+
+        Along `any`, the first coordinate leads and the others are not read; none leads among tensors at one
+        coordinate. A mean, a sum or a maximum is over the coordinates of its axes, with this rank's own.
         """
         speaks = any(word != "same" for word in self.said(entry).values())
         speaker = entry if speaks else item
@@ -397,7 +410,7 @@ class _Rank:
     def parted(self, entry: nodes.Entry, item: Any) -> set[str]:
         """Axes along which no two ranks hold the same.
 
-        Those that cut every part of what is stored.
+        Those that cut every part of the stored tensor.
         """
         bound = [self.meaning.indices[d] for i in entry.indices for d in digits_of(i) if d in self.meaning.indices]
         own = entry.shape if isinstance(entry.shape, tuple) else ()
@@ -405,7 +418,7 @@ class _Rank:
         return cut | ({a for axis in item.shape for a in _cuts(axis)} if isinstance(item.shape, tuple) else set())
 
     def value_of(self, entry: nodes.Entry, item: Any, state: str) -> tuple[Fraction, Fraction]:
-        """How a state of a tensor is stored.
+        """The storage of a state of a tensor.
 
         The entry speaks of the parameter itself, the line of all in it.
         """
@@ -488,7 +501,7 @@ class _Rank:
         return out
 
     def runs(self, line: nodes.States, group: nodes.Group | None) -> list[tuple[dict[str, Any], list[list[Any]]]]:
-        """(names for templates, cells of each tensor) of each flat of a group on this rank."""
+        """(names for templates, cells of tensors) of a group's flats here."""
         entries = [e for e in self.meaning.entries if e.path not in self.meaning.aliases]
         if group is not None and group.members is not None:
             entries = [e for m in group.members for e in entries if e.path == m]
@@ -529,7 +542,10 @@ class _Rank:
         return env, [t.cells for t in flat]
 
     def buckets(self, line: nodes.States, tensors: list[Local]) -> list[list[Local]]:
-        """A flat is closed once what this rank holds of it, before it is padded or cut as a whole, has enough elements."""
+        """A flat is closed once this rank's part has enough elements.
+
+        They count before padding and cutting.
+        """
         limit = self.clause(line, "buckets")
         if limit is None:
             return [tensors] if tensors else []

@@ -1,6 +1,6 @@
 """Names, numbers and statements of a text.
 
-What `extends`, `use`, classes of tensors and conditions come to.
+The results of `extends`, `use`, classes of tensors and conditions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 
 class Refused(ValueError):
-    """The text asks for what the language does not allow."""
+    """The text uses something that the language does not allow."""
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ COMPARE = {
 
 @mutable
 class Numbers:
-    """Values of names: what was given wins over what is written."""
+    """Values of names: given values win over written ones."""
 
     given: dict[str, Any] = field(factory=dict)
     written: dict[str, nodes.Expr] = field(factory=dict)
@@ -104,7 +104,7 @@ class Numbers:
         raise TypeError(expr)
 
     def among(self, brackets: nodes.Among | None, size: int) -> list[int]:
-        """The indices of a dim that brackets behind its name leave, in order."""
+        """The indices of a dim that its brackets leave, in order."""
         if brackets is None:
             return list(range(size))
         said: set[int] = set()
@@ -141,7 +141,10 @@ class Numbers:
 
 
 def known_names(text: str, name: str) -> dict[str, tuple[Any, nodes.File]]:
-    """Every model and layout that a text defines or imports, over the shipped specs."""
+    """Every model and layout of a text and its imports.
+
+    Over the shipped specs.
+    """
     return shipped() | defined(parse(text, name), Path(name).parent)
 
 
@@ -184,7 +187,7 @@ def own_names(items: list[Any]) -> set[str]:
 
 
 def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> list[Any]:
-    """The same statements with every name of their own, or of their model, under `prefix.`"""
+    """The same statements with every own name under `prefix.`"""
     axes = {a for i in items if isinstance(i, nodes.Mesh) for a in i.axes}
     own = (own_names(items) | model) - axes
 
@@ -309,7 +312,7 @@ def under(items: list[Any], prefix: str, key: str | None, model: set[str]) -> li
 @frozen
 class Tensor:
     dims: tuple[str, ...]
-    ranges: tuple[tuple[int, ...], ...]  # the indices of each whole dim that it has
+    ranges: tuple[tuple[int, ...], ...]  # the indices of each complete dim
     dtype: str | None
     kind: str
     scale_of: str | None = None  # the tensor that it has one element of each block of
@@ -337,7 +340,7 @@ class Meaning:
     blobs: list[nodes.Blob] = field(factory=list)
     state_types: dict[tuple[str, str], str] = field(factory=dict)  # (tensor, state) -> its type
     derived: set[str] = field(factory=set)
-    origins: set[str] = field(factory=set)  # what those are derived from
+    origins: set[str] = field(factory=set)  # their origins
     fills: list[Any] = field(factory=list)
     model_groups: list[nodes.Group] = field(factory=list)
     by: dict[str, str] = field(factory=dict)  # dims whose size depends on an index, and that index
@@ -359,7 +362,10 @@ def mean(
     config: dict[str, Any] | None = None,
     sizes: dict[str, Any] | None = None,
 ) -> Meaning:
-    """The layout that `call` names in a text (or in the shipped specs), over its model or the one given."""
+    """The layout that `call` names in a text or shipped spec.
+
+    It is over its model or the one given.
+    """
     known = known_names(text, name)
     numbers = Numbers(dict(sizes or {}), {}, config or {})
     node = parse_call(call)
@@ -429,7 +435,10 @@ def by_name(parameters: tuple[nodes.Parameter, ...], arguments: tuple[nodes.Argu
 
 
 def model_statements(known: dict[str, Any], name: str, given: dict[str, nodes.Expr], numbers: Numbers) -> list[Any]:
-    """A model's own statements, each left side in the place where the base has it; `none` and what it names are gone."""
+    """A model's own statements, in the places of the base's.
+
+    `none` removes them.
+    """
     model, file = known[name]
     lines: list[Any] = []
     for p in model.parameters:
@@ -511,7 +520,7 @@ def used(known: dict[str, Any], items: list[Any], numbers: Numbers) -> list[Any]
 def within(known: dict[str, Any], item: nodes.Use, numbers: Numbers) -> list[Any]:
     """A layout that is used, with numbers of its own.
 
-    Ranks are shared, so that an axis that is here is what it is here.
+    Ranks are shared, so that an axis keeps its degree here.
     """
     layout, _ = known[item.call.name]
     chain = bases(known, layout)
@@ -534,7 +543,9 @@ def within(known: dict[str, Any], item: nodes.Use, numbers: Numbers) -> list[Any
 def statements(
     known: dict[str, Any], layout: nodes.Layout, given: dict[str, Any], numbers: Numbers, over: list[Any] | None = None
 ) -> list[Any]:
-    """Those of the base in order, replaced in place where the left side is the same; new ones last.
+    """Those of the base in order; same left sides are replaced.
+
+    New ones are last.
 
     `over`: statements of layouts that extend this one; their numbers hold.
     """
@@ -610,7 +621,7 @@ def digits_of(axis: nodes.Axis) -> list[str]:
 
 
 def type_of(path: str, lines: list[nodes.State]) -> str:
-    """A name in full holds before a glob, of globs the one with most characters that are no star, else what the line says.
+    """Full names win over globs, long globs over short ones, then lines.
 
     A line of a used model is of that model's tensors; where it says another type than the line around it, `"eye.*"` says it.
     """
@@ -647,7 +658,7 @@ def tensor_of(item: nodes.Tensor, numbers: Numbers, default: str | None, by: dic
 def scale_of(meaning: Meaning, path: str, index: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The scale of an element: dims of one name are the same.
 
-    The others are blocks of what the scale lacks, in order.
+    The others are blocks of dims that the scale lacks, in order.
     """
     (name,) = (p for p, t in meaning.tensors.items() if t.scale_of == path)
     scale, dims = meaning.tensors[name], meaning.tensors[path].dims
@@ -671,7 +682,7 @@ SPEAKS_OF = {
 def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
     """Entries in force.
 
-    Wildcards and globs stand for each tensor that no line names, where the first of them stands.
+    Wildcards and globs match each tensor that no line names, at the place of the first of them.
     """
     written = [i for i in items if isinstance(i, nodes.Entry)]
     named = {i.path for i in written if i.path != "*" and not i.glob}
@@ -693,7 +704,7 @@ def entries_of(meaning: Meaning, items: list[Any]) -> list[nodes.Entry]:
 
 
 def spoken_of(name: str, classes: tuple[str | None, ...], wild: list[nodes.Entry]) -> list[nodes.Entry]:
-    """What wildcards say of one name.
+    """The wildcard line of one name.
 
     The glob with most characters that are no star, of equals that of the narrowest
     class; without one, the narrowest class."""
@@ -716,7 +727,7 @@ def spoken_of(name: str, classes: tuple[str | None, ...], wild: list[nodes.Entry
 
 
 def of_its_size(node: Any, dim: str) -> Any:
-    """`size(_)` among the indices of `_` is that of the dim that `_` is."""
+    """Among the indices of `_`, `size(_)` is that dim's size."""
     if isinstance(node, tuple):
         return tuple(of_its_size(one, dim) for one in node)
     if not attrs.has(type(node)):

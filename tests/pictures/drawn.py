@@ -1,4 +1,4 @@
-"""What stands in an SVG that `ucpl show` wrote, for tests.
+"""The content of an SVG of `ucpl show`, for tests.
 
 Levels of tensors with their cells.
 """
@@ -27,11 +27,11 @@ class Drawn:
     """
 
     elements: int
-    paper: float  # area of the whole
+    paper: float  # area of the tensor
     areas: dict[str, float] = field(factory=lambda: defaultdict(float))
 
     def ranks(self, ranks: int) -> dict[int, int]:
-        """How many elements each rank holds of it, as the cells say."""
+        """The number of each rank's elements, by the cells."""
         out: dict[int, int] = defaultdict(int)
         for title in self.areas:
             _, size, held, _ = title.split("\n")
@@ -57,7 +57,7 @@ def ranks_of(line: str, ranks: int) -> list[int]:
 
 
 def drawn(svg: str) -> dict[tuple[str, str, int], Drawn]:
-    """(tensor, states, depth) -> what is drawn of it."""
+    """(tensor, states, depth) -> its drawn cells."""
     root = ElementTree.fromstring(svg)
     out: dict[tuple[str, str, int], Drawn] = {}
     for group in root.iter(f"{SVG}g"):
@@ -88,7 +88,7 @@ class Cell:
 class Shown:
     """One level of a tensor in a page.
 
-    Cells by what hovering them says.
+    Cells by their hover texts.
     """
 
     elements: int
@@ -96,7 +96,7 @@ class Shown:
 
 
 class Page(HTMLParser):
-    """What a page has.
+    """The content of a page.
 
     Texts, elements with their attributes, and levels of tensors with their cells.
     """
@@ -144,8 +144,10 @@ def runs(text: str) -> list[int]:
 
 
 def held_by(placement: Placement, ranks: int) -> dict[tuple[str, str], dict[int, int]]:
-    """How many elements of each tensor and state each rank holds, asked of each rank alone and counted one by one: pictures
-    are made of what all hold together."""
+    """The elements of each tensor and state, counted per rank.
+
+    Each rank is asked alone; pictures are made of all ranks together.
+    """
     layout = placement.layout
     held: dict[tuple[str, str], dict[int, NDArray[np.bool_]]] = defaultdict(dict)
     for rank in range(ranks):

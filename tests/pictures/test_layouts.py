@@ -230,7 +230,7 @@ def test_boxes_that_are_side_by_side_become_one() -> None:
 
 
 def test_a_matrix_cut_by_columns_is_cut_so_in_the_picture() -> None:
-    """Layers side by side, and within each stage the columns of all its layers as one."""
+    """Layers side by side; a stage's columns of all layers as one."""
     low, high = (
         np.array([[0, 0, 0], [0, 0, 4], [1, 0, 0], [1, 0, 4]]),
         np.array([[1, 6, 4], [1, 6, 8], [4, 6, 4], [4, 6, 8]]),

@@ -1,6 +1,6 @@
-"""Pictures of what can be run after which loss.
+"""Pictures of the layouts that can run after each loss.
 
-What `--json` says, in proportion, and names as texts.
+The values of `--json`, in proportion, and names as texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def drawn(*argv: object, call: str = CALL) -> tuple[Any, ElementTree.Element, Page]:
-    """What `--json` says, the SVG and the page."""
+    """The values of `--json`, the SVG and the page."""
     line = ("contingency", "--from", call, *argv)
     told = ucpl(*line, "--json", "--svg", "out.svg").json
     ucpl(*line, "--html", "out.html")

@@ -1,6 +1,6 @@
 """Pictures of plans.
 
-What goes from which rank to which is what the plan's runs say, told one by one.
+The amounts between ranks equal those of the plan's runs, one by one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_the_grids_of_a_file_have_every_rank_and_all_that_moves(tmp_path: Path) 
     assert {(int(m[1]), int(m[2])) for m in pairs if m} == {(s, t) for s in range(8) for t in range(12)}
     exact = {(int(m[1]), int(m[2])): int(m[3].replace(",", "")) for m in pairs if m}
     assert {k: n for k, n in exact.items() if n} == told(plan)
-    # Bars of states: as long as what moves.
+    # Bars of states: as long as the moves.
     widths = {
         g.attrib["data-state"]: float(next(g.iter(f"{SVG}rect")).attrib["width"])
         for g in root.iter(f"{SVG}g")

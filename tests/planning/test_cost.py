@@ -1,6 +1,6 @@
-"""What a plan says that it costs.
+"""The estimated cost of a plan.
 
-Beside the elements that it moves one by one, and beside what a run counts.
+Compared with its single moves, and with the counters of a run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_a_run_reads_what_was_reported(tmp_path: Path) -> None:
     plan = api.plan(str(FIXTURES / "z1_dp4"), "zero3(dp=3)")
     cost = cost_of(plan)
     report = api.apply(plan, FIXTURES / "z1_dp4", tmp_path / "made")
-    # Binding to the files adds what is checked of second names, and takes away what is one storage: a tie of this small model.
+    # Binding to the files adds checks of second names, and removes shared storages: a tie of this small model.
     assert 0.85 * cost.bytes_read <= report.bytes_needed <= 1.15 * cost.bytes_read
     assert cost.bytes_written <= report.bytes_target  # files have heads, too
     assert cost.bytes_sent == int(cost.given.sum())

@@ -1,6 +1,6 @@
-"""What two plans do differently.
+"""The differences of two plans.
 
-Nothing where they do the same, and each planted difference by its name.
+None for equal plans, and each planted difference by its name.
 """
 
 from __future__ import annotations

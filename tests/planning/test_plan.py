@@ -1,4 +1,7 @@
-"""Plans: what is written is what is read, told once or tensor by tensor; a file made by hand reaches nowhere else."""
+"""Plans are read as written; files made by hand reach nowhere.
+
+They are written once or tensor by tensor.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_columns_are_compressed_and_no_file_unpacks_to_more_than_a_hundred_times
     plan = made()
     head, columns = unsealed(plan_bytes(plan).split(b"\n", 2)[2])
     assert len(plan_bytes(plan)) < len(head) + len(columns) * 0.5
-    alike = bytes(4 << 20)  # of what compresses better than that, all is written as it is
+    alike = bytes(4 << 20)  # data that compresses better than that is written uncompressed
     assert unsealed(sealed(head, alike).split(b"\n", 2)[2]) == (head, alike)
     packed = zlib.compress(alike, 9)
     for name, body in (
@@ -103,7 +106,7 @@ def nodes(raw: Any, kind: str) -> list[Any]:
 
 
 def called_alike(shelf: Any) -> None:
-    """Names without what tells choices apart.
+    """Names without the part that distinguishes choices.
 
     As many stored tensors as before, and one name for all.
     """
@@ -249,7 +252,7 @@ def test_a_plan_made_by_hand_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UcplError) as caught:
         load_plan(path)
     assert [d.code for d in caught.value.diagnostics] == ["E351"]
-    assert said in caught.value.diagnostics[0].message  # for what was changed, and nothing that another check sees
+    assert said in caught.value.diagnostics[0].message  # for the change, and not by another check
 
 
 @pytest.mark.parametrize("side", ["source_stride", "target_stride"])
@@ -269,7 +272,7 @@ def test_a_step_that_no_file_has_is_refused(side: str, tmp_path: Path) -> None:
 
 
 def test_what_is_forged_is_the_plan_itself(tmp_path: Path) -> None:
-    """The tests above change what is read.
+    """The tests above change the read data.
 
     Unchanged, the same file is a plan.
     """

@@ -18,7 +18,10 @@ Tensors = dict[str, Tensor]
 
 
 def whole() -> Tensors:
-    """The model's tensors, each element another number (norms around one), in bf16 where a number fits it."""
+    """The model's tensors with distinct numbers, in bf16 where they fit.
+
+    Norms are around one.
+    """
     dice = torch.Generator().manual_seed(7)
     shapes: dict[str, tuple[int, ...]] = {"embed": (TOKENS, WIDTH), "norm": (WIDTH,), "head": (TOKENS, WIDTH)}
     for layer in range(LAYERS):

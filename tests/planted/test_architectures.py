@@ -1,4 +1,4 @@
-"""Mistakes planted in shipped architectures, each found by `check` or by holding the ranks against those that torch split."""
+"""Mistakes in shipped architectures that a check or torch's split ranks reveal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ MISTAKES: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "archite
 
 
 def edited(file: str, edit: list[str]) -> str:
-    """The text with the edits in what stands from its layout `ranks` on, or before, where `hf` stands on it."""
+    """Edit the text in its layout `ranks` and below, or above.
+
+    Above for edits of `hf`.
+    """
     text = re.sub(" +", " ", (EXAMPLES / f"{file}.ucpl").read_text())
     place = text.index("layout ranks") if "layout ranks" in text and "of " + file + " extends hf" in text else 0
     head, tail = text[:place], text[place:]
@@ -39,7 +42,7 @@ def save_genuine(file: str, folder: Path) -> Path:
 
 
 def caught(file: str, spec: Path) -> tuple[str, Done]:
-    """What finds it first, and what that says."""
+    """The first check that finds it, and its message."""
     whole, degrees = EXAMPLES / "checkpoints" / file, degrees_of(file)[0]
     ep = f", ep = {degrees.ep}" if experts(file) else ""
     ranks = f"{spec}:ranks(tp = {degrees.tp}, pp = {degrees.pp}{ep}{OTHERS.get(file, '')})"

@@ -1,4 +1,4 @@
-"""Mistakes planted in a right spec, each found by `check`, on the way, or by holding the result against a genuine checkpoint.
+"""Mistakes in a right spec, each found by a check.
 
 The genuine one is split by torch, not by ucpl (genuine.py), on 2 stages, 4 expert ranks and 2 tensor ranks.
 """
@@ -37,7 +37,7 @@ def edited(edit: list[str]) -> str:
 
 
 def caught(spec: Path, whole: Path, genuine: Path) -> tuple[str, Done]:
-    """What finds it first, and what that says."""
+    """The first check that finds it, and its message."""
     for what, argv in {
         "check": ("check", spec),
         "convert": ("convert", whole, spec.parent / "mine", "--from", f"{spec}:whole()", "--to", f"{spec}:{RANKS}"),

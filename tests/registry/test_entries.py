@@ -1,4 +1,4 @@
-"""Formats come from entry points, and nothing but a format's own code has its name."""
+"""Formats come from entry points; only their own code names them."""
 
 from __future__ import annotations
 

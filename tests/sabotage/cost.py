@@ -1,4 +1,7 @@
-"""What a piece of work costs, in numbers that no other load changes: calls that are made, bytes that are held at once."""
+"""The cost of work in numbers that no other load changes.
+
+They are calls, and bytes that are held at once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ucpl.errors import catalogue
 @define
 class Cost:
     calls: int = 0  # of functions, Python's and C's
-    held: int = 0  # bytes, at most, above what was held before
+    held: int = 0  # bytes, at most, above those held before
 
 
 @contextmanager
@@ -29,7 +32,7 @@ def cost() -> Iterator[Cost]:
 
     catalogue()  # the first error of a process reads it
     collecting = gc.isenabled()
-    gc.disable()  # what others left is not looked for within the block, and what the block leaves counts as held
+    gc.disable()  # no earlier garbage is collected within the block, and its own garbage counts as held
     was, tracing = sys.getprofile(), tracemalloc.is_tracing()
     tracemalloc.start()
     tracemalloc.reset_peak()

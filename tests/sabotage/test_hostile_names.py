@@ -1,4 +1,7 @@
-"""Names that would drive a terminal or forge a line of what is said: of tensors, files, folders, layouts, in every verb."""
+"""Names that would drive a terminal or forge a line of output.
+
+They are names of tensors, files, folders, layouts, in every verb.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def test_a_config_with_escapes_says_so_without_them(tmp_path: Path) -> None:
 def test_a_target_that_looks_like_markup_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar is drawn on a terminal alone.
 
-    `[/x]` closes what nothing opened.
+    `[/x]` closes a tag that is not open.
     """
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")

@@ -249,7 +249,10 @@ def test_a_shared_tuple_as_a_key_is_not_hashed_exponentially() -> None:
 
 
 def test_copying_ones_own_parts_again_and_again_ends() -> None:
-    """A list of 5,000 turned into a set 5,000 times would be much work for a file of 45 kB."""
+    """5,000 conversions of a list of 5,000 are much work.
+
+    The file has 45 kB.
+    """
     body = b"](" + b"K\x01" * 5_000 + b"eq\x00" + b"c__builtin__\nset\nq\x01" + b"h\x01h\x00\x85R0" * 5_000
     with soon(len(body)), pytest.raises(UcplError, match="E425"):
         loads(P + body + b".")
@@ -293,7 +296,7 @@ def test_flipped_bytes_and_cuts_never_surprise(seed: int) -> None:
         again = loads(written)
         assert_same(value, again)
         assert dumps(again) == written
-    assert values  # some flips are harmless: the fuzz reaches what lies behind the reader
+    assert values  # some flips are harmless: the fuzz reaches the code behind the reader
 
 
 def test_noise_never_surprises() -> None:
@@ -410,7 +413,7 @@ def test_what_other_classes_write_themselves_is_plain(value: Any) -> None:
 
 
 class Made:
-    """Pickled, it is a call of a function with these arguments and this state."""
+    """Pickled, it is a call with these arguments and this state."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], state: Any = None) -> None:
         self.call = (function, args) if state is None else (function, args, state)

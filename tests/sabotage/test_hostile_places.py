@@ -1,4 +1,4 @@
-"""Places that are not what they seem.
+"""Deceptive places.
 
 Links, hard links and folders of others where a run writes, names that lead out, JSON of
 no use. Nothing outside the source is read, and nothing outside the target is written.
@@ -37,7 +37,7 @@ def no_failpoints():
 
 @pytest.fixture
 def stopped(tmp_path: Path):
-    """A run that was interrupted, and a file and a folder of somebody's beside it."""
+    """An interrupted run, with somebody's file and folder next to it."""
     tensors = [Stored(f, (f,), "f32", bits_of("f32", (4000,), i)) for i, f in enumerate("ab")]
     source = write_source(tmp_path / "src", tensors)
     plan = copies(source, lambda tensor: f"below/{tensor.file}.pt")
@@ -109,7 +109,7 @@ def test_what_was_put_where_a_run_continues_is_not_followed(stopped, trap: Calla
         run(resume=True)
     assert caught.value.diagnostics[0].code == "E503" and str(work) in str(caught.value.diagnostics[0])
     assert digest(theirs) == before and not work.with_name("out").exists()
-    run()  # afresh: what is left is cleared, and not what it leads to
+    run()  # afresh: leftovers are cleared, and not their targets
     assert digest(theirs) == before and (work.with_name("out") / "below").is_dir() and not work.exists()
 
 
@@ -142,7 +142,7 @@ def test_a_stranger_does_not_say_what_was_the_target_before(stopped, old: str) -
 def test_a_target_is_not_given_to_the_stranger_who_made_a_folder_of_its_name(stopped) -> None:
     """In a place for everybody.
 
-    Elsewhere it keeps the owner and the mode of what it replaces.
+    Elsewhere it keeps the owner and the mode of the replaced file.
     """
     run, work, _ = stopped
     target = work.with_name("out")
@@ -200,7 +200,7 @@ def test_a_text_is_written_through_links_of_ones_own(tmp_path: Path) -> None:
 def test_a_folder_put_there_while_a_run_begins_is_not_written_into(
     stopped, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the clearing of the old one and the making of the new one."""
+    """Between the removal of the old one and the new one."""
     from ucpl.runtime.publish import Workplace
 
     run, work, theirs = stopped
@@ -234,7 +234,7 @@ def test_no_file_of_a_target_is_outside_of_it(tmp_path: Path, name: str) -> None
 
 @pytest.mark.fault("Hostile input", "names that are one on the file system (case, Unicode forms)", "refused")
 def test_names_that_a_file_system_takes_for_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where A and a are one name, or a composed and a decomposed e with an accent."""
+    """As if A and a, or two forms of é, are equal."""
     from ucpl.runtime.disk import Disk, use_disk
 
     class Folding(Disk):
@@ -258,7 +258,7 @@ def test_names_that_a_file_system_takes_for_one_are_refused(tmp_path: Path, monk
     execute(plan, source, Torch(), tmp_path / "out", RunOptions(memory=MEMORY_MIN, workers=1))
 
 
-# ---- what a stranger's texts say -------------------------------------------------------------------------------------
+# ---- texts of another user --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

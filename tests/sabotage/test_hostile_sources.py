@@ -1,4 +1,4 @@
-"""Sources that are no regular files, headers out of proportion, and names that nothing can write."""
+"""Sources that are no regular files, huge headers, unwritable names."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def message_of(tmp_path: Path, data: bytes | bytearray) -> str:
 
 
 def test_members_that_overlap_by_a_few_bytes(tmp_path: Path) -> None:
-    """The first member's two headers agree that it is eight bytes longer than it is."""
+    """Both headers of the first member add eight bytes to its length."""
     data = archive_of({"a/data.pkl": dumps({}), "a/data/0": bytes(16)})
     directory = struct.unpack_from("<I", data, len(data) - 6)[0]
     (size,) = struct.unpack_from("<I", data, 18)

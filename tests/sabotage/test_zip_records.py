@@ -1,5 +1,7 @@
-"""Each record of a zip archive that claims what is not so, and the words that name it. Lies are told on both ends at once
-where the one would give the other away."""
+"""False records of a zip archive, and the words that name them.
+
+Both ends are false at once if one would reveal the other.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ def plain() -> bytearray:
 
 
 def flagged(data: bytearray, bits: int) -> bytes:
-    """Flags of the first member, in the directory and in its own header."""
+    """Flags of the first member, in the directory and its header."""
     patched(data, 6, "<H", bits)
     return patched(data, entry_of(data) + 8, "<H", bits)
 
 
 def end64(data: bytearray, at: int, form: str, *values: int) -> bytes:
-    """Fields of the zip64 end record of an archive as torch writes it."""
+    """Fields of the zip64 end record of an archive by torch."""
     start = len(data) - END - LOCATOR - END64
     assert data[start : start + 4] == b"PK\x06\x06"
     return patched(data, start + at, form, *values)
@@ -42,14 +44,17 @@ def named(data: bytearray, name: bytes) -> bytes:
 
 
 def nameless(data: bytearray) -> bytes:
-    """The first member's name is an extra field of the same bytes, in both places."""
+    """The first member's name becomes an extra field, in both places."""
     for at in (26, entry_of(data) + 28):
         patched(data, at, "<HH", 0, len(b"a/data.pkl"))
     return bytes(data)
 
 
 def extended(data: bytearray, extra: bytes, *, size: int, packed: int = 0xFFFFFFFF) -> bytes:
-    """The first member with sizes in its zip64 field alone, in the directory; its own header stays."""
+    """The first member with sizes in zip64, in the directory alone.
+
+    Its own header stays.
+    """
     at = entry_of(data)
     patched(data, at + 20, "<II", packed, 0xFFFFFFFF)
     patched(data, at + 30, "<H", len(extra))
@@ -109,7 +114,7 @@ LIES: list[tuple[str, Callable[[], bytes], str]] = [
 
 
 def _entry_more() -> bytearray:
-    """Two entries are announced, and a long comment of the first takes the room of the second."""
+    """Two entries are announced; the first's comment covers the second."""
     data = plain()
     first, second = entry_of(data), entry_of(data, 1)
     struct.pack_into("<H", data, first + 32, second - first)
@@ -135,7 +140,7 @@ def test_a_lie_is_named(made: Callable[[], bytes], said: str, tmp_path: Path) ->
 
 
 def test_sizes_in_a_zip64_field_are_taken_from_there(tmp_path: Path) -> None:
-    """Behind a field of another kind, and only those that the entry leaves out."""
+    """Behind another field, and only those that the entry leaves out."""
     other = struct.pack("<HH3s", 0x5455, 3, b"abc")
     for extra, packed in (
         (other + struct.pack("<HHQQ", 1, 16, SIZE, SIZE), 0xFFFFFFFF),
@@ -183,7 +188,10 @@ def test_a_directory_of_more_bytes_than_are_read(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("at", "value"), [(14, 7), (18, 7), (22, 7)])
 def test_a_header_that_leaves_its_sizes_for_later_may_state_nothing_else(tmp_path: Path, at: int, value: int) -> None:
-    """Flag 8: CRC and sizes follow the data, and the header has noughts, or what the directory has."""
+    """Flag 8: CRC and sizes follow the data.
+
+    The header has zeros, or the directory's values.
+    """
     data = plain()
     later = flagged(data, 8)
     for offset in (14, 18, 22):

@@ -1,4 +1,4 @@
-"""Conversions at random that are killed, go on, and meet damage.
+"""Random conversions that are killed, resume, and meet damage.
 
 Nothing is lost, and nothing passes in silence.
 """

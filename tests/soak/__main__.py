@@ -21,7 +21,7 @@ from tests.soak.soaking import Broken, Case, one_case
 
 
 def soak(seed: int, numbers: list[int] | None, minutes: float, most: int = 3) -> tuple[Counter[str], list[str]]:
-    """What was done, counted; and the cases that broke the law."""
+    """The counted actions, and the cases that broke the law."""
     done: Counter[str] = Counter()
     broken: list[str] = []
     until = time.monotonic() + 60 * minutes

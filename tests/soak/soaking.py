@@ -1,9 +1,9 @@
 """One case of the soak.
 
-A checkpoint, a conversion of it at random, and what is done to it while it runs.
+A checkpoint, a conversion of it at random, and disturbances while it runs.
 
 The law: a run that ends with 0 wrote the bytes that an undisturbed run writes. Any other ends with a status of ours and a code,
-and what stood at the target's place stands there still. No run changes a byte of the source. And there is always a way on.
+and the old target is still in its place. No run changes a byte of the source. And a run can always be resumed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ENDS = ("synced", "publish-before", "publish-between", "publish-after")
 STATUSES = {1, 2, 3, 4, 5}
 CRASHED = re.compile(r"Traceback|internal error")
 CODE = re.compile(r"error\[(E\d{3})\]")
-# Files whose bytes have CRCs, or whose headers are read: damage in them cannot pass. What is carried as it is has none.
+# Files whose bytes have CRCs, or whose headers are read: damage in them cannot pass. Unchanged data that is carried has none.
 READ = re.compile(r"(states|_layer.*|layer_.*|plain)\.pt$")
 
 Content = dict[str, int] | None
 
 
 def whole(rng: Random, here: Here) -> str:
-    """Layouts that every folder with whole tensors goes to."""
+    """Target layouts for every folder with unsplit tensors."""
     return rng.choice(["plain()", "safetensors()", dense(False)(rng, here)])
 
 
@@ -81,9 +81,9 @@ class Broken(AssertionError):
 
 @frozen
 class End:
-    """How one run ended.
+    """The end of one run.
 
-    Its exit status, -9 where it was killed, and what it said.
+    Its exit status, -9 if it was killed, and its output.
     """
 
     status: int
@@ -121,7 +121,7 @@ def _told(path: Path) -> bytes:
 
 
 def run(arguments: list[str], told: Path, fault: str = "", kill_after: float | None = None) -> End:
-    """A verb in a process of its own, killed at a failpoint or after so many seconds."""
+    """A verb in a process, killed at a failpoint or time."""
     pid = os.fork()
     if not pid:
         status = 70
@@ -165,7 +165,7 @@ class Case:
     top: Path
     start: Start
     most: int = 3  # conversions
-    lines: list[str] = field(factory=list)  # what was done, for whoever looks at a failure
+    lines: list[str] = field(factory=list)  # the actions, for the report of a failure
     counts: dict[str, int] = field(factory=dict)
     source: Path = field(init=False)
     out: Path = field(init=False)
@@ -190,7 +190,7 @@ class Case:
         return [*made, "--from", self.spec] if self.spec else made
 
     def go(self) -> None:
-        """Some conversions, each of what the last one made."""
+        """Some conversions, each of the last one's target."""
         here = self.start.here
         for step in range(self.rng.randint(1, self.most)):
             draw = self.start.draw if not self.call.startswith("safetensors") else formless
@@ -209,7 +209,7 @@ class Case:
             self.spec = here.spec
 
     def _undisturbed(self, step: int) -> bool:
-        """What a run writes that nobody disturbs; whether it writes anything."""
+        """The files of an undisturbed run, if there are any."""
         self.out = self.top / "here" / ("out.pt" if self.call.startswith("plain") else "out")
         clean = self.top / f"clean-{step}{self.out.suffix}"
         before, begin = content(self.source), time.monotonic()
@@ -296,11 +296,11 @@ class Case:
     # ---- damage ----
 
     def _left(self) -> list[Path]:
-        """Files that an earlier run left beside the target."""
+        """Files that an earlier run left next to the target."""
         return sorted(p for p in (self.top / "here").rglob("*") if p.is_file() and ".ucpl-" in str(p))
 
     def _damage(self) -> Callable[[], None]:
-        """Damage something, or nothing: what mends it again."""
+        """Damage something, or nothing; return the repair."""
         how = self.rng.random()
         if how < 0.25 and self._left():
             path = self.rng.choice(self._left())
@@ -330,7 +330,7 @@ class Case:
         self.lines.append(f"  {of} {path.name}: {how}")
 
     def _spoiled(self) -> None:
-        """One bit of what was written: `verify` sees it, by the manifest."""
+        """One bit of the written files: `verify` sees it, by the manifest."""
         if self.out.suffix or self.rng.random() < 0.5:
             return
         path = self.rng.choice([p for p in _files(self.out) if p.stat().st_size and p.parent != self.out / "ucpl"])
@@ -354,7 +354,7 @@ def flip(path: Path, bit: int) -> None:
 def _put_back(path: Path, kept: Path, raw: bytes, status: os.stat_result) -> None:
     """The very file, with its bytes and its time.
 
-    A run that goes on takes it for the one that it began with.
+    A resumed run takes it for its first one.
     """
     if not path.exists():
         os.link(kept, path)
@@ -375,7 +375,7 @@ def _apart(a: Content, b: Content) -> str:
 def one_case(seed: int, number: int, top: Path, most: int = 3) -> Iterator[Case]:
     """The case of that number.
 
-    Given once before it is run, so that whoever asks sees what was done when it breaks.
+    Given once before it is run, so that a reader sees the actions when it breaks.
     """
     rng = Random(f"{seed} {number}")
     start = BEGINNINGS[number % len(BEGINNINGS)] if number < len(BEGINNINGS) else rng.choice(BEGINNINGS)

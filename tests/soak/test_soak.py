@@ -1,4 +1,7 @@
-"""A share of the soak, and that a case which breaks the law is seen. `make soak MINUTES=60` is the long one."""
+"""A share of the soak, and a case that breaks the law.
+
+`make soak MINUTES=60` is the long one.
+"""
 
 import os
 from pathlib import Path
@@ -15,7 +18,10 @@ DENSE = next(n for n, start in enumerate(BEGINNINGS) if start.name == "z1_dp4")
 
 
 def test_a_share_of_the_soak_holds() -> None:
-    """Which faults fall into a run depends on how fast the machine is: an interrupt is one, a kill when all is done."""
+    """The faults of a run depend on the machine's speed.
+
+    An interrupt is one, a kill at the end is none.
+    """
     done, broken = soak(SEED, [DENSE], 1, most=1)
     assert not broken
     ended = {name: n for name, n in done.items() if name == "killed" or name.startswith("ended ")}
@@ -24,7 +30,7 @@ def test_a_share_of_the_soak_holds() -> None:
 
 
 def test_a_case_is_repeated_by_its_seed(tmp_path: Path) -> None:
-    """What is drawn for it, not when a kill after some time falls."""
+    """The draws for it, without kills after some time."""
     for name in "ab":
         (tmp_path / name).mkdir()
     one, other = (next(one_case(SEED, 40, tmp_path / name)) for name in "ab")

@@ -1,4 +1,4 @@
-"""`verify` names whatever does not agree with itself, and claims nothing that it has not looked at."""
+"""`verify` names every contradiction, and claims nothing that it did not check."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_stored_copy_that_differs_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_is_stored_otherwise_is_compared_with_its_elements(tmp_path: Path) -> None:
-    """The copy is on its side, and stored before the tensor that is read."""
+    """The copy is transposed, and stored before the read tensor."""
     path, layout = folder(tmp_path)
     head = SPEC.partition("  w = a@tp")[0]
     (tmp_path / "spec.ucpl").write_text(head + '  v = a as "v"\n  w = a b as "w"\n  w = b a as "side"\n}\n')

@@ -44,7 +44,7 @@ def scaler(**state: Any) -> Value:
 
 
 def whole() -> Value:
-    """A run that has gone on for a while, with all that a checkpoint may carry."""
+    """A run after some steps, with all values of a checkpoint."""
     groups = [
         {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0, "fused": None, "params": ["a", "b"]},
         {"lr": 0.2, "betas": (0.9, 0.99), "weight_decay": 0.1, "fused": None, "params": ["c"]},
@@ -118,7 +118,7 @@ def at(index: Any, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
 CARRIED, BLOBS = ("envelope", "carried"), ("envelope", "blobs")
 SCALER = (*BLOBS, "loss_scaler")
 
-# What is changed in B, and the one thing that is to be said: (what, in A, in B).
+# The change in B, and the one expected report: (name, in A, in B).
 CHANGES: dict[str, tuple[Callable[[Value], None], tuple[str, str, str]]] = {
     # tensors
     "a weight of another dtype": (
@@ -271,7 +271,7 @@ def test_a_state_that_one_side_derives_is_compared_with_what_it_derives(tmp_path
         assert (one.a_place if is_a else one.b_place).startswith("changed.pt: params/wpe.weight/weight[1, 2]")
 
 
-# ---- what silence means: docs/decisions/compare-and-silence.md ----------------------------------------------------------
+# ---- missing values: ---- docs/decisions/compare-and-silence.md ----------------------------------------------------------
 
 
 def bare(**more: Any) -> Value:
@@ -491,7 +491,7 @@ def test_settings_of_elasticity_alone_change_nothing() -> None:
     assert not held({"groups": groups}, {"groups": (evolve(groups[0], hyper={"lr": 1.0}),), **quiet})
 
 
-# ---- copies of which any will do ---------------------------------------------------------------------------------------
+# ---- copies under `any` ------------------------------------------------------------------------------------------------
 
 LOOSE = """ucpl 1
 model m {{
@@ -512,7 +512,10 @@ layout x(tp) of m {{
 def loose(
     top: Path, spare: list[list[float]], own: list[list[float]] | None = None, firm: str = 'v = a@tp as "own"'
 ) -> tuple[Path, str]:
-    """A folder of two ranks whose copies are under `any`, beside halves that count (`own`) or alone; and its layout."""
+    """Two ranks whose copies are under `any`, and their layout.
+
+    There are also halves that count (`own`), or none.
+    """
     top.mkdir()
     spec = top.parent / f"{top.name}.ucpl"
     spec.write_text(LOOSE.format(firm=firm if own is not None else ""))
@@ -543,7 +546,7 @@ def test_copies_under_any_are_compared_where_nothing_else_holds_the_tensor(tmp_p
 
 
 def test_a_checkpoint_whose_copies_under_any_differ_is_equal_to_itself(tmp_path: Path) -> None:
-    """One of them is read, and that one is what the checkpoint holds."""
+    """One of them is read, and is the checkpoint's value."""
     a = loose(tmp_path / "a", [[1, 2, 3, 4.0], [1, 2, 3, 4.0]])
     b = loose(tmp_path / "b", [[1, 2, 3, 4.0], [9, 9, 9, 9.0]])
     c = loose(tmp_path / "c", [[9, 9, 9, 9.0], [1, 2, 3, 4.0]])
@@ -648,7 +651,7 @@ def test_nothing_is_not_equal_to_nothing(tmp_path: Path) -> None:
 def test_a_schedule_is_one_value_wherever_a_form_keeps_it(tmp_path: Path) -> None:
     """DeepSpeed has a key for it.
 
-    DCP's job puts it beside the model, and our target of it into DeepSpeed's key.
+    DCP's job puts it next to the model, and our target of it into DeepSpeed's key.
     """
     ours = TrainState("deepspeed", blobs={"lr_scheduler": {"last_epoch": 3}})
     theirs = TrainState("dcp", carried={"lr_scheduler": {"last_epoch": 3}, "epoch": 1})

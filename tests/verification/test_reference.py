@@ -1,6 +1,6 @@
 """A checkpoint held against a genuine one under its own layout.
 
-What is compared, and what is guessed.
+The comparison, and the guesses.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ ZERO = SPEC.replace("pad(r, 2 * tp, undefined)", "pad(r, 2 * tp)")
 
 
 def padded(folder: Path, spec: str, value: float) -> ReferenceComparison:
-    """Two checkpoints that are equal but for padding, which is zero in mine and a value in the genuine one."""
+    """Two checkpoints that differ only in padding.
+
+    It is zero in mine and a value in the other one.
+    """
     (folder / "x.ucpl").write_text(spec)
     for name, fill in (("mine", 0.0), ("genuine", value)):
         ranks = [rank(0), rank(1)]

@@ -1,8 +1,8 @@
 """`compare` of two training dtypes.
 
-What was rounded, how many elements, by how much, and that the rest is equal.
+The rounded weights, the number of elements, the distance, and the equality of the rest.
 
-Numbers that are expected are counted by torch, of what lies in the files.
+Torch counts the expected numbers in the files.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_the_loss_scale_of_fp16_is_no_difference(tmp_path: Path) -> None:
 def test_of_one_dtype_nothing_is_rounded(tmp_path: Path) -> None:
     """Weights alone say nothing of training.
 
-    Another type is a difference, as ever.
+    Another type is a difference, as usual.
     """
     for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
         (tmp_path / name).mkdir()

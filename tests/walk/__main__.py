@@ -1,9 +1,9 @@
-"""Walk over topologies until so many conversions are done, and hold each against the first truth.
+"""Walk over topologies, and compare each conversion with the first state.
 
     python -m tests.walk [--steps 200] [--seed N] [--walk K ...]
 
 The seed is printed, with a line a step. A step that is wrong ends the run with the command that walks there again. Ends 1 where
-a state is not the first one, where a refusal is none of the named limits, or where more than a tenth of all steps are refused.
+a state is not the first one, if a refusal is none of the named limits, or if more than a tenth of all steps are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFUSED_MAX = 0.1
 
 
 def walked(seed: int, numbers: list[int], steps: int) -> list[Step]:
-    """All steps up to the first one that is wrong, printed as they are done."""
+    """All steps up to the first wrong one, printed one by one."""
     done: list[Step] = []
     each = STEPS if steps >= 100 else 2
     for number in numbers:
@@ -37,7 +37,7 @@ def walked(seed: int, numbers: list[int], steps: int) -> list[Step]:
 
 
 def verdict(done: list[Step], seed: int) -> int:
-    """What is said at the end; the exit status."""
+    """The report at the end; the exit status."""
     refused = [step for step in done if step.refused]
     print(f"{len(done)} conversions, {len(refused)} refused, {len({s.start for s in done})} checkpoints, seed {seed}")
     if done and done[-1].wrong:

@@ -1,6 +1,8 @@
-"""Where walks begin, real folders of DeepSpeed, of torch and of Megatron, and which layouts are drawn for them: a call a step.
+"""The starts of walks, and the layouts that are drawn for them.
 
-What is drawn can be done, from what stands there before; one step in `BOLD` is drawn without a look at that, and may be
+Starts are real folders of DeepSpeed, of torch and of Megatron.
+
+A drawn step can be done from the folder before it; one step in `BOLD` is drawn without this check, and may be
 refused.
 """
 
@@ -16,17 +18,17 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "deepspeed"
 CHUNKS = FIXTURES.parent / "dcp"
 MEGATRON = FIXTURES.parent / "megatron"
 SPEC = "megatron_deepspeed.ucpl:llama"
-HOME = "HOME"  # stands for the text that `ucpl infer` writes of the folder where a walk began: its stages and cuts, by name
+HOME = "HOME"  # the text that `ucpl infer` writes of a walk's first folder: its stages and cuts, by name
 BOLD = 25
 
 
 @frozen
 class Here:
-    """What stands there: which axes its files speak of."""
+    """The folder, and the axes of its files."""
 
     axes: frozenset[str]  # "tp", "pp", "ep": degrees that a call may ask for
-    spec: str | None = None  # the layout that says how it is cut, where its files do not
-    # It went through files of one rank, which do not say what is a buffer, or that experts have groups of their own.
+    spec: str | None = None  # the layout with its cuts, if its files have none
+    # It went through files of one rank, which do not record buffers, or separate groups of experts.
     one_rank: bool = False
 
 
@@ -35,7 +37,7 @@ Draw = Callable[[Random, Here], str]
 
 @frozen
 class Start:
-    """A folder, what its files and a spec together say of it, and how targets are drawn."""
+    """A folder, its description, and the draws of its targets."""
 
     name: str
     draw: Draw
@@ -63,7 +65,7 @@ def wholes(rng: Random) -> str:
 def dense(bf16: bool) -> Draw:
     """ZeRO at any stage and degree, with settings that move tensors.
 
-    Whole forms between.
+    Unsplit forms between.
     """
 
     def draw(rng: Random, here: Here) -> str:
@@ -78,13 +80,13 @@ def dense(bf16: bool) -> Draw:
 
 
 def chunks(rng: Random, here: Here) -> str:
-    """Chunks of FSDP2 at any degree, and one whole file between."""
+    """Chunks of FSDP2 at any degree, and one unsplit file between."""
     to = f"dcp(fsdp={some(rng, 1, 7)})"
-    return rng.choice([to, to, "plain()"])  # ZeRO has masters beside the weights, and counters: another state
+    return rng.choice([to, to, "plain()"])  # ZeRO also has masters and counters: another state
 
 
 def megatron(most_ep: int, most_pp: int) -> Draw:
-    """Files of ranks, Megatron-Core's chunks, and one whole file.
+    """Files of ranks, Megatron-Core's chunks, and one unsplit file.
 
     Names are those of modules in all of them.
     """
@@ -99,7 +101,7 @@ def megatron(most_ep: int, most_pp: int) -> Draw:
 
 
 def autotp(rng: Random, here: Here) -> str:
-    """AutoTP cuts what it says is cut; once whole, tensors stay whole."""
+    """AutoTP cuts the tensors of its record; unsplit tensors stay unsplit."""
     dp, tp = some(rng, 1, 3), rng.choice([1, 2, 2, 3, 4])
     if "tp" not in here.axes:
         return f"{HOME}:stored(dp={dp}, tp=2)" if rng.random() < 0.4 else dense(False)(rng, here)
@@ -117,7 +119,7 @@ def stages(rng: Random, cuts: str, layers: int = 5) -> str:
         return f'pp={some(rng, 1, 2)}, partition="uniform"' if "3" in cuts else "pp=1"
     places = sorted(rng.sample([int(n) for n in cuts], some(rng, 1, len(cuts))))
     sizes = [b - a for a, b in zip([0, *places], [*places, layers], strict=True)]
-    return f"stages={sizes}, layers={layers}"  # one stage does not say whether functions stand behind its last file
+    return f"stages={sizes}, layers={layers}"  # one stage does not record functions behind its last file
 
 
 def grid(cuts: str, self_described: bool, most: int) -> Draw:
@@ -141,17 +143,19 @@ def grid(cuts: str, self_described: bool, most: int) -> Draw:
 
 
 def module(rng: Random, here: Here, *, padded: bool = False) -> str:
-    """Out of a pipeline: whole tensors in a module.
+    """Out of a pipeline: unsplit tensors in a module.
 
     A folder with files of layers has no place in the universal form; and
-    that has words alone, without the rows that a `padded` vocabulary has beside them: another state.
+    that has words alone, without the padding rows of a `padded` vocabulary: another state.
     """
     call = f"zero{some(rng, 2 if 'pp' in here.axes else 1, 3)}(dp={some(rng, 1, 3)}, tp=1)"
     return rng.choice([call, "plain()" if padded or "pp" in here.axes else wholes(rng)])
 
 
 def experts(cuts: str, most: int, tp: int = 1, slices: bool = False) -> Draw:
-    """Experts over ep ranks, in a pipeline (`cuts`, as above) or beside `tp` ranks that cut the other tensors.
+    """Experts over ep ranks, in a pipeline or with `tp` ranks.
+
+    `cuts` are as above; `tp` cuts the other tensors.
 
     slices: stage 3 has a form for them (AutoEP).
     """

@@ -1,4 +1,6 @@
-"""Short walks of the suite, and that a walk sees what it is there to see. `make walk` is the long one.
+"""Short walks of the suite, and a test of their power.
+
+`make walk` is the long one.
 
 A walk of a number and a seed is the same each time, so that a fault planted in the product meets it again (tests/mutants).
 """
@@ -23,7 +25,7 @@ from ucpl import api
 from ucpl.errors import catalogue
 
 SEED = 4
-CALLS = {  # what the short walks take, so that each kind of cut is on the way
+CALLS = {  # the steps of the short walks, so that each kind of cut is on the way
     "tp2_pp2_dp2_z1_bf16": (
         "zero1(dp=1, tp=3, stages=[1, 1, 3], layers=5)",
         "zero3(dp=3, tp=1)",
@@ -59,7 +61,7 @@ def test_a_short_walk_stays_what_it_was(name: str, tmp_path: Path) -> None:
 
 
 def flipped(path: Path) -> None:
-    """The last bit of one moment, in a file that torch reads and writes."""
+    """The last bit of one moment in a torch file."""
     found = torch.load(path, weights_only=True)
     moment = found["params"]["mix"]["exp_avg"].reshape(-1)
     moment[1] = torch.nextafter(moment[1], torch.tensor(9.0))

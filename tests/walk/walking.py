@@ -1,4 +1,6 @@
-"""One walk: a folder is converted step by step, and after each step its plain() is held against the first one, bit for bit.
+"""One walk: a folder is converted step by step, and compared.
+
+After each step its plain() must equal the first one, bit for bit.
 
 A step that ucpl refuses must be refused with a code of `LIMITS`, and nothing must have been written.
 """
@@ -20,7 +22,7 @@ from ucpl import api
 from ucpl.errors import UcplError
 
 STEPS = 8  # of one walk, at most: a short run has more, shorter ones
-# What is no fault: limits that README and the catalogue name. Any other refusal fails the walk.
+# Allowed refusals: limits that README and the catalogue name. Any other refusal fails the walk.
 LIMITS = {
     "E117": "experts where there are none",
     "E471": "a stage that lacks one of the optimizer's groups",
@@ -37,7 +39,7 @@ LIMITS = {
 
 @frozen
 class Step:
-    """What was asked, from what, and what came of it.
+    """The call, its source, and its result.
 
     A code, or "" where the state is the same.
     """
@@ -54,7 +56,7 @@ class Step:
 
 
 def held(path: Path, spec: str | None, scratch: Path) -> dict[str, Any]:
-    """A checkpoint's whole state, as plain() gives it: tensors, aliases, groups, numbers."""
+    """A checkpoint's complete state, as plain() gives it: tensors, aliases, groups, numbers."""
     target = scratch / "held.pt"
     api.convert(path, target, "plain()", layout=spec)
     found = torch.load(target, weights_only=True)
@@ -63,7 +65,7 @@ def held(path: Path, spec: str | None, scratch: Path) -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any, at: str = "") -> Iterator[str]:
-    """Where two states are not the same, types and bits.
+    """The differences of two states, types and bits.
 
     The order of names in a dict is none.
     """
@@ -99,7 +101,7 @@ def with_masters(state: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]
 
 
 def told(state: dict[str, Any], start: Start, here: Here) -> dict[str, Any]:
-    """A state without what the files of a start's framework do not say."""
+    """A state without the values that a framework's files lack."""
     if start.family == "megatron":
         return {**state, "groups": groups_of(state["groups"], ("is_expert_parallel",) if here.one_rank else ())}
     if start.family == "dcp" and here.one_rank:
@@ -112,7 +114,7 @@ def told(state: dict[str, Any], start: Start, here: Here) -> dict[str, Any]:
 def groups_of(groups: list[dict[str, Any]], without: tuple[str, ...]) -> list[dict[str, Any]]:
     """Members in no order, which no file of Megatron's has.
 
-    Groups that are told apart by nothing but `without` are one.
+    Groups that only `without` distinguishes are one.
     """
     of: dict[str, dict[str, Any]] = {}
     for group in groups:
@@ -123,7 +125,7 @@ def groups_of(groups: list[dict[str, Any]], without: tuple[str, ...]) -> list[di
 
 
 def after(call: str, here: Here, start: Start) -> Here:
-    """What stands there once a call's target is written."""
+    """The folder after a call's target is written."""
     name, axes = call.partition("(")[0], set(here.axes)
     if name.startswith(HOME):
         return start.here
@@ -138,7 +140,7 @@ def after(call: str, here: Here, start: Start) -> Here:
 
 
 def home_of(start: Start, scratch: Path) -> str:
-    """The text that `ucpl infer` writes of where the walk begins, as the file that calls name."""
+    """The inferred text of the first folder, as a file for calls."""
     home = scratch / "home.ucpl"
     if not home.exists():
         home.write_text(api.infer(start.path).text(), encoding="utf-8")

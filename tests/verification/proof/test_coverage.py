@@ -1,4 +1,7 @@
-"""The independent proof finds every mistake that is planted, and names the element. Counts stay the same on purpose."""
+"""The independent proof finds every planted mistake, and names the element.
+
+Counts stay the same on purpose.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def tables(graph: Graph) -> list[Runs]:
 
 
 def planted(graph: Graph, runs: list[Runs]) -> Graph:
-    """The graph with other moves, told tensor by tensor."""
+    """The graph with other moves, tensor by tensor."""
     return evolve(graph, net=sole(runs, graph.sources, graph.targets, graph.spaces))
 
 
@@ -59,7 +62,7 @@ def changed(graph: Graph, number: int, **columns: Any) -> Graph:
 def copies(runs: list[Runs], graph: Graph, tensor: str) -> tuple[int, Any]:
     """The copies that move a tensor.
 
-    Which of the runs, and which of their rows.
+    The run, and its row.
     """
     number = graph.target.tensors.index(tensor)
     for i, r in enumerate(runs):
@@ -95,7 +98,7 @@ def demand_found_of_a_move(graph: Graph, chance: Any) -> None:
 def demand_found_of_what_is_alike(graph: Graph, chance: Any) -> None:
     """The same in the tables as they are saved and run.
 
-    Over layers and states that are told once.
+    Over layers and states with shared rows.
     """
     some = [f for f in graph.flows if f.kind == "copy" and len(f.moves)]
     if not some:
@@ -127,7 +130,7 @@ def test_a_proof_in_parts_says_what_one_in_one_part_says(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_state_that_is_declared_with_another_and_stored_elsewhere(side: str) -> None:
-    """One lane of a table that stands for two states is moved by one stored tensor."""
+    """A lane of two states is moved by one stored tensor."""
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     nodes = {n: n for n in graph.net}
     for node in graph.net:
@@ -179,7 +182,7 @@ def test_two_strides_swapped() -> None:
 def test_two_parts_that_are_in_turn_and_change_places() -> None:
     """w u w u ...
 
-    Moved as one run to where u w u w ... belongs: the same elements, each one step off.
+    Moved as one run to the place of u w u w ...: the same elements, each one step off.
     """
     text = (
         "ucpl 1\nmodel m {\n  dim a = 3, one = 1\n  dtype f32\n  w : a one\n  u : a one\n}\n"
@@ -246,7 +249,7 @@ def test_a_copy_that_nobody_checks() -> None:
 
 
 def test_a_stored_tensor_that_nobody_reads() -> None:
-    """Only a part of a tensor is moved, from a stored tensor too few."""
+    """A part of a tensor is moved, from too few stored tensors."""
     graph = joined()
     runs = tables(graph)
     i, rows = copies(runs, graph, "w")
@@ -267,7 +270,7 @@ def test_a_state_moved_into_another() -> None:
 
 
 def moved_to(graph: Graph, target: Placement) -> Graph:
-    """The graph's moves held against another target, whose stored tensors have the same names."""
+    """The moves against another target with stored tensors of equal names."""
     shelves = tuple(
         evolve(s, block=block)
         for s, block in zip(graph.targets.shelves, (b for p in target.parts for b in p.homes.blocks), strict=True)
@@ -276,7 +279,7 @@ def moved_to(graph: Graph, target: Placement) -> Graph:
 
 
 def test_moves_that_fit_another_placement() -> None:
-    """The target's placement says another order than the one that the moves were made for: equal sizes, equal counts."""
+    """The target's placement has another order than the moves: equal sizes, counts."""
     graph = joined("rows(tp = 1)", "columns(tp = 1)")
     other = located("columns(tp = 1)", TWO.replace("w = a b@tp as", "w = b@tp a as"))
     assert refused(moved_to(graph, other)) == (
@@ -316,9 +319,9 @@ def test_derived_weights_are_proved() -> None:
 
 
 def test_two_states_that_are_written_in_each_other_s_place() -> None:
-    """What is read is right, and named right.
+    """The read elements are right, and named right.
 
-    Only where it goes is another state's.
+    Only their place is another state's.
     """
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     runs = tables(graph)
@@ -332,7 +335,7 @@ def test_two_states_that_are_written_in_each_other_s_place() -> None:
 def test_a_state_that_is_stored_otherwise_is_not_proved_by_another() -> None:
     """Two states share a node's table, and one of them lies elsewhere.
 
-    What is proved of the first says nothing of it.
+    The proof of the first does not cover it.
     """
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     part = next(p for p in graph.target.parts if p.state == "exp_avg_sq" and len(p.folded) > 1)
@@ -346,7 +349,10 @@ def test_a_state_that_is_stored_otherwise_is_not_proved_by_another() -> None:
 
 @pytest.mark.parametrize("side", ["sources", "targets"])
 def test_a_state_whose_storage_is_another_s_is_not_proved_by_one_that_has_its_own(side: str) -> None:
-    """Stored and moved alike, but a tensor of the second one is said to be a second name: what moves to it has no place."""
+    """Equal storage, but one tensor is a second name.
+
+    The moves to it have no place.
+    """
     graph = build(shipped("zero1(dp = 2)"), shipped("zero1(dp = 3)"))
     stored: Shelves = getattr(graph, side)
     shelves = list(stored.shelves)
@@ -387,7 +393,7 @@ def test_what_leads_is_held_against_its_equals() -> None:
 def test_what_leads_gives_way_to_a_home_that_counts() -> None:
     """Of the tensor's other home there is one copy for each dp.
 
-    What leads is not looked at, and nothing is said of it.
+    The leading copy is not checked, and not reported.
     """
     graph = joined("held(dp = 2, tp = 3)", "led(dp = 1, tp = 1)", LED)
     read = {str(graph.sources[n].key) for r in tables(graph) for n in r.source.tolist()}

@@ -1,4 +1,7 @@
-"""A mean or sum of other members than its layout says is refused by the proof, which is told nothing by who made the graph."""
+"""The proof refuses a mean or sum of other members than declared.
+
+It shares nothing with the code that made the graph.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def test_a_part_that_is_put_in_twice_is_reported() -> None:
 
 
 def test_places_that_two_sources_divide_in_two_ways_count_once() -> None:
-    """One part has all of a piece in one box, another in two; a third piece is another tensor's."""
+    """One part has a piece in one box, another in two.
+
+    A third piece is another tensor's.
+    """
     low = np.array([[0, 0], [0, 0], [2, 0], [1, 1]])
     high = np.array([[4, 3], [2, 3], [4, 3], [2, 2]])
     boxes = places(CombinedParts(np.array([0, 1, 2, 3]), np.array([5, 5, 5, 6]), low, high), 2)
