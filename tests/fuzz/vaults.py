@@ -222,7 +222,7 @@ def resealed(rng: Random, data: bytes) -> tuple[bytes, str]:
 
     They are changed as an insider could.
     """
-    told = opened(data)
+    told = unseal(data)
     assert told is not None
     inner = [(key, i) for key in ("shards", "parity") for i in range(len(listed(told, key)))]
     if inner and rng.random() < 0.7:
