@@ -1,4 +1,7 @@
-"""The colours of the language for Pygments, which the site of the documentation uses: the words are the grammar's."""
+"""The colours of the language for Pygments and the documentation's site.
+
+The words are the grammar's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The colours of a text as editors ask for them: a TextMate grammar, made from the words of grammar/ucpl.lark.
+"""A TextMate grammar for editors, made from the words of grammar/ucpl.lark.
 
     python -m editors.textmate editors/vscode/syntaxes/ucpl.tmLanguage.json      (`make docs` does it)
 
@@ -25,7 +25,7 @@ CALLS = AXIS_WORDS - {"each"}  # with parentheses behind
 OPERATORS = frozenset({"and", "or", "not"})
 _REGEX = re.compile(r"^(?:NAME|INT|STRING|SLIP|_NL|%ignore)\b.*$", re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*")
-NO_NAME = r"(?![\w.]|\s*(?:[:.\[]|=(?!=)))"  # what follows a word that is a name
+NO_NAME = r"(?![\w.]|\s*(?:[:.\[]|=(?!=)))"  # the text behind a word that is a name
 _ALONE = r"(?<![\w.@])"
 
 

@@ -1,10 +1,11 @@
-r"""Writes examples/checkpoint with DeepSpeed itself: four ranks on a CPU, ZeRO-2, three steps of a small language model.
+r"""Write examples/checkpoint with DeepSpeed: four CPU ranks, ZeRO-2, three steps.
 
     DS_ACCELERATOR=cpu DS_BUILD_OPS=0 OMP_NUM_THREADS=1 \
     torchrun --nproc_per_node=4 examples/make_checkpoint.py examples/checkpoint
 
-The model has what makes real checkpoints awkward: odd sizes, a tied head, a frozen position table, a buffer, and two
-parameter groups with a learning rate and weight decay of their own. `truth.pt` beside the step is the whole state, gathered
+The model is a small language model with the features that make real checkpoints awkward: odd sizes, a tied head, a
+frozen position table, a buffer, and two
+parameter groups with a learning rate and weight decay of their own. `truth.pt` next to the step is the complete state, gathered
 from the running engines: {"params": {name: {state: tensor}}, "buffers": ..., "lr": [...], "weight_decay": [...]}.
 """
 
@@ -51,7 +52,7 @@ class TinyLM(nn.Module):
 
 
 def gathered(engine: Any) -> dict[str, Any]:
-    """The whole state, cut out of all ranks' flat buffers."""
+    """The complete state, cut out of all ranks' flat buffers."""
     names = {p: n for n, p in engine.module.named_parameters()}
     params: dict[str, dict[str, torch.Tensor]] = {n: {"weight": p.detach().clone()} for p, n in names.items()}
     zero = engine.optimizer

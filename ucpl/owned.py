@@ -114,7 +114,10 @@ def is_owned(path: Path) -> bool:
 
 
 def demand_owned(path: Path) -> None:
-    """Check that no other user may change a folder. Raises: UcplError E686; OSError."""
+    """Check that no other user may change a folder. Raises: UcplError E686.
+
+    OSError.
+    """
     try:
         os.close(opened_folder(path))
     except NotOwned as error:

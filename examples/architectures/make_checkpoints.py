@@ -1,4 +1,6 @@
-"""Makes the tiny checkpoints of this folder with the classes of their own libraries: transformers, diffusers and peft.
+"""Make the tiny checkpoints of this folder with their own libraries' classes.
+
+The libraries are transformers, diffusers and peft.
 
     python make_checkpoints.py [NAME...] [--out FOLDER]
 
@@ -215,7 +217,10 @@ LARGEST = 0.5  # of the weights: with large ones the logits are NaN or 0, and wi
 
 
 def fill(model: torch.nn.Module) -> None:
-    """Give every element a number of its own, in a random order and so small that the model's logits depend on it."""
+    """Give every element a small number of its own, in random order.
+
+    The numbers are so small that the model's logits depend on them.
+    """
     tensors = [t for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values() if t.is_floating_point()]
     count = sum(t.numel() for t in tensors)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(5)).double()
@@ -229,7 +234,10 @@ BLOCK = 4  # elements along each side of a block that has one scale; published c
 
 
 def in_blocks(folder: Path) -> None:
-    """As DeepSeek publishes it: fp8 matrices with a scale for each block, and one more layer behind the last."""
+    """DeepSeek's form: fp8 matrices with block scales, and one more layer.
+
+    The layer is behind the last.
+    """
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
@@ -259,7 +267,9 @@ def in_blocks(folder: Path) -> None:
 
 
 def in_halves(folder: Path) -> None:
-    """As OpenAI publishes it: experts in mxfp4, outputs first, 32 elements of a row in 16 bytes and one exponent.
+    """OpenAI's form: experts in mxfp4, outputs first.
+
+    32 elements of a row are 16 bytes and one exponent.
 
     transformers quantises with kernels for GPUs alone; that it reads these files as they are meant is held by a test.
     """

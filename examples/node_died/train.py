@@ -1,8 +1,8 @@
 """A job of DeepSpeed on CPUs, ZeRO-2 in bf16: `torchrun --standalone --nproc-per-node 4 train.py --save runs/on-4`.
 
-Every fourth step is saved, or every one kept in a vault (`--keep`), and what the state is beside it (states/at-4): a digest of
+Every fourth step is saved, or every one kept in a vault (`--keep`), with the state next to it (states/at-4): a digest of
 all weights, masters and moments, and of the step count. A run that is loaded (`--load`, DeepSpeed's own loader) or filled
-(`--fill`, ucpl.load_into) says whether its state is that one, and trains on. Each rank leaves its process id in pids/.
+(`--fill`, ucpl.load_into) prints its comparison with that state, and trains on. Each rank leaves its process id in pids/.
 """
 
 import argparse
@@ -76,14 +76,17 @@ def batch(step: int) -> torch.Tensor:
 
 
 def digest(engine: deepspeed.DeepSpeedEngine) -> str:
-    """Of all weights, masters and moments, bit by bit, and of how many steps they took: the same on any number of ranks."""
+    """A digest of all weights, masters, moments and step counts.
+
+    It is the same on any number of ranks.
+    """
     optimizer, told = engine.optimizer, hashlib.sha256(str(engine.global_steps).encode())
     for part, params in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
         states = optimizer.optimizer.state[part]
         for mine in (part.detach(), states["exp_avg"], states["exp_avg_sq"]):
             parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
             dist.all_gather(parts, mine)
-            whole = torch.cat(parts)[: sum(param.numel() for param in params)]  # behind it lies padding
+            whole = torch.cat(parts)[: sum(param.numel() for param in params)]  # padding follows
             told.update(whole.numpy().tobytes())
         for param in params:
             told.update(param.detach().view(torch.int16).numpy().tobytes())
@@ -107,7 +110,7 @@ def main() -> None:
         if rank == 0:
             print(text, flush=True)
 
-    engine = engine_of(world, seed=1 if asked.save or asked.keep else 2)  # a run that goes on begins with other weights
+    engine = engine_of(world, seed=1 if asked.save or asked.keep else 2)  # a resumed run begins with other weights
     kept = Vault.at(asked.keep).writer(rank) if asked.keep else None
     source = asked.load or asked.fill
     if asked.load:

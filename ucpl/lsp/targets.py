@@ -89,7 +89,10 @@ def _argument(texts: Texts, context: CursorContext, name: str) -> KnownName | No
 
 
 def _is_text(context: CursorContext) -> bool:
-    """Return True for a key, a path or a message. Names in templates are none."""
+    """Return True for a key, a path or a message.
+
+    Names in templates are none.
+    """
     token = context.token
     assert token is not None
     if token.kind != "string" or name_in_hole(token, context.offset):

@@ -1,4 +1,7 @@
-"""A format of ucpl, in a package of its own: a folder of .npy files with index.json, optimizer included."""
+"""A format of ucpl in a separate package: .npy files with index.json.
+
+The optimizer is included.
+"""
 
 from __future__ import annotations
 

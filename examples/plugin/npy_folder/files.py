@@ -103,7 +103,10 @@ class Store:
 
 
 def _extent(root: Path, file: str, key: Key, dtype: str) -> Extent:
-    """Where the elements of a file are. Its header has the shape, the index the dtype: numpy has no bf16."""
+    """The offset of a file's elements.
+
+    Its header has the shape, the index the dtype: numpy has no bf16.
+    """
     with (root / file).open("rb") as opened:
         npy.read_magic(opened)
         shape, is_fortran, _ = npy.read_array_header_1_0(opened)
