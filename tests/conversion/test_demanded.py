@@ -17,7 +17,7 @@ from ucpl import api
 from ucpl.cli import main
 from ucpl.conversion import demanded
 from ucpl.errors import UcplError
-from ucpl.inference.hf.classes import Saved
+from ucpl.inference.hf.classes import ClassTensors
 from ucpl.inference.hf.fitting import _fitted
 
 CONFIG = llama_config(num_hidden_layers=2, architectures=["LlamaForCausalLM"])
@@ -139,13 +139,13 @@ def test_layers_of_multi_token_prediction_are_beyond_the_count(tmp_path):
 def test_names_and_shapes_are_held_against_the_class(monkeypatch, tensors, tmp_path):
     """The class is transformers' own in tests/interop; here a stand-in."""
     shapes = {**llama_shapes(CONFIG), "model.layers.0.self_attn.q_proj.weight": (3, 3)}
-    saved = Saved("LlamaForCausalLM", shapes, prefix="model")
+    saved = ClassTensors("LlamaForCausalLM", shapes, prefix="model")
     monkeypatch.setattr("ucpl.inference.hf.fitting.saved_of", lambda _: saved)
     (tmp_path / "p.json").write_text(json.dumps(CONFIG))
     for case, names, code in (("wrong", tensors, "E388"), ("foreign", {"x.y": torch.ones(2)}, "E399")):
         torch.save({"params": {n: {"weight": t} for n, t in names.items()}}, tmp_path / f"{case}.pt")
         refused(code, tmp_path / f"{case}.pt", tmp_path / "made", "safetensors()", config=tmp_path / "p.json")
-    found = _fitted(Saved("M", {"model.a": (2,), "model.b": (2,), "c": (1,)}, frozenset({"c"}), (r"\.inv",), "model"),
+    found = _fitted(ClassTensors("M", {"model.a": (2,), "model.b": (2,), "c": (1,)}, frozenset({"c"}), (r"\.inv",), "model"),
                     {"a": (2,), "x.inv": (1,), "z": (3,)})  # fmt: skip
     assert (found.missing, found.unexpected, found.mismatched, found.common) == (("model.b",), ("z",), (), 1)
     assert demanded.Found().notes == ()
@@ -244,7 +244,7 @@ def test_a_prefix_that_one_tensor_lacks_or_the_class_has_is_kept(monkeypatch, tm
     source = plain(tmp_path / "s.pt", ["module.a", "b"])
     ucpl.convert(source, tmp_path / "made", "safetensors()")
     assert set(load_file(tmp_path / "made" / "model.safetensors")) == {"module.a", "b"}
-    saved = Saved("M", {"module.a": (2, 2)})
+    saved = ClassTensors("M", {"module.a": (2, 2)})
     monkeypatch.setattr("ucpl.inference.hf.classes.saved_of", lambda _: saved)
     source = plain(tmp_path / "t.pt", ["_orig_mod.module.a"])
     ucpl.convert(source, tmp_path / "other", "safetensors()", config={"model_type": "m"})

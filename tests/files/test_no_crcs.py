@@ -87,4 +87,4 @@ def test_one_member_that_states_0_is_damaged(tmp_path: Path) -> None:
     file = read_torch_file(tmp_path, "a.pt")
     assert 0 in {extent.crc for extent in file.extents()}
     with pytest.raises(UcplError, match="E612"):
-        file.demand_undamaged("0", "a")
+        file.check_undamaged("0", "a")

@@ -20,7 +20,7 @@ from ucpl.formats import opening
 from ucpl.formats.dcp import folders as dcp_folders
 from ucpl.formats.dcp import metadata as described
 from ucpl.formats.dcp.chunks import Chunks
-from ucpl.formats.dcp.metadata import METADATA, Metadata, Stored, read_metadata
+from ucpl.formats.dcp.metadata import METADATA, ChunkedTensor, Metadata, read_metadata
 from ucpl.formats.megatron import fsdp_reading, legacy_ranks, reading
 from ucpl.registry import formats
 
@@ -56,7 +56,7 @@ class Remembered:
 
     known: dict[tuple[Path, str, int, int | None], TorchFile] = field(factory=dict)
     metadata: dict[Path, Metadata] = field(factory=dict)  # by folder
-    chunks: dict[tuple[Path, str], tuple[Stored, dict[Key, Extent]]] = field(factory=dict)
+    chunks: dict[tuple[Path, str], tuple[ChunkedTensor, dict[Key, Extent]]] = field(factory=dict)
     changed: set[Path] = field(factory=set)
     instead: dict[Path, TorchFile] = field(factory=dict)
     pickled: object = None  # the value that `.metadata` is to have in memory, where `is_pickled` is
@@ -95,7 +95,7 @@ class Remembered:
             described=dict(found.described),
         )
 
-    def chunks_of(self, chunks: Chunks, name: str, stored: Stored) -> dict[Key, Extent]:
+    def chunks_of(self, chunks: Chunks, name: str, stored: ChunkedTensor) -> dict[Key, Extent]:
         """Results for tensors with unchanged entries in `.metadata` and archives."""
         if self.changed:
             return CHUNKS_OF(chunks, name, stored)

@@ -22,7 +22,7 @@ from ucpl.errors import UcplError
 from ucpl.extents import Sharding
 from ucpl.formats.deepspeed.cuts import info_of
 from ucpl.inference import ranks
-from ucpl.inference.autotp import Asked, cuts_of
+from ucpl.inference.autotp import AutoTPOptions, cuts_of
 from ucpl.inference.hf import classes, networks
 from ucpl.inference.hf.modules import EMBEDDING, LINEAR, Heads, Module, Network
 from ucpl.inference.parallel import Base, Extended
@@ -39,8 +39,8 @@ ONLY_DEEPSPEED = {
 }
 
 
-def asked(network: Network, degree: int, **more: Any) -> Asked:
-    return Asked(degree, network.heads.kv, **more)
+def asked(network: Network, degree: int, **more: Any) -> AutoTPOptions:
+    return AutoTPOptions(degree, network.heads.kv, **more)
 
 
 def maps(cuts: dict[str, Sharding], degree: int) -> dict[str, Any]:
@@ -196,12 +196,12 @@ def test_a_tie_is_one_cut() -> None:
     assert dims(small({**gathered, "embed": "embedding_rowwise"}, tied=True))["embed.weight"] == 0
     assert dims(small({"embed": "embedding_rowwise"}))["embed.weight"] is None, "only with a head"
     with pytest.raises(UcplError, match=r"untie the tensors that share `embed.weight`"):
-        cuts_of(small({"embed": "colwise"}, tied=True), Asked(2, 0))
+        cuts_of(small({"embed": "colwise"}, tied=True), AutoTPOptions(2, 0))
 
 
 def test_a_pattern_that_takes_too_long_is_refused() -> None:
     with pytest.raises(UcplError, match="a pattern that may take too long to match"):
-        cuts_of(small({"*a*a*a*a*a": "colwise"}), Asked(2, 0))
+        cuts_of(small({"*a*a*a*a*a": "colwise"}), AutoTPOptions(2, 0))
 
 
 # ---- a call ------------------------------------------------------------------------------------------------------------

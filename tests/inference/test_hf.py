@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ucpl.errors import UcplError
-from ucpl.inference.hf import Found, fold, import_hf
+from ucpl.inference.hf import FoundTensor, fold, import_hf
 
 
 class Model:
@@ -145,8 +145,8 @@ def test_a_class_of_millions_of_layers_is_not_built(
     assert called == []
 
 
-def tensors(*names: str, shape: tuple[int, ...] = (2, 3)) -> list[Found]:
-    return [Found(name, shape, "f32") for name in names]
+def tensors(*names: str, shape: tuple[int, ...] = (2, 3)) -> list[FoundTensor]:
+    return [FoundTensor(name, shape, "f32") for name in names]
 
 
 def test_numbers_are_folded_where_they_are_a_full_grid_of_what_is_alike() -> None:

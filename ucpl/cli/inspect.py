@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ucpl.cli.console import bytes_text
 from ucpl.cli.options import add_json, write_text
 from ucpl.errors import Exit, plural
-from ucpl.extents.account import Entry, entries_of
+from ucpl.extents.account import AccountEntry, entries_of
 
 if TYPE_CHECKING:
     from ucpl.cli.console import Console
@@ -94,7 +94,7 @@ def lines(f: Facts, *, tensors: bool = False) -> list[str]:
     return out
 
 
-def _not_read(found: dict[str, str]) -> tuple[Entry, ...]:
+def _not_read(found: dict[str, str]) -> tuple[AccountEntry, ...]:
     return entries_of(("not read", "file", name, why) for name, why in found.items())
 
 

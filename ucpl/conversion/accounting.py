@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from ucpl.errors import Label, fail
-from ucpl.extents.account import Account, Entry, Fate, NotRead, entries_of
+from ucpl.extents.account import Account, AccountEntry, Fate, NotRead, entries_of
 from ucpl.files.carrying import unlike_callers
 from ucpl.files.groups import has_groups_alone
 from ucpl.files.skipping import ALL, SKIP
@@ -66,8 +66,8 @@ def tensors_of(graph: Graph, dropped: tuple[str, ...]) -> Account:
         state, _, path = what.partition(" of ")
         if (path, state) in pairs and (path, state) not in graph.used:
             items.append(("derived" if _REMADE in why else "dropped", f"{_TENSORS} {state}", path, why))
-    kept = tuple(Entry("moved", f"{_TENSORS} {state}", n) for state, n in sorted(moved.items()))
-    return Account(len(pairs), (*kept, *entries_of(items))).demand_sum()
+    kept = tuple(AccountEntry("moved", f"{_TENSORS} {state}", n) for state, n in sorted(moved.items()))
+    return Account(len(pairs), (*kept, *entries_of(items))).check_sum()
 
 
 # ---- all of it --------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def account_of(plan: Recipe, planned: Account | None, source: Checkpoint) -> Acc
     others = (*_numbers(plan, source), *_values(plan, source), *_callers(plan, source), *_groups(plan, source))
     files = tuple(_files(plan, source, not_read))
     items = sum(e.count for e in tensors) + _items_of(source, not_read)
-    return Account(items, (*tensors, *entries_of(others), *entries_of(files))).demand_sum()
+    return Account(items, (*tensors, *entries_of(others), *entries_of(files))).check_sum()
 
 
 def _items_of(source: Checkpoint, not_read: tuple[NotRead, ...]) -> int:

@@ -13,7 +13,7 @@ from ucpl.registry import format_named
 if TYPE_CHECKING:
     from ucpl.conversion.side import Side
     from ucpl.files.checkpoint import Checkpoint
-    from ucpl.files.demands import Seen
+    from ucpl.files.demands import LoaderView
     from ucpl.planning.plan import Plan
     from ucpl.texts import Json
 
@@ -43,13 +43,13 @@ def demand_loadable(plan: Plan, source: Side, target: Side) -> tuple[str, ...]:
 
 def found_in(checkpoint: Checkpoint, *, of_class: bool) -> Found:
     """A checkpoint as it is read. of_class: whether the class of transformers that config.json names is asked, too."""
-    from ucpl.files.demands import Seen, unmet
+    from ucpl.files.demands import LoaderView, unmet
     from ucpl.files.model_texts import config_of
     from ucpl.formats.opening import framework
 
     stored = {str(key[0]): e.shape for (_, key), e in checkpoint.extents.items() if len(key) == 1}
     config = config_of(checkpoint) if format_named(checkpoint.format).has_model_files else None
-    seen = Seen(str(checkpoint.top), stored, config, checkpoint.state.groups)
+    seen = LoaderView(str(checkpoint.top), stored, config, checkpoint.state.groups)
     wrong = unmet(framework(checkpoint.format).demands, seen)
     if not of_class or config is None or wrong:
         return Found(wrong)
@@ -60,13 +60,13 @@ def _of_target(plan: Plan, source: Checkpoint | None, side: Side) -> Found:
     """A plan's target, as it will be written."""
     if source is None:
         return Found()
-    from ucpl.files.demands import Seen, unmet
+    from ucpl.files.demands import LoaderView, unmet
     from ucpl.formats.opening import framework
 
     target = plan.target
     config, notes = _config_written(plan, source)
     groups = source.state.groups
-    seen = Seen(side.layout.call, _stored(plan), config, groups, source.format, side.called.is_of_any)
+    seen = LoaderView(side.layout.call, _stored(plan), config, groups, source.format, side.called.is_of_any)
     wrong = unmet(framework(target.framework).demands, seen)
     if config is None:
         notes += _beside(plan, source) + _renamed(plan, source, side)
@@ -81,13 +81,13 @@ def _beside(plan: Plan, source: Checkpoint) -> tuple[str, ...]:
     container = source.container
     if container is None or not container.kind.holds(format_named(plan.target.framework)):
         return ()
-    from ucpl.files.demands import Seen, unmet
+    from ucpl.files.demands import LoaderView, unmet
     from ucpl.files.model_texts import config_at
     from ucpl.formats.huggingface.demands import DEMANDS
 
     if all(file.name != "config.json" for file in container.files) or (config := config_at(container.top)) is None:
         return ()
-    return tuple(one.message for one in unmet(DEMANDS, Seen(str(container.top), _stored(plan), config)))
+    return tuple(one.message for one in unmet(DEMANDS, LoaderView(str(container.top), _stored(plan), config)))
 
 
 def _renamed(plan: Plan, source: Checkpoint, side: Side) -> tuple[str, ...]:
@@ -128,14 +128,14 @@ def _config_written(plan: Plan, source: Checkpoint) -> tuple[dict[str, Json] | N
     return (value if isinstance(value, dict) else None), notes
 
 
-def _is_as_it_was(seen: Seen, source: Checkpoint, notes: tuple[str, ...]) -> bool:
+def _is_as_it_was(seen: LoaderView, source: Checkpoint, notes: tuple[str, ...]) -> bool:
     """Whether a folder keeps names and shapes of the folder that it comes from: its class need not be asked."""
     if not format_named(source.format).has_model_files or notes:
         return False
     return {t.name: t.shape for t in source.state.tensors} == dict(seen.stored)
 
 
-def _of_class(config: Mapping[str, Json], seen: Seen) -> Found:
+def _of_class(config: Mapping[str, Json], seen: LoaderView) -> Found:
     """The tensors against the class that config.json names, where transformers can make it."""
     from ucpl.errors import Label, catalogue
     from ucpl.inference.hf.fitting import fitting

@@ -122,9 +122,9 @@ def target_side(one: Called, source: Side, given: Given) -> Side:
         given = in_other_dtype(given, source, change)
         made = _cut_as_deepspeed(one, base, given, notes)
     if given.model is not None:
-        from ucpl.inference.whole_shapes import demand_gate_kept
+        from ucpl.inference.whole_shapes import check_gate_kept
 
-        demand_gate_kept(*one, made.layout)
+        check_gate_kept(*one, made.layout)
     return made if changes is None else _changed(made, source, changes)
 
 

@@ -13,7 +13,7 @@ from attrs import field
 
 from ucpl.records import frozen
 
-__all__ = ["FATES", "Account", "AccountFacts", "Entry", "Fate", "NotRead", "entries_of"]
+__all__ = ["FATES", "Account", "AccountFacts", "AccountEntry", "Fate", "NotRead", "entries_of"]
 
 Fate = Literal["moved", "derived", "dropped", "not read"]
 FATES: tuple[Fate, ...] = ("moved", "derived", "dropped", "not read")
@@ -37,7 +37,7 @@ class NotRead:
 
 
 @frozen
-class Entry:
+class AccountEntry:
     """Items of one kind with one fate, for one reason.
 
     `names`: of all items that are dropped or not read.
@@ -80,15 +80,15 @@ class Account:
     """All items of a source: their number, and entries by fate."""
 
     items: int
-    entries: tuple[Entry, ...] = field(factory=tuple)
+    entries: tuple[AccountEntry, ...] = field(factory=tuple)
 
     def count(self, *fates: Fate) -> int:
         return sum(e.count for e in self.entries if e.fate in fates)
 
-    def of(self, *fates: Fate) -> tuple[Entry, ...]:
+    def of(self, *fates: Fate) -> tuple[AccountEntry, ...]:
         return tuple(e for e in self.entries if e.fate in fates)
 
-    def demand_sum(self) -> Account:
+    def check_sum(self) -> Account:
         """Check that each item has one fate.
 
         Raises: AssertionError for an item with none or two, which is a fault of ucpl.
@@ -116,12 +116,12 @@ class Account:
         }
 
 
-def entries_of(items: Iterable[tuple[Fate, str, str, str]]) -> tuple[Entry, ...]:
+def entries_of(items: Iterable[tuple[Fate, str, str, str]]) -> tuple[AccountEntry, ...]:
     """Entries of items (fate, kind, name, reason), joined over names."""
     found: dict[tuple[Fate, str, str], list[str]] = {}
     for fate, kind, name, why in items:
         found.setdefault((fate, kind, why), []).append(name)
     return tuple(
-        Entry(fate, kind, len(names), tuple(names) if fate in ("dropped", "not read") else (), why)
+        AccountEntry(fate, kind, len(names), tuple(names) if fate in ("dropped", "not read") else (), why)
         for (fate, kind, why), names in found.items()
     )

@@ -16,7 +16,7 @@ from attrs import evolve, field
 from ucpl.records import frozen
 from ucpl.registry import Format
 
-__all__ = ["Beside", "Container", "Fate", "Holding", "Kind", "Rule"]
+__all__ = ["CompanionFile", "Container", "Fate", "Holding", "Kind", "CompanionRule"]
 
 # carry: as it is, byte for byte.  weights: as it is, and compared with the shards; or made for the target.
 # rank: one file a rank, dealt to the ranks of the target.  leave: not written, with the reason.
@@ -28,7 +28,7 @@ _PATTERNS = {"**": ".+", "*": "[^/]*", "{rank}": "(?P<rank>0|[1-9][0-9]{0,8})"}
 
 
 @frozen(slots=False)
-class Rule:
+class CompanionRule:
     """Files by their names below the container, and their fate.
 
     pattern: `*` is any text without `/`, `**` any text, `{rank}` a number. why: the purpose of such a file, or the
@@ -85,7 +85,7 @@ class Kind:
     resumes_by: str
     marks: tuple[str, ...]
     needs: tuple[str, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[CompanionRule, ...]
     chunks: bool = False
     universal: bool = False
     tag: str = ""
@@ -106,7 +106,7 @@ class Kind:
             return of.has_chunks and of.has_names_of_modules
         return of.has_engine and (self.universal or not of.is_of_any_ranks)
 
-    def rule_of(self, name: str) -> tuple[Rule | None, int]:
+    def rule_of(self, name: str) -> tuple[CompanionRule | None, int]:
         """The rule for a file, and its rank (-1: none)."""
         for rule in self.rules:
             rank = rule.rank_of(name)
@@ -115,7 +115,7 @@ class Kind:
         return None, -1
 
     def is_told_by(self, name: str) -> bool:
-        return any(Rule(mark, "carry", "").rank_of(name) is not None for mark in self.marks)
+        return any(CompanionRule(mark, "carry", "").rank_of(name) is not None for mark in self.marks)
 
     def is_told_by_step(self, folder: str, client: Collection[object]) -> bool:
         return bool(self.tag) and folder == self.tag and (not self.client or self.client in client)
@@ -123,12 +123,12 @@ class Kind:
     def is_engine(self, folder: str) -> bool:
         """Test whether a folder of this name has an engine's shards."""
         return bool(self.engines) and (
-            folder == self.tag or Rule(self.engines, "carry", "").rank_of(folder) is not None
+            folder == self.tag or CompanionRule(self.engines, "carry", "").rank_of(folder) is not None
         )
 
 
 @frozen
-class Beside:
+class CompanionFile:
     """One file next to the shards.
 
     `unsafe`: classes in its pickle that are harmless neither to torch nor to its rule. held: weights that were compared
@@ -138,7 +138,7 @@ class Beside:
 
     name: str  # below the container, "/" between parts
     size: int
-    rule: Rule | None  # None: not known there
+    rule: CompanionRule | None  # None: not known there
     rank: int = -1
     holds: Holding = "bytes"
     unsafe: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Container:
 
     kind: Kind
     top: Path
-    files: tuple[Beside, ...]
+    files: tuple[CompanionFile, ...]
     skipped: dict[str, str] = field(factory=dict)
     remarks: tuple[str, ...] = ()
     odd: tuple[
@@ -168,6 +168,6 @@ class Container:
         """As if these files were not there."""
         return evolve(self, files=tuple(file for file in self.files if file.name not in names))
 
-    def where(self, file: Beside) -> Path:
+    def where(self, file: CompanionFile) -> Path:
         """The path of one of its files."""
         return file.path if file.path is not None else self.top / file.name

@@ -18,13 +18,13 @@ from ucpl.extents import ParameterGroup
 from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["Demands", "Names", "Seen", "Size", "sizes_of", "unmet"]
+__all__ = ["Demands", "NamePatterns", "LoaderView", "SizeRule", "sizes_of", "unmet"]
 
 Shape = tuple[int, ...]
 
 
 @frozen(eq=False)
-class Seen:
+class LoaderView:
     """A checkpoint as a loader sees it.
 
     A target, or one that is read.
@@ -39,7 +39,7 @@ class Seen:
 
 
 @frozen
-class Names:
+class NamePatterns:
     """Patterns of names.
 
     A target that has the source's names must have one that matches.
@@ -50,7 +50,7 @@ class Names:
     code: str
     says: str  # "no module of Megatron-Core has such a name"
 
-    def unmet(self, seen: Seen) -> Iterable[Diagnostic]:
+    def unmet(self, seen: LoaderView) -> Iterable[Diagnostic]:
         if not seen.is_of_any or seen.origin in self.of or not seen.stored:
             return
         known = re.compile("|".join(self.patterns), re.DOTALL)
@@ -64,7 +64,7 @@ class Names:
 
 
 @frozen
-class Size:
+class SizeRule:
     """A key of config.json that fixes a dim of some tensors.
 
     `every`: each of these tensors has that size; else one at least. `more`: a key whose value may be added (layers of MTP).
@@ -91,7 +91,7 @@ class Size:
             return {last: out[last]}
         return out
 
-    def unmet(self, seen: Seen, config: Mapping[str, Json]) -> Iterable[Diagnostic]:
+    def unmet(self, seen: LoaderView, config: Mapping[str, Json]) -> Iterable[Diagnostic]:
         key = next((key for key in self.keys if type(config.get(key)) is int), None)
         found = self.found(seen.stored)
         if key is None or not found:
@@ -119,9 +119,9 @@ class Size:
 class Demands:
     """Demands of one framework's loader."""
 
-    names: Names | None = None
-    sizes: tuple[Size, ...] = ()
-    checks: tuple[Callable[[Seen], Iterable[Diagnostic]], ...] = field(
+    names: NamePatterns | None = None
+    sizes: tuple[SizeRule, ...] = ()
+    checks: tuple[Callable[[LoaderView], Iterable[Diagnostic]], ...] = field(
         default=()
     )  # demands that no table has: groups, files
 
@@ -135,7 +135,7 @@ def sizes_of(config: Mapping[str, Json]) -> Mapping[str, Json]:
     return {**config, **inner} if isinstance(inner, dict) else config
 
 
-def unmet(demands: Demands, seen: Seen) -> tuple[Diagnostic, ...]:
+def unmet(demands: Demands, seen: LoaderView) -> tuple[Diagnostic, ...]:
     """Everything that the framework's loader would refuse or read otherwise."""
     out = list(demands.names.unmet(seen)) if demands.names is not None else []
     if seen.config is not None and "quantization_config" not in seen.config:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ucpl.errors import plural
 from ucpl.extents import Call, Global, TensorRef
-from ucpl.files.magic import AGAIN, OWN, Found, holds_text, magic_of
+from ucpl.files.magic import AGAIN, OWN, Description, holds_text, magic_of
 from ucpl.files.torch_files import read_torch_file
 from ucpl.files.zips import open_file
 from ucpl.storage.reading import pread
 
-__all__ = ["Found", "found_at"]
+__all__ = ["Description", "found_at"]
 
 _HEAD = 512  # bytes
 _SHOWN = 40  # characters of a text
@@ -43,7 +43,7 @@ _GET = "copy or download the missing files"
 _POINTER = "latest_checkpointed_iteration.txt"  # of Megatron-LM; those of DeepSpeed are read elsewhere
 
 
-def found_at(path: Path) -> Found | None:
+def found_at(path: Path) -> Description | None:
     """A description of the path, or None.
 
     Raises: UcplError E401 to E427, of a torch file that is damaged or of another form.
@@ -51,13 +51,15 @@ def found_at(path: Path) -> Found | None:
     return _in_folder(path) if path.is_dir() else _of_file(path)
 
 
-def _in_folder(path: Path) -> Found | None:
+def _in_folder(path: Path) -> Description | None:
     names = sorted(p.name for p in path.iterdir())
     if not names:
-        return Found("it is an empty folder", "give the folder that the run wrote; if it is a download, start it again")
+        return Description(
+            "it is an empty folder", "give the folder that the run wrote; if it is a download, start it again"
+        )
     for pattern, what in _FOLDERS:
         if any(path.glob(pattern)) or any(path.glob(f"*/{pattern}")):
-            return Found(f"it is {what}", OWN)
+            return Description(f"it is {what}", OWN)
     incomplete = _of_index(path, names)
     if incomplete is not None:
         return incomplete
@@ -67,15 +69,15 @@ def _in_folder(path: Path) -> Found | None:
         found = _of_file(path / name, shards)
         if found is not None:
             more = f" ({len(shards)} such files)" if len(shards) > 1 else ""
-            return Found(f"its {name}{more} is {found.what.removeprefix('it is ')}", found.remedy)
+            return Description(f"its {name}{more} is {found.what.removeprefix('it is ')}", found.remedy)
     for found in (_of_pointer(path, names), _of_metadata(path, names)):
         if found is not None:
             return found
     more = ", ..." if len(names) > _KEYS else ""
-    return Found(f"it holds {', '.join(names[:_KEYS])}{more}", "")
+    return Description(f"it holds {', '.join(names[:_KEYS])}{more}", "")
 
 
-def _of_pointer(path: Path, names: list[str]) -> Found | None:
+def _of_pointer(path: Path, names: list[str]) -> Description | None:
     """A text that names the newest step, whose folder is not there."""
     if _POINTER not in names:
         return None
@@ -83,21 +85,21 @@ def _of_pointer(path: Path, names: list[str]) -> Found | None:
     folder = f"iter_{int(step):07d}" if step.isascii() and step.isdigit() else step
     if folder in names:
         return None
-    return Found(f"its {_POINTER} names step {step!a}, and there is no folder of that step", AGAIN)
+    return Description(f"its {_POINTER} names step {step!a}, and there is no folder of that step", AGAIN)
 
 
-def _of_index(path: Path, names: list[str]) -> Found | None:
+def _of_index(path: Path, names: list[str]) -> Description | None:
     """An index whose files are not there."""
     for name in names:
         if name.endswith(".index.json"):
             try:
                 files = _listed(path / name)
             except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
-                return Found(f"its {name} is no index of weights", AGAIN)
+                return Description(f"its {name} is no index of weights", AGAIN)
             missing = [file for file in files if file not in names]
             listed = ", ".join(missing[:_NAMES]) + (", ..." if len(missing) > _NAMES else "")
             what = f"its {name} lists files that are not there, {len(missing)} of {len(files)}: {listed}"
-            return Found(what, _GET) if missing else None
+            return Description(what, _GET) if missing else None
     return None
 
 
@@ -106,14 +108,14 @@ def _listed(index: Path) -> list[str]:
     return sorted({str(file) for file in json.loads(index.read_bytes())["weight_map"].values()})
 
 
-def _of_metadata(path: Path, names: list[str]) -> Found | None:
+def _of_metadata(path: Path, names: list[str]) -> Description | None:
     """A `.metadata` of torch.distributed.checkpoint without the files that it is of."""
     if ".metadata" not in names or any(name.endswith(".distcp") for name in names):
         return None
-    return Found("it has a .metadata, and no .distcp file of its tensors", AGAIN)
+    return Description("it has a .metadata, and no .distcp file of its tensors", AGAIN)
 
 
-def _of_file(path: Path, shards: Sequence[Path] = ()) -> Found | None:
+def _of_file(path: Path, shards: Sequence[Path] = ()) -> Description | None:
     head = _head(path)
     magic = magic_of(head)
     if magic is not None:
@@ -123,26 +125,26 @@ def _of_file(path: Path, shards: Sequence[Path] = ()) -> Found | None:
     if head.startswith(_LEGACY):
         return _of_torch(path, shards)
     if head.startswith(_EMPTY_ZIP):
-        return Found("it is a zip archive without files", AGAIN)
+        return Description("it is a zip archive without files", AGAIN)
     if head[8:10] == b'{"':
-        return Found("it is a safetensors file of another name", f"name it {path.stem}.safetensors")
+        return Description("it is a safetensors file of another name", f"name it {path.stem}.safetensors")
     if head.startswith(b"\x80"):
-        return Found("it is a pickle, and no file of torch.save", f"load it, if you trust it: {OWN}")
+        return Description("it is a pickle, and no file of torch.save", f"load it, if you trust it: {OWN}")
     if not head.strip(b"\0"):
         return (
             _of_torch(path, shards)
             if path.suffix in _TORCH
-            else Found("it is empty" if not head else "it begins with zeros", AGAIN)
+            else Description("it is empty" if not head else "it begins with zeros", AGAIN)
         )
     if holds_text(head):
         line = head.decode(errors="ignore").splitlines()[0][:_SHOWN].strip()
         text = f"a text, which begins with {line!a}"
         return (
-            Found(f"it is no file of torch.save: {text}", AGAIN)
+            Description(f"it is no file of torch.save: {text}", AGAIN)
             if path.suffix in _TORCH
-            else Found(f"it is {text}", "")
+            else Description(f"it is {text}", "")
         )
-    return Found("it is no file of torch.save", AGAIN) if path.suffix in _TORCH else None
+    return Description("it is no file of torch.save", AGAIN) if path.suffix in _TORCH else None
 
 
 def _head(path: Path) -> bytes:
@@ -153,7 +155,7 @@ def _head(path: Path) -> bytes:
         os.close(fd)
 
 
-def _archive(path: Path) -> Found | None:
+def _archive(path: Path) -> Description | None:
     """Zip archives that are not of torch.save.
 
     A damaged one is taken for a torch file.
@@ -165,15 +167,17 @@ def _archive(path: Path) -> Found | None:
         return None
     if any(name.endswith("/constants.pkl") for name in names):
         remedy = "save the module's state_dict: torch.jit.load(FILE).state_dict()"
-        return Found("it is a TorchScript archive", remedy)
+        return Description("it is a TorchScript archive", remedy)
     if names and all(name.endswith(".npy") for name in names):
-        return Found(f"it is a NumPy archive of {plural(len(names), 'array')}", OWN)
+        return Description(f"it is a NumPy archive of {plural(len(names), 'array')}", OWN)
     if not any(name.endswith("data.pkl") for name in names):
-        return Found(f"it is a zip archive of {plural(len(names), 'file')}, and not of torch.save", "unpack it first")
+        return Description(
+            f"it is a zip archive of {plural(len(names), 'file')}, and not of torch.save", "unpack it first"
+        )
     return None
 
 
-def _of_torch(path: Path, shards: Sequence[Path]) -> Found:
+def _of_torch(path: Path, shards: Sequence[Path]) -> Description:
     """A description of a torch file without a known framework.
 
     `shards`: files whose names differ from this one's by a number, itself included.
@@ -183,21 +187,23 @@ def _of_torch(path: Path, shards: Sequence[Path]) -> Found:
         made = value.function
         name = f"{made.module}.{made.name}" if isinstance(made, Global) else "a class"
         remedy = f"if you trust it, save its state dict: {_code([path], '.state_dict()', trusted=True)}"
-        return Found(f"it is a torch file of one pickled object, {name}", remedy)
+        return Description(f"it is a torch file of one pickled object, {name}", remedy)
     if isinstance(value, Mapping):
         if _is_state(value):
-            return Found(f"it is a torch file of one state dict: {_tensors_text(value)}", _way_out(path, shards, ""))
+            return Description(
+                f"it is a torch file of one state dict: {_tensors_text(value)}", _way_out(path, shards, "")
+            )
         said = ", ".join(f"{key}{_kind_text(one)}" for key, one in list(value.items())[:_KEYS])
         more = ", ..." if len(value) > _KEYS else ""
         states = [key for key, one in value.items() if isinstance(one, Mapping) and _is_state(one)]
         what = f"it is a torch file with the keys {said}{more}" if value else "it is a torch file of an empty dict"
         if not states:
-            return Found(what, "")
+            return Description(what, "")
         of = next((key for key in states if str(key) in ("model", "state_dict", "module")), states[0])
         trusted = not all(map(_is_harmless, value.values()))
-        return Found(what, _way_out(path, shards, f"[{of!r}]", trusted=trusted))
+        return Description(what, _way_out(path, shards, f"[{of!r}]", trusted=trusted))
     kind = "one tensor" if isinstance(value, TensorRef) else f"one {type(value).__name__}"
-    return Found(f"it is a torch file of {kind}, without names", "save a dict of tensors by their names")
+    return Description(f"it is a torch file of {kind}, without names", "save a dict of tensors by their names")
 
 
 def _way_out(path: Path, shards: Sequence[Path], part: str, *, trusted: bool = False) -> str:

@@ -25,7 +25,7 @@ __all__ = [
     "each_of",
     "has_groups_alone",
     "matched",
-    "refuse_without",
+    "reject_without",
     "sources_of",
     "with_empty",
 ]
@@ -53,7 +53,7 @@ def matched(source: Checkpoint, wanted: Wanted) -> tuple[ParameterGroup, ...]:
     ):
         if hyper is None and not is_silent:
             like = next(group.name for group in known if group.hyper)
-            refuse_without(members, f"group {number} (`{name}`) of the target", f"{name}:{like}")
+            reject_without(members, f"group {number} (`{name}`) of the target", f"{name}:{like}")
         out.append(ParameterGroup(name, members, dict(hyper or {}), listed[number]))
     return tuple(out)
 
@@ -67,7 +67,7 @@ def agreed(known: Sequence[ParameterGroup], wanted: Wanted, tensors: Iterable[Ex
     out: list[Hyper | None] = []
     for number, ((name, members), found) in enumerate(zip(wanted, sources_of(known, wanted), strict=True)):
         for other in found[1:]:
-            _demand_equal((number, name, members), (known[found[0]], known[other]), tensors)
+            _check_equal((number, name, members), (known[found[0]], known[other]), tensors)
         out.append(known[found[0]].hyper if found else None)
     return out
 
@@ -161,7 +161,7 @@ def _value(value: object, places: Mapping[Place, Extent]) -> object:
     return listed() if callable(listed) else number
 
 
-def _demand_equal(
+def _check_equal(
     group: tuple[int, str, tuple[str, ...]], both: tuple[ParameterGroup, ParameterGroup], tensors: Iterable[Extent]
 ) -> None:
     """Raises: UcplError E482."""
@@ -185,7 +185,7 @@ def _demand_equal(
     )
 
 
-def refuse_without(members: Sequence[str], called: str = "", begun: str = "GROUP:LIKE") -> NoReturn:
+def reject_without(members: Sequence[str], called: str = "", begun: str = "GROUP:LIKE") -> NoReturn:
     """Stop: the source has no hyper-parameters of a target group.
 
     Raises: UcplError E483.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ucpl.records import frozen
 
-__all__ = ["AGAIN", "OWN", "UNPACK", "Found", "holds_text", "magic_of"]
+__all__ = ["AGAIN", "OWN", "UNPACK", "Description", "holds_text", "magic_of"]
 
 _CHARACTER = 4  # bytes, at most
 UNPACK = "unpack it first: {tool}"
@@ -31,17 +31,21 @@ _MAGIC: tuple[tuple[bytes, str, str], ...] = (
 
 
 @frozen
-class Found:
+class Description:
     """A description, as in `it is ...`, and a remedy."""
 
     what: str
     remedy: str
 
 
-def magic_of(head: bytes) -> Found | None:
+def magic_of(head: bytes) -> Description | None:
     """The program of a file, by its first bytes, or None."""
-    found = next((Found(f"it is {what}", remedy) for first, what, remedy in _MAGIC if head.startswith(first)), None)
-    return found or (Found("it is a tar archive", UNPACK.format(tool="tar xf")) if head[257:262] == b"ustar" else None)
+    found = next(
+        (Description(f"it is {what}", remedy) for first, what, remedy in _MAGIC if head.startswith(first)), None
+    )
+    return found or (
+        Description("it is a tar archive", UNPACK.format(tool="tar xf")) if head[257:262] == b"ustar" else None
+    )
 
 
 def holds_text(head: bytes) -> bool:

@@ -20,7 +20,7 @@ from attrs import field
 from ucpl.errors import Label, fail
 from ucpl.extents import BY_SAFETENSORS, DTYPES, PAIRED, Extent, in_elements, in_file, size_of
 from ucpl.extents.account import NotRead
-from ucpl.files.magic import Found, magic_of
+from ucpl.files.magic import Description, magic_of
 from ucpl.files.texts import is_text
 from ucpl.files.zips import open_file, read_exactly
 from ucpl.records import frozen
@@ -38,7 +38,9 @@ HEADER_BYTES_FREE = 8 << 20  # of a header, whatever the file holds: some 80,000
 DIMS_MAX = 64
 _HEAD = 512  # bytes that are enough to recognise files of other programs
 _ZIP = b"PK\x03\x04"
-_TORCH_FILE = Found("it is a zip archive, as torch.save writes it", "give it the name that it had, as in model.pt")
+_TORCH_FILE = Description(
+    "it is a zip archive, as torch.save writes it", "give it the name that it had, as in model.pt"
+)
 ALIASES = "ucpl.aliases"  # the metadata of a header that ucpl writes: second names of its tensors, as JSON
 
 
@@ -87,7 +89,7 @@ class SafetensorsFile:
         return tuple(self.tensors.values())
 
 
-def _refuse_other(path: Path, file: str, head: bytes) -> None:
+def _reject_other(path: Path, file: str, head: bytes) -> None:
     """Reject a file of another program, by its first bytes.
 
     Raises: UcplError E430.
@@ -112,7 +114,7 @@ def read_safetensors_file(root: str | Path, relative_path: str) -> SafetensorsFi
         head = read_exactly(fd, 0, min(size, _HEAD), relative_path)
         (header_size,) = struct.unpack("<Q", head[:8])
         if head[8:9] != b"{":
-            _refuse_other(path, relative_path, head)
+            _reject_other(path, relative_path, head)
         if header_size > min(HEADER_BYTES_MAX, size - 8):
             fail(
                 "E430",

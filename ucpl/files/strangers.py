@@ -13,7 +13,7 @@ from ucpl.errors import Label, UcplError, fail, plural
 from ucpl.files.texts import names_like
 from ucpl.files.torch_files import read_torch_file
 
-__all__ = ["refuse_stranger"]
+__all__ = ["reject_stranger"]
 
 LIGHTNING = "pytorch-lightning_version"  # a key of every checkpoint of Lightning's Trainer
 _CHUNKS = re.compile(r"__[0-9]+_[0-9]+\.distcp")  # as torch.distributed.checkpoint calls a rank's file
@@ -21,31 +21,31 @@ _OF_A_RANK = re.compile(r"_rank_?[0-9]+\.bin$")
 BY_LAYOUT = "which a layout of framework torch() reads: file weights = torch"
 
 
-def refuse_stranger(path: Path) -> None:
+def reject_stranger(path: Path) -> None:
     """Nothing, where the path is none of these. Raises: UcplError E438, E452."""
     if path.is_file():
-        _refuse_one_file(path)
+        _reject_one_file(path)
         return
     chunks = sorted(name for name in names_like(path, ".distcp") if _CHUNKS.fullmatch(name))
     if chunks and not (path / ".metadata").exists():
-        _refuse_without_metadata(path, chunks)
+        _reject_without_metadata(path, chunks)
     ranks = sorted(p.name for p in path.glob("pytorch_model_fsdp*.bin") if _OF_A_RANK.search(p.name))
     if ranks:
-        _refuse(
+        _reject(
             f"{path} has its model in {plural(len(ranks), 'file')} of FSDP's ranks ({ranks[0]}"
             f"{', ...' if len(ranks) > 1 else ''}), as LOCAL_STATE_DICT saves it",
             "load it in a job of as many ranks, and save it as SHARDED_STATE_DICT, which is read",
             path / ranks[0],
         )
     for below in sorted(path.glob("pytorch_model_fsdp*.bin")):
-        _refuse(
+        _reject(
             f"{path} has its model in {below.name}, as FSDP saves it in one file",
             "weights alone: save its state dict as model.safetensors, which is read",
             below,
         )
 
 
-def _refuse_without_metadata(path: Path, chunks: list[str]) -> NoReturn:
+def _reject_without_metadata(path: Path, chunks: list[str]) -> NoReturn:
     """Chunks say neither which tensor they are of nor where they begin."""
     more = f" and {len(chunks) - 1} more" if len(chunks) > 1 else ""
     fail(
@@ -57,7 +57,7 @@ def _refuse_without_metadata(path: Path, chunks: list[str]) -> NoReturn:
     )
 
 
-def _refuse_one_file(path: Path) -> None:
+def _reject_one_file(path: Path) -> None:
     try:
         value = read_torch_file(path.parent, path.name).value
     except UcplError as error:
@@ -65,7 +65,7 @@ def _refuse_one_file(path: Path) -> None:
             raise
         return  # no file of torch.save
     if isinstance(value, dict) and LIGHTNING in value and "state_dict" in value:
-        _refuse(
+        _reject(
             f"{path} is a checkpoint of Lightning in one file",
             "save its state_dict as safetensors for the weights alone; for its optimizer, too, it is one file, "
             f'{BY_LAYOUT} "{path.name}" key "state_dict/{{key}}"',
@@ -73,5 +73,5 @@ def _refuse_one_file(path: Path) -> None:
         )
 
 
-def _refuse(message: str, remedy: str, shown: Path) -> NoReturn:
+def _reject(message: str, remedy: str, shown: Path) -> NoReturn:
     fail("E438", f"{message}; that is not read yet", Label(str(shown)), remedy=remedy)

@@ -72,7 +72,7 @@ def is_inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\0" not in path
 
 
-def demand_inside(folder: Path, files: Iterable[str]) -> None:
+def check_inside(folder: Path, files: Iterable[str]) -> None:
     """Check that files stay in a folder.
 
     Raises: UcplError E393.

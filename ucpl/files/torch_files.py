@@ -78,7 +78,7 @@ class TorchFile:
         """
         return tuple(self.extent(key, value) for key, value in tensors_of(self.value, self.file))
 
-    def demand_undamaged(self, storage: str, holds: str) -> None:
+    def check_undamaged(self, storage: str, holds: str) -> None:
         """Compare a storage's bytes with its CRC, if it has one.
 
         holds: its content. Raises: UcplError E400, E612.
@@ -151,7 +151,7 @@ def read_torch_file(root: str | Path, relative_path: str, start: int = 0, size: 
         members = directory.members
         archive = _archive_name(members, file, path)
         if len({name.lower() for name in members}) != len(members):
-            _refuse_cases(members, file, path)
+            _reject_cases(members, file, path)
         order = f"{archive}/byteorder"
         if order in members and (text := directory.read(fd, order, RECORD_BYTES_MAX)) != b"little":
             fail("E412", f"{file} has the byte order {text[:20].decode('ascii', 'replace')}", Label(str(path)))
@@ -242,7 +242,7 @@ def _archive_name(members: dict[str, Member], file: str, path: Path) -> str:
     return archive
 
 
-def _refuse_cases(members: dict[str, Member], file: str, path: Path) -> NoReturn:
+def _reject_cases(members: dict[str, Member], file: str, path: Path) -> NoReturn:
     """Reject members whose names differ in case only: torch ignores case.
 
     Raises: UcplError E417.

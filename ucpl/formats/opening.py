@@ -14,10 +14,10 @@ from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Checkpoint, Framework, Order
 from ucpl.files.described import found_at
 from ucpl.files.scalars import number_of
-from ucpl.files.strangers import refuse_stranger
+from ucpl.files.strangers import reject_stranger
 from ucpl.files.watching import watched
 from ucpl.formats.folders import container_of
-from ucpl.formats.folders.steps import Run
+from ucpl.formats.folders.steps import RunFacts
 from ucpl.formats.overlooked import is_of_an_optimizer
 from ucpl.registry import format_named, formats
 
@@ -71,7 +71,7 @@ def open_checkpoint(path: Path, order: Order | None = None) -> Checkpoint:
             chunks = format_named(opened.format).chunk_folders(opened.root)
             keys = opened.state.carried.keys()
             return evolve(opened, container=container_of(opened.top, opened.root, keys, chunks, run=_run_of(opened)))
-    refuse_stranger(path)
+    reject_stranger(path)
     below = _below(path) or _of_language(path)
     found = found_at(path) if not below else None
     fail(
@@ -101,7 +101,7 @@ def _of_another_iteration(opened: Checkpoint) -> tuple[str, ...]:
     return (f"{opened.root.name} has files of iteration {said}",)
 
 
-def _run_of(opened: Checkpoint) -> Run:
+def _run_of(opened: Checkpoint) -> RunFacts:
     """Facts of the run, to compare with files next to the shards."""
     envelope = opened.state
     steps = [number_of(value) for value in envelope.scalars.get("step", {}).values()]
@@ -111,7 +111,7 @@ def _run_of(opened: Checkpoint) -> Run:
         degree = envelope.settings.get(axis)
         ranks *= degree.value if degree is not None and isinstance(degree.value, int) else 1
     skipped = envelope.blobs.get("skipped_steps")
-    return Run(
+    return RunFacts(
         int(counted) if isinstance(counted, int | float) else None,
         skipped if isinstance(skipped, int) else 0,
         0 if format_named(opened.format).is_of_any_ranks else ranks,

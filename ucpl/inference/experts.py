@@ -89,15 +89,15 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
             "E478", f"ep = {ep} does not divide {said} = {ranks}: each expert would not be on equally many ranks", asked
         )
     if source.is_fused:
-        _demand_auto_ep(plain, ranks // ep, asked)
+        _check_auto_ep(plain, ranks // ep, asked)
     for module, count in {one.module: one.count for one in experts.of.values()}.items():
         if count % ep:
             fail("E478", f"{count} experts of {module.rstrip('.')} do not divide by ep = {ep}", asked)
     _demand_alike(base.model, experts, ep, asked)
     if base.asked("elastic") and tp > 1:
-        _demand_last(base.model, experts, ep, asked)
+        _check_last(base.model, experts, ep, asked)
     if ep != experts.ep:
-        _demand_whole_groups(base.model, experts, ep, asked)
+        _check_whole_groups(base.model, experts, ep, asked)
     notes: tuple[Note, ...] = (
         ("experts of a rank", f"ep {ep}", origin),
         ("edp", ranks // ep, f"{said} / ep: ranks that hold the same experts"),
@@ -105,7 +105,7 @@ def degree_of(base: Base, source: Experts) -> tuple[Base, Experts, int, tuple[No
     return plain, experts, ep, notes
 
 
-def _demand_auto_ep(base: Base, edp: int, asked: Label) -> None:
+def _check_auto_ep(base: Base, edp: int, asked: Label) -> None:
     """Check that AutoEP's layers are combined with supported options only.
 
     Their tensors hold several experts, which round robin would deal as one.
@@ -141,7 +141,7 @@ def _demand_alike(model: nodes.Model, experts: Experts, ep: int, asked: Label) -
         )
 
 
-def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+def _check_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
     """Check that a rank's last expert is trained.
 
     With tensor parallelism and without names of groups, its number in param_shapes gives the number of experts.
@@ -164,7 +164,7 @@ def _demand_last(model: nodes.Model, experts: Experts, ep: int, asked: Label) ->
             )
 
 
-def _demand_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
+def _check_whole_groups(model: nodes.Model, experts: Experts, ep: int, asked: Label) -> None:
     """Check that no group of experts would be split.
 
     DeepSpeed opens another group once a rank's experts have too many elements in one; this is not implemented here.

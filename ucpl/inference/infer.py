@@ -52,17 +52,17 @@ class Inferred:
         """
         names = [*(tensor.name for tensor in self.checkpoint.state.tensors), *self.checkpoint.state.aliases]
         if why := why_unwritten(names, in_keys=True):
-            self._refuse("E017", why)
+            self._reject("E017", why)
         text = print_file(nodes.File("inferred.ucpl", 1, (self.model, self._written())))
         if why := why_too_large(text):
-            self._refuse("E011", why)
+            self._reject("E011", why)
         passed = [one for one in self.checkpoint.not_read if one.is_optimizer]
         entries = entries_of(("not read", one.kind, one.name, one.why) for one in passed)
         lines = (" ".join(f"not read: {entry}".splitlines()) for entry in entries)
         notes = "".join(f"\n# {line}" for line in (*packed_notes(self.checkpoint), *lines))
         return text.replace("\n", f"\n{notes}\n" if notes else "\n", 1)
 
-    def _refuse(self, code: str, why: str) -> NoReturn:
+    def _reject(self, code: str, why: str) -> NoReturn:
         remedy = "convert without a text: inferred layouts need none"
         fail(code, f"{why}: no text can say it", Label(str(self.checkpoint.top), "has it"), remedy=remedy)
 

@@ -329,7 +329,7 @@ def recut(
     grain, grain_origin = grain_said
     if degree == 1:
         return {name: evolve(s, dim=None, sections=()) for name, s in shardings.items()}, ()
-    _demand_positions(shardings, degree)
+    _check_positions(shardings, degree)
     sections = [
         _Cut(name, x.size, x.widths) for name, s in shardings.items() for x in s.sections if x.widths is not None
     ]
@@ -409,7 +409,7 @@ def _over(name: str, sharding: Sharding, degree: int, kv_heads: int, grain: int)
     return made
 
 
-def _demand_positions(shardings: Mapping[str, Sharding], degree: int) -> None:
+def _check_positions(shardings: Mapping[str, Sharding], degree: int) -> None:
     """Check that each rank has a position, before widths are computed.
 
     Raises: UcplError E473.

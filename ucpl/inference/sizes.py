@@ -77,7 +77,7 @@ def sizes_from(
         scope.given.update({name: size for name, (size, _) in learner.found.items()})
         if len(learner.found) == before:
             break
-    learner.demand_ranges()
+    learner.check_ranges()
     return learner.found
 
 
@@ -135,7 +135,7 @@ class _Learner:
         if len(left) == 1:
             self.say(name, (left[0], said[0]), said[1])
 
-    def demand_ranges(self) -> None:
+    def check_ranges(self) -> None:
         """Stop for dims that only padded axes bound.
 
         Raises: UcplError E101.

@@ -31,14 +31,14 @@ ROWS, DIVISOR = "padded_vocab", "make_vocab_size_divisible_by"
 
 
 @frozen
-class Asked:
+class RequestedRows:
     """Rows that a target is to have, and why."""
 
     rows: int
     origin: str
 
 
-def asked(base: Base, source: Checkpoint) -> Asked | None:
+def asked(base: Base, source: Checkpoint) -> RequestedRows | None:
     """The rows that a target's call requests.
 
     Raises: UcplError E479.
@@ -51,7 +51,9 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
             for t in source.state.tensors
             if t.shape
         )
-        return Asked(words, "a loader of universal folders pads anew") if padded and is_universal(base) else None
+        return (
+            RequestedRows(words, "a loader of universal folders pads anew") if padded and is_universal(base) else None
+        )
     name = next(iter(said))
     number = Scope().integer(said[name])
     where = Label("<call>", where=f"{name} = {number}")
@@ -66,7 +68,7 @@ def asked(base: Base, source: Checkpoint) -> Asked | None:
     rows = number if name == ROWS else _padded(words, number * base.asked(TP)) if number > 0 else 0
     if rows < words:
         fail("E479", f"{words} words do not fit into {rows} rows", where, Label(str(source.root), f"{words} words"))
-    return Asked(rows, "given" if name == ROWS else f"{DIVISOR} = {number}, times tp")
+    return RequestedRows(rows, "given" if name == ROWS else f"{DIVISOR} = {number}, times tp")
 
 
 def is_universal(base: Base) -> bool:
@@ -123,7 +125,7 @@ def with_rows(model: nodes.Model, rows: Mapping[str, int]) -> nodes.Model:
     return evolve(model, items=items)
 
 
-def dealt(want: Asked, source: Checkpoint, degree: int) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
+def dealt(want: RequestedRows, source: Checkpoint, degree: int) -> tuple[dict[str, Sharding], tuple[Note, ...]]:
     """Padded and cut tensors of words in a target, with notes."""
     out = {}
     for tensor in source.state.tensors:

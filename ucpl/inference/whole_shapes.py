@@ -47,12 +47,12 @@ def with_shapes(checkpoint: Checkpoint, library: Library, call: nodes.Call) -> C
             d = dims[0]
             whole[name] = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
     if _has_no_gate(library, call):
-        _demand_no_gate(whole, lines, checkpoint)
+        _check_no_gate(whole, lines, checkpoint)
     tensors = tuple(evolve(t, shape=whole.get(t.name, t.shape)) for t in checkpoint.state.tensors)
     return evolve(checkpoint, state=evolve(checkpoint.state, tensors=tensors))
 
 
-def demand_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None:
+def check_gate_kept(library: Library, call: nodes.Call, layout: Layout) -> None:
     """Stop if a target would cut a gated projection as one matrix.
 
     No rank could compute with it. Raises: UcplError E322.
@@ -79,7 +79,7 @@ def _has_no_gate(library: Library, call: nodes.Call) -> bool:
     return any(link.node.name == _ONE and link.file.name == _SPEC for link in library.chain(call.name))
 
 
-def _demand_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.Entry], checkpoint: Checkpoint) -> None:
+def _check_no_gate(whole: dict[str, tuple[int, ...]], lines: dict[str, nodes.Entry], checkpoint: Checkpoint) -> None:
     """Stop if a gated projection was cut as one matrix.
 
     Its rows would be in another order. Raises: UcplError E322.

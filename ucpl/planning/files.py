@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from ucpl.errors import Label, fail
-from ucpl.extents.account import FATES, Account, Entry, Fate
+from ucpl.extents.account import FATES, Account, AccountEntry, Fate
 from ucpl.extents.structure import Plain, Structure
 from ucpl.planning.nets import Columns, net_from, net_json
 from ucpl.planning.parsed import Json, items, plain, read_json, table, text, texts, whole
@@ -214,7 +214,8 @@ def _account(raw: Json) -> Account | None:
         return None
     count, *entries = items(raw)
     found = tuple(
-        Entry(_fate(f), text(k), whole(n), texts(names), text(why)) for f, k, n, names, why in map(items, entries)
+        AccountEntry(_fate(f), text(k), whole(n), texts(names), text(why))
+        for f, k, n, names, why in map(items, entries)
     )
     account = Account(whole(count), found)
     if account.count(*FATES) != account.items:

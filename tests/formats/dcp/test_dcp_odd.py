@@ -28,7 +28,7 @@ from tests.files.refusals import refusal
 from ucpl.extents import Scalar
 from ucpl.formats.dcp.chunks import demand_whole
 from ucpl.formats.dcp.mesh import Boxes, chunked, mesh_of
-from ucpl.formats.dcp.metadata import Chunk, Place, Stored
+from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, StoredChunk
 from ucpl.formats.dcp.writing import _tensor_of
 from ucpl.formats.opening import open_checkpoint
 
@@ -288,8 +288,8 @@ def test_chunks_without_number_are_looked_at_in_proportion() -> None:
     ends = [0, *(n * 3 + n % 2 for n in range(1, 6000)), 18_000]
     odd: Boxes = {(low,): (high - low,) for low, high in pairwise(ends)}
     assert mesh_of({"a": (18_000,)}, {"a": odd}) is None
-    many = tuple(Chunk((n, n), (2000 - n, 2000 - n), Place("f", n, 1)) for n in range(2000))
-    said = refusal(lambda: demand_whole("a", Stored("f32", (2000, 2000), many), Path(".metadata")), "E521")
+    many = tuple(StoredChunk((n, n), (2000 - n, 2000 - n), ByteRange("f", n, 1)) for n in range(2000))
+    said = refusal(lambda: demand_whole("a", ChunkedTensor("f32", (2000, 2000), many), Path(".metadata")), "E521")
     assert said.message == "element [1, 1] of `a` is in 2 chunks"
     assert time.process_time() - began < 5
 

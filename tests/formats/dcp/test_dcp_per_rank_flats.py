@@ -19,7 +19,7 @@ import ucpl
 from tests.files.refusals import refusal
 from tests.gathered import plain_of
 from ucpl.api import open_checkpoint
-from ucpl.formats.dcp.per_rank_flats import Member, members_of
+from ucpl.formats.dcp.per_rank_flats import FlatMember, members_of
 from ucpl.formats.deepspeed.order import Unclear
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "dcp"
@@ -109,7 +109,7 @@ def test_a_unit_has_what_no_unit_inside_it_has() -> None:
     block = sum(map(prod, BLOCK.values()))
     found = members_of(params, [[0, 1, 2]], {0: filled(19), 1: filled(block), 2: filled(block)}, RANKS)
     assert names_of(found) == [["embed", "head"], *([f"h.{i}.{name}" for name in BLOCK] for i in (0, 1))]
-    assert isinstance(found, list) and found[0][0][1] == Member("head", (5,), 14)
+    assert isinstance(found, list) and found[0][0][1] == FlatMember("head", (5,), 14)
 
 
 def test_units_within_units() -> None:

@@ -92,7 +92,7 @@ def refusal(path: Path, layout: str | None = None) -> tuple[str, str]:
     return caught.value.diagnostics[0].code, caught.value.diagnostics[0].message
 
 
-def demand_moments(checkpoint: Path, folder: Path, groups: Groups, layout: str | None = None) -> None:
+def check_moments(checkpoint: Path, folder: Path, groups: Groups, layout: str | None = None) -> None:
     """Each parameter has the moments of its own number."""
     ucpl.convert(checkpoint, folder / "plain.pt", "plain()", layout=layout)
     found = torch.load(folder / "plain.pt", weights_only=True)["params"]
@@ -116,7 +116,7 @@ def test_an_order_that_is_given_is_followed(form: str, text: str, tmp_path: Path
     opened = api.open_checkpoint(source, call)
     assert members(opened) == EACH
     assert [t.kind for t in opened.state.tensors] == ["parameter"] * 4 + ["frozen"]
-    demand_moments(source, tmp_path, EACH, call)
+    check_moments(source, tmp_path, EACH, call)
 
 
 def test_layers_of_one_shape_are_distinguished_by_the_model_order(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_layers_of_one_shape_are_distinguished_by_the_model_order(tmp_path: Path
     source = saved(tmp_path / "s", groups, "plain")
     code, message = refusal(source)
     assert (code, "several ways" in message) == ("E461", True)
-    demand_moments(source, tmp_path, groups, 'zero0(order = "model")')
+    check_moments(source, tmp_path, groups, 'zero0(order = "model")')
     less = saved(tmp_path / "t", [["a.weight", "a.bias"], ["b.weight"]], "plain")  # or c.weight
     assert refusal(less, 'zero0(order = "model")')[0] == "E461"
 
@@ -136,7 +136,7 @@ def test_masters_identify_any_order(form: str, groups: Groups, tmp_path: Path) -
     opened = api.open_checkpoint(source)
     assert members(opened) == groups
     assert told_by(opened) == "shapes and values of the masters"
-    demand_moments(source, tmp_path, groups)
+    check_moments(source, tmp_path, groups)
 
 
 def test_weights_and_masters_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_weights_that_are_views_of_flat_buffers_identify_any_order(tmp_path: Pat
     opened = api.open_checkpoint(source)
     assert members(opened) == EACH
     assert told_by(opened) == "weights are views of the groups' flat buffers"  # values of masters would find the same
-    demand_moments(source, tmp_path, EACH)
+    check_moments(source, tmp_path, EACH)
 
 
 @pytest.mark.parametrize("form", ["plain", "each", "flat"])
@@ -218,7 +218,7 @@ def test_what_is_written_names_its_numbers(fused: int, tmp_path: Path) -> None:
     assert members(opened) == EACH
     assert told_by(opened).startswith("param_shapes of ")  # values of masters would find the same
     assert opened.state.settings["fused"].value == fused
-    demand_moments(tmp_path / "new", tmp_path, EACH)
+    check_moments(tmp_path / "new", tmp_path, EACH)
 
 
 @pytest.mark.parametrize("form", ["each", "flat"])
@@ -258,7 +258,7 @@ def test_groups_of_a_spec_say_the_order(tmp_path: Path) -> None:
     assert refusal(source)[0] == "E461"
     spec = f"{tmp_path / 'own.ucpl'}:stored()"
     assert members(api.open_checkpoint(source, spec)) == groups
-    demand_moments(source, tmp_path, groups, spec)
+    check_moments(source, tmp_path, groups, spec)
 
 
 WRONG = {

@@ -21,7 +21,7 @@ from tests.cli.command import digest, good, ucpl
 from ucpl.conversion.anew import own_names
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import NamedTensor
-from ucpl.extents.containers import Rule
+from ucpl.extents.containers import CompanionRule
 from ucpl.formats.folders.reading import KINDS
 from ucpl.formats.opening import open_checkpoint
 from ucpl.runtime.failpoints import set_failpoints
@@ -612,7 +612,7 @@ def test_a_file_next_to_the_shards_that_grew_since_it_was_opened(source: Path, t
     ],
 )
 def test_a_pattern_and_a_name(pattern: str, name: str, rank: int | None) -> None:
-    assert Rule(pattern, "carry", "").rank_of(name) == rank
+    assert CompanionRule(pattern, "carry", "").rank_of(name) == rank
 
 
 # ---- a vocabulary that grows ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from ucpl.conversion.given import Given
 from ucpl.conversion.planning import Asked
 from ucpl.errors import UcplError
 from ucpl.formats.dcp.cells import boxes_of_run
-from ucpl.formats.dcp.metadata import Chunk, Metadata, Place, Stored
+from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, Metadata, StoredChunk
 from ucpl.formats.leaving import objects_advice
 from ucpl.formats.megatron.buckets import buckets_in, runs_of
 from ucpl.formats.opening import open_checkpoint
@@ -435,9 +435,9 @@ def test_numbers_of_layers_are_bounded_by_what_is_stored(names: dict[str, tuple[
     tensors = {}
     for name, shape in names.items():
         at, size = (0,) * len(shape), (1,) * len(shape)
-        tensors[name] = Stored("bf16", shape, (Chunk(at, size, Place("a", 0, None)),))
+        tensors[name] = ChunkedTensor("bf16", shape, (StoredChunk(at, size, ByteRange("a", 0, None)),))
     bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16).bucket_idx_0.param"
-    tensors[bucket] = Stored("f32", (8,), (Chunk((0,), (8,), Place("a", 0, None)),))
+    tensors[bucket] = ChunkedTensor("f32", (8,), (StoredChunk((0,), (8,), ByteRange("a", 0, None)),))
     root = Path("run")
     with pytest.raises(UcplError, match=text) as refused:
         runs_of(Metadata(tensors=tensors), tuple(names), buckets_in((bucket,), root), root)
@@ -447,10 +447,10 @@ def test_numbers_of_layers_are_bounded_by_what_is_stored(names: dict[str, tuple[
 def test_groups_of_buckets_without_end_are_refused(tmp_path: Path) -> None:
     name = "decoder.layers.0.mlp.linear_fc1.weight"
     bucket = "optimizer.distributed.dp_group_idx_999999999.gbuf_idx_0.dtype_(torch.bfloat16).bucket_idx_0.param"
-    place = Place("a", 0, None)
+    place = ByteRange("a", 0, None)
     tensors = {
-        name: Stored("bf16", (4, 2), (Chunk((0, 0), (4, 2), place),)),
-        bucket: Stored("f32", (8,), (Chunk((0,), (8,), place),)),
+        name: ChunkedTensor("bf16", (4, 2), (StoredChunk((0, 0), (4, 2), place),)),
+        bucket: ChunkedTensor("f32", (8,), (StoredChunk((0,), (8,), place),)),
     }
     with pytest.raises(UcplError) as refused:
         runs_of(Metadata(tensors=tensors), (name,), buckets_in((bucket,), tmp_path), tmp_path)

@@ -16,7 +16,7 @@ import ucpl
 from tests.formats.megatron.megatron_of import FIXTURES
 from tests.gathered import plain_of
 from ucpl.errors import UcplError
-from ucpl.formats.dcp.metadata import Metadata, Stored
+from ucpl.formats.dcp.metadata import ChunkedTensor, Metadata
 from ucpl.formats.megatron.roles import unchained
 from ucpl.formats.opening import open_checkpoint
 from ucpl.registry import format_named
@@ -144,7 +144,9 @@ def test_states_of_optimizers_in_a_chain_are_read(tmp_path: Path) -> None:
 
 
 def test_a_state_of_two_optimizers_is_refused() -> None:
-    both = {f"chained_{n}.optimizer.state.exp_avg.output_layer.weight": Stored("f32", (4,), ()) for n in range(2)}
+    both = {
+        f"chained_{n}.optimizer.state.exp_avg.output_layer.weight": ChunkedTensor("f32", (4,), ()) for n in range(2)
+    }
     with pytest.raises(UcplError, match="is of two optimizers") as refused:
         unchained(Metadata(both))
     assert refused.value.diagnostics[0].code == "E530"

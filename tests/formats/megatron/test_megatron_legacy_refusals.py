@@ -14,7 +14,7 @@ import ucpl
 from tests.files.refusals import refusal
 from tests.formats.megatron.megatron_of import FIXTURES, assert_exact
 from ucpl.formats.megatron import legacy_optimizer
-from ucpl.formats.megatron.legacy_buffers import Parameter, buckets_of
+from ucpl.formats.megatron.legacy_buffers import BufferParameter, buckets_of
 from ucpl.formats.opening import open_checkpoint
 
 State = dict[Any, Any]
@@ -187,14 +187,16 @@ def test_experts_that_are_cut_over_other_ranks(tmp_path: Path) -> None:
 def test_of_two_bucket_sizes_none_is_guessed() -> None:
     """Both give the saved length: views or arguments decide."""
     sizes = [720, 16, 384, 768, 16]
-    ways = buckets_of([Parameter(f"p{n}", size) for n, size in enumerate(sizes)], 1952)
+    ways = buckets_of([BufferParameter(f"p{n}", size) for n, size in enumerate(sizes)], 1952)
     assert len(ways) == 2
-    (said,) = buckets_of([Parameter(f"p{n}", size) for n, size in enumerate(sizes)], 1952, (700,))
+    (said,) = buckets_of([BufferParameter(f"p{n}", size) for n, size in enumerate(sizes)], 1952, (700,))
     assert said in ways
     places = [0, 768, 832, 1216, 2048]
-    parameters = [Parameter(f"p{n}", size, place) for n, (size, place) in enumerate(zip(sizes, places, strict=True))]
+    parameters = [
+        BufferParameter(f"p{n}", size, place) for n, (size, place) in enumerate(zip(sizes, places, strict=True))
+    ]
     assert buckets_of(parameters, 1952) == [said] and [b.start for b in said] == [0, 720, 1936]
-    moved = [Parameter(p.name, p.numel, 1344 if p.place == 1216 else p.place) for p in parameters]
+    moved = [BufferParameter(p.name, p.numel, 1344 if p.place == 1216 else p.place) for p in parameters]
     assert buckets_of(moved, 1952) == [], "weights that lie otherwise"
 
 

@@ -12,7 +12,7 @@ import ucpl
 from ucpl.errors import UcplError
 from ucpl.formats.megatron.homes import legacy_of
 from ucpl.formats.megatron.legacy_arguments import at_degrees
-from ucpl.formats.megatron.legacy_names import Dialect
+from ucpl.formats.megatron.legacy_names import NameRules
 from ucpl.formats.megatron.orders import orders_of, registered
 from ucpl.formats.opening import open_checkpoint
 
@@ -195,14 +195,16 @@ NORMS = {
 def test_down_projections_are_cut_in_megatron_core_s_own_blocks_alone(norms: str, blocks: str, cut: bool) -> None:
     """As Megatron-Core 0.16.1 makes them: ColumnParallelLinear, and Transformer Engine's Linear, `duplicated`."""
     shapes = {f"decoder.layers.0.{name}": shape for name, shape in (LATENT | NORMS[norms]).items()}
-    dialect = Dialect(shapes, 1, {"q_lora_rank": 6, "kv_lora_rank": 8, "qk_pos_emb_head_dim": 2}, "x", blocks)
+    dialect = NameRules(shapes, 1, {"q_lora_rank": 6, "kv_lora_rank": 8, "qk_pos_emb_head_dim": 2}, "x", blocks)
     for which, rows in (("q", 6), ("kv", 10)):
         found = dialect.sharding(f"decoder.layers.0.self_attention.linear_{which}_down_proj.weight", 2)
         assert (found.dim, found.local(1)) == ((0, (rows // 2, 4)) if cut else (None, (rows, 4)))
 
 
 def test_down_projections_without_a_known_cut_are_refused() -> None:
-    dialect = Dialect({f"decoder.layers.0.{name}": shape for name, shape in LATENT.items()}, 1, {"q_lora_rank": 6}, "x")
+    dialect = NameRules(
+        {f"decoder.layers.0.{name}": shape for name, shape in LATENT.items()}, 1, {"q_lora_rank": 6}, "x"
+    )
     with pytest.raises(UcplError, match="transformer_impl") as found:
         dialect.sharding("decoder.layers.0.self_attention.linear_q_down_proj.weight", 2)
     assert found.value.diagnostics[0].code == "E542"

@@ -260,7 +260,7 @@ def test_what_files_and_configs_say_stays_within_its_line(tmp_path):
 def test_layers_behind_the_last_have_a_switch(stored, tmp_path, monkeypatch):
     config = llama_config(num_nextn_predict_layers=2, model_type="deepseek_v3")
     shapes = llama_shapes(config)
-    saved = tuple(hf.Found(n, s, "f32") for n, s in shapes.items())
+    saved = tuple(hf.FoundTensor(n, s, "f32") for n, s in shapes.items())
     facts = hf.Class((Version(saved, numbers_of(config)),), dropped=(r"model\.layers\.61.*",))
     monkeypatch.setattr(reading, "class_of", lambda *_, **__: facts)
     if stored:
@@ -326,7 +326,7 @@ def test_what_a_class_adds(tmp_path, monkeypatch):
     config = llama_config(tie_word_embeddings=True)
     shapes = {**llama_shapes(config), "model.seen": (2,)}
     source = save(tmp_path / "s", random_of(shapes), config)
-    saved = tuple(hf.Found(n, s, "f32", n == "model.seen") for n, s in shapes.items())
+    saved = tuple(hf.FoundTensor(n, s, "f32", n == "model.seen") for n, s in shapes.items())
     facts = hf.Class(
         (Version(saved, numbers_of(config)),),
         {"lm_head.weight": "model.embed_tokens.weight"},

@@ -21,7 +21,7 @@ from ucpl.extents import Extent, TensorRef
 from ucpl.files.ahead import ahead
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.zips import ends_of, open_file
-from ucpl.formats.dcp.metadata import METADATA, Chunk, Metadata, Place, Stored
+from ucpl.formats.dcp.metadata import METADATA, ByteRange, ChunkedTensor, Metadata, StoredChunk
 from ucpl.records import define
 from ucpl.storage.reading import hint
 
@@ -58,7 +58,7 @@ class Chunks:
         """The file that describes a tensor."""
         return self.root / self.described.get(name, METADATA)
 
-    def archive(self, place: Place) -> TorchFile:
+    def archive(self, place: ByteRange) -> TorchFile:
         return read_torch_file(self.root, place.file, place.start, place.size)
 
     def ahead(self, metadata: Metadata) -> None:
@@ -68,7 +68,7 @@ class Chunks:
         """
         chunks = (chunk for stored in metadata.tensors.values() for chunk in (*stored.chunks, *stored.empty))
         places = list(dict.fromkeys((*(chunk.place for chunk in chunks), *metadata.objects.values())))
-        files: dict[str, list[Place]] = {}
+        files: dict[str, list[ByteRange]] = {}
         for place in places:
             files.setdefault(place.file, []).append(place)
         if places:
@@ -76,7 +76,7 @@ class Chunks:
             ahead(path, [partial(self._ends, file, some) for file, some in files.items()])
             ahead(path, [partial(self.archive, place) for place in places])
 
-    def _ends(self, file: str, places: list[Place]) -> None:
+    def _ends(self, file: str, places: list[ByteRange]) -> None:
         """Fetch the ends of archives: two neighbours meet in one range."""
         known = [(place.start, place.size) for place in places if place.size is not None and place.start >= 0]
         ends = [end for start, size in known for end in ends_of(start, size)]
@@ -86,7 +86,7 @@ class Chunks:
         finally:
             os.close(fd)
 
-    def tensor(self, place: Place, name: str) -> tuple[TorchFile, TensorRef]:
+    def tensor(self, place: ByteRange, name: str) -> tuple[TorchFile, TensorRef]:
         """The tensor that an archive is. Raises: UcplError E455."""
         part = self.archive(place)
         if not isinstance(part.value, TensorRef):
@@ -97,13 +97,13 @@ class Chunks:
             )
         return part, part.value
 
-    def extents(self, name: str, stored: Stored) -> dict[Key, Extent]:
+    def extents(self, name: str, stored: ChunkedTensor) -> dict[Key, Extent]:
         """Chunks of a tensor by key.
 
         Raises: UcplError E521, E522, and errors of reading the archives.
         """
-        found: list[tuple[Chunk, Extent]] = []
-        lacking: list[tuple[Chunk, TensorRef]] = []
+        found: list[tuple[StoredChunk, Extent]] = []
+        lacking: list[tuple[StoredChunk, TensorRef]] = []
         for chunk in stored.chunks:
             part, tensor = self.tensor(chunk.place, name)
             if tensor.shape == chunk.shape:
@@ -123,7 +123,7 @@ class Chunks:
         demand_whole(name, stored, self.metadata(name))
         return {extent.key: extent for _, extent in found}
 
-    def extent(self, name: str, chunk: Chunk, part: TorchFile, tensor: TensorRef) -> Extent:
+    def extent(self, name: str, chunk: StoredChunk, part: TorchFile, tensor: TensorRef) -> Extent:
         """The chunk of an archive, with the archive's begin in its storage.
 
         All archives of a file call their storage "0".
@@ -131,7 +131,9 @@ class Chunks:
         made = part.extent(address(name, chunk.offset), tensor)
         return evolve(made, storage=f"{chunk.place.start}:{made.storage}")
 
-    def mended(self, name: str, stored: Stored, lacking: list[tuple[Chunk, TensorRef]]) -> tuple[Chunk, Extent]:
+    def mended(
+        self, name: str, stored: ChunkedTensor, lacking: list[tuple[StoredChunk, TensorRef]]
+    ) -> tuple[StoredChunk, Extent]:
         """Join the box without elements and the archive without a box.
 
         Raises: UcplError E522.
@@ -164,7 +166,7 @@ class Chunks:
         return placed, self.extent(name, placed, part, tensor)
 
 
-def demand_whole(name: str, stored: Stored, path: Path) -> None:
+def demand_whole(name: str, stored: ChunkedTensor, path: Path) -> None:
     """Check that the boxes cover each element once.
 
     path: the file that describes them. Raises: UcplError E521, E523.

@@ -198,7 +198,7 @@ class _Ranks:
             first = self.parts[0].extent((_STATE, key), value.tensor())
             for part, top in zip(self.parts[1:], self.tops()[1:], strict=True):
                 other = part.extent((_STATE, key), top.at(_STATE, key).tensor())
-                self.demand_copy(key, first, other)
+                self.check_copy(key, first, other)
             if 0 in first.shape:
                 self.empty[key] = {"dtype": first.dtype, "shape": list(first.shape), "buffer": True}
                 continue
@@ -206,7 +206,7 @@ class _Ranks:
             out.append(NamedTensor(key, first.shape, first.dtype, "buffer"))
         return out
 
-    def demand_copy(self, key: str, first: Extent, other: Extent) -> None:
+    def check_copy(self, key: str, first: Extent, other: Extent) -> None:
         if (first.shape, first.dtype) != (other.shape, other.dtype):
             fail(
                 "E456",

@@ -14,7 +14,7 @@ from attrs import evolve
 from ucpl.errors import Label, UcplError, fail
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.texts import names_like, read_small
-from ucpl.formats.dcp.metadata import METADATA, Metadata, Place, Stored, read_metadata
+from ucpl.formats.dcp.metadata import METADATA, ByteRange, ChunkedTensor, Metadata, read_metadata
 
 __all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apart", "is_of_megatron", "read_folders"]
 
@@ -101,11 +101,11 @@ def read_folders(root: Path) -> Metadata:
     return out
 
 
-def _placed(place: Place, folder: str) -> Place:
+def _placed(place: ByteRange, folder: str) -> ByteRange:
     return evolve(place, file=f"{folder}/{place.file}")
 
 
-def _moved(stored: Stored, folder: str) -> Stored:
+def _moved(stored: ChunkedTensor, folder: str) -> ChunkedTensor:
     chunks, empty = (
         tuple(evolve(chunk, place=_placed(chunk.place, folder)) for chunk in some)
         for some in (stored.chunks, stored.empty)

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, fail
 from ucpl.formats.dcp.grids import Lines, by_dims
-from ucpl.formats.dcp.mesh import Boxes, Cut, boxes_by, boxes_of, mesh_of
+from ucpl.formats.dcp.mesh import Boxes, TensorCut, boxes_by, boxes_of, mesh_of
 from ucpl.formats.dcp.metadata import METADATA
 from ucpl.inference.parallel import STORED, TARGET, Base, Extended, extended
 from ucpl.language import nodes
@@ -42,7 +42,7 @@ def stored(base: Base, checkpoint: Checkpoint) -> Extended:
     for name, shape in shapes.items():
         usual = (nodes.Rest(),) if kinds.get(name) == "buffer" else (_by_fsdp(), nodes.Rest())
         cut = mesh.cuts[name]
-        is_usual = shape != () and boxes_by(shape, Cut(whole=len(usual) == 1), mesh.fsdp, mesh.tp) == boxes[name]
+        is_usual = shape != () and boxes_by(shape, TensorCut(whole=len(usual) == 1), mesh.fsdp, mesh.tp) == boxes[name]
         axes = usual if is_usual else _pattern(shape, cut)
         if axes != usual:
             entries.append(_entry(name, axes, name in checkpoint.state.aliases))
@@ -77,7 +77,7 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
         (alias, owner) for alias, owner in aliases.items() if owner in shardings
     ]
     entries = [
-        _entry(place, _pattern(shardings[owner].shape, Cut(shardings[owner].dim)), place != owner)
+        _entry(place, _pattern(shardings[owner].shape, TensorCut(shardings[owner].dim)), place != owner)
         for place, owner in places
         if shardings[owner].dim is not None
     ]
@@ -103,7 +103,7 @@ def _template(is_alias: bool) -> str:
     return "{prefix}{alias}" if is_alias else "{prefix}{name}"
 
 
-def _pattern(shape: tuple[int, ...], cut: Cut) -> tuple[nodes.Axis, ...]:
+def _pattern(shape: tuple[int, ...], cut: TensorCut) -> tuple[nodes.Axis, ...]:
     """`_@chunk(tp)@chunk(fsdp) ...`, `_@chunk(fsdp) _@chunk(tp)`, `...`."""
     splits: list[list[nodes.Split]] = [[] for _ in shape]
     if cut.dim is not None:

@@ -12,7 +12,7 @@ from math import isqrt
 from ucpl.extents import Extent, Setting
 from ucpl.records import frozen
 
-__all__ = ["Boxes", "Cut", "Mesh", "boxes_by", "boxes_of", "chunked", "mesh_of", "mesh_settings"]
+__all__ = ["Boxes", "TensorCut", "ChunkMesh", "boxes_by", "boxes_of", "chunked", "mesh_of", "mesh_settings"]
 
 RANKS_MAX = 1 << 14  # chunks of one tensor over which no mesh is looked for
 Shape = tuple[int, ...]
@@ -20,7 +20,7 @@ Boxes = Mapping[Shape, Shape]  # where a chunk begins -> its shape; those that h
 
 
 @frozen
-class Cut:
+class TensorCut:
     """The cut of one tensor.
 
     dim: the dim over tp, or None for a copy on each tp rank. `whole`: FSDP does not cut it.
@@ -31,10 +31,10 @@ class Cut:
 
 
 @frozen
-class Mesh:
+class ChunkMesh:
     fsdp: int
     tp: int
-    cuts: dict[str, Cut]
+    cuts: dict[str, TensorCut]
 
 
 def boxes_of(extents: Iterable[Extent], dims: Mapping[str, int]) -> dict[str, dict[Shape, Shape]]:
@@ -57,12 +57,12 @@ def chunked(size: int, ways: int) -> Iterator[tuple[int, int]]:
     return ((low, min(each, size - low)) for low in range(0, size, each or 1))
 
 
-def boxes_by(shape: Shape, cut: Cut, fsdp: int, tp: int) -> dict[Shape, Shape]:
+def boxes_by(shape: Shape, cut: TensorCut, fsdp: int, tp: int) -> dict[Shape, Shape]:
     """Chunks of a tensor that is cut so."""
     return dict(_boxes(shape, cut, fsdp, tp))
 
 
-def _boxes(shape: Shape, cut: Cut, fsdp: int, tp: int) -> Iterator[tuple[Shape, Shape]]:
+def _boxes(shape: Shape, cut: TensorCut, fsdp: int, tp: int) -> Iterator[tuple[Shape, Shape]]:
     if not shape:
         yield (), ()
         return
@@ -74,7 +74,7 @@ def _boxes(shape: Shape, cut: Cut, fsdp: int, tp: int) -> Iterator[tuple[Shape, 
             yield (begin[0] + first, *begin[1:]), (rows, *size[1:])
 
 
-def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | None:
+def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> ChunkMesh | None:
     """The least mesh that makes these chunks, or None.
 
     shapes: complete ones. found: the chunks of each tensor. If FSDP and tp both explain a cut, FSDP is used.
@@ -87,14 +87,14 @@ def mesh_of(shapes: Mapping[str, Shape], found: Mapping[str, Boxes]) -> Mesh | N
     ordered = sorted(kinds.items(), key=lambda item: -len(item[1][1]))  # many chunks rule out a mesh sooner
     for ranks in range(most, 2 * most + 1):
         for tp in _divisors(ranks):
-            cuts: dict[object, Cut] = {}
+            cuts: dict[object, TensorCut] = {}
             for mark, (shape, boxes) in ordered:
                 cut = _cut(shape, boxes, ranks // tp, tp)
                 if cut is None:
                     break
                 cuts[mark] = cut
             else:
-                return Mesh(ranks // tp, tp, {name: cuts[mark] for name, mark in marks.items()})
+                return ChunkMesh(ranks // tp, tp, {name: cuts[mark] for name, mark in marks.items()})
     return None
 
 
@@ -115,20 +115,25 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _cut(shape: Shape, found: Boxes, fsdp: int, tp: int) -> Cut | None:
+def _cut(shape: Shape, found: Boxes, fsdp: int, tp: int) -> TensorCut | None:
     dims = range(len(shape)) if tp > 1 else ()
-    for cut in (Cut(), *(Cut(d) for d in dims), Cut(whole=True), *(Cut(d, whole=True) for d in dims)):
+    for cut in (
+        TensorCut(),
+        *(TensorCut(d) for d in dims),
+        TensorCut(whole=True),
+        *(TensorCut(d, whole=True) for d in dims),
+    ):
         if _count(shape, cut, fsdp, tp) == len(found) and _are(shape, cut, fsdp, tp, found):
             return cut
     return None
 
 
-def _are(shape: Shape, cut: Cut, fsdp: int, tp: int, found: Boxes) -> bool:
+def _are(shape: Shape, cut: TensorCut, fsdp: int, tp: int, found: Boxes) -> bool:
     """Compare the expected chunks of a cut with those found."""
     return all(found.get(at) == size for at, size in _boxes(shape, cut, fsdp, tp))
 
 
-def _count(shape: Shape, cut: Cut, fsdp: int, tp: int) -> int:
+def _count(shape: Shape, cut: TensorCut, fsdp: int, tp: int) -> int:
     """The number of chunks of a tensor with this cut."""
     if not shape:
         return 1

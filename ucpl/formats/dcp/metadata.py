@@ -19,11 +19,11 @@ from ucpl.extents import DTYPES, Call, Global, TorchDType
 from ucpl.files.inert import PICKLE_BYTES_MAX
 from ucpl.files.pickles import load_pickle
 from ucpl.files.skipping import skips_optimizer
-from ucpl.files.texts import demand_inside, is_text, read_small
+from ucpl.files.texts import check_inside, is_text, read_small
 from ucpl.files.values import Value
 from ucpl.records import define, frozen
 
-__all__ = ["ENVELOPE", "METADATA", "Chunk", "Metadata", "Place", "Step", "Stored", "read_metadata"]
+__all__ = ["ENVELOPE", "METADATA", "StoredChunk", "Metadata", "ByteRange", "Step", "ChunkedTensor", "read_metadata"]
 
 METADATA = ".metadata"
 ENVELOPE = ("ucpl", "envelope")  # key of a run's values that have no place in a state dict
@@ -43,7 +43,7 @@ STEPS_MAX = 100  # of dicts and lists in each other
 
 
 @frozen
-class Place:
+class ByteRange:
     """A run of bytes of a file, usually an archive of torch.save."""
 
     file: str  # relative to the folder
@@ -52,12 +52,12 @@ class Place:
 
 
 @frozen
-class Chunk:
+class StoredChunk:
     """A box of a tensor: its begin and its shape."""
 
     offset: Shape
     shape: Shape
-    place: Place
+    place: ByteRange
 
     @property
     def numel(self) -> int:
@@ -68,13 +68,15 @@ class Chunk:
 
 
 @frozen
-class Stored:
+class ChunkedTensor:
     """A tensor: its complete shape, and its non-empty chunks by begin."""
 
     dtype: str
     shape: Shape
-    chunks: tuple[Chunk, ...]
-    empty: tuple[Chunk, ...] = ()  # boxes without elements, of ranks that have nothing, which have a place all the same
+    chunks: tuple[StoredChunk, ...]
+    empty: tuple[
+        StoredChunk, ...
+    ] = ()  # boxes without elements, of ranks that have nothing, which have a place all the same
 
 
 @define
@@ -84,8 +86,8 @@ class Metadata:
     paths: the keys of nested dicts and lists from which each name was made.
     """
 
-    tensors: dict[str, Stored] = field(factory=dict)
-    objects: dict[str, Place] = field(factory=dict)  # values that are no tensors
+    tensors: dict[str, ChunkedTensor] = field(factory=dict)
+    objects: dict[str, ByteRange] = field(factory=dict)  # values that are no tensors
     paths: dict[str, tuple[Step, ...]] = field(factory=dict)  # in the order of the first rank's state dict
     files: tuple[str, ...] = ()
     # Shapes of tensors that Megatron-Core up to 0.13 saved as runs of each rank's flattened part.
@@ -136,8 +138,8 @@ def read_metadata(root: Path) -> Metadata:
             Label(str(path), "is not described", where=f"state_dict_metadata/{unknown}"),
         )
     out.paths = {name: steps for name, steps in out.paths.items() if name in out.tensors or name in out.objects}
-    _demand_tree(out.paths, path)
-    _demand_files(root, places, out)
+    _check_tree(out.paths, path)
+    _check_files(root, places, out)
     out.runs_of = dict(_runs_of(top.find("mcore_data"), out.tensors))
     out.archives = _archives(places, path)
     return out
@@ -181,7 +183,7 @@ def _paths(value: Value | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
         yield name, tuple(step for step in found if isinstance(step, str | int))
 
 
-def _runs_of(value: Value | None, tensors: dict[str, Stored]) -> Iterator[tuple[str, Shape]]:
+def _runs_of(value: Value | None, tensors: dict[str, ChunkedTensor]) -> Iterator[tuple[str, Shape]]:
     """Tensor -> its shape, if `.metadata` has runs of it."""
     if value is None:
         return
@@ -206,9 +208,9 @@ def _product(shape: Shape) -> int:
     return size
 
 
-def _places(value: Value) -> dict[str, dict[Shape | None, Place]]:
+def _places(value: Value) -> dict[str, dict[Shape | None, ByteRange]]:
     """Places by name and begin (None: a value that is no tensor)."""
-    out: dict[str, dict[Shape | None, Place]] = {}
+    out: dict[str, dict[Shape | None, ByteRange]] = {}
     for index, held in value.mapping().items():
         said = _fields(Value(value.path, value.file, value.key, index, value.code), "MetadataIndex")
         name, begins = said.at("fqn").text(), said.find("offset")
@@ -221,28 +223,28 @@ def _places(value: Value) -> dict[str, dict[Shape | None, Place]]:
                 Label(str(value.path), where=f"storage_data/{name}"),
                 remedy="save it without stream extensions",
             )
-        place = Place(info.at("relative_path").text(), info.at("offset").whole(), info.at("length").whole())
+        place = ByteRange(info.at("relative_path").text(), info.at("offset").whole(), info.at("length").whole())
         offset = None if begins is None else begins.shape()
         if out.setdefault(name, {}).setdefault(offset, place) != place:
             stored.wrong("one place for a chunk")
     return out
 
 
-def _only_place(name: str, places: dict[Shape | None, Place], path: Path) -> Place:
+def _only_place(name: str, places: dict[Shape | None, ByteRange], path: Path) -> ByteRange:
     if len(places) != 1:
         _lacks(name, "a value that is no tensor", f"{len(places)} places", path)
     return next(iter(places.values()))
 
 
-def _stored(name: str, value: Value, places: dict[Shape | None, Place], path: Path) -> Stored:
+def _stored(name: str, value: Value, places: dict[Shape | None, ByteRange], path: Path) -> ChunkedTensor:
     said = _fields(value, "TensorStorageMetadata")
     properties = _fields(said.at("properties"), "TensorProperties")
     dtype = properties.items()[0] if properties.held else properties
     if not isinstance(dtype.held, TorchDType) or dtype.held.name not in DTYPES:
         dtype.wrong("a dtype")
     shape = said.at("size").shape()
-    chunks: dict[Shape, Chunk] = {}
-    empty: dict[Shape, Chunk] = {}
+    chunks: dict[Shape, StoredChunk] = {}
+    empty: dict[Shape, StoredChunk] = {}
     for chunk in said.at("chunks").items():
         box = _fields(chunk, "ChunkStorageMetadata")
         offset, size = box.at("offsets").shape(), box.at("sizes").shape()
@@ -256,12 +258,12 @@ def _stored(name: str, value: Value, places: dict[Shape | None, Place], path: Pa
         if 0 not in size and offset in chunks:
             chunk.wrong("a box that begins where no other does")
         if place is not None:
-            (empty if 0 in size else chunks)[offset] = Chunk(offset, size, place)
+            (empty if 0 in size else chunks)[offset] = StoredChunk(offset, size, place)
     extra = next((o for o in places if o is not None and o not in chunks and o not in empty), None)
     if extra is not None:
         _lacks(name, "no chunk there", f"a place of one at {list(extra)}", path)
     alone = tuple(chunk for offset, chunk in empty.items() if offset not in chunks)
-    return Stored(dtype.held.name, shape, tuple(chunks[o] for o in sorted(chunks)), alone)
+    return ChunkedTensor(dtype.held.name, shape, tuple(chunks[o] for o in sorted(chunks)), alone)
 
 
 def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
@@ -273,7 +275,7 @@ def _lacks(name: str, described: str, stored: str, path: Path) -> NoReturn:
     )
 
 
-def _demand_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
+def _check_tree(paths: dict[str, tuple[Step, ...]], path: Path) -> None:
     """Check that names equal their paths, and values are leaves.
 
     A value at the path of a dict would be lost. Raises: UcplError E520.
@@ -303,7 +305,7 @@ def _clash(one: str, other: str, text: str, path: Path) -> NoReturn:
     )
 
 
-def _archives(places: dict[str, dict[Shape | None, Place]], path: Path) -> dict[str, tuple[tuple[int, int], ...]]:
+def _archives(places: dict[str, dict[Shape | None, ByteRange]], path: Path) -> dict[str, tuple[tuple[int, int], ...]]:
     """Byte ranges of values in each file.
 
     Raises: UcplError E520 if two ranges overlap.
@@ -326,13 +328,13 @@ def _archives(places: dict[str, dict[Shape | None, Place]], path: Path) -> dict[
     return {file: tuple((start, size) for start, size, _ in runs) for file, runs in found.items()}
 
 
-def _demand_files(root: Path, places: dict[str, dict[Shape | None, Place]], out: Metadata) -> None:
+def _check_files(root: Path, places: dict[str, dict[Shape | None, ByteRange]], out: Metadata) -> None:
     """Every file is below the folder and there. Raises: UcplError E393, E452."""
     needed: dict[str, str] = {}
     for name, found in places.items():
         for place in found.values():
             needed.setdefault(place.file, name)
-    demand_inside(root, needed)
+    check_inside(root, needed)
     for file, name in list(needed.items()):
         if not (root / file).is_file():
             if skips_optimizer():  # it may have nothing else; where it has weights, who reads them misses it

@@ -45,8 +45,8 @@ from ucpl.files.values import Value
 from ucpl.formats.dcp.cells import on_one_grid, placed
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
-from ucpl.formats.dcp.metadata import Chunk, Place, Stored
-from ucpl.formats.dcp.per_rank_flats import Member, Named, members_of
+from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, StoredChunk
+from ucpl.formats.dcp.per_rank_flats import FlatMember, Named, members_of
 from ucpl.formats.deepspeed.order import Slots, Unclear, match
 from ucpl.formats.leaving import EMPTY
 from ucpl.records import define, frozen
@@ -126,7 +126,7 @@ class _Ranks:
             if not alike:
                 self.unlike(name, first, one)
         sizes = [max(p.at[i] for p in parts) + 1 for i in range(len(first.placements))]
-        chunks: dict[Shape, tuple[Chunk, Extent]] = {}
+        chunks: dict[Shape, tuple[StoredChunk, Extent]] = {}
         for one in parts:
             begin, shape = (one.begin, one.extent.shape) if one.begin is not None else _box(one, sizes)
             if shape != one.extent.shape:
@@ -137,14 +137,14 @@ class _Ranks:
                 )
             if 0 in shape:
                 continue
-            chunk = Chunk(begin, shape, Place(one.extent.file, one.extent.storage_start, None))
+            chunk = StoredChunk(begin, shape, ByteRange(one.extent.file, one.extent.storage_start, None))
             known = chunks.setdefault(begin, (chunk, evolve(one.extent, key=address(name, begin))))
             self.hold(name, known[1], one.extent)
         if 0 in first.shape:
             self.empty[name] = {"dtype": first.extent.dtype, "shape": list(first.shape), "buffer": True}
             return None
         held = tuple(chunk for chunk, _ in chunks.values())
-        demand_whole(name, Stored(first.extent.dtype, first.shape, held), self.root / first.extent.file)
+        demand_whole(name, ChunkedTensor(first.extent.dtype, first.shape, held), self.root / first.extent.file)
         self.extents |= {(FILE, extent.key): extent for _, extent in chunks.values()}
         kind = "buffer" if not first.placements and any(p[0].placements for p in self.parts.values()) else "parameter"
         return NamedTensor(name, first.shape, first.extent.dtype, kind)
@@ -203,8 +203,8 @@ class _Ranks:
         return len(self.along) == 1 and all(not p.placements for parts in self.parts.values() for p in parts)
 
     def told_alone(
-        self, groups: list[list[int]], ranks: list[_Rank], by_shape: list[list[list[Member]]] | Unclear
-    ) -> tuple[bool, list[list[list[Member]]] | Unclear]:
+        self, groups: list[list[int]], ranks: list[_Rank], by_shape: list[list[list[FlatMember]]] | Unclear
+    ) -> tuple[bool, list[list[list[FlatMember]]] | Unclear]:
         """Find the form of one rank's states, and its parameters.
 
         The states have the shapes of parameters, or are FSDP1's flat ones. States of one dim may be either.
@@ -221,7 +221,9 @@ class _Ranks:
         self.not_read += [NotRead(name, why, is_optimizer=True) for name in files]
         return ()
 
-    def told(self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool) -> list[list[list[Member]]] | Unclear:
+    def told(
+        self, groups: list[list[int]], ranks: list[_Rank], is_flat: bool
+    ) -> list[list[list[FlatMember]]] | Unclear:
         """Match numbers to parameters, for each group.
 
         All names are tried first, then names without the second names of tied tensors.
@@ -236,14 +238,14 @@ class _Ranks:
         shapes = {} if is_flat else {n: self.numbered(top, n, part) for n in numbers}
         lengths = {n: sum(self.length(n, one) for one in ranks) or None for n in numbers} if is_flat else {}
 
-        def of(names: list[Named]) -> list[list[list[Member]]] | Unclear:
+        def of(names: list[Named]) -> list[list[list[FlatMember]]] | Unclear:
             if is_flat:
                 return members_of(names, groups, lengths, len(ranks))
             ordered = match(names, [Slots.of([shapes[n] for n in some]) for some in groups])
             whole = dict(names)
             if isinstance(ordered, Unclear):
                 return ordered
-            return [[[Member(name, whole[name], 0)] for name in some] for some in ordered]
+            return [[[FlatMember(name, whole[name], 0)] for name in some] for some in ordered]
 
         first, ties = of(known), self.ties([name for name, _ in known])
         second = of([one for one in known if one[0] not in ties]) if ties and isinstance(first, Unclear) else first
@@ -287,7 +289,7 @@ class _Ranks:
             each[-1].wrong(f"as many elements as the others of parameter {number}")
         return prod(sizes.pop()) if sizes else 0
 
-    def keep_runs(self, number: int, members: list[Member], ranks: list[_Rank]) -> None:
+    def keep_runs(self, number: int, members: list[FlatMember], ranks: list[_Rank]) -> None:
         """Cut the ranks' flat states into boxes of their parameters."""
         boxes: dict[str, dict[str, dict[Key, Extent]]] = {one.name: {} for one in members if 0 not in one.shape}
         low = 0

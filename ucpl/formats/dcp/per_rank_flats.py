@@ -18,7 +18,7 @@ from attrs import field
 from ucpl.formats.deepspeed.order import Slots, Unclear, match
 from ucpl.records import define, frozen
 
-__all__ = ["Member", "Named", "members_of"]
+__all__ = ["FlatMember", "Named", "members_of"]
 
 WAYS_MAX = 200_000  # of the search: places in the optimizer's numbers, with elements that no unit has taken yet
 Shape = tuple[int, ...]
@@ -26,7 +26,7 @@ Named = tuple[str, Shape]
 
 
 @frozen
-class Member:
+class FlatMember:
     """A parameter in the flat state of a number.
 
     begin: its first element in the flat state.
@@ -39,7 +39,7 @@ class Member:
 
 def members_of(
     params: Sequence[Named], groups: Sequence[Sequence[int]], lengths: Mapping[int, int | None], ranks: int
-) -> list[list[list[Member]]] | Unclear:
+) -> list[list[list[FlatMember]]] | Unclear:
     """Parameters of each number, for each group.
 
     params: in the model's order. lengths: of each number over all ranks; None: it has no states. ranks: those that
@@ -51,7 +51,7 @@ def members_of(
     )
     shapes = dict(params)
     if not isinstance(single, Unclear):
-        return [[[Member(name, shapes[name], 0)] for name in names] for names in single]
+        return [[[FlatMember(name, shapes[name], 0)] for name in names] for names in single]
     if len(groups) != 1 or list(groups[0]) != list(range(len(groups[0]))):
         return single
     known = [n for number in groups[0] if (n := lengths[number]) is not None]
@@ -63,10 +63,10 @@ def members_of(
     return [[_behind(unit) for unit in units]]
 
 
-def _behind(unit: Sequence[Named]) -> list[Member]:
+def _behind(unit: Sequence[Named]) -> list[FlatMember]:
     out, at = [], 0
     for name, shape in unit:
-        out.append(Member(name, shape, at))
+        out.append(FlatMember(name, shape, at))
         at += prod(shape)
     return out
 

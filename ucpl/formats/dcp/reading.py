@@ -22,7 +22,7 @@ from ucpl.files.values import Value, kind_text
 from ucpl.formats.dcp.cells import CELLS_MAX, boxes_of_runs, edges_of, in_cells, is_grid
 from ucpl.formats.dcp.chunks import NO_TENSOR, Chunks, address
 from ucpl.formats.dcp.mesh import mesh_settings
-from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, Metadata, Place
+from ucpl.formats.dcp.metadata import ENVELOPE, METADATA, ByteRange, Metadata
 from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.dcp.wrapped import Wrapped, found_in
 from ucpl.formats.leaving import EMPTY, META
@@ -87,7 +87,7 @@ class Opened:
         carried = self.rest()
         framework, version, blobs = self.kept(carried)
         if (self.root / META).is_file():
-            blobs[META] = self.carry(Place(META, 0, None), (META,))
+            blobs[META] = self.carry(ByteRange(META, 0, None), (META,))
         return Checkpoint(
             top=self.root,
             root=self.root,
@@ -301,7 +301,7 @@ class Opened:
         place = self.metadata.objects[entry]
         return self.carry(place, (entry,))
 
-    def carry(self, place: Place, key: Key) -> object:
+    def carry(self, place: ByteRange, key: Key) -> object:
         part = self.chunks.archive(place)
         for step, tensor in tensors_of(part.value, place.file):
             made = part.extent((*key, *step), tensor)

@@ -24,7 +24,7 @@ from ucpl.files.texts import names_like
 from ucpl.files.values import Value
 from ucpl.formats.dcp.chunks import address, demand_whole
 from ucpl.formats.dcp.mesh import mesh_settings
-from ucpl.formats.dcp.metadata import Chunk, Place, Stored
+from ucpl.formats.dcp.metadata import ByteRange, ChunkedTensor, StoredChunk
 from ucpl.formats.leaving import EMPTY
 from ucpl.texts import json_object
 
@@ -48,8 +48,8 @@ def opened_shards(root: Path) -> Checkpoint:
     Raises: UcplError E452, E455, E521, and errors of reading files (E400, E430-E434).
     """
     names = shards_in(root)
-    _demand_ranks(root, names)
-    chunks: dict[str, list[Chunk]] = {}
+    _check_ranks(root, names)
+    chunks: dict[str, list[StoredChunk]] = {}
     dtypes: dict[str, str] = {}
     extents: dict[tuple[str, Key], Extent] = {}
     empty: dict[str, object] = {}
@@ -64,7 +64,9 @@ def opened_shards(root: Path) -> Checkpoint:
                     f"`{name}` is {dtypes[name]} in one shard, and {extent.dtype} in {part.file}",
                     Label(str(part.path), extent.dtype, where=name),
                 )
-            chunks.setdefault(name, []).append(Chunk(begin, extent.shape, Place(part.file, extent.storage_start, None)))
+            chunks.setdefault(name, []).append(
+                StoredChunk(begin, extent.shape, ByteRange(part.file, extent.storage_start, None))
+            )
             if extent.numel:
                 extents[FILE, address(name, begin)] = evolve(extent, key=address(name, begin))
     tensors: list[NamedTensor] = []
@@ -74,7 +76,7 @@ def opened_shards(root: Path) -> Checkpoint:
             empty[name] = {"dtype": dtypes[name], "shape": list(shape), "buffer": True}
             continue
         held = tuple(c for c in found if c.numel)
-        demand_whole(name, Stored(dtypes[name], shape, held), root / held[0].place.file)
+        demand_whole(name, ChunkedTensor(dtypes[name], shape, held), root / held[0].place.file)
         tensors.append(NamedTensor(name, shape, dtypes[name], "parameter"))
     settings = {"prefix": Setting("", f"headers of {names[0]}"), "states": Setting("", f"headers of {names[0]}")}
     settings |= {"masters": Setting(0, f"headers of {names[0]}"), "file": Setting(FILE, "the shards")}
@@ -98,7 +100,7 @@ def opened_shards(root: Path) -> Checkpoint:
     )
 
 
-def _columns(found: list[Chunk]) -> Iterator[tuple[Shape, Shape]]:
+def _columns(found: list[StoredChunk]) -> Iterator[tuple[Shape, Shape]]:
     """Of each dim: begins and widths of all chunks."""
     begins, widths = zip(*((c.offset, c.shape) for c in found), strict=True)
     return zip(zip(*begins, strict=True), zip(*widths, strict=True), strict=True)
@@ -119,7 +121,7 @@ def _chunks(part: SafetensorsFile) -> Iterator[tuple[str, Shape, Extent]]:
         yield name, begin, extent
 
 
-def _demand_ranks(root: Path, names: list[str]) -> None:
+def _check_ranks(root: Path, names: list[str]) -> None:
     """Shards are numbered from 1. Raises: UcplError E452."""
     there = {int(match["rank"]) for name in names if (match := _SHARD.fullmatch(name))}
     missing = next((n for n in range(1, max(there)) if n not in there), None)

@@ -44,7 +44,7 @@ from ucpl.formats.leaving import EMPTY, META
 from ucpl.formats.plain.store import empty_tensors
 from ucpl.records import define
 
-__all__ = ["KNOWN", "File", "Writer", "address", "leaves", "skeleton", "whole_shapes"]
+__all__ = ["KNOWN", "RankFile", "DCPWriter", "address", "leaves", "skeleton", "whole_shapes"]
 
 Shape = tuple[int, ...]
 # Classes of values that torch.distributed.checkpoint loads whatever they are, and that runs often have: a script's arguments.
@@ -57,11 +57,11 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
     Raises: UcplError E471 for a value with the name of another one, E486 for names that no loader looks for.
     """
-    return Writer(structure, targets, source).skeleton()
+    return DCPWriter(structure, targets, source).skeleton()
 
 
 @define(eq=False)
-class File:
+class RankFile:
     """One rank's file under construction."""
 
     archives: list[Archive] = field(factory=list)
@@ -78,13 +78,13 @@ class File:
 
 
 @define(eq=False)
-class Writer:
+class DCPWriter:
     """A folder under construction."""
 
     structure: Structure
     targets: tuple[StoredTensor, ...]
     source: Checkpoint
-    files: dict[str, File] = field(factory=dict)
+    files: dict[str, RankFile] = field(factory=dict)
     described: dict[str, Call] = field(factory=dict)  # state_dict_metadata
     chunks: dict[str, list[object]] = field(factory=dict)  # of a tensor: ChunkStorageMetadata
     places: list[tuple[str, Call, Call]] = field(factory=list)  # storage_data, by name
@@ -208,10 +208,10 @@ class Writer:
             return self.prefix + wrapped.model[owner], owner, wrapped.model[owner]
         return name, "", ""
 
-    def file(self, rank: int, name: str) -> tuple[str, File]:
+    def file(self, rank: int, name: str) -> tuple[str, RankFile]:
         """The file of a rank that a value goes to."""
         path = f"{self.home(name)}__{rank}_0.distcp"
-        return path, self.files.setdefault(path, File())
+        return path, self.files.setdefault(path, RankFile())
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
 

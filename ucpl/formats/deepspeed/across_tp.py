@@ -12,13 +12,13 @@ from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.attributes import carries_cuts, cut_by_attributes
 from ucpl.formats.deepspeed.cuts import is_by_lists, shardings_of, vocabulary_of
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.module import RankModule
 from ucpl.formats.deepspeed.order import Shape
 
 Shapes = dict[str, tuple[Shape, ...]]  # of each tensor, on each tensor-parallel rank
 
 
-def local_shapes(modules: Sequence[Module]) -> Shapes:
+def local_shapes(modules: Sequence[RankModule]) -> Shapes:
     """The shapes of each tensor on all ranks.
 
     modules: of every tensor-parallel rank, in order, with the same tensors.
@@ -26,7 +26,7 @@ def local_shapes(modules: Sequence[Module]) -> Shapes:
     return {name: tuple(module.shapes[name] for module in modules) for name in modules[0].shapes}
 
 
-def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Shapes) -> dict[str, Sharding]:
+def cuts_over_tp(gathered: Gathered, first: TorchFile, module: RankModule, local: Shapes) -> dict[str, Sharding]:
     """The cut of each tensor, if a file states it.
 
     The statement is next to the tensors, or in the tensors' own attributes. A buffer of one shape is a copy. With one
@@ -54,7 +54,7 @@ def cuts_over_tp(gathered: Gathered, first: TorchFile, module: Module, local: Sh
     return shardings
 
 
-def same_tensors(one: Module, other: Module) -> None:
+def same_tensors(one: RankModule, other: RankModule) -> None:
     """Check that all ranks have the same tensors, kinds and order."""
     for what, mine, theirs in (
         ("tensors", list(one.tensors), list(other.tensors)),

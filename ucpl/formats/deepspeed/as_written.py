@@ -26,7 +26,7 @@ def read_shard(root: Path, name: str) -> TorchFile:
     written = f"{file.archive}.pt"
     there, here = place_in_run(written), place_in_run(name)
     if there is not None and here is not None and there.kind == here.kind and there.numbers != here.numbers:
-        _refuse(file, "it is another rank's, layer's or expert's")
+        _reject(file, "it is another rank's, layer's or expert's")
     return file
 
 
@@ -37,11 +37,11 @@ def read_atom(root: Path, path: Path) -> TorchFile:
     """
     file = read_torch_file(root, path.relative_to(root).as_posix())
     if file.archive != path.stem and path.with_name(f"{file.archive}.pt").is_file():
-        _refuse(file, "it is another state's")
+        _reject(file, "it is another state's")
     return file
 
 
-def _refuse(file: TorchFile, why: str) -> NoReturn:
+def _reject(file: TorchFile, why: str) -> NoReturn:
     fail(
         "E465",
         f"{file.file} was written as {file.archive}.pt: {why}",

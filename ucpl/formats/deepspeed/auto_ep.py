@@ -183,11 +183,11 @@ def check_placement(file: TorchFile, stated: Value, experts: Experts) -> str:
             )
         placement = layer.find("expert_placement")
         if placement is not None:
-            _demand_runs(file, module, placement, told // ep)
+            _check_runs(file, module, placement, told // ep)
     return f"expert_placement of {file.file}"
 
 
-def _demand_runs(file: TorchFile, module: str, placement: Value, each: int) -> None:
+def _check_runs(file: TorchFile, module: str, placement: Value, each: int) -> None:
     for entry in placement.at("ranks").items():
         rank = entry.at("rank").whole()
         held = [number.whole() for number in entry.at("experts").items()]

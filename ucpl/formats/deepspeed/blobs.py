@@ -13,7 +13,7 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.left_out import BLOB
-from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.module import RankModule
 from ucpl.formats.deepspeed.names import RUN_KEYS
 from ucpl.formats.deepspeed.topology import not_yet
 
@@ -40,7 +40,7 @@ def keep_fields(gathered: Gathered, value: Value, keys: tuple[str, ...]) -> None
             gathered.blobs[key] = lifted(found.held, value.file)
 
 
-def keep_module_facts(gathered: Gathered, whole: Module, *stages: Module) -> None:
+def keep_module_facts(gathered: Gathered, whole: RankModule, *stages: RankModule) -> None:
     """Keep the module's order, its attributes, and its other values.
 
     Other values are those that are no tensors, and tensors without elements.
@@ -83,7 +83,7 @@ def keep_extra(gathered: Gathered, first: TorchFile, others: Iterable[TorchFile]
         gathered.not_read += (NotRead(f"{part.file}: module/{name}", why, kind="value") for name in extra_of(part))
 
 
-def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
+def keep_left_out(gathered: Gathered, module: RankModule, tp: int = 1) -> None:
     """Keep names in the module without a parameter of the model.
 
     Raises: UcplError E457 if ranks have parts of one.
@@ -99,7 +99,7 @@ def keep_left_out(gathered: Gathered, module: Module, tp: int = 1) -> None:
     gathered.unstored += module.left_out.lines(module.file)
 
 
-def keep_whole_scaling(gathered: Gathered, module: Module) -> None:
+def keep_whole_scaling(gathered: Gathered, module: RankModule) -> None:
     """Keep ZeRO-0's numbers of loss scaling, next to the optimizer's state."""
     optimizer = Value.of(module.file).find("optimizer")
     held = optimizer.held if optimizer is not None and isinstance(optimizer.held, dict) else {}

@@ -29,16 +29,16 @@ from ucpl.formats.deepspeed.experts import (
     read_expert_groups,
 )
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
-from ucpl.formats.deepspeed.gathered import Facts, Gathered, callers_of
-from ucpl.formats.deepspeed.module import Module, groups_of, keep_module, module_of, named_tensors
+from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
+from ucpl.formats.deepspeed.module import RankModule, groups_of, keep_module, module_of, named_tensors
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.pipeline import common_groups
 from ucpl.formats.deepspeed.settings import set_alignment
 from ucpl.formats.deepspeed.sliced_experts import read_sliced_experts
 from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
-from ucpl.formats.deepspeed.stages import Beside, canonical, layers_of, pipeline_of
-from ucpl.formats.deepspeed.topology import Shard, Topology
-from ucpl.formats.deepspeed.whole_states import Rank, read_whole_states
+from ucpl.formats.deepspeed.stages import StageFacts, canonical, layers_of, pipeline_of
+from ucpl.formats.deepspeed.topology import ModelRankFiles, Topology
+from ucpl.formats.deepspeed.whole_states import ModelRank, read_whole_states
 from ucpl.records import mutable
 
 
@@ -49,17 +49,17 @@ class _Grid:
     topology: Topology
     held: HeldExperts | None = None
     order: Order | None = None  # as the caller says, of ZeRO-0
-    modules: dict[tuple[int, int], Module] = field(factory=dict)
+    modules: dict[tuple[int, int], RankModule] = field(factory=dict)
     ranks: list[Gathered] = field(factory=list)
 
-    def of_tp(self, tp: int) -> Module:
+    def of_tp(self, tp: int) -> RankModule:
         """All stages' modules of a tensor-parallel rank as one."""
         return _joined([self.modules[pp, tp] for pp in range(self.topology.pp)])
 
 
 def read_dense(
     gathered: Gathered, topology: Topology, order: Order | None = None
-) -> tuple[tuple[TorchFile, ...], Facts]:
+) -> tuple[tuple[TorchFile, ...], StepFacts]:
     """Read modules and shards of all ranks, and return files and facts."""
     if topology.stage == 3 and auto_ep.layers_of(topology.first) is not None:
         return read_sliced_experts(gathered, topology)
@@ -96,7 +96,9 @@ def read_dense(
     return (*topology.metas, *experts, *topology.optims), _facts(gathered, grid, by_tp, first, pipeline)
 
 
-def _facts(gathered: Gathered, grid: _Grid, by_tp: list[Module], first: Module, pipeline: Pipeline | None) -> Facts:
+def _facts(
+    gathered: Gathered, grid: _Grid, by_tp: list[RankModule], first: RankModule, pipeline: Pipeline | None
+) -> StepFacts:
     topology, held = grid.topology, grid.held
     local = local_shapes(by_tp)
     of_experts = held.shapes() if held is not None else {}
@@ -113,7 +115,7 @@ def _facts(gathered: Gathered, grid: _Grid, by_tp: list[Module], first: Module, 
     more: tuple[NamedTensor, ...] = ()
     if held is not None:
         more = named_experts(gathered, held, _whole(of_experts, shardings))
-    return Facts(
+    return StepFacts(
         tensors=(*tensors, *more),
         aliases=first.aliases,
         callers=callers_of(topology.metas, pp=topology.pp, tp=topology.tp),
@@ -129,7 +131,7 @@ def _whole(local: dict[str, tuple[Shape, ...]], shardings: dict[str, Sharding]) 
     return {name: shardings[name].shape if name in shardings else shapes[0] for name, shapes in local.items()}
 
 
-def _read_rank(gathered: Gathered, grid: _Grid, shard: Shard) -> None:
+def _read_rank(gathered: Gathered, grid: _Grid, shard: ModelRankFiles) -> None:
     """One model-parallel rank's module and optimizer."""
     topology, held = grid.topology, grid.held
     groups = groups_of(shard.first)
@@ -146,7 +148,7 @@ def _read_rank(gathered: Gathered, grid: _Grid, shard: Shard) -> None:
     here = {"tp": shard.tp} if topology.tp > 1 else {}
     here |= {"pp": shard.pp} if topology.pp > 1 else {}
     if held is None or not shard.optims:
-        _read_optimizer(mine, module, shard, Rank(here, grid.order))
+        _read_optimizer(mine, module, shard, ModelRank(here, grid.order))
     else:
         read_dense_groups(mine, held, module, shard, here)
     grid.modules[shard.pp, shard.tp] = module
@@ -157,11 +159,11 @@ def _pipeline(grid: _Grid) -> Pipeline:
     """The layers of stages, from the names of their tensors."""
     layers, tied = layers_of([grid.modules[pp, 0] for pp in range(grid.topology.pp)])
     held = grid.held
-    beside = Beside(tied=tied) if held is None else Beside(False, tied, held.files.of, held.experts.ep)
+    beside = StageFacts(tied=tied) if held is None else StageFacts(False, tied, held.files.of, held.experts.ep)
     return pipeline_of(layers, grid.topology, beside)
 
 
-def _joined(modules: list[Module]) -> Module:
+def _joined(modules: list[RankModule]) -> RankModule:
     """Join the modules of several stages.
 
     A tensor on two stages is a tied module's, with equal copies. Raises: UcplError E458.
@@ -191,7 +193,7 @@ def _joined(modules: list[Module]) -> Module:
     return out
 
 
-def _in_order(module: Module, names: list[str]) -> Module:
+def _in_order(module: RankModule, names: list[str]) -> RankModule:
     """The same module with its tensors in the order of `names`."""
     place = {name: i for i, name in enumerate(names)}
 
@@ -205,7 +207,7 @@ def _in_order(module: Module, names: list[str]) -> Module:
     )
 
 
-def _read_optimizer(gathered: Gathered, module: Module, shard: Shard, rank: Rank) -> None:
+def _read_optimizer(gathered: Gathered, module: RankModule, shard: ModelRankFiles, rank: ModelRank) -> None:
     """One rank's optimizer, by the stage that its files are of."""
     if not shard.optims:
         read_whole_states(gathered, module, rank)
@@ -215,13 +217,13 @@ def _read_optimizer(gathered: Gathered, module: Module, shard: Shard, rank: Rank
         read_flat_shards(gathered, module, Sharers(shard.optims, rank.coordinates))
 
 
-def _shared(topology: Topology, shard: Shard) -> Value | None:
+def _shared(topology: Topology, shard: ModelRankFiles) -> Value | None:
     """`shared_params` stand in the first rank's file alone."""
     mine = Value.of(shard.first).find("shared_params")
     return mine if mine is not None and mine.held else Value.of(topology.first).find("shared_params")
 
 
-def _same_groups(ranks: list[Gathered], modules: list[Module]) -> None:
+def _same_groups(ranks: list[Gathered], modules: list[RankModule]) -> None:
     """Check that groups have equal members and order on every rank."""
     for mine, module in zip(ranks[1:], modules[1:], strict=True):
         if [g.members for g in mine.groups] != [g.members for g in ranks[0].groups]:

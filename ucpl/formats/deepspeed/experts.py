@@ -28,11 +28,11 @@ from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.module import Groups, Module, groups_of
-from ucpl.formats.deepspeed.names import Listing, expert_place
+from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
+from ucpl.formats.deepspeed.names import StepFiles, expert_place
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import is_data_first
-from ucpl.formats.deepspeed.topology import Shard, Topology, not_yet
+from ucpl.formats.deepspeed.topology import ModelRankFiles, Topology, not_yet
 from ucpl.records import frozen
 
 _MARK = ".deepspeed_moe.experts.deepspeed_experts."
@@ -137,7 +137,7 @@ def _degrees(topology: Topology, files: _Files, ours: frozenset[int]) -> tuple[i
 
 
 def read_dense_groups(
-    gathered: Gathered, held: HeldExperts, module: Module, shard: Shard, here: dict[str, int]
+    gathered: Gathered, held: HeldExperts, module: RankModule, shard: ModelRankFiles, here: dict[str, int]
 ) -> None:
     """The flat buffers of one rank's groups that have no experts."""
     groups = held.groups_of(shard.first)
@@ -148,7 +148,7 @@ def read_dense_groups(
 
 
 def read_expert_groups(
-    gathered: Gathered, held: HeldExperts, modules: dict[tuple[int, int], Module], topology: Topology
+    gathered: Gathered, held: HeldExperts, modules: dict[tuple[int, int], RankModule], topology: Topology
 ) -> None:
     """Read the flat buffers of all groups of experts.
 
@@ -168,7 +168,7 @@ def read_expert_groups(
         gathered.groups.append(ParameterGroup(str(g), members, hyper))
 
 
-def _sharers(held: HeldExperts, topology: Topology) -> Iterator[tuple[Shard, int, Sharers]]:
+def _sharers(held: HeldExperts, topology: Topology) -> Iterator[tuple[ModelRankFiles, int, Sharers]]:
     """The ranks that share experts, stage by stage.
 
     Each: the first one's shard, the experts' number, and the files of all ranks in order.
@@ -191,11 +191,11 @@ def _sharers(held: HeldExperts, topology: Topology) -> Iterator[tuple[Shard, int
                 yield mine[0][0], e, Sharers(optims, here, held.groups, "edp")
 
 
-def _every(held: HeldExperts, module: Module, tp: int) -> Module:
-    return Module(module.file, tensors={**module.tensors, **held.tensors(tp)})
+def _every(held: HeldExperts, module: RankModule, tp: int) -> RankModule:
+    return RankModule(module.file, tensors={**module.tensors, **held.tensors(tp)})
 
 
-def groups_without_optimizer(held: HeldExperts, module: Module, topology: Topology) -> tuple[ParameterGroup, ...]:
+def groups_without_optimizer(held: HeldExperts, module: RankModule, topology: Topology) -> tuple[ParameterGroup, ...]:
     """Groups of weights alone, without hyper-parameters.
 
     They are those of param_shapes, or one of experts and one of others.
@@ -291,7 +291,7 @@ def _expert_files(topology: Topology) -> _Files:
     return held
 
 
-def _places(listing: Listing) -> dict[tuple[int, int, int], str]:
+def _places(listing: StepFiles) -> dict[tuple[int, int, int], str]:
     """Files of experts by layer, expert and model-parallel rank."""
     out: dict[tuple[int, int, int], str] = {}
     for name in listing.experts:
@@ -436,7 +436,7 @@ def _renamed(name: str, held: HeldExperts, at: tuple[int, int]) -> str:
     return f"{module}{inner}.{number}" if _NAME.match(name) is None else f"{module}{number}.{inner}"
 
 
-def _local(whole: Module, groups: Groups, held: HeldExperts, at: tuple[int, int]) -> Module:
+def _local(whole: RankModule, groups: Groups, held: HeldExperts, at: tuple[int, int]) -> RankModule:
     """A rank's module with its own param_shapes, by global names.
 
     at: (stage, expert-parallel rank).

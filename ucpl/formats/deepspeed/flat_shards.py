@@ -18,8 +18,8 @@ from ucpl.files.skipping import skips
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.module import Module, differ
-from ucpl.formats.deepspeed.order import Run, alignment_elements, run, undeal
+from ucpl.formats.deepspeed.module import RankModule, differ
+from ucpl.formats.deepspeed.order import PlacedRun, alignment_elements, run, undeal
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.records import frozen
 
@@ -53,7 +53,7 @@ class Sharers:
         return len(self.optims)
 
 
-def read_flat_shards(gathered: Gathered, module: Module, sharers: Sharers) -> None:
+def read_flat_shards(gathered: Gathered, module: RankModule, sharers: Sharers) -> None:
     """Read masters and states of the groups, and their members in order."""
     read = _Read.of(gathered, module, sharers)
     for rank, part in enumerate(sharers.optims):
@@ -64,14 +64,14 @@ def read_flat_shards(gathered: Gathered, module: Module, sharers: Sharers) -> No
 @frozen(eq=False)
 class _Read:
     gathered: Gathered
-    module: Module
+    module: RankModule
     sharers: Sharers
-    runs: tuple[Run, ...]  # of each group
+    runs: tuple[PlacedRun, ...]  # of each group
     is_plain_bf16: bool  # BF16_Optimizer: it states no stage, and pads masters, too
     is_elastic: bool
 
     @classmethod
-    def of(cls, gathered: Gathered, module: Module, sharers: Sharers) -> _Read:
+    def of(cls, gathered: Gathered, module: RankModule, sharers: Sharers) -> _Read:
         first = sharers.optims[0]
         state = Value.of(first).at(_STATE)
         is_plain_bf16 = "zero_stage" not in state.mapping()
@@ -112,13 +112,13 @@ class _Read:
             self.gathered.has(members, "fp32")
             states = base.find(g) if self.is_elastic else _states_of(base, g)
             if states is not None:
-                self.demand_cut_momentum(part, states, g, rank)
+                self.check_cut_momentum(part, states, g, rank)
                 # A rank that holds padding alone has states without elements; elastic lists may hold a pad there.
                 numel = lean if self.is_elastic else whole
                 shapes = ((numel,), (whole,)) if numel == 0 else ((numel,),)
                 self.gathered.state(part, states, shapes, members)
 
-    def demand_cut_momentum(self, part: TorchFile, states: Value, g: int, rank: int) -> None:
+    def check_cut_momentum(self, part: TorchFile, states: Value, g: int, rank: int) -> None:
         """Check that no tensor with a Muon momentum is cut.
 
         The momentum is of complete tensors that the rank's part touches. If none is cut, it equals the part.
@@ -202,7 +202,7 @@ def _states_of(base: Value, g: int) -> Value | None:
     return base.at("state").find(params[0].whole())
 
 
-def _rates(module: Module, count: int) -> list[dict[str, object]]:
+def _rates(module: RankModule, count: int) -> list[dict[str, object]]:
     """Learning rates of an elastic checkpoint's groups, from the schedule."""
     schedule = Value.of(module.file).find("lr_scheduler")
     held = schedule.held if schedule is not None and isinstance(schedule.held, dict) else {}
@@ -224,7 +224,7 @@ def hyper_of(group: Value) -> dict[str, object]:
     return {name: lifted(value.held, value.file) for name, value in group.named() if name != "params"}
 
 
-def check_flat(masters: Value, numel: int, module: Module) -> None:
+def check_flat(masters: Value, numel: int, module: RankModule) -> None:
     """Check that a rank's flat buffer has the elements of its parameters."""
     tensor = masters.tensor()
     if tensor.shape != (numel,):
@@ -251,7 +251,7 @@ def check_partition_count(part: TorchFile, degree: int, only: frozenset[int] | N
             )
 
 
-def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
+def _alignment(gathered: Gathered, module: RankModule, part: TorchFile) -> int:
     """The multiple at which each parameter starts.
 
     It comes from parameter_alignment, and is checked against the paddings in the file.
@@ -267,7 +267,7 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
             not_yet(part.path, "its groups are of several dtypes and aligned")
         alignment = alignment_elements(max(sizes, default=4))
     if module.stated_groups and alignment > 1:
-        _refuse_gaps(part, module, alignment)
+        _reject_gaps(part, module, alignment)
     expected = []
     for group in module.stated_groups or module.groups:
         flat = run([*group.values()], alignment)
@@ -293,7 +293,7 @@ def _alignment(gathered: Gathered, module: Module, part: TorchFile) -> int:
     return alignment
 
 
-def _refuse_gaps(part: TorchFile, module: Module, alignment: int) -> None:
+def _reject_gaps(part: TorchFile, module: RankModule, alignment: int) -> None:
     """Reject gaps between members that are parts of one tensor.
 
     Each of them must begin at a multiple of the alignment.

@@ -42,7 +42,7 @@ from ucpl.records import frozen, mutable
 
 
 @frozen
-class Place:
+class StepPlace:
     """The path that the user named, and the step's folder."""
 
     top: Path
@@ -51,7 +51,7 @@ class Place:
 
 
 @frozen(eq=False)
-class Facts:
+class StepFacts:
     """Facts of the complete model, from all files."""
 
     tensors: tuple[NamedTensor, ...]
@@ -188,7 +188,9 @@ class Gathered:
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, place: Place, framework: str, files: tuple[TorchFile, ...], facts: Facts) -> Checkpoint:
+    def checkpoint(
+        self, place: StepPlace, framework: str, files: tuple[TorchFile, ...], facts: StepFacts
+    ) -> Checkpoint:
         """Make the Checkpoint.
 
         files: all of the step; the first one has the common values.

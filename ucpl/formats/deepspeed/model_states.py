@@ -16,10 +16,10 @@ from ucpl.formats.deepspeed.config import blobs_of
 from ucpl.formats.deepspeed.cuts import info_of
 from ucpl.formats.deepspeed.names import is_of_expert, layer_place
 from ucpl.formats.deepspeed.optimizer_states import whole
-from ucpl.formats.deepspeed.target import FORMAT_VERSION, TargetFile, Writer
+from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, StepWriter
 
 
-def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, object]:
+def model_states(writer: StepWriter, file: FileBuilder, rank: int) -> dict[object, object]:
     frozen = [t for t in writer.structure.tensors if t.kind == "frozen"]
     has_layers = writer.has_layers
     value: dict[object, object] = {"module": None if has_layers else _module(writer, file)}
@@ -68,7 +68,7 @@ def model_states(writer: Writer, file: TargetFile, rank: int) -> dict[object, ob
     return value | file.storages.value(_client_state(writer, rank))
 
 
-def _client_state(writer: Writer, rank: int) -> dict[object, object]:
+def _client_state(writer: StepWriter, rank: int) -> dict[object, object]:
     """The rank's own client_state if ranks match, otherwise the first rank's.
 
     Ranks match if both sides have one file per rank, and equally many.
@@ -96,19 +96,19 @@ def info_for(source: Checkpoint, structure: Structure, degree: int) -> object:
     return info_of({name: known[name] for name in parameters}, degree, autotp)
 
 
-def _local(writer: Writer, tensor: NamedTensor) -> tuple[int, ...]:
+def _local(writer: StepWriter, tensor: NamedTensor) -> tuple[int, ...]:
     """A tensor's shape on this tensor-parallel rank."""
     known = writer.structure.shardings.get(tensor.name)
     return tensor.shape if known is None else known.local(writer.tp)
 
 
-def _is_buffer(writer: Writer, name: str) -> bool:
+def _is_buffer(writer: StepWriter, name: str) -> bool:
     if name in writer.kinds:
         return writer.kinds[name].kind == "buffer"
     return name in writer.empty and writer.empty[name].buffer
 
 
-def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
+def _module(writer: StepWriter, file: FileBuilder) -> OrderedDict[str, object]:
     module: OrderedDict[str, object] = OrderedDict()
     kept = writer.blob("module_extra")
     extra = kept if isinstance(kept, dict) else {}
@@ -147,7 +147,7 @@ def _module(writer: Writer, file: TargetFile) -> OrderedDict[str, object]:
     return module
 
 
-def _left_behind(writer: Writer, file: TargetFile, name: str) -> object:
+def _left_behind(writer: StepWriter, file: FileBuilder, name: str) -> object:
     """The module's entry of a parameter that is not stored.
 
     It is the value under a second name, or at stage 3 a placeholder.
@@ -158,7 +158,7 @@ def _left_behind(writer: Writer, file: TargetFile, name: str) -> object:
     return file.storages.empty(one.dtype) if writer.stage == 3 else None
 
 
-def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, object]:
+def parts(writer: StepWriter, file: FileBuilder, names: list[str]) -> dict[str, object]:
     """The file of one layer of a pipeline, or of one expert."""
     layers = blobs_of(writer.source).find("layer_files") if writer.source.state.parallel.pipeline is not None else None
     known = layers.find(layer_place(file.path)[1]) if layers is not None and not is_of_expert(file.path) else None
@@ -180,13 +180,13 @@ def parts(writer: Writer, file: TargetFile, names: list[str]) -> dict[str, objec
     return out
 
 
-def _needed(file: TargetFile, name: str, made: TensorRef | None) -> TensorRef:
+def _needed(file: FileBuilder, name: str, made: TensorRef | None) -> TensorRef:
     if made is None:
         fail("E471", f"the plan writes no {name} of {file.path}", Label(file.path, where=name))
     return made
 
 
-def _num_experts(writer: Writer) -> object:
+def _num_experts(writer: StepWriter) -> object:
     """The number of experts of each layer on this stage."""
     kept, experts = writer.blob("num_experts"), writer.source.state.parallel.experts
     if experts is None or (writer.stages == 1 and writer.source.state.parallel.pipeline is None):
@@ -200,7 +200,7 @@ def _num_experts(writer: Writer) -> object:
     return [counts[module] for module in experts.modules if module in held]
 
 
-def _auto_ep_layers(writer: Writer) -> list[object] | None:
+def _auto_ep_layers(writer: StepWriter) -> list[object] | None:
     """AutoEP's layers, with the cut of each rank's experts.
 
     A file has them twice, as one object.
@@ -212,7 +212,7 @@ def _auto_ep_layers(writer: Writer) -> list[object] | None:
     return auto_ep.layers(experts, shapes, writer.settings, writer.here)
 
 
-def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
+def _fragment(writer: StepWriter, file: FileBuilder, name: str) -> TensorRef:
     made = writer.tensor(file, ("frozen_param_fragments", name))
     if made is not None:
         return made
@@ -231,7 +231,7 @@ def _fragment(writer: Writer, file: TargetFile, name: str) -> TensorRef:
     fail("E471", f"the plan writes no fragment of the frozen {name}", Label(file.path, where=name))
 
 
-def _numbered_shapes(writer: Writer, file: TargetFile) -> list[OrderedDict[str, Size]] | None:
+def _numbered_shapes(writer: StepWriter, file: FileBuilder) -> list[OrderedDict[str, Size]] | None:
     """param_shapes without ZeRO, so that the optimizer's numbers have names.
 
     DeepSpeed neither writes nor reads them there.
@@ -241,7 +241,7 @@ def _numbered_shapes(writer: Writer, file: TargetFile) -> list[OrderedDict[str, 
     return [OrderedDict((n, Size(_local(writer, writer.kinds[n]))) for n in names) for names in groups] or None
 
 
-def _param_shapes(writer: Writer) -> list[OrderedDict[str, Size]]:
+def _param_shapes(writer: StepWriter) -> list[OrderedDict[str, Size]]:
     """Names are those of this rank's module: experts have local numbers there."""
     every = [writer.saved(flat) for flat in writer.flats]
     return [OrderedDict((name, Size(shape)) for name, shape in flat.members) for flat in every]

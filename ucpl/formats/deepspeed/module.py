@@ -22,14 +22,14 @@ from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.gathered import Gathered
 from ucpl.formats.deepspeed.left_out import LeftOut, NotStored, is_by_choice
 from ucpl.formats.deepspeed.order import Shape
-from ucpl.formats.deepspeed.topology import Shard
+from ucpl.formats.deepspeed.topology import ModelRankFiles
 from ucpl.records import frozen
 
 Groups = tuple[dict[str, Shape], ...]  # trained parameters by group, in the order of the flat buffers
 
 
 @frozen(eq=False)
-class Known:
+class ModuleFacts:
     """Facts of the module's names from other fields."""
 
     shapes: dict[str, Shape]  # of trained and frozen parameters
@@ -37,7 +37,7 @@ class Known:
 
 
 @frozen(eq=False)
-class Module:
+class RankModule:
     """A rank's tensors by kinds of names.
 
     Shapes are those on this rank, complete ones at stage 3, too.
@@ -70,7 +70,7 @@ def groups_of(part: TorchFile) -> Groups:
     return tuple({name: shape.shape() for name, shape in group.named()} for group in stated.items())
 
 
-def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None) -> Module:
+def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None) -> RankModule:
     """The module of a file.
 
     shared: shared_params, which only the first rank's file has.
@@ -84,10 +84,10 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
         fail("E456", "param_shapes names a parameter twice", Label(str(part.path), where="param_shapes"))
     frozen_ = _frozen_shapes(meta)
     for field_, names in (("param_shapes", trained), ("frozen_param_shapes", frozen_)):
-        _demand_in_module(part, field_, names, tensors)
+        _check_in_module(part, field_, names, tensors)
     known = frozen_ | trained
     buffers = _with_second_names(named, {name: tensor for name, tensor in tensors.items() if name not in known})
-    aliases = _aliases(part, shared, tensors, Known(known, buffers), stage)
+    aliases = _aliases(part, shared, tensors, ModuleFacts(known, buffers), stage)
     left_out = {a: _left_out(tensors[a], o) for a, o in aliases.items() if o not in tensors and a in tensors}
     aliases = {alias: owner for alias, owner in aliases.items() if owner in tensors}
     shapes: dict[str, Shape] = {}
@@ -112,10 +112,10 @@ def module_of(part: TorchFile, groups: Groups, stage: int, shared: Value | None)
         shapes[name] = shape
     rest = tuple(n for n in shapes if stage and n not in buffers and n not in trained)
     unstored = NotStored(left_out, is_by_choice(part, stage))
-    return Module(part, groups, tensors, buffers, shapes, rest, aliases, empty, unstored)
+    return RankModule(part, groups, tensors, buffers, shapes, rest, aliases, empty, unstored)
 
 
-def _demand_in_module(
+def _check_in_module(
     part: TorchFile, field_: str, names: Mapping[str, Shape], tensors: Mapping[str, TensorRef]
 ) -> None:
     """Check that a field's names have tensors.
@@ -152,7 +152,7 @@ def _frozen_shapes(meta: Value) -> dict[str, Shape]:
 
 
 def _aliases(
-    part: TorchFile, shared: Value | None, tensors: dict[str, TensorRef], known: Known, stage: int
+    part: TorchFile, shared: Value | None, tensors: dict[str, TensorRef], known: ModuleFacts, stage: int
 ) -> dict[str, str]:
     """Second names: those of `shared_params`, and names of one storage place.
 
@@ -195,7 +195,7 @@ def _stated_aliases(
     return stated
 
 
-def _of_placeholders(tensors: dict[str, TensorRef], known: Known, stated: dict[str, str]) -> dict[str, str]:
+def _of_placeholders(tensors: dict[str, TensorRef], known: ModuleFacts, stated: dict[str, str]) -> dict[str, str]:
     """Second names at stage 3, where placeholders share a storage."""
     owners: dict[str, list[str]] = {}
     for name in known.shapes:
@@ -209,7 +209,7 @@ def _of_placeholders(tensors: dict[str, TensorRef], known: Known, stated: dict[s
 # ---- its tensors' places ---------------------------------------------------------------------------------------------
 
 
-def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) -> None:
+def keep_module(gathered: Gathered, module: RankModule, shard: ModelRankFiles, stage: int) -> None:
     """Keep weights, buffers and fragments of frozen parameters, of all dp ranks."""
     first = Value.of(shard.first)
     names = [*first.at("module").mapping()]
@@ -246,7 +246,7 @@ def keep_module(gathered: Gathered, module: Module, shard: Shard, stage: int) ->
         gathered.set("frozen_fragments", int(fragments is not None), f"frozen_param_fragments of {module.file.file}")
 
 
-def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int) -> None:
+def _keep_fragments(gathered: Gathered, module: RankModule, part: TorchFile, dp: int) -> None:
     """Keep frozen parameters: complete ones, or one slice of `dp` each."""
     fragments = Value.of(part).find("frozen_param_fragments")
     for name, value in fragments.named() if fragments is not None else ():
@@ -266,7 +266,7 @@ def _keep_fragments(gathered: Gathered, module: Module, part: TorchFile, dp: int
         gathered.keep(part, value.key, tensor)
 
 
-def _point_to_weights(gathered: Gathered, module: Module, part: TorchFile) -> None:
+def _point_to_weights(gathered: Gathered, module: RankModule, part: TorchFile) -> None:
     """Use the module's tensor for parameters outside groups that are not frozen.
 
     They have no fragment.
@@ -289,7 +289,7 @@ def differ(one: TorchFile, other: TorchFile, key: str, what: str) -> NoReturn:
     )
 
 
-def named_tensors(gathered: Gathered, module: Module, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
+def named_tensors(gathered: Gathered, module: RankModule, whole: dict[str, Shape]) -> tuple[NamedTensor, ...]:
     """The model's tensors in the module's order.
 
     `whole`: their shapes, over all ranks.

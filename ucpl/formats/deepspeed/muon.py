@@ -15,14 +15,14 @@ from math import prod
 
 from ucpl.errors import Label, fail
 from ucpl.extents import Flat
-from ucpl.formats.deepspeed.order import Run
-from ucpl.formats.deepspeed.target import TargetFile, Writer
+from ucpl.formats.deepspeed.order import PlacedRun
+from ucpl.formats.deepspeed.target import FileBuilder, StepWriter
 
 STATE = "momentum_buffer"
 _TRIED, _SHOWN = 64, 6  # degrees that are looked at for the remedy, and named
 
 
-def demand_whole_tensors(writer: Writer, file: TargetFile, states: dict[int, dict[str, object]]) -> None:
+def check_whole_tensors(writer: StepWriter, file: FileBuilder, states: dict[int, dict[str, object]]) -> None:
     """Check that no part ends within a tensor that Muon trains.
 
     DeepSpeed would read its momentum differently. states: of each flat buffer. Raises: UcplError E471.
@@ -46,7 +46,7 @@ def demand_whole_tensors(writer: Writer, file: TargetFile, states: dict[int, dic
 
 def _cut_within(flat: Flat, dp: int) -> str | None:
     """The first tensor that an end of a rank's part is within."""
-    part = Run(flat.starts, flat.numel).part(dp)
+    part = PlacedRun(flat.starts, flat.numel).part(dp)
     ends = {rank * part for rank in range(1, dp)}
     bounds = [
         *((start, start + prod(shape), name) for start, (name, shape) in zip(flat.starts, flat.members, strict=True))

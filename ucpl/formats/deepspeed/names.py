@@ -68,7 +68,7 @@ RUN_KEYS = ("lr_scheduler", "data_sampler", "random_ltd", "skipped_steps", "glob
 
 
 @frozen
-class Listing:
+class StepFiles:
     """The files of one step's folder by rank.
 
     bf16: prefix of the optimizer's files.
@@ -93,7 +93,7 @@ class Listing:
         return (*models, *optims, *self.layers, *self.experts, *self.experts_optims)
 
 
-def list_files(root: Path) -> Listing:
+def list_files(root: Path) -> StepFiles:
     """Sort a folder's files by the ranks in their names.
 
     Ranks are numbers: rank 10 comes after rank 2. Raises: UcplError E450 if the folder cannot be listed, E453 if one
@@ -126,9 +126,11 @@ def list_files(root: Path) -> Listing:
             experts_optims.append(name)
         elif _LAYER.match(name):
             layers.append(name)
-    _refuse_two_runs(root, prefixes)
-    _refuse_two_forms(root, models)
-    return Listing(root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts), tuple(experts_optims))
+    _reject_two_runs(root, prefixes)
+    _reject_two_forms(root, models)
+    return StepFiles(
+        root, models, optims, next(iter(prefixes), ""), tuple(layers), tuple(experts), tuple(experts_optims)
+    )
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -136,7 +138,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
     return entry.is_file(follow_symlinks=False) or (entry.is_symlink() and os.path.isfile(entry.path))
 
 
-def _refuse_two_runs(root: Path, prefixes: dict[str, str]) -> None:
+def _reject_two_runs(root: Path, prefixes: dict[str, str]) -> None:
     if len(prefixes) > 1:
         (_, one), (_, other) = sorted(prefixes.items())[:2]
         fail(
@@ -147,7 +149,7 @@ def _refuse_two_runs(root: Path, prefixes: dict[str, str]) -> None:
         )
 
 
-def _refuse_two_forms(root: Path, models: dict[tuple[int | None, int], str]) -> None:
+def _reject_two_forms(root: Path, models: dict[tuple[int | None, int], str]) -> None:
     whole = [name for (dp, _), name in models.items() if dp is None]
     parts = [name for (dp, _), name in models.items() if dp is not None]
     if whole and parts:

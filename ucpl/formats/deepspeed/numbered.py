@@ -18,7 +18,7 @@ from ucpl.extents import DTYPES, TensorRef
 from ucpl.files.checkpoint import Order
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
-from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.module import RankModule
 from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
 from ucpl.records import frozen
 from ucpl.storage.reading import pread
@@ -29,7 +29,7 @@ Named = list[list[str]]  # the parameters of each group, in the optimizer's orde
 
 
 @frozen(eq=False)
-class Group:
+class NumberedGroup:
     """One group of the optimizer.
 
     Its numbers, and its masters if it has them.
@@ -50,9 +50,9 @@ class Group:
 class Numbered:
     """An optimizer's groups, and the candidates for their parameters."""
 
-    module: Module
+    module: RankModule
     states: Value
-    groups: list[Group]
+    groups: list[NumberedGroup]
     order: Order | None = None  # as the caller says
     stage: int = 0  # of a pipeline
     files: Mapping[str, TorchFile] = field(factory=dict)  # of weights that are not in the module's own
@@ -112,8 +112,8 @@ def names_of(found: Numbered) -> tuple[Named, str]:
         return named, "param_names of the optimizer's groups"
     made = matched(found)
     if isinstance(made, Unclear):
-        _demand_undamaged(found)
-        _refuse(found, made)
+        _check_undamaged(found)
+        _reject(found, made)
     return made
 
 
@@ -163,7 +163,7 @@ def _said(found: Numbered, order: Order) -> Named:
         mine: list[str] = []
         held = 0
         while rest and held < group.room:
-            _demand_fitting(found, order, (g, held), rest[0])
+            _check_fitting(found, order, (g, held), rest[0])
             held += found.cost(known[rest[0]])
             mine.append(rest.pop(0))
         if held != group.room:
@@ -174,7 +174,7 @@ def _said(found: Numbered, order: Order) -> Named:
     return out
 
 
-def _demand_fitting(found: Numbered, order: Order, place: tuple[int, int], name: str) -> None:
+def _check_fitting(found: Numbered, order: Order, place: tuple[int, int], name: str) -> None:
     g, at = place
     shape = found.module.shapes[name]
     known = shape if found.is_flat else found.shape(g, at)
@@ -205,7 +205,7 @@ def _one_behind_another(found: Numbered, listed: list[tuple[str, Shape]]) -> Nam
         contents = _Contents(found)
         made = match(listed, one, found.cost)
     if isinstance(made, Unclear):
-        _refuse(found, _placed(made, bounds))
+        _reject(found, _placed(made, bounds))
     out: Named = [[] for _ in found.groups]
     at = 0
     for name in made[0]:
@@ -250,7 +250,7 @@ def _of_views(found: Numbered) -> Named | None:
     return out
 
 
-def _packed(module: Module) -> list[list[str]]:
+def _packed(module: RankModule) -> list[list[str]]:
     """Parameters that fill one storage each, end to end."""
     held: dict[str, list[tuple[int, str]]] = {}
     for name in module.parameters():
@@ -331,7 +331,7 @@ def _has_masters(found: Numbered) -> bool:
     return bool(found.groups) and (found.is_flat or found.groups[0].masters is not None)
 
 
-def _demand_undamaged(found: Numbered) -> None:
+def _check_undamaged(found: Numbered) -> None:
     """Check masters and weights for damage before values are compared.
 
     A damaged value fits nothing; then that is the error. Raises: UcplError E612.
@@ -340,14 +340,14 @@ def _demand_undamaged(found: Numbered) -> None:
         return
     module = found.module
     for name, _ in found.parameters:
-        found.files.get(name, module.file).demand_undamaged(module.tensors[name].storage.name, name)
+        found.files.get(name, module.file).check_undamaged(module.tensors[name].storage.name, name)
     for g, group in enumerate(found.groups):
         masters = group.masters if group.flat is None else [group.flat]
         for i, master in enumerate(masters or ()):
-            module.file.demand_undamaged(master.tensor().storage.name, f"master {i} of group {g}")
+            module.file.check_undamaged(master.tensor().storage.name, f"master {i} of group {g}")
 
 
-def _refuse(found: Numbered, unclear: Unclear) -> NoReturn:
+def _reject(found: Numbered, unclear: Unclear) -> NoReturn:
     path = str(found.module.file.path)
     rooms = [group.room for group in found.groups]
     what = "there is no way to match them to the module's"

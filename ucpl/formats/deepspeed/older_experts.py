@@ -25,7 +25,7 @@ from ucpl.files.pickles import tensors_of
 from ucpl.files.torch_files import TorchFile, crc_of
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.as_written import read_shard
-from ucpl.formats.deepspeed.names import Listing, expert_place
+from ucpl.formats.deepspeed.names import StepFiles, expert_place
 from ucpl.formats.deepspeed.order import Shape, Slots, Unclear, match
 from ucpl.records import frozen
 
@@ -39,7 +39,7 @@ _LEAST = 64  # elements; equal bytes of fewer can be equal by chance
 Shapes = Mapping[str, Shape]
 
 
-def lacks_shapes(meta: TorchFile, listing: Listing) -> bool:
+def lacks_shapes(meta: TorchFile, listing: StepFiles) -> bool:
     """Test whether the model states lack the orders of the optimizer's buffers.
 
     This is so before 0.19.4 with experts.
@@ -47,7 +47,7 @@ def lacks_shapes(meta: TorchFile, listing: Listing) -> bool:
     return bool(listing.experts and listing.optims) and "param_shapes" not in Value.of(meta).mapping()
 
 
-def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: Listing, mp: int) -> TorchFile:
+def restated(meta: TorchFile, optims: tuple[TorchFile, ...], listing: StepFiles, mp: int) -> TorchFile:
     """A rank's model states with the missing fields from its optimizer's shards.
 
     Raises: UcplError E455, E457.
@@ -166,7 +166,7 @@ def _fill(
     return [{name: shapes[name] for name in group} for group in found]
 
 
-def _of_experts(optim: Value, listing: Listing, mp: int) -> Shapes:
+def _of_experts(optim: Value, listing: StepFiles, mp: int) -> Shapes:
     """Tensors of the first rank's experts, by local numbers.
 
     These equal the global numbers of its files.

@@ -15,13 +15,13 @@ from ucpl.files.scalars import number_of
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.config import loss_scale_numbers, loss_scaler, scaling_of
-from ucpl.formats.deepspeed.muon import demand_whole_tensors
-from ucpl.formats.deepspeed.order import Run
+from ucpl.formats.deepspeed.muon import check_whole_tensors
+from ucpl.formats.deepspeed.order import PlacedRun
 from ucpl.formats.deepspeed.states import in_file
-from ucpl.formats.deepspeed.target import FORMAT_VERSION, TargetFile, Writer, text_of
+from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, StepWriter, text_of
 
 
-def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]) -> dict[str, object]:
+def _states(writer: StepWriter, file: FileBuilder, key: Key, members: tuple[str, ...]) -> dict[str, object]:
     """The state_dict entry of one flat buffer or parameter, numbers first.
 
     torch's optimizers have this order.
@@ -37,7 +37,7 @@ def _states(writer: Writer, file: TargetFile, key: Key, members: tuple[str, ...]
     return out
 
 
-def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
+def whole(writer: StepWriter, file: FileBuilder) -> dict[str, object] | None:
     """ZeRO-0's optimizer: numbered parameters, or a flat buffer per group."""
     here = _groups_here(writer, file)
     if not here:
@@ -79,14 +79,14 @@ def whole(writer: Writer, file: TargetFile) -> dict[str, object] | None:
     }
 
 
-def _groups_here(writer: Writer, file: TargetFile) -> list[tuple[int, list[str]]]:
+def _groups_here(writer: StepWriter, file: FileBuilder) -> list[tuple[int, list[str]]]:
     """The groups' numbers, and their parameters on the current file's rank."""
     here = writer.numbered(file)
     groups = enumerate(writer.groups_numbered())
     return [(g, [name for name in members if here is None or name in here]) for g, members in groups]
 
 
-def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
+def shard(writer: StepWriter, file: FileBuilder) -> dict[str, object]:
     state = _sliced(writer, file) if writer.stage == 3 else _flat(writer, file)
     return {
         "optimizer_state_dict": state,
@@ -95,7 +95,7 @@ def shard(writer: Writer, file: TargetFile) -> dict[str, object]:
     }
 
 
-def scaling(writer: Writer, file: TargetFile) -> dict[str, object]:
+def scaling(writer: StepWriter, file: FileBuilder) -> dict[str, object]:
     blobs = _scaling(writer)
     scaler = loss_scaler(blobs, blobs.find("ds_config"), bool(writer.settings.get("fp16")))
     dynamic = scaler.state.get("dynamic", False) is True if isinstance(scaler.state, dict) else False
@@ -107,11 +107,11 @@ def scaling(writer: Writer, file: TargetFile) -> dict[str, object]:
     }
 
 
-def _scaling(writer: Writer) -> Value:
+def _scaling(writer: StepWriter) -> Value:
     return scaling_of(writer.source, bool(writer.settings.get("fp16")))
 
 
-def clip_grad(writer: Writer) -> dict[str, object]:
+def clip_grad(writer: StepWriter) -> dict[str, object]:
     """The clipping, if the source or its ds_config has it.
 
     Otherwise the loading engine keeps its own.
@@ -120,7 +120,7 @@ def clip_grad(writer: Writer) -> dict[str, object]:
     return {"clip_grad": value} if isinstance(value, (int, float)) else {}
 
 
-def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
+def _flat(writer: StepWriter, file: FileBuilder) -> dict[str, object]:
     """A shard of stages 1 and 2."""
     if writer.stages > 1 and len(writer.flats) < len(writer.structure.groups):
         lacking = next(
@@ -138,7 +138,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
     out: dict[str, object] = {} if is_bf16_optimizer else scaling(writer, file)
     out |= clip_grad(writer)
     here: Key = ("optimizer_state_dict",)
-    runs = [Run(flat.starts, flat.numel) for flat in writer.flats]
+    runs = [PlacedRun(flat.starts, flat.numel) for flat in writer.flats]
     if writer.settings.get("elastic"):
         out["base_optimizer_state"] = [
             _states(writer, file, (*here, "base_optimizer_state", g), flat.names) for g, flat in enumerate(writer.flats)
@@ -152,7 +152,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
             g: _states(writer, file, (*here, "base_optimizer_state", "state", g), flat.names)
             for g, flat in enumerate(writer.flats)
         }
-        demand_whole_tensors(writer, file, held)
+        check_whole_tensors(writer, file, held)
         out["base_optimizer_state"] = {
             "state": {g: state for g, state in held.items() if state},
             "param_groups": [{**_hyper(writer, file, g), "params": [g]} for g in range(len(writer.hypers))],
@@ -179,7 +179,7 @@ def _flat(writer: Writer, file: TargetFile) -> dict[str, object]:
     return out
 
 
-def _refuse_empty(writer: Writer, file: TargetFile, group: int) -> NoReturn:
+def _refuse_empty(writer: StepWriter, file: FileBuilder, group: int) -> NoReturn:
     fail(
         "E471",
         f"stage {writer.here['pp']} of the pipeline holds no parameter of group {group}, and DeepSpeed keeps no empty one",
@@ -188,7 +188,7 @@ def _refuse_empty(writer: Writer, file: TargetFile, group: int) -> NoReturn:
     )
 
 
-def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
+def _sliced(writer: StepWriter, file: FileBuilder) -> dict[str, object]:
     """A shard of stage 3."""
     here: Key = ("optimizer_state_dict",)
     held = {
@@ -219,13 +219,13 @@ def _sliced(writer: Writer, file: TargetFile) -> dict[str, object]:
     }
 
 
-def _group_of(writer: Writer, flat: Flat) -> str:
+def _group_of(writer: StepWriter, flat: Flat) -> str:
     """The optimizer's group of a sub-group: `2` of `2.0` and `2.1`."""
     known = {name for name, _ in writer.structure.groups}
     return flat.group if flat.group in known else flat.group.rpartition(".")[0]
 
 
-def _partition_groups(writer: Writer) -> dict[str, object]:
+def _partition_groups(writer: StepWriter) -> dict[str, object]:
     """Stage 3 with AutoEP: the ranks that share each sub-group.
 
     An engine compares them with its own.
@@ -255,13 +255,13 @@ def _partition_groups(writer: Writer) -> dict[str, object]:
     return {auto_ep.GROUPS: out}
 
 
-def _cut(writer: Writer, flat: Flat) -> tuple[int, int]:
+def _cut(writer: StepWriter, flat: Flat) -> tuple[int, int]:
     """The number of ranks of a flat buffer, and this rank's number."""
     axis = flat.cut if flat.cut is not None and flat.cut in writer.here else "dp"
     return int(writer.settings.get(axis) or writer.dp), writer.here[axis]
 
 
-def _hyper(writer: Writer, file: TargetFile, g: int) -> dict[str, object]:
+def _hyper(writer: StepWriter, file: FileBuilder, g: int) -> dict[str, object]:
     """A group's hyper-parameters; a group of experts has its degree as name.
 
     torch's names of its parameters (`param_names`) are replaced by the current ones.

@@ -41,7 +41,7 @@ def alignment_elements(itemsize: int) -> int:
 
 
 @frozen
-class Run:
+class PlacedRun:
     """Tensors end to end.
 
     Starts, and elements up to the end of the last.
@@ -60,14 +60,14 @@ class Run:
         return max(0, min(part, self.numel - rank * part))
 
 
-def run(shapes: Sequence[Shape], alignment: int = 1) -> Run:
+def run(shapes: Sequence[Shape], alignment: int = 1) -> PlacedRun:
     """Place each tensor at the next multiple of `alignment`."""
     starts, end = [], 0
     for shape in shapes:
         start = -(-end // alignment) * alignment
         starts.append(start)
         end = start + prod(shape)
-    return Run(tuple(starts), end)
+    return PlacedRun(tuple(starts), end)
 
 
 @frozen

@@ -26,20 +26,20 @@ from ucpl.formats.deepspeed.as_written import read_shard
 from ucpl.formats.deepspeed.blobs import keep_run, keep_scaling, keep_whole_scaling
 from ucpl.formats.deepspeed.copies import trusted
 from ucpl.formats.deepspeed.flat_shards import Sharers, read_flat_shards
-from ucpl.formats.deepspeed.gathered import Facts, Gathered, callers_of
-from ucpl.formats.deepspeed.module import Module
-from ucpl.formats.deepspeed.names import Listing, layer_place
+from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
+from ucpl.formats.deepspeed.module import RankModule
+from ucpl.formats.deepspeed.names import StepFiles, layer_place
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import set_alignment
-from ucpl.formats.deepspeed.stages import Beside, LayerTensors, canonical, pipeline_of, refs_of
+from ucpl.formats.deepspeed.stages import LayerTensors, StageFacts, canonical, pipeline_of, refs_of
 from ucpl.formats.deepspeed.topology import Topology, not_yet
 from ucpl.formats.deepspeed.unstaged import Told, told_of
-from ucpl.formats.deepspeed.whole_states import Rank, read_whole_states
+from ucpl.formats.deepspeed.whole_states import ModelRank, read_whole_states
 
 
 def read_pipeline(
     gathered: Gathered, topology: Topology, order: Order | None = None
-) -> tuple[tuple[TorchFile, ...], Facts]:
+) -> tuple[tuple[TorchFile, ...], StepFacts]:
     """Read files of layers and shards of stages; return files and facts."""
     by_tp = _layer_files(topology.listing)
     first = by_tp[0]
@@ -47,7 +47,7 @@ def read_pipeline(
     pipeline = pipeline_of(
         {n: LayerTensors(f, refs_of(f), layer_place(f.file)[1]) for n, f in first.items()},
         topology,
-        Beside(is_by_tp=layer_place(topology.listing.layers[0])[2] is not None, groups=told.groups[:: topology.tp]),
+        StageFacts(is_by_tp=layer_place(topology.listing.layers[0])[2] is not None, groups=told.groups[:: topology.tp]),
     )
     modules = [_module(topology, pipeline, files) for files in by_tp]
     for module in modules[1:]:
@@ -74,7 +74,7 @@ def read_pipeline(
     shapes = {
         name: shardings[name].shape if name in shardings else ref.shape for name, ref in modules[0].tensors.items()
     }
-    facts = Facts(
+    facts = StepFacts(
         tensors=_named(gathered, pipeline, names, modules[0].tensors, shapes),
         aliases={},
         callers=callers_of(topology.metas, pp=topology.pp, tp=topology.tp),
@@ -85,7 +85,7 @@ def read_pipeline(
     return (*topology.metas, *(f for files in by_tp for f in files.values()), *topology.optims), facts
 
 
-def _layer_files(listing: Listing) -> list[dict[int, TorchFile]]:
+def _layer_files(listing: StepFiles) -> list[dict[int, TorchFile]]:
     """Files by tensor-parallel rank, then by number of the layer."""
     out: dict[int, dict[int, TorchFile]] = {}
     for name in listing.layers:
@@ -104,7 +104,7 @@ def _layer_files(listing: Listing) -> list[dict[int, TorchFile]]:
     return [dict(sorted(out[tp].items())) for tp in sorted(out)]
 
 
-def _module(topology: Topology, pipeline: Pipeline, files: dict[int, TorchFile]) -> Module:
+def _module(topology: Topology, pipeline: Pipeline, files: dict[int, TorchFile]) -> RankModule:
     """All layers' tensors as one tensor-parallel rank holds them."""
     tensors: dict[str, TensorRef] = {}
     for layer in pipeline.layers:
@@ -121,11 +121,11 @@ def _module(topology: Topology, pipeline: Pipeline, files: dict[int, TorchFile])
             tensors |= {tensor: refs[name] for name, tensor in layer.names}
     shapes = {name: ref.shape for name, ref in tensors.items() if prod(ref.shape)}
     empty = {name: (ref.storage.dtype, ref.shape) for name, ref in tensors.items() if not prod(ref.shape)}
-    return Module(topology.first, (), tensors, frozenset(pipeline.buffers), shapes, empty=empty)
+    return RankModule(topology.first, (), tensors, frozenset(pipeline.buffers), shapes, empty=empty)
 
 
 def _read_shards(
-    gathered: Gathered, topology: Topology, modules: list[Module], told: Told
+    gathered: Gathered, topology: Topology, modules: list[RankModule], told: Told
 ) -> list[list[ParameterGroup]]:
     """All shards' optimizers. Gives the parameter groups of each shard."""
     out = []
@@ -136,7 +136,7 @@ def _read_shards(
         if shard.optims:
             read_flat_shards(mine, module, Sharers(shard.optims, coordinates))
         else:
-            read_whole_states(mine, module, Rank(coordinates, origin=told.origin))
+            read_whole_states(mine, module, ModelRank(coordinates, origin=told.origin))
         out.append(mine.groups)
         gathered.stated += mine.stated
         gathered.remark(*mine.remarks)

@@ -20,15 +20,15 @@ from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.blobs import keep_left_out, keep_module_facts, keep_run, keep_scaling
 from ucpl.formats.deepspeed.experts import members_of
 from ucpl.formats.deepspeed.flat_shards import Sharers
-from ucpl.formats.deepspeed.gathered import Facts, Gathered, callers_of
-from ucpl.formats.deepspeed.module import Groups, Module, groups_of, keep_module, module_of, named_tensors
+from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, callers_of
+from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of, keep_module, module_of, named_tensors
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.settings import is_data_first, set_alignment
 from ucpl.formats.deepspeed.sliced_shards import read_sliced_shards
 from ucpl.formats.deepspeed.topology import Topology, not_yet
 
 
-def read_sliced_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], Facts]:
+def read_sliced_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[TorchFile, ...], StepFacts]:
     """Read module, shards and experts, and return files and facts.
 
     Raises: UcplError E454-E459.
@@ -54,7 +54,7 @@ def read_sliced_experts(gathered: Gathered, topology: Topology) -> tuple[tuple[T
     keep_scaling(gathered, shard.optims[0])
     shapes = {name: shape for group in groups for name, shape in group.items()}
     tensors = (*named_tensors(gathered, module, module.shapes), *_named(gathered, module, experts, shapes))
-    facts = Facts(tensors=tensors, aliases=module.aliases, callers=callers_of(topology.metas), experts=experts)
+    facts = StepFacts(tensors=tensors, aliases=module.aliases, callers=callers_of(topology.metas), experts=experts)
     return (*topology.metas, *topology.optims), facts
 
 
@@ -149,7 +149,9 @@ def _check_counts(optim: TorchFile, degrees: list[int]) -> None:
         )
 
 
-def _read_groups(gathered: Gathered, module: Module, topology: Topology, held: tuple[Experts, frozenset[int]]) -> None:
+def _read_groups(
+    gathered: Gathered, module: RankModule, topology: Topology, held: tuple[Experts, frozenset[int]]
+) -> None:
     """The sub-groups of experts, of the ranks that share each."""
     experts, ours = held
     edp = topology.dp // experts.ep
@@ -171,7 +173,9 @@ def _read_groups(gathered: Gathered, module: Module, topology: Topology, held: t
         gathered.groups.append(ParameterGroup(group.name, members, hyper))
 
 
-def _named(gathered: Gathered, module: Module, experts: Experts, shapes: dict[str, Shape]) -> tuple[NamedTensor, ...]:
+def _named(
+    gathered: Gathered, module: RankModule, experts: Experts, shapes: dict[str, Shape]
+) -> tuple[NamedTensor, ...]:
     """All tensors of experts: trained, with the dtype of the other tensors."""
     dtype = next(module.tensors[name].storage.dtype for name in module.trained)
     return tuple(

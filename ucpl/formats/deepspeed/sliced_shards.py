@@ -14,14 +14,14 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import Sharers, check_flat, check_partition_count, hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.module import Module
+from ucpl.formats.deepspeed.module import RankModule
 from ucpl.formats.deepspeed.topology import not_yet
 
 _STATE = "optimizer_state_dict"
 _MASTERS = "fp32_flat_groups"
 
 
-def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> None:
+def read_sliced_shards(gathered: Gathered, module: RankModule, sharers: Sharers) -> None:
     """Read masters and states of the sub-groups, and the group of each.
 
     module: its groups are the sub-groups, of all ranks.
@@ -61,7 +61,7 @@ def read_sliced_shards(gathered: Gathered, module: Module, sharers: Sharers) -> 
         )
 
 
-def _shard(gathered: Gathered, module: Module, part: TorchFile, sharers: Sharers) -> None:
+def _shard(gathered: Gathered, module: RankModule, part: TorchFile, sharers: Sharers) -> None:
     state = Value.of(part).at(_STATE)
     if sharers.only is None:
         if "ds_zero_partition_groups" in state.mapping():
@@ -88,7 +88,7 @@ def _shard(gathered: Gathered, module: Module, part: TorchFile, sharers: Sharers
             gathered.state(part, held, ((numel,),), members)
 
 
-def _owners(module: Module, part: TorchFile, groups: list[Value]) -> dict[int, int]:
+def _owners(module: RankModule, part: TorchFile, groups: list[Value]) -> dict[int, int]:
     """The optimizer's group of each sub-group."""
     owner = {s.whole(): g for g, group in enumerate(groups) for s in group.at("params").items()}
     if sorted(owner) != list(range(len(module.groups))):

@@ -16,7 +16,7 @@ from ucpl.extents import TensorRef
 from ucpl.extents.pipeline import METHODS, Layer, Pipeline, deal, layer_file
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
-from ucpl.formats.deepspeed.module import Groups, Module, groups_of
+from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
 from ucpl.formats.deepspeed.names import layer_number
 from ucpl.formats.deepspeed.order import Shape
 from ucpl.formats.deepspeed.topology import Topology, not_yet
@@ -53,7 +53,7 @@ class _Stated:
     experts: dict[int, int] = field(factory=dict)  # layer -> trained elements of the experts that a rank holds
 
     @classmethod
-    def of(cls, metas: tuple[TorchFile, ...], beside: Beside) -> _Stated:
+    def of(cls, metas: tuple[TorchFile, ...], beside: StageFacts) -> _Stated:
         experts, stated_groups = beside.experts, beside.groups or tuple(map(groups_of, metas))
         every = [{name: shape for group in groups for name, shape in group.items()} for groups in stated_groups]
         shapes = [{name: shape for name, shape in mine.items() if name not in experts} for mine in every]
@@ -69,7 +69,7 @@ class _Stated:
 
 
 @frozen(eq=False)
-class Beside:
+class StageFacts:
     """Facts outside the files of layers.
 
     is_by_tp: each tensor-parallel rank has files of its own. tied: tensors of tied modules whose layers no file has.
@@ -83,7 +83,7 @@ class Beside:
     groups: tuple[Groups, ...] = ()  # of each stage, where no param_shapes state them
 
 
-def pipeline_of(files: Layers, topology: Topology, beside: Beside) -> Pipeline:
+def pipeline_of(files: Layers, topology: Topology, beside: StageFacts) -> Pipeline:
     """All layers and the bounds of the stages. Raises: UcplError E452, E456-E459."""
     stated = _Stated.of(tuple(shard.first for shard in topology.shards if shard.tp == 0), beside)
     for number, s in stated.own.items():
@@ -114,7 +114,7 @@ def pipeline_of(files: Layers, topology: Topology, beside: Beside) -> Pipeline:
     return evolve(made, buffers=tuple(buffers), is_by_tp=beside.is_by_tp, experts=experts)
 
 
-def layers_of(modules: list[Module]) -> tuple[Layers, Names]:
+def layers_of(modules: list[RankModule]) -> tuple[Layers, Names]:
     """The layers of stages in one file each, from the tensors' names.
 
     `3.weight` is of layer 3, `tied_modules.embed.weight` of a tied module.

@@ -13,14 +13,14 @@ from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Checkpoint, Order
 from ucpl.files.skipping import skips_optimizer
 from ucpl.formats.deepspeed.dense import read_dense
-from ucpl.formats.deepspeed.gathered import Gathered, Place
-from ucpl.formats.deepspeed.names import Listing, list_files
+from ucpl.formats.deepspeed.gathered import Gathered, StepPlace
+from ucpl.formats.deepspeed.names import StepFiles, list_files
 from ucpl.formats.deepspeed.pipeline import read_pipeline
 from ucpl.formats.deepspeed.settings import read_settings, shards_gone
 from ucpl.formats.deepspeed.topology import topology_of
 
 
-def _without_optimizer(listing: Listing) -> Listing:
+def _without_optimizer(listing: StepFiles) -> StepFiles:
     """The files without skipped shards; stage 3 keeps its shards."""
     is_sliced = any(dp is not None for dp, _ in listing.models)
     shards = (*listing.optims.values(), *listing.experts_optims)
@@ -29,7 +29,7 @@ def _without_optimizer(listing: Listing) -> Listing:
     return evolve(listing, optims={}, prefix="", experts_optims=())
 
 
-def open_step(place: Place, order: Order | None = None) -> Checkpoint:
+def open_step(place: StepPlace, order: Order | None = None) -> Checkpoint:
     """Read all headers of one step. Raises: UcplError E400-E427, E45x, E46x."""
     topology = topology_of(_without_optimizer(list_files(place.root)))
     if order is not None and topology.stage:

@@ -9,7 +9,7 @@ from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Checkpoint, Order, Skeleton
 from ucpl.files.demands import Demands
 from ucpl.formats.deepspeed.folder import step_folder
-from ucpl.formats.deepspeed.gathered import Place
+from ucpl.formats.deepspeed.gathered import StepPlace
 from ucpl.formats.deepspeed.names import LATEST, list_files
 from ucpl.formats.deepspeed.step import open_step
 from ucpl.formats.deepspeed.writing import skeleton
@@ -38,7 +38,7 @@ class DeepSpeed:
         order: the parameters of the optimizer's numbers, if no file has them (ZeRO-0). Raises: UcplError E450-E469.
         """
         root, tag = step_folder(path)
-        return open_step(Place(path, root, tag), order)
+        return open_step(StepPlace(path, root, tag), order)
 
     def skeleton(
         self, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None

@@ -36,7 +36,7 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def demand_numbers(settings: Mapping[str, Plain], needed: Sequence[str] = ()) -> None:
+def check_numbers(settings: Mapping[str, Plain], needed: Sequence[str] = ()) -> None:
     """Check that the settings of the files are whole numbers, and complete.
 
     Raises: UcplError E471.
@@ -44,12 +44,12 @@ def demand_numbers(settings: Mapping[str, Plain], needed: Sequence[str] = ()) ->
     for name in _NUMBERS:
         value = settings.get(name)
         if value is None and name in needed:
-            _refuse(name, "is not set", f"framework deepspeed({name} = ...)")
+            _reject(name, "is not set", f"framework deepspeed({name} = ...)")
         if value is not None and (not isinstance(value, int) or not 0 <= value < 1 << 62):
-            _refuse(name, "is no whole number", f"{name} = {value!r}")
+            _reject(name, "is no whole number", f"{name} = {value!r}")
 
 
-def _refuse(name: str, what: str, said: str) -> NoReturn:
+def _reject(name: str, what: str, said: str) -> NoReturn:
     fail(
         "E471",
         f"`{name}` of the target {what}, and DeepSpeed's files are shaped by it",
@@ -59,7 +59,7 @@ def _refuse(name: str, what: str, said: str) -> NoReturn:
 
 
 @mutable
-class TargetFile:
+class FileBuilder:
     """One file under construction."""
 
     path: str
@@ -67,11 +67,11 @@ class TargetFile:
     storage_of: dict[int, str] = field(factory=dict)
 
 
-Made = list[tuple[TargetFile, object]]  # files, each with its value tree
+Made = list[tuple[FileBuilder, object]]  # files, each with its value tree
 
 
 @mutable
-class Writer:
+class StepWriter:
     structure: Structure
     targets: tuple[StoredTensor, ...]
     source: Checkpoint
@@ -93,9 +93,9 @@ class Writer:
     used: set[int] = field(factory=set)
 
     @classmethod
-    def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> Writer:
+    def of(cls, structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint) -> StepWriter:
         settings = dict(structure.settings)
-        demand_numbers(settings, ("stage", "dp"))
+        check_numbers(settings, ("stage", "dp"))
         blobs, groups = blobs_of(source), source.state.groups
         index: dict[tuple[str, tuple[str, ...]], int] = {}
         below: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
@@ -136,9 +136,9 @@ class Writer:
             listed=[tuple(name for name in group.every if name in kinds) for group in groups],
         )
 
-    def file(self, path: str) -> TargetFile:
+    def file(self, path: str) -> FileBuilder:
         """A file to be made, nothing in it yet."""
-        return TargetFile(path, Storages(self.carried))
+        return FileBuilder(path, Storages(self.carried))
 
     @property
     def degree(self) -> int:
@@ -170,7 +170,7 @@ class Writer:
         number = format_named(self.structure.framework).files_of_callers(self.structure.settings)
         return max(number, 1)
 
-    def is_on_stage(self, file: TargetFile, name: str) -> bool:
+    def is_on_stage(self, file: FileBuilder, name: str) -> bool:
         """Test whether the current file's rank holds a tensor of the module."""
         if self.stages == 1 or (file.path, ("module", name)) in self.index:
             return True
@@ -184,7 +184,7 @@ class Writer:
         ranks = self.dp * self.degree  # of a stage
         return {t.label for t in self.targets if t.rank // ranks == self.here["pp"] and is_apart(t.file)}
 
-    def numbered(self, file: TargetFile) -> set[str] | None:
+    def numbered(self, file: FileBuilder) -> set[str] | None:
         """Without ZeRO, the parameters that a stage's optimizer numbers; None: all.
 
         They are those of its layers, and its copies of tied ones, which have states of their own.
@@ -231,7 +231,7 @@ class Writer:
         steps = self.blob("global_steps", 0)
         return self.source.tag or f"global_step{steps if type(steps) is int and 0 <= steps < 1 << 62 else 0}"
 
-    def tensor(self, file: TargetFile, key: Key, requires_grad: bool = False) -> TensorRef | None:
+    def tensor(self, file: FileBuilder, key: Key, requires_grad: bool = False) -> TensorRef | None:
         """The tensor that a target fills, or None."""
         i = self.index.get((file.path, text_of(key)))
         if i is None:
@@ -255,7 +255,7 @@ class Writer:
         file.storage_of[i] = made.storage.name
         return made
 
-    def scalar(self, file: TargetFile, name: str, members: tuple[str, ...]) -> object:
+    def scalar(self, file: FileBuilder, name: str, members: tuple[str, ...]) -> object:
         """One number for all members, in its original form.
 
         Raises: UcplError E470.

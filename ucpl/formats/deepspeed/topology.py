@@ -19,7 +19,7 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed import auto_ep
 from ucpl.formats.deepspeed.as_written import read_shard
-from ucpl.formats.deepspeed.names import Listing, layer_place, model_file
+from ucpl.formats.deepspeed.names import StepFiles, layer_place, model_file
 from ucpl.formats.deepspeed.older_experts import lacks_shapes, restated
 from ucpl.records import frozen
 
@@ -27,7 +27,7 @@ _LAYERS = "its layers are in files of their own (PipelineModule)"
 
 
 @frozen(eq=False)
-class Shard:
+class ModelRankFiles:
     """The files of one model-parallel rank."""
 
     tp: int
@@ -45,12 +45,12 @@ class Shard:
 class Topology:
     """All ranks' files of a step, and the degrees that they make."""
 
-    listing: Listing
+    listing: StepFiles
     stage: int
     dp: int
     tp: int
     pp: int
-    shards: tuple[Shard, ...]  # by pp and tp coordinate, the last fastest: the numbers of mp_rank_NN
+    shards: tuple[ModelRankFiles, ...]  # by pp and tp coordinate, the last fastest: the numbers of mp_rank_NN
 
     @property
     def first(self) -> TorchFile:
@@ -79,10 +79,10 @@ def not_yet(path: Path, why: str) -> NoReturn:
     fail("E457", f"this checkpoint is of a kind that is not read yet: {why}", Label(str(path)))
 
 
-def topology_of(listing: Listing) -> Topology:
+def topology_of(listing: StepFiles) -> Topology:
     """Read the headers of all ranks' files. Raises: UcplError E400-E427, E452-E457."""
     root = listing.root
-    _refuse_names(listing)
+    _reject_names(listing)
     if not listing.models:
         fail("E452", f"{root} has no file of model states", Label(str(root)), Label(str(root / listing.files[0])))
     ahead(root / listing.files[0], [partial(read_shard, root, name) for name in listing.files])
@@ -90,7 +90,7 @@ def topology_of(listing: Listing) -> Topology:
     ranks = 1 + max(mp for _, mp in (*listing.models, *listing.optims))
     rows = [_metas(listing, mp, is_sliced) for mp in range(ranks)]
     tp, pp = _degrees(listing, rows[0][0], ranks)
-    _refuse_kinds(listing, rows, (tp, pp))
+    _reject_kinds(listing, rows, (tp, pp))
     dp = 0
     shards = []
     for mp, metas in enumerate(rows):
@@ -100,7 +100,7 @@ def topology_of(listing: Listing) -> Topology:
         is_older = lacks_shapes(metas[0], listing)
         if is_older:
             metas = tuple(restated(meta, optims, listing, mp) for meta in metas)
-        shards.append(Shard(mp % tp, mp // tp, metas[:dp], optims, is_older))
+        shards.append(ModelRankFiles(mp % tp, mp // tp, metas[:dp], optims, is_older))
     stage = _stage([part for shard in shards for part in shard.optims], is_sliced)
     if listing.layers and stage > 1:
         not_yet(shards[0].optims[0].path, f"a PipelineModule at ZeRO stage {stage}, which DeepSpeed does not train")
@@ -111,7 +111,7 @@ def topology_of(listing: Listing) -> Topology:
 # -------------------------------------------------------------------------------------
 
 
-def _refuse_names(listing: Listing) -> None:
+def _reject_names(listing: StepFiles) -> None:
     """Reject folders by names alone."""
     root = listing.root
     old = [name for name in listing.optims.values() if "_optim_states" not in name]
@@ -123,7 +123,7 @@ def _refuse_names(listing: Listing) -> None:
         not_yet(root / listing.experts[0], "it has experts and files of layers")
 
 
-def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: tuple[int, int]) -> None:
+def _reject_kinds(listing: StepFiles, rows: list[tuple[TorchFile, ...]], degrees: tuple[int, int]) -> None:
     """Reject folders by the contents of model states."""
     first = rows[0][0]
     _, pp = degrees
@@ -141,10 +141,10 @@ def _refuse_kinds(listing: Listing, rows: list[tuple[TorchFile, ...]], degrees: 
             beside = "next to the shards of ZeRO" if listing.optims else "and no shard of ZeRO"
             not_yet(part.path, f"it has an optimizer of experts {beside}")
     if auto_ep.layers_of(first) is not None:
-        _refuse_auto_ep(first, degrees, listing)
+        _reject_auto_ep(first, degrees, listing)
 
 
-def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing) -> None:
+def _reject_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: StepFiles) -> None:
     """Reject AutoEP with other parallelism, and AutoEP without files."""
     if not listing.experts and all(dp is None for dp, _ in listing.models):
         not_yet(first.path, "its experts are AutoEP's, and none of them has a file")
@@ -156,7 +156,7 @@ def _refuse_auto_ep(first: TorchFile, degrees: tuple[int, int], listing: Listing
 # ---- degrees ---------------------------------------------------------------------------------------------------------
 
 
-def _metas(listing: Listing, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
+def _metas(listing: StepFiles, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
     """The files of model states of one model-parallel rank.
 
     That of its first dp rank must exist.
@@ -175,7 +175,7 @@ def _metas(listing: Listing, mp: int, is_sliced: bool) -> tuple[TorchFile, ...]:
     return tuple(read_shard(root, mine[dp]) for dp in order)
 
 
-def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:
+def _degrees(listing: StepFiles, first: TorchFile, ranks: int) -> tuple[int, int]:
     """(tp, pp), whose product is the number of model-parallel ranks.
 
     One can be stated; the kind in the files' names gives the other.
@@ -212,7 +212,7 @@ def _degrees(listing: Listing, first: TorchFile, ranks: int) -> tuple[int, int]:
     return ranks // pp, pp
 
 
-def _tp_of_layers(listing: Listing) -> int:
+def _tp_of_layers(listing: StepFiles) -> int:
     """The tensor-parallel degree, from the names of layers' files.
 
     Each layer has a file for each rank.
@@ -247,9 +247,9 @@ def _tp_of_layers(listing: Listing) -> int:
     return degree
 
 
-def _of_rank(listing: Listing, mp: int) -> Listing:
+def _of_rank(listing: StepFiles, mp: int) -> StepFiles:
     """One model-parallel rank's files."""
-    return Listing(
+    return StepFiles(
         listing.root,
         {place: name for place, name in listing.models.items() if place[1] == mp},
         {place: name for place, name in listing.optims.items() if place[1] == mp},
@@ -257,7 +257,7 @@ def _of_rank(listing: Listing, mp: int) -> Listing:
     )
 
 
-def _dp_degree(listing: Listing, part: TorchFile, is_sliced: bool) -> int:
+def _dp_degree(listing: StepFiles, part: TorchFile, is_sliced: bool) -> int:
     """The data-parallel degree: names of files and `dp_world_size` must agree."""
     degree = Value.of(part).at("dp_world_size").whole(1)
     said = Label(str(part.path), f"dp_world_size is {degree}", where="dp_world_size")

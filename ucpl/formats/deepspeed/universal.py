@@ -41,9 +41,9 @@ from ucpl.formats.deepspeed.blobs import (
 )
 from ucpl.formats.deepspeed.cuts import vocabulary_of
 from ucpl.formats.deepspeed.flat_shards import hyper_of
-from ucpl.formats.deepspeed.gathered import Facts, Gathered, Place, callers_of
-from ucpl.formats.deepspeed.module import Module
-from ucpl.formats.deepspeed.names import Listing, list_files
+from ucpl.formats.deepspeed.gathered import Gathered, StepFacts, StepPlace, callers_of
+from ucpl.formats.deepspeed.module import RankModule
+from ucpl.formats.deepspeed.names import StepFiles, list_files
 from ucpl.formats.deepspeed.order import Shape, undeal
 from ucpl.formats.deepspeed.topology import not_yet
 from ucpl.formats.deepspeed.universal_module import cuts, lost_buffers, whole_module
@@ -87,9 +87,9 @@ class Universal:
         return skeleton(structure, targets, source, tag)
 
 
-def _step(path: Path) -> Place:
+def _step(path: Path) -> StepPlace:
     if (path / ATOMS).is_dir():
-        return Place(path, path, path.name)
+        return StepPlace(path, path, path.name)
     tag = read_name(path / LATEST) or ""
     root = path / tag
     if not tag or Path(tag).is_absolute() or ".." in Path(tag).parts or not (root / ATOMS).is_dir():
@@ -99,19 +99,19 @@ def _step(path: Path) -> Place:
             Label(str(path / LATEST), f"says {tag!r}"),
             remedy="give the step's folder itself, or correct the pointer",
         )
-    return Place(path, root, tag)
+    return StepPlace(path, root, tag)
 
 
 @frozen(eq=False)
 class _Universal:
     """A step's folder while it is read."""
 
-    place: Place
+    place: StepPlace
     stage: int  # 3, or 1 for all others
     ranks: int  # model-parallel ones of the source
     metas: tuple[TorchFile, ...]
     shared: TorchFile | None  # zero/optimizer_state.pt, which all parameters share
-    module: Module
+    module: RankModule
     gathered: Gathered
     atoms: list[TorchFile] = field(factory=list)
     words: dict[str, Shape] = field(factory=dict)  # of tensors with words as rows: the shapes of atoms
@@ -120,9 +120,9 @@ class _Universal:
     )  # whether atoms are dicts, which keep shapes: an atom of each form
 
     @classmethod
-    def of(cls, place: Place) -> _Universal:
+    def of(cls, place: StepPlace) -> _Universal:
         root = place.root
-        listing: Listing = list_files(root)
+        listing: StepFiles = list_files(root)
         if not listing.models:
             fail("E452", f"{root} has no file of model states", Label(str(root), "holds atoms only"))
         names = [listing.models[at] for at in sorted(listing.models, key=lambda p: (p[1], p[0] or 0))]
@@ -169,11 +169,11 @@ class _Universal:
         gathered, module = self.gathered, self.module
         shapes = self.masters()
         if self.ranks > 1 and self.stage == 3:
-            self.refuse_parts()
+            self.reject_parts()
         self.weights()
         self.settings()
         self.groups()
-        self.demand_states()
+        self.check_states()
         keep_run(gathered, module.file, "num_experts")
         keep_left_out(gathered, module)
         keep_module_facts(gathered, module)
@@ -196,7 +196,7 @@ class _Universal:
             self.place,
             "universal",
             files,
-            Facts(self.named(whole), module.aliases, self.callers(), shardings),
+            StepFacts(self.named(whole), module.aliases, self.callers(), shardings),
         )
 
     def callers(self) -> CarriedByRank:
@@ -223,7 +223,7 @@ class _Universal:
             if name in whole
         )
 
-    def refuse_parts(self) -> None:
+    def reject_parts(self) -> None:
         """Reject tensor-parallel ranks at stage 3.
 
         Each keeps parts of frozen parameters, whose complete shapes are unknown.
@@ -335,7 +335,7 @@ class _Universal:
                 else:
                     gathered.consumed.add((part.file, value.key))
 
-    def demand_states(self) -> None:
+    def check_states(self) -> None:
         """One optimizer keeps the same states for all of a group."""
         for group in self.gathered.groups:
             for state in dict.fromkeys(s for m in group.members for s in self.gathered.states.get(m, ())):

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 
 from ucpl.extents import Call, Global, Sharding
 from ucpl.formats.deepspeed.affine import INFO
-from ucpl.formats.deepspeed.target import Writer
+from ucpl.formats.deepspeed.target import StepWriter
 
 _PARTS = Global("deepspeed.checkpoint.universal_checkpoint", "SubparamShape")
 Cuts = Mapping[str, Sharding]
 
 
-def cuts_of(writer: Writer, stated: Cuts) -> dict[str, Sharding]:
+def cuts_of(writer: StepWriter, stated: Cuts) -> dict[str, Sharding]:
     """The cuts of parameters in a model that cuts them itself.
 
     stated: by the layout of the source. Empty if AutoTP cuts them, or if no cut is known.

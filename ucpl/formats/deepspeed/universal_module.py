@@ -13,11 +13,11 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.across_tp import Shapes, cuts_over_tp
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.module import Module, groups_of, module_of
+from ucpl.formats.deepspeed.module import RankModule, groups_of, module_of
 from ucpl.formats.deepspeed.order import Shape
 
 
-def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:
+def whole_module(metas: tuple[TorchFile, ...], stage: int) -> RankModule:
     """The module of all stages.
 
     metas: the files of model states, by model-parallel rank.
@@ -32,7 +32,7 @@ def whole_module(metas: tuple[TorchFile, ...], stage: int) -> Module:
             if g == len(groups):
                 groups.append({})
             groups[g] |= {name: shape for name, shape in mine.items() if name not in groups[g]}
-    return Module(first, tuple(groups), shapes={name: shape for mine in groups for name, shape in mine.items()})
+    return RankModule(first, tuple(groups), shapes={name: shape for mine in groups for name, shape in mine.items()})
 
 
 def _stage_of(meta: Value) -> int:
@@ -67,7 +67,7 @@ def lost_buffers(metas: tuple[TorchFile, ...]) -> list[str]:
     return [*out]
 
 
-def cuts(gathered: Gathered, module: Module, shapes: Mapping[str, Shape]) -> dict[str, Sharding]:
+def cuts(gathered: Gathered, module: RankModule, shapes: Mapping[str, Shape]) -> dict[str, Sharding]:
     """The cuts of its tensors, from lists of patterns.
 
     shapes: of complete tensors.

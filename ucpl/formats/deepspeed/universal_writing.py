@@ -13,7 +13,7 @@ from ucpl.formats.deepspeed.affine import INFO
 from ucpl.formats.deepspeed.model_states import model_states
 from ucpl.formats.deepspeed.names import is_of_expert, model_file
 from ucpl.formats.deepspeed.optimizer_states import clip_grad, scaling, stage_of
-from ucpl.formats.deepspeed.target import FORMAT_VERSION, Made, TargetFile, Writer, demand_numbers, skeleton_of
+from ucpl.formats.deepspeed.target import FORMAT_VERSION, FileBuilder, Made, StepWriter, check_numbers, skeleton_of
 from ucpl.formats.deepspeed.universal_cuts import Cuts, beside, cuts_of, lists_of
 
 ATOMS = "zero"
@@ -24,13 +24,13 @@ VERSION = 0.4
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
     """All files of a universal folder. Raises: UcplError E470, E471."""
-    _refuse_experts(source)
-    demand_numbers(structure.settings)
+    _reject_experts(source)
+    check_numbers(structure.settings)
     stage = int(structure.settings.get("stage") or 1)
     # Stage 2 would ask for frozen parameters a second time, which no universal folder has.
     settings = {**structure.settings, "dp": 1, "tp": 1, "pp": 1, "stage": 3 if stage == 3 else 1}
     whole = evolve(structure, flats=_whole_flats(structure), settings=settings, shardings={})
-    writer = Writer.of(whole, targets, source)
+    writer = StepWriter.of(whole, targets, source)
     cuts = cuts_of(writer, structure.shardings)
     files: Made = []
     for rank in range(int(structure.settings.get("files") or 1) if stage == 3 else 1):
@@ -49,7 +49,7 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
     return skeleton_of(folder if folder.endswith("_universal") else f"{folder}_universal", LATEST, files)
 
 
-def _refuse_experts(source: Checkpoint) -> None:
+def _reject_experts(source: Checkpoint) -> None:
     """Reject fused experts: the loader requests local numbers, equal on all ranks."""
     if source.state.parallel.experts is not None and source.state.parallel.experts.is_fused:
         fail(
@@ -82,7 +82,7 @@ def _whole_flats(structure: Structure) -> tuple[Flat, ...]:
     return tuple(flats)
 
 
-def _atoms(writer: Writer, cuts: Cuts) -> Made:
+def _atoms(writer: StepWriter, cuts: Cuts) -> Made:
     """A file for each state of each parameter: the remaining targets."""
     vocabulary = writer.source.state.parallel.vocabulary
     by_file: dict[str, list[int]] = {}
@@ -109,7 +109,7 @@ def _atoms(writer: Writer, cuts: Cuts) -> Made:
     return files
 
 
-def _numbers(writer: Writer) -> Made:
+def _numbers(writer: StepWriter) -> Made:
     """A file for each number that an optimizer keeps of a parameter."""
     known = {t.name for t in writer.structure.tensors}
     files: Made = []
@@ -121,7 +121,7 @@ def _numbers(writer: Writer) -> Made:
     return files
 
 
-def _shared(writer: Writer, file: TargetFile, stage: int) -> dict[str, object]:
+def _shared(writer: StepWriter, file: FileBuilder, stage: int) -> dict[str, object]:
     """zero/optimizer_state.pt, with the values that all parameters share."""
     # Numbers are those of groups that train something: DeepSpeed looks for the steps of number 0.
     held = [members for _, members in writer.structure.groups if members]

@@ -19,13 +19,13 @@ from ucpl.extents import TensorRef
 from ucpl.files.checkpoint import Order
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
-from ucpl.formats.deepspeed.module import Groups, Module, groups_of
+from ucpl.formats.deepspeed.module import Groups, RankModule, groups_of
 from ucpl.formats.deepspeed.names import layer_number
 from ucpl.formats.deepspeed.numbered import Named, Numbered, matched, names_of
 from ucpl.formats.deepspeed.order import Unclear
 from ucpl.formats.deepspeed.stages import refs_of
 from ucpl.formats.deepspeed.topology import Topology
-from ucpl.formats.deepspeed.whole_states import Rank, numbered
+from ucpl.formats.deepspeed.whole_states import ModelRank, numbered
 from ucpl.records import frozen
 
 _TIED = "tied_modules."
@@ -121,7 +121,7 @@ def _param_names(topology: Topology) -> Order | None:
     """torch's own, where every group of every stage has them."""
     out = []
     for shard in topology.shards[:: topology.tp]:
-        found = numbered(Module(shard.first), Rank({}))
+        found = numbered(RankModule(shard.first), ModelRank({}))
         named = [group.value.find("param_names") for group in found.groups] if found is not None else [None]
         if any(one is None or not isinstance(one.held, list) for one in named):
             return None
@@ -167,8 +167,8 @@ class _Finder:
         meta = self.topology.shards[stage * self.topology.tp].first
         refs = {name: ref for name, (ref, _) in tensors.items()}
         shapes = {name: ref.shape for name, ref in refs.items()}
-        module = Module(meta, (), refs, self.buffers[stage] & refs.keys(), shapes)
-        found = numbered(module, Rank({"pp": stage}, self.order))
+        module = RankModule(meta, (), refs, self.buffers[stage] & refs.keys(), shapes)
+        found = numbered(module, ModelRank({"pp": stage}, self.order))
         if found is None:
             fail(
                 "E461", f"stage {stage} has no optimizer, and another has one", Label(str(meta.path), where="optimizer")
@@ -198,14 +198,14 @@ class _Finder:
             for layer in (None, *self.files):
                 made = list(_first(self.ways(layer, whole)))
                 if len(made) > 1:
-                    self._refuse("there are several ways")
+                    self._reject("there are several ways")
                 if made:
                     if layer is not None:
                         self.tied[str(layer)] = layer
                     return made[0]
-        self._refuse("there is no way")
+        self._reject("there is no way")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _reject(self, what: str) -> NoReturn:
         first = self.topology.first
         fail(
             "E461",

@@ -17,8 +17,8 @@ from ucpl.files.skipping import skips_optimizer
 from ucpl.files.values import Value
 from ucpl.formats.deepspeed.flat_shards import hyper_of
 from ucpl.formats.deepspeed.gathered import Gathered
-from ucpl.formats.deepspeed.module import Module
-from ucpl.formats.deepspeed.numbered import Group, Named, Numbered, names_of
+from ucpl.formats.deepspeed.module import RankModule
+from ucpl.formats.deepspeed.numbered import Named, Numbered, NumberedGroup, names_of
 from ucpl.formats.deepspeed.order import run
 from ucpl.formats.deepspeed.states import named
 from ucpl.formats.deepspeed.topology import not_yet
@@ -28,7 +28,7 @@ _EACH, _FLAT = "fp32_groups", "fp32_groups_flat"  # masters of FP16_UnfusedOptim
 
 
 @frozen(eq=False)
-class Rank:
+class ModelRank:
     """A model-parallel rank without ZeRO: coordinates, and the caller's order."""
 
     coordinates: dict[str, int]
@@ -36,7 +36,7 @@ class Rank:
     origin: str = ""  # evidence for the names of the module's groups, if not param_shapes
 
 
-def read_whole_states(gathered: Gathered, module: Module, rank: Rank) -> None:
+def read_whole_states(gathered: Gathered, module: RankModule, rank: ModelRank) -> None:
     """Read states of each parameter, by names for the numbers."""
     origin = f"optimizer of {module.file.file}"
     gathered.set("masters", 0, origin)
@@ -80,7 +80,7 @@ def _idle(found: Numbered, names: Named) -> list[str]:
     return [name for number, name in zip(numbers, every, strict=True) if known and number not in known]
 
 
-def numbered(module: Module, rank: Rank) -> Numbered | None:
+def numbered(module: RankModule, rank: ModelRank) -> Numbered | None:
     """The groups of a rank's optimizer, without names, or None."""
     optimizer = Value.of(module.file).find("optimizer")
     if optimizer is None:
@@ -94,7 +94,7 @@ def numbered(module: Module, rank: Rank) -> Numbered | None:
     return Numbered(module, base.at("state"), groups, rank.order, rank.coordinates.get("pp", 0))
 
 
-def _groups(base: Value, optimizer: Value) -> list[Group]:
+def _groups(base: Value, optimizer: Value) -> list[NumberedGroup]:
     key = _FLAT if _FLAT in optimizer.mapping() else _EACH
     masters = optimizer.find(key)
     rows = masters.items() if masters is not None else []
@@ -105,16 +105,16 @@ def _groups(base: Value, optimizer: Value) -> list[Group]:
     for g, group in enumerate(listed):
         numbers = [number.whole() for number in group.at("params").items()]
         if masters is None:
-            out.append(Group(group, numbers))
+            out.append(NumberedGroup(group, numbers))
         elif key == _FLAT:
             if len(numbers) != 1 or len(rows[g].tensor().shape) != 1:
                 group.wrong("a group of one flat buffer")
-            out.append(Group(group, numbers, flat=rows[g]))
+            out.append(NumberedGroup(group, numbers, flat=rows[g]))
         else:
             mine = rows[g].items()
             if len(mine) != len(numbers):
                 rows[g].wrong("a master for each parameter")
-            out.append(Group(group, numbers, mine))
+            out.append(NumberedGroup(group, numbers, mine))
     return out
 
 

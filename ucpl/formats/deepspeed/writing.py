@@ -17,7 +17,7 @@ from ucpl.formats.deepspeed.model_states import model_states, parts
 from ucpl.formats.deepspeed.names import LATEST, is_apart, model_file, optim_file
 from ucpl.formats.deepspeed.optimizer_states import shard
 from ucpl.formats.deepspeed.order import alignment_elements
-from ucpl.formats.deepspeed.target import Made, Writer, skeleton_of
+from ucpl.formats.deepspeed.target import Made, StepWriter, skeleton_of
 
 
 def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Checkpoint, tag: str | None) -> Skeleton:
@@ -25,8 +25,8 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
     Raises: UcplError E470 where one number is needed and several are there, E471 where the form has no place for something.
     """
-    writer = Writer.of(structure, targets, source)
-    _refuse_alignment(writer)
+    writer = StepWriter.of(structure, targets, source)
+    _reject_alignment(writer)
     if writer.has_layers and not writer.stage and writer.settings.get("bf16"):
         fail(
             "E471",
@@ -48,11 +48,11 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
             writer.stand(mp, rank)
             file = writer.file(optim_file(bool(writer.settings.get("bf16")), rank, mp))
             files.append((file, shard(writer, file)))
-    _refuse_unused(writer)
+    _reject_unused(writer)
     return skeleton_of(tag or writer.folder, LATEST, files)
 
 
-def _refuse_alignment(writer: Writer) -> None:
+def _reject_alignment(writer: StepWriter) -> None:
     """Check the alignment.
 
     Ds_config has a flag, and the dtype gives the multiple.
@@ -73,7 +73,7 @@ def _refuse_alignment(writer: Writer) -> None:
             )
 
 
-def _refuse_unused(writer: Writer) -> None:
+def _reject_unused(writer: StepWriter) -> None:
     for i, target in enumerate(writer.targets):
         if i not in writer.used:
             fail(
@@ -84,7 +84,7 @@ def _refuse_unused(writer: Writer) -> None:
             )
 
 
-def apart(writer: Writer) -> dict[str, list[str]]:
+def apart(writer: StepWriter) -> dict[str, list[str]]:
     """Files of layers and of experts, with their names in order.
 
     A layer without tensors has a file, too.

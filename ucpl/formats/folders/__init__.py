@@ -4,7 +4,7 @@ The framework adds its own files. A kind of folder is data in a module (`trainer
 of patterns with fates.
 """
 
-from ucpl.formats.folders.fates import Placed, Sorted, sorted_into, with_beside
+from ucpl.formats.folders.fates import PlacedFile, Sorted, sorted_into, with_beside
 from ucpl.formats.folders.reading import container_of
 
-__all__ = ["Placed", "Sorted", "container_of", "sorted_into", "with_beside"]
+__all__ = ["PlacedFile", "Sorted", "container_of", "sorted_into", "with_beside"]

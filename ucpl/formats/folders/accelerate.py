@@ -9,7 +9,7 @@ the model, by `save_model` or `save_pretrained`.
 
 from __future__ import annotations
 
-from ucpl.extents.containers import Kind, Rule
+from ucpl.extents.containers import CompanionRule, Kind
 from ucpl.formats.folders.trainer import MODEL, NUMPY
 
 __all__ = ["ACCELERATE"]
@@ -29,16 +29,16 @@ ACCELERATE = Kind(
     tag="pytorch_model",
     engines="pytorch_model_{rank}",
     rules=(
-        Rule("random_states_{rank}.pkl", "rank", "random numbers", named=NUMPY),
-        Rule("scheduler.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
-        Rule("scheduler_*.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
-        Rule("dl_state_dict.bin", "carry", "a data loader's place", by_ranks=_LOADER),
-        Rule("dl_state_dict_*.bin", "carry", "a data loader's place", by_ranks=_LOADER),
-        Rule("sampler.bin", "carry", "a sampler of the data"),
-        Rule("sampler_*.bin", "carry", "a sampler of the data"),
-        Rule("scaler.pt", "carry", "the gradient scaler"),
-        Rule("custom_checkpoint_*.pkl", "carry", "objects that the loop has registered"),
-        Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
+        CompanionRule("random_states_{rank}.pkl", "rank", "random numbers", named=NUMPY),
+        CompanionRule("scheduler.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
+        CompanionRule("scheduler_*.bin", "carry", "the learning rate's schedule", by_ranks=_SCHEDULE),
+        CompanionRule("dl_state_dict.bin", "carry", "a data loader's place", by_ranks=_LOADER),
+        CompanionRule("dl_state_dict_*.bin", "carry", "a data loader's place", by_ranks=_LOADER),
+        CompanionRule("sampler.bin", "carry", "a sampler of the data"),
+        CompanionRule("sampler_*.bin", "carry", "a sampler of the data"),
+        CompanionRule("scaler.pt", "carry", "the gradient scaler"),
+        CompanionRule("custom_checkpoint_*.pkl", "carry", "objects that the loop has registered"),
+        CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
         *MODEL,
     ),
 )

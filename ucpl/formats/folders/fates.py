@@ -14,30 +14,30 @@ from attrs import evolve, field
 
 from ucpl.errors import Diagnostic, Label, UcplError, fail
 from ucpl.extents import Extent, Structure
-from ucpl.extents.containers import Beside, Container, Rule
+from ucpl.extents.containers import CompanionFile, CompanionRule, Container
 from ucpl.files.checkpoint import Carried, Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.watching import reading
 from ucpl.records import frozen
 from ucpl.registry import format_named
 
-__all__ = ["Placed", "Sorted", "sorted_into", "with_beside"]
+__all__ = ["PlacedFile", "Sorted", "sorted_into", "with_beside"]
 
 WHOLE = "0"  # the storage of a file that is carried as it is
 
 
 @frozen
-class Placed:
+class PlacedFile:
     """A file of the target, and the source's file with its bytes."""
 
     name: str
-    of: Beside
+    of: CompanionFile
 
 
 @frozen
 class Sorted:
     """A container's files in a target. `said`: a line for each fate."""
 
-    placed: tuple[Placed, ...] = ()
+    placed: tuple[PlacedFile, ...] = ()
     left: dict[str, str] = field(factory=dict)  # name -> why
     said: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
         return _of_model_alone(container, structure)
     ranks = ranks_of(structure, 1 + max((file.rank for file in container.files), default=0))
     changed = _other_model(structure, source)
-    placed: list[Placed] = []
+    placed: list[PlacedFile] = []
     left = dict(container.skipped)
     said: list[str] = []
     for rule in container.kind.rules:
@@ -79,10 +79,10 @@ def sorted_into(container: Container, structure: Structure, source: Checkpoint) 
         else:
             bad = [f for f in mine if rule.fate == "weights" and changed and not (f.held or f.anew)]
             left |= dict.fromkeys((file.name for file in bad), changed)
-            placed += [Placed(file.name, file) for file in mine if file not in bad]
+            placed += [PlacedFile(file.name, file) for file in mine if file not in bad]
         said += _by_ranks_text(rule, mine, _ranks_before(container), ranks)
     unknown = [file for file in container.files if file.rule is None]
-    placed += [Placed(file.name, file) for file in unknown]
+    placed += [PlacedFile(file.name, file) for file in unknown]
     return Sorted(tuple(placed), left, (*_carried_text(placed, unknown), *said, *_left_text(left)))
 
 
@@ -92,7 +92,7 @@ def _of_model_alone(container: Container, structure: Structure) -> Sorted:
     They are kept if the target is a model's own folder.
     """
     of_model = [f for f in container.files if f.rule is not None and f.rule.of_model]
-    placed = [Placed(f.name, f) for f in of_model] if format_named(structure.framework).has_model_files else []
+    placed = [PlacedFile(f.name, f) for f in of_model] if format_named(structure.framework).has_model_files else []
     kept = {one.name for one in placed}
     why = f"a target of {structure.framework} is no folder of {container.kind.title}"
     left = dict.fromkeys((f.name for f in container.files if f.name not in kept), why)
@@ -113,17 +113,17 @@ def _other_model(structure: Structure, source: Checkpoint) -> str:
     return f"{what}: `ucpl convert TARGET HERE --to 'safetensors()'` writes its weights"
 
 
-def _dealt(rule: Rule, mine: list[Beside], ranks: int) -> list[Placed]:
+def _dealt(rule: CompanionRule, mine: list[CompanionFile], ranks: int) -> list[PlacedFile]:
     """A file for each rank of the target.
 
     A rank that had a file keeps it; a new one gets that of the rank at the same position in the source's round.
     """
     of = {file.rank: file for file in mine}
     there = sorted(of)
-    return [Placed(rule.name_of(r, ranks), of.get(r, of[there[r % len(there)]])) for r in range(ranks)]
+    return [PlacedFile(rule.name_of(r, ranks), of.get(r, of[there[r % len(there)]])) for r in range(ranks)]
 
 
-def _dealt_text(rule: Rule, mine: list[Beside], made: list[Placed], ranks: int) -> str:
+def _dealt_text(rule: CompanionRule, mine: list[CompanionFile], made: list[PlacedFile], ranks: int) -> str:
     had = {file.rank for file in mine}
     new = [r for r in range(ranks) if r not in had]
     text = f"{rule.why} of {len(mine)} ranks for {ranks}: "
@@ -137,14 +137,14 @@ def _ranks_before(container: Container) -> int:
     return len({file.rank for file in container.files if file.rank >= 0})
 
 
-def _by_ranks_text(rule: Rule, mine: list[Beside], before: int, ranks: int) -> list[str]:
+def _by_ranks_text(rule: CompanionRule, mine: list[CompanionFile], before: int, ranks: int) -> list[str]:
     """A note on a carried file if the number of ranks changes."""
     if not mine or not rule.by_ranks or before in (0, ranks):
         return []
     return [f"{_listed([file.name for file in mine])}, of {before} ranks for {ranks}: {rule.by_ranks}"]
 
 
-def _carried_text(placed: list[Placed], unknown: list[Beside]) -> list[str]:
+def _carried_text(placed: list[PlacedFile], unknown: list[CompanionFile]) -> list[str]:
     anew: dict[str, list[str]] = {}
     for one in placed:
         if one.of.anew:
@@ -179,12 +179,12 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     if container is None:
         return skeleton
     if container.kind.holds(format_named(structure.framework)):
-        _demand_name(container, skeleton, source)
+        _check_name(container, skeleton, source)
     made = sorted_into(container, structure, source).placed
     bad = [one.of for one in made if one.of.holds == "unreadable"]
     if bad:
         raise UcplError(*(_unseen(container, file) for file in dict.fromkeys(bad)))
-    _demand_unchanged(container, made)
+    _check_unchanged(container, made)
     root = source.root.resolve()
     files = tuple(_whole(one, os.path.relpath(_real(container, one.of), root), skeleton.folder) for one in made)
     unsafe = {name for one in made for name in one.of.unsafe}
@@ -193,7 +193,7 @@ def with_beside(skeleton: Skeleton, source: Checkpoint, structure: Structure) ->
     )
 
 
-def _demand_name(container: Container, skeleton: Skeleton, source: Checkpoint) -> None:
+def _check_name(container: Container, skeleton: Skeleton, source: Checkpoint) -> None:
     """Check the name of the shards' folder, which a loader may require.
 
     Raises: UcplError E486.
@@ -210,7 +210,7 @@ def _demand_name(container: Container, skeleton: Skeleton, source: Checkpoint) -
         )
 
 
-def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
+def _check_unchanged(container: Container, made: Iterable[PlacedFile]) -> None:
     """Check that no file has grown since it was opened.
 
     It would be carried only in part. Raises: UcplError E611.
@@ -223,13 +223,13 @@ def _demand_unchanged(container: Container, made: Iterable[Placed]) -> None:
             fail("E611", f"{one.of.name} changed while it was read: size {one.of.size}, now {now}", Label(str(path)))
 
 
-def _real(container: Container, file: Beside) -> Path:
+def _real(container: Container, file: CompanionFile) -> Path:
     """The real path of a file, with links to the folder resolved."""
     path = container.where(file)
     return container.top.resolve() / file.name if file.path is None else path.parent.resolve() / path.name
 
 
-def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
+def _whole(one: PlacedFile, where: str, folder: str) -> SkeletonFile:
     """A file as one run of bytes, next to the target's shards.
 
     where: its path relative to the source's step.
@@ -249,7 +249,7 @@ def _whole(one: Placed, where: str, folder: str) -> SkeletonFile:
     return SkeletonFile(one.name, one.of.size, form="whole", carried=carried, beside=bool(folder))
 
 
-def _unseen(container: Container, file: Beside) -> Diagnostic:
+def _unseen(container: Container, file: CompanionFile) -> Diagnostic:
     return Diagnostic(
         "E488",
         f"{file.name} cannot be looked at: {file.reason}",

@@ -7,7 +7,7 @@ load it and reads nothing else.
 
 from __future__ import annotations
 
-from ucpl.extents.containers import Kind, Rule
+from ucpl.extents.containers import CompanionRule, Kind
 
 __all__ = ["LIGHTNING"]
 
@@ -19,5 +19,5 @@ LIGHTNING = Kind(
     needs=(),
     tag="checkpoint",
     client="pytorch-lightning_version",
-    rules=(Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),),
+    rules=(CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),),
 )

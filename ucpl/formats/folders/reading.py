@@ -13,7 +13,7 @@ from pathlib import Path
 from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
-from ucpl.extents.containers import Beside, Container, Kind, Rule
+from ucpl.extents.containers import CompanionFile, CompanionRule, Container, Kind
 from ucpl.files.inert import HOLDERS
 from ucpl.files.pickles import loads, unsafe_globals
 from ucpl.files.texts import is_text, read_small
@@ -22,7 +22,7 @@ from ucpl.files.watching import walked
 from ucpl.files.zips import open_file, read_zip_directory
 from ucpl.formats.folders.accelerate import ACCELERATE
 from ucpl.formats.folders.lightning import LIGHTNING
-from ucpl.formats.folders.steps import Run, of_another_step
+from ucpl.formats.folders.steps import RunFacts, of_another_step
 from ucpl.formats.folders.trainer import TRAINER
 from ucpl.storage.reading import pread
 
@@ -39,7 +39,7 @@ JSON_MAX = 64 << 20
 
 
 def container_of(
-    top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = (), *, run: Run | None = None
+    top: Path, root: Path, client: Collection[object], chunks: Sequence[str] = (), *, run: RunFacts | None = None
 ) -> Container | None:
     """The container of a step's folder `root`, if its parent was named.
 
@@ -53,8 +53,8 @@ def container_of(
         return None
     if chunks:
         kind = kind.around_chunks
-    _demand_one_engine(kind, top)
-    files: list[Beside] = []
+    _check_one_engine(kind, top)
+    files: list[CompanionFile] = []
     skipped: dict[str, str] = {}
     for name in _names(kind, top, [top / name for name in chunks] or [root], skipped):
         rule, rank = kind.rule_of(name)
@@ -62,7 +62,7 @@ def container_of(
             skipped[name] = rule.why
         else:
             files.append(_looked_at(top, name, rule, rank))
-    odd = (*_missing(kind, files, run or Run()), *of_another_step(top, files, run or Run()))
+    odd = (*_missing(kind, files, run or RunFacts()), *of_another_step(top, files, run or RunFacts()))
     return Container(kind, top, tuple(files), skipped, (*_remarks(kind, top, files), *odd), odd)
 
 
@@ -70,7 +70,7 @@ def _is(kind: Kind, top: Path) -> bool:
     return any(kind.is_told_by(entry.name) and entry.is_file() for entry in sorted(top.iterdir()))
 
 
-def _demand_one_engine(kind: Kind, top: Path) -> None:
+def _check_one_engine(kind: Kind, top: Path) -> None:
     """Check that the container has shards of one engine.
 
     A target would have those of one engine only, and the others would resume with different numbers.
@@ -136,9 +136,9 @@ def _no_file(path: Path, top: Path) -> str:
     return ""
 
 
-def _looked_at(top: Path, name: str, rule: Rule | None, rank: int) -> Beside:
+def _looked_at(top: Path, name: str, rule: CompanionRule | None, rank: int) -> CompanionFile:
     path = top / name
-    found = Beside(name, path.stat().st_size, rule, rank)
+    found = CompanionFile(name, path.stat().st_size, rule, rank)
     try:
         value = _pickled(top, name)
     except UcplError as error:
@@ -172,7 +172,7 @@ def _pickled(top: Path, name: str) -> tuple[object] | None:
     return (loads(data, name, alone=True),)
 
 
-def _remarks(kind: Kind, top: Path, files: list[Beside]) -> Iterator[str]:
+def _remarks(kind: Kind, top: Path, files: list[CompanionFile]) -> Iterator[str]:
     there = {file.name for file in files}
     for name in kind.needs:
         if name not in there:
@@ -186,7 +186,7 @@ def _remarks(kind: Kind, top: Path, files: list[Beside]) -> Iterator[str]:
             yield f"{file.name} names {', '.join(file.unsafe[:3])}: convert asks for --allow-global, or --drop {file.name}"
 
 
-def _missing(kind: Kind, files: list[Beside], run: Run) -> Iterator[str]:
+def _missing(kind: Kind, files: list[CompanionFile], run: RunFacts) -> Iterator[str]:
     """Missing files of ranks, up to the shards' count or last rank."""
     for rule in kind.rules:
         ranks = sorted(file.rank for file in files if file.rule is rule and file.rank >= 0)

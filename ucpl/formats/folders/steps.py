@@ -12,12 +12,12 @@ from pathlib import Path
 from attrs import field
 
 from ucpl.errors import UcplError
-from ucpl.extents.containers import Beside
+from ucpl.extents.containers import CompanionFile
 from ucpl.files.texts import read_small
 from ucpl.files.torch_files import read_torch_file
 from ucpl.records import frozen
 
-__all__ = ["Run", "of_another_step"]
+__all__ = ["RunFacts", "of_another_step"]
 
 _JSON_MAX = 64 << 20
 _ACCELERATE = "scheduler.bin"
@@ -26,7 +26,7 @@ _STATES = ("trainer_state.json",)
 
 
 @frozen
-class Run:
+class RunFacts:
     """Facts of a run in its shards.
 
     `step`: steps of the optimizer; None: unknown.
@@ -38,7 +38,7 @@ class Run:
     client: dict[object, object] = field(factory=dict)  # client_state
 
 
-def of_another_step(top: Path, files: list[Beside], run: Run) -> Iterator[str]:
+def of_another_step(top: Path, files: list[CompanionFile], run: RunFacts) -> Iterator[str]:
     """A line for each file with another step than the shards'."""
     if run.step is None:
         return
@@ -47,7 +47,7 @@ def of_another_step(top: Path, files: list[Beside], run: Run) -> Iterator[str]:
             yield f"{name} is of step {said}, the shards are of step {run.step}"
 
 
-def _stated(top: Path, there: set[str], run: Run) -> Iterator[tuple[str, int | None]]:
+def _stated(top: Path, there: set[str], run: RunFacts) -> Iterator[tuple[str, int | None]]:
     for name in _STATES:
         if name in there:
             yield name, _whole(_json(top / name).get("global_step"))
@@ -57,7 +57,7 @@ def _stated(top: Path, there: set[str], run: Run) -> Iterator[tuple[str, int | N
     yield "client_state global_step", _whole(run.client.get("global_step"))
 
 
-def _steps_of(value: object, run: Run, *, by_ranks: bool) -> int | None:
+def _steps_of(value: object, run: RunFacts, *, by_ranks: bool) -> int | None:
     """Optimizer steps that a schedule of torch has counted, or None.
 
     None: it counts something else. by_ranks: Accelerate steps a schedule once for each rank, in every step.

@@ -8,7 +8,7 @@ users of the folder as a model.
 
 from __future__ import annotations
 
-from ucpl.extents.containers import Kind, Rule
+from ucpl.extents.containers import CompanionRule, Kind
 
 __all__ = ["MODEL", "NUMPY", "TRAINER"]
 
@@ -45,27 +45,27 @@ _MODEL = "the model's own"
 
 # Files of `save_pretrained` and of a tokenizer, in any folder.
 MODEL = (
-    Rule("model.safetensors", "weights", "the model"),
-    Rule("model-*-of-*.safetensors", "weights", "the model"),
-    Rule("model.safetensors.index.json", "weights", "the model"),
-    Rule("pytorch_model.bin", "weights", "the model"),
-    Rule("pytorch_model-*-of-*.bin", "weights", "the model"),
-    Rule("pytorch_model.bin.index.json", "weights", "the model"),
-    Rule("adapter_model.safetensors", "weights", "an adapter"),
-    Rule("adapter_model.bin", "weights", "an adapter"),
-    Rule("*/adapter_model.safetensors", "weights", "an adapter"),
-    Rule("*/adapter_model.bin", "weights", "an adapter"),
-    Rule("adapter_config.json", "carry", _MODEL),
-    Rule("*/adapter_config.json", "carry", _MODEL),
-    Rule("config.json", "carry", _MODEL, of_model=True),
-    Rule("generation_config.json", "carry", _MODEL, of_model=True),
-    Rule("README.md", "carry", "the model's card"),
-    Rule("*token*.json", "carry", "the tokenizer's", of_model=True),
-    Rule("vocab.*", "carry", "the tokenizer's", of_model=True),
-    Rule("merges.txt", "carry", "the tokenizer's", of_model=True),
-    Rule("*.model", "carry", "the tokenizer's", of_model=True),
-    Rule("chat_template*", "carry", "the tokenizer's", of_model=True),
-    Rule("*processor_config.json", "carry", "the processor's", of_model=True),
+    CompanionRule("model.safetensors", "weights", "the model"),
+    CompanionRule("model-*-of-*.safetensors", "weights", "the model"),
+    CompanionRule("model.safetensors.index.json", "weights", "the model"),
+    CompanionRule("pytorch_model.bin", "weights", "the model"),
+    CompanionRule("pytorch_model-*-of-*.bin", "weights", "the model"),
+    CompanionRule("pytorch_model.bin.index.json", "weights", "the model"),
+    CompanionRule("adapter_model.safetensors", "weights", "an adapter"),
+    CompanionRule("adapter_model.bin", "weights", "an adapter"),
+    CompanionRule("*/adapter_model.safetensors", "weights", "an adapter"),
+    CompanionRule("*/adapter_model.bin", "weights", "an adapter"),
+    CompanionRule("adapter_config.json", "carry", _MODEL),
+    CompanionRule("*/adapter_config.json", "carry", _MODEL),
+    CompanionRule("config.json", "carry", _MODEL, of_model=True),
+    CompanionRule("generation_config.json", "carry", _MODEL, of_model=True),
+    CompanionRule("README.md", "carry", "the model's card"),
+    CompanionRule("*token*.json", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("vocab.*", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("merges.txt", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("*.model", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("chat_template*", "carry", "the tokenizer's", of_model=True),
+    CompanionRule("*processor_config.json", "carry", "the processor's", of_model=True),
 )
 
 TRAINER = Kind(
@@ -76,13 +76,15 @@ TRAINER = Kind(
     universal=True,
     needs=("trainer_state.json",),
     rules=(
-        Rule("global_step*/**", "leave", "another step: name its folder to convert it"),
-        Rule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=NUMPY),
-        Rule("trainer_state.json", "carry", "steps, logs and callbacks: nothing in it depends on the number of ranks"),
-        Rule("scheduler.pt", "carry", "the learning rate's schedule"),
-        Rule("scaler.pt", "carry", "the gradient scaler"),
-        Rule("training_args.bin", "carry", "arguments of the run that wrote it", named=_ARGUMENTS),
-        Rule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
+        CompanionRule("global_step*/**", "leave", "another step: name its folder to convert it"),
+        CompanionRule("rng_state_{rank}.pth", "rank", "random numbers", alone="rng_state.pth", named=NUMPY),
+        CompanionRule(
+            "trainer_state.json", "carry", "steps, logs and callbacks: nothing in it depends on the number of ranks"
+        ),
+        CompanionRule("scheduler.pt", "carry", "the learning rate's schedule"),
+        CompanionRule("scaler.pt", "carry", "the gradient scaler"),
+        CompanionRule("training_args.bin", "carry", "arguments of the run that wrote it", named=_ARGUMENTS),
+        CompanionRule("zero_to_*.py", "carry", "DeepSpeed's scripts"),
         *MODEL,
     ),
 )

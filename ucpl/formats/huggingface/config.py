@@ -19,7 +19,7 @@ from ucpl.formats.huggingface.precedence import EXPLICIT
 from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["ADAPTER", "Written", "rewritten", "written"]
+__all__ = ["ADAPTER", "WrittenTexts", "rewritten", "written"]
 
 ADAPTER = "adapter_model.safetensors"
 CONFIG, OF_ADAPTER = "config.json", "adapter_config.json"
@@ -28,7 +28,7 @@ _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float
 
 
 @frozen(eq=False)
-class Written:
+class WrittenTexts:
     """Texts by name, notes on changes, and reasons for texts left out."""
 
     texts: dict[str, str]
@@ -36,7 +36,7 @@ class Written:
     left: dict[str, str] = field(factory=dict)
 
 
-def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> Written:
+def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> WrittenTexts:
     """The texts that a target of these tensors has."""
     texts = {n: t for n, t in carried_texts(source).items() if not n.endswith(".index.json")}
     files = {target.file for target in targets}
@@ -50,7 +50,7 @@ def written(source: Checkpoint, targets: Sequence[StoredTensor]) -> Written:
     if (config := texts.get(CONFIG)) is not None:
         stored = {_name(target.key): target.shape for target in targets}
         texts[CONFIG], notes = rewritten(config, source, targets, stored)
-    return Written(texts, notes, left)
+    return WrittenTexts(texts, notes, left)
 
 
 def rewritten(

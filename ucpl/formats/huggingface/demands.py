@@ -11,13 +11,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from ucpl.files.demands import Demands, Size, sizes_of
+from ucpl.files.demands import Demands, SizeRule, sizes_of
 from ucpl.texts import Json
 
 __all__ = ["DEMANDS", "renamed_at_load", "with_vocabulary"]
 
 _LEAD = r"(?:model\.|transformer\.|gpt_neox\.|language_model\.)*"
-_VOCABULARY = Size(
+_VOCABULARY = SizeRule(
     ("vocab_size",),
     rf"{_LEAD}(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|lm_head|embed_out)\.weight",
     0,
@@ -26,14 +26,14 @@ _VOCABULARY = Size(
 DEMANDS = Demands(
     sizes=(
         _VOCABULARY,
-        Size(
+        SizeRule(
             ("hidden_size", "n_embd", "d_model"),
             rf"{_LEAD}(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight",
             1,
         ),
-        Size(("num_hidden_layers", "n_layer"), rf"{_LEAD}(?:layers|h)\.(?P<number>[0-9]{{1,9}})\..+", None,
+        SizeRule(("num_hidden_layers", "n_layer"), rf"{_LEAD}(?:layers|h)\.(?P<number>[0-9]{{1,9}})\..+", None,
              more="num_nextn_predict_layers"),
-        Size(("intermediate_size",), rf"{_LEAD}layers\.[0-9]+\.mlp\.(?:gate_proj|up_proj)\.weight", 0, every=False),
+        SizeRule(("intermediate_size",), rf"{_LEAD}layers\.[0-9]+\.mlp\.(?:gate_proj|up_proj)\.weight", 0, every=False),
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ucpl.errors import Label, fail
 from ucpl.files.model_texts import config_at
 from ucpl.records import frozen
 
-__all__ = ["INDEX", "SHARD", "Choice", "Loader", "chosen"]
+__all__ = ["INDEX", "SHARD", "ChosenFile", "Loader", "chosen"]
 
 INDEX = ".safetensors.index.json"
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5,})-of-(?P<count>[0-9]{5,})\.safetensors")
@@ -47,7 +47,7 @@ LOADERS = (
 
 
 @frozen
-class Choice:
+class ChosenFile:
     """The file or index that is read, and notes on others."""
 
     file: str
@@ -58,7 +58,7 @@ class Choice:
         return self.file.endswith(INDEX)
 
 
-def chosen(path: Path, names: Sequence[str]) -> Choice | None:
+def chosen(path: Path, names: Sequence[str]) -> ChosenFile | None:
     """The weights that the folder's own loader takes, or None.
 
     None: no loader looks for any of these names by default. names: everything in the folder that could be weights.
@@ -67,7 +67,7 @@ def chosen(path: Path, names: Sequence[str]) -> Choice | None:
     if (said := _explicit(path)) is not None:
         others = [name for loader in LOADERS for name in loader.files if name in names and name != said]
         why = f"transformers takes {said}, which config.json names as {EXPLICIT}"
-        return Choice(said, tuple(f"{name} is not read: {why}" for name in others))
+        return ChosenFile(said, tuple(f"{name} is not read: {why}" for name in others))
     there = [name for name in names if (path / name).is_file()]
     for loader in LOADERS:
         found = [name for name in loader.files if name in there]
@@ -75,8 +75,8 @@ def chosen(path: Path, names: Sequence[str]) -> Choice | None:
             continue
         first, *others = found
         if first.endswith(_PICKLES):
-            _refuse_pickle(path, loader, first, there)
-        return Choice(first, tuple(f"{name} is not read: {loader.name} takes {first} first" for name in others))
+            _reject_pickle(path, loader, first, there)
+        return ChosenFile(first, tuple(f"{name} is not read: {loader.name} takes {first} first" for name in others))
     return None
 
 
@@ -97,7 +97,7 @@ def _explicit(path: Path) -> str | None:
     return said
 
 
-def _refuse_pickle(path: Path, loader: Loader, first: str, there: Sequence[str]) -> NoReturn:
+def _reject_pickle(path: Path, loader: Loader, first: str, there: Sequence[str]) -> NoReturn:
     """Reject a folder whose loader takes a pickle despite .safetensors files.
 
     These files have other names. Raises: UcplError E389.

@@ -27,7 +27,7 @@ from ucpl.files.ahead import ahead
 from ucpl.files.checkpoint import Checkpoint, Skeleton
 from ucpl.files.model_texts import TEXT_BYTES_MAX, TEXTS, carried_texts, config_of, read_texts, version_of
 from ucpl.files.safetensors_files import ALIASES, SafetensorsFile, read_safetensors_file
-from ucpl.files.texts import demand_inside, is_inside, names_like, read_small
+from ucpl.files.texts import check_inside, is_inside, names_like, read_small
 from ucpl.files.unknown import unknown_keys
 from ucpl.files.watching import watched
 from ucpl.formats.huggingface.demands import DEMANDS
@@ -70,7 +70,7 @@ class HuggingFace:
         there, and E393 for a name that leads out of the folder.
         """
         names = list(dict.fromkeys(files))
-        demand_inside(path, names)
+        check_inside(path, names)
         if path.is_file() and len(names) == 1:
             made = _Folder.of(path)
             made.planned = names[0]
@@ -126,7 +126,7 @@ class _Folder:
         if indexes:
             return cls._indexed(path, indexes[0], here)
         if odd := [name for name in named if name not in here]:
-            _refuse_odd(path / odd[0])
+            _reject_odd(path / odd[0])
         if not here:
             fail("E380", f"{path} has no weights: no .safetensors file is in it", Label(str(path)))
         if len(here) > 1 or SHARD.fullmatch(here[0]):
@@ -376,10 +376,10 @@ def _demand_plain(path: Path) -> None:
     Raises: UcplError E380, E400.
     """
     if os.path.lexists(path) and not path.is_file():
-        _refuse_odd(path)
+        _reject_odd(path)
 
 
-def _refuse_odd(path: Path) -> NoReturn:
+def _reject_odd(path: Path) -> NoReturn:
     """Reject a name of weights that is no file.
 
     Folder, pipe or broken link.

@@ -15,10 +15,10 @@ from attrs import evolve
 
 from ucpl.extents import Sharding
 from ucpl.formats.megatron import legacy_names as names
-from ucpl.formats.megatron.dealt import Buffer, Dealt, refuse
+from ucpl.formats.megatron.dealt import Buffer, DealtModel, refuse
 from ucpl.formats.megatron.homes import Legacy
 from ucpl.formats.megatron.legacy_arguments import arguments_in, has_grouped_mlp
-from ucpl.formats.megatron.legacy_buffers import Parameter, divided
+from ucpl.formats.megatron.legacy_buffers import BufferParameter, divided
 from ucpl.inference.parallel import TARGET, Base, Extended, Note, origins, pattern
 from ucpl.inference.stages import STAGES
 from ucpl.language import nodes, parse, print_file
@@ -73,7 +73,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
 
     Raises: UcplError E542, E543, E547 if the model cannot be split over so many ranks.
     """
-    made = Dealt.of(base, source)
+    made = DealtModel.of(base, source)
     base = made.base
     if any(isinstance(i, nodes.Alias) and i.path != names.OUTPUT for i in base.model.items):
         refuse("a second name of a tensor is none that Megatron has", base)
@@ -147,7 +147,7 @@ def _at(legacy: Legacy, stage: int, ep: int | None) -> str:
     return pp + (f" at ep[{ep}]" if legacy.ep > 1 and ep is not None else "")
 
 
-def _states(made: Dealt, legacy: Legacy, size: int, base: Base) -> Iterator[str]:
+def _states(made: DealtModel, legacy: Legacy, size: int, base: Base) -> Iterator[str]:
     """A group and two state lines for each bucket."""
     run = 0
     for buffer in made.buffers(legacy):
@@ -162,7 +162,7 @@ def _states(made: Dealt, legacy: Legacy, size: int, base: Base) -> Iterator[str]
             lead = f"{_chain(legacy, buffer)}optimizer.distributed.dp_group_idx_{_group(legacy, buffer.stage, ep)}"
             lead += f".gbuf_idx_{buffer.number}.dtype_{buffer.dtypes}"
             is_bucketed = buffer.stage == 0 and buffer.chunk == 0
-            listed = [Parameter(n, made.numel(n), is_shared=_is_shared(n, legacy)) for n in reversed(members)]
+            listed = [BufferParameter(n, made.numel(n), is_shared=_is_shared(n, legacy)) for n in reversed(members)]
             for number, (bucket, numel) in enumerate(divided(listed, size if size and is_bucketed else None)):
                 group, where = f"run{run}", _at(legacy, buffer.stage, ep)
                 yield f"  group {group} = {', '.join(map(quote, bucket.names))}"

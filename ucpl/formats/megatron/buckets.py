@@ -23,7 +23,7 @@ from ucpl.formats.megatron.groups import is_expert
 from ucpl.formats.megatron.orders import orders_of
 from ucpl.records import define, frozen
 
-__all__ = ["Box", "Bucket", "Run", "Shares", "buckets_in", "runs_of"]
+__all__ = ["ChunkBox", "Bucket", "ParameterRun", "RankShares", "buckets_in", "runs_of"]
 
 ALIGNMENT = 64  # elements; each parameter begins at a multiple
 _BUCKET = re.compile(
@@ -44,7 +44,7 @@ Shape = tuple[int, ...]
 
 
 @frozen
-class Box:
+class ChunkBox:
     """Of a tensor: where it begins, and its shape."""
 
     name: str
@@ -71,13 +71,13 @@ class Bucket:
 
 
 @frozen
-class Run:
+class ParameterRun:
     """Elements of a rank's part of a parameter in one piece.
 
     The run begins at `low` of the part, and the piece at `at` of the bucket.
     """
 
-    boxes: tuple[Box, ...]  # one behind the other, they make up the rank's part
+    boxes: tuple[ChunkBox, ...]  # one behind the other, they make up the rank's part
     low: int
     bucket: Bucket
     at: int
@@ -132,8 +132,8 @@ def buckets_in(names: Sequence[str], root: Path) -> tuple[Bucket, ...]:
 
 def runs_of(
     metadata: Metadata, names: Sequence[str], buckets: tuple[Bucket, ...], root: Path
-) -> tuple[list[Run], list[str], tuple[str, ...]]:
-    """As `Shares.runs`, by the first order of registration that fits.
+) -> tuple[list[ParameterRun], list[str], tuple[str, ...]]:
+    """As `RankShares.runs`, by the first order of registration that fits.
 
     The pieces must agree with the order, which is returned, too. Raises: UcplError E533 if none does, for the order of
     `.metadata`.
@@ -141,7 +141,7 @@ def runs_of(
     refused: UcplError | None = None
     for order in orders_of(names):
         try:
-            return (*Shares(metadata, order, buckets, root).runs(), order)
+            return (*RankShares(metadata, order, buckets, root).runs(), order)
         except UcplError as error:
             refused = refused or error
     assert refused is not None  # there is one order at least
@@ -149,7 +149,7 @@ def runs_of(
 
 
 @define(eq=False, slots=False)
-class Shares:
+class RankShares:
     """The ranks' parts of parameters, from the chunks of the weights."""
 
     metadata: Metadata
@@ -157,17 +157,17 @@ class Shares:
     buckets: tuple[Bucket, ...]
     root: Path
     stages: int = 0  # of the pipeline, where they are known
-    units: dict[str, dict[Shape, list[Box]]] = field(factory=dict)  # tensor -> layer and expert -> its chunks
+    units: dict[str, dict[Shape, list[ChunkBox]]] = field(factory=dict)  # tensor -> layer and expert -> its chunks
 
-    def runs(self) -> tuple[list[Run], list[str]]:
+    def runs(self) -> tuple[list[ParameterRun], list[str]]:
         """All runs, and names with copies on several ranks.
 
         Of copies the first rank's are used. Raises: UcplError E533 if the pieces' sizes are not those of the
         parameters.
         """
-        owner: dict[Box, tuple[int, int, tuple[int, str]]] = {}
+        owner: dict[ChunkBox, tuple[int, int, tuple[int, str]]] = {}
         copied: dict[str, None] = {}
-        out: list[Run] = []
+        out: list[ParameterRun] = []
         for chain in sorted({b.chain for b in self.buckets}):
             for run in self.of_chain(chain):
                 place = (run.bucket.chain, run.bucket.group, run.bucket.buffer)
@@ -179,7 +179,7 @@ class Shares:
 
     # ---- which ranks there are ---------------------------------------------------------------------------------------
 
-    def of_chain(self, chain: int) -> list[Run]:
+    def of_chain(self, chain: int) -> list[ParameterRun]:
         mine = [b for b in self.buckets if b.chain == chain]
         names = [n for n in self.names if not self.has_chains or is_expert(n) == (chain > 0)]
         groups = len({b.group for b in mine})
@@ -204,10 +204,10 @@ class Shares:
             Label(str(self.root / METADATA), "first parameter of that optimizer", where=names[0] if names else entry),
         )
 
-    def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: _Grid) -> list[Run] | None:
+    def on_grid(self, mine: Sequence[Bucket], names: Sequence[str], grid: _Grid) -> list[ParameterRun] | None:
         """Runs of all buckets of one optimizer on this grid, or None."""
         buffers = sorted({b.buffer for b in mine})
-        out: list[Run] = []
+        out: list[ParameterRun] = []
         done = 0
         for chunk, buffer in enumerate(buffers):
             for stage in range(grid.pp):
@@ -227,8 +227,8 @@ class Shares:
 
     def on_stage(
         self, mine: Sequence[Bucket], names: Sequence[str], grid: _Grid, stage: int, here: _Stage
-    ) -> list[Run] | None:
-        out: list[Run] = []
+    ) -> list[ParameterRun] | None:
+        out: list[ParameterRun] = []
         for ep in range(grid.ep):
             for tp in range(grid.tp):
                 group = tp + grid.tp * (ep + grid.ep * stage)
@@ -239,10 +239,12 @@ class Shares:
                 out += found
         return out
 
-    def walked(self, buckets: Sequence[Bucket], parameters: list[tuple[Box, ...]] | None) -> list[Run] | None:
+    def walked(
+        self, buckets: Sequence[Bucket], parameters: list[tuple[ChunkBox, ...]] | None
+    ) -> list[ParameterRun] | None:
         """A rank's buckets, piece by piece. None: the parameters do not fit."""
         left = list(parameters or ())
-        out: list[Run] = []
+        out: list[ParameterRun] = []
         for bucket in buckets:
             entry = bucket.states.get("param") or next(iter(bucket.states.values()))
             low = size = 0
@@ -257,7 +259,7 @@ class Shares:
                         return None
                     boxes, low = left.pop(), 0
                     size = sum(box.numel for box in boxes)
-                out.append(Run(boxes, low, bucket, begin))
+                out.append(ParameterRun(boxes, low, bucket, begin))
                 low += length
                 if low > size:
                     return None
@@ -269,7 +271,7 @@ class Shares:
 
     def parameters(
         self, names: Sequence[str], here: _Stage, grid: _Grid, rank: tuple[int, int]
-    ) -> list[tuple[Box, ...]] | None:
+    ) -> list[tuple[ChunkBox, ...]] | None:
         """The boxes of each parameter of a rank, in order of registration.
 
         None: chunks have other cuts. rank: its tp and ep coordinates.
@@ -330,12 +332,12 @@ class Shares:
                 out.append((name, layer, 0))
         return out
 
-    def part(self, name: str, layer: int, expert: int, rank: int, ways: int) -> tuple[Box, ...] | None:
+    def part(self, name: str, layer: int, expert: int, rank: int, ways: int) -> tuple[ChunkBox, ...] | None:
         """The part of one of `ways` tensor-parallel ranks of a layer's parameter.
 
         None: chunks have other cuts.
         """
-        out: list[Box] = []
+        out: list[ChunkBox] = []
         both = (name, name.removesuffix(_GATE) + _UP) if name.endswith(_GATE) else (name,)
         for one in both:
             found = self.unit(one, layer, expert)
@@ -347,14 +349,14 @@ class Shares:
                 out += found[rank::ways]
         return tuple(out) or None
 
-    def unit(self, name: str, layer: int, expert: int) -> list[Box]:
+    def unit(self, name: str, layer: int, expert: int) -> list[ChunkBox]:
         """Chunks of one layer, and of one expert, in order."""
         at = tuple({"layer": layer, "expert": expert}[lead] for lead in self.leads(name))
         if name not in self.units:
-            held: dict[Shape, list[Box]] = {}
+            held: dict[Shape, list[ChunkBox]] = {}
             for c in self.metadata.tensors[name].chunks if name in self.metadata.tensors else ():  # by begin
                 if all(size == 1 for size in c.shape[: len(at)]):
-                    held.setdefault(c.offset[: len(at)], []).append(Box(name, c.offset, c.shape))
+                    held.setdefault(c.offset[: len(at)], []).append(ChunkBox(name, c.offset, c.shape))
             self.units[name] = held
         return self.units[name].get(at, [])
 

@@ -22,7 +22,7 @@ from ucpl.formats.megatron.buckets import ALIGNMENT, Bucket, buckets_in
 from ucpl.formats.megatron.roles import MASTER, MASTERS, STATES
 from ucpl.records import define, frozen
 
-__all__ = ["Gap", "Placed", "as_read", "placed"]
+__all__ = ["Gap", "PlacedChunks", "as_read", "placed"]
 
 _ADDRESS = re.compile(r"(?P<bucket>.+)/(?P<numel>\d{1,18})/(?P<member>\d{1,9})", re.DOTALL)
 _ROUNDED = 128  # elements: buckets end at a multiple of them and of the ranks that share them
@@ -40,7 +40,7 @@ class Gap:
 
 
 @define
-class Placed:
+class PlacedChunks:
     """Places of chunks in buckets.
 
     chunks: target -> name and begin in it; sizes: of each tensor of a bucket.
@@ -72,9 +72,9 @@ class Placed:
                 )
 
 
-def placed(targets: Sequence[StoredTensor]) -> Placed:
+def placed(targets: Sequence[StoredTensor]) -> PlacedChunks:
     """Raises: UcplError E471 for a bucket that is shorter than its parameters."""
-    out = Placed()
+    out = PlacedChunks()
     found: dict[str, dict[int, list[int]]] = {}
     for t, target in enumerate(targets):
         name, _ = address(target)

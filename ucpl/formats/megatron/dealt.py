@@ -17,7 +17,7 @@ from attrs import evolve, field
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Sharding
 from ucpl.formats.megatron import legacy_names as names
-from ucpl.formats.megatron.homes import Home, Legacy, Run, legacy_of
+from ucpl.formats.megatron.homes import BufferRun, Legacy, LegacyHome, legacy_of
 from ucpl.formats.megatron.legacy_buffers import ALIGNED
 from ucpl.formats.megatron.legacy_layouts import lines
 from ucpl.formats.megatron.orders import by_modules
@@ -41,7 +41,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
 
     Raises: UcplError E542, E543, E547 if the model cannot be split over so many ranks.
     """
-    made = Dealt.of(base, source)
+    made = DealtModel.of(base, source)
     base = made.base
     legacy = made.legacy()
     shardings = {name: made.dialect.sharding(name, legacy.tp) for name in made.shapes} if legacy.tp > 1 else {}
@@ -78,13 +78,13 @@ class Buffer:
 
 
 @define(eq=False)
-class Dealt:
+class DealtModel:
     """The place of each tensor of a model at a call's degrees."""
 
     base: Base
     layout: Layout  # the shipped one over the model: for shapes and dtypes
     shapes: dict[str, tuple[int, ...]]
-    dialect: names.Dialect
+    dialect: names.NameRules
     states: set[str]
     trained: set[str]
     is_tied: bool
@@ -98,7 +98,7 @@ class Dealt:
     experts: dict[str, int] = field(factory=dict)  # of each layer that has some, by prefix
 
     @classmethod
-    def of(cls, base: Base, source: Checkpoint | None) -> Dealt:
+    def of(cls, base: Base, source: Checkpoint | None) -> DealtModel:
         """The places of all tensors.
 
         Raises: UcplError E542, E543, E547 if the model cannot be split over so many ranks.
@@ -122,7 +122,7 @@ class Dealt:
                 base,
                 f"--drop {more}",
             )
-        demand_moments(base, states)
+        check_moments(base, states)
         other = next((name for name in shapes if names.is_of_chunks(name)), None)
         if other is not None:
             refuse(
@@ -136,7 +136,7 @@ class Dealt:
         if names.OUTPUT not in aliases and numbers.get("untie_embeddings_and_output_weights"):
             is_tied = False
         blocks = "" if source is None else blocks_of(source)
-        dialect = names.Dialect(shapes, 1, numbers, "<call>", blocks)
+        dialect = names.NameRules(shapes, 1, numbers, "<call>", blocks)
         trained = {path for path, t in layout.tensors.items() if t.kind == "parameter" and not names.is_buffer(path)}
         made = cls(base, layout, shapes, dialect, states, trained, is_tied, degrees)
         made.demand(numbers)
@@ -226,7 +226,7 @@ class Dealt:
     def legacy(self) -> Legacy:
         """Homes of all tensors."""
         d = self.degrees
-        homes: dict[str, tuple[Home, ...]] = {}
+        homes: dict[str, tuple[LegacyHome, ...]] = {}
         has_layers = False
         for name in self.shapes:
             local, ep = name, None
@@ -244,11 +244,11 @@ class Dealt:
                 ep = expert[1] // own
                 local = names.with_expert(local, expert[1] % own)
             self.chunk[name] = chunk
-            homes[name] = (Home(stage, (self.model(chunk), local), ep),)
+            homes[name] = (LegacyHome(stage, (self.model(chunk), local), ep),)
         if d["pp"] > 1 and names.EMBEDDING in homes and (self.is_ahead or self.is_tied):
             # Multi-token prediction has an embedding in its own module, which is also the head if that is tied.
             local = names.EMBEDDING if self.is_ahead else names.OUTPUT
-            homes[names.EMBEDDING] += (Home(d["pp"] - 1, (self.model(d["vpp"] - 1), local)),)
+            homes[names.EMBEDDING] += (LegacyHome(d["pp"] - 1, (self.model(d["vpp"] - 1), local)),)
         chained = d["ep"] > 1
         return Legacy(d["tp"], d["pp"], d["ep"], d["vpp"], "distributed", homes, chained=chained)
 
@@ -260,7 +260,7 @@ class Dealt:
     def model(self, chunk: int) -> str:
         return f"model{chunk}" if self.degrees["vpp"] > 1 else "model"
 
-    def runs(self, legacy: Legacy) -> list[Run]:
+    def runs(self, legacy: Legacy) -> list[BufferRun]:
         """The gradient buffers of every stage.
 
         By virtual stage, then dtype, with the parameters in reverse. Raises: UcplError E547 if the embedding that
@@ -268,9 +268,9 @@ class Dealt:
         """
         out = []
         for one in self.buffers(legacy):
-            self.demand_aligned(one.members)
+            self.check_aligned(one.members)
             top = f"{int(one.is_expert)}/" if legacy.chained else ""
-            out.append(Run(one.stage, (f"{top}{one.number}/{one.dtypes}",), one.members[::-1], one.is_expert))
+            out.append(BufferRun(one.stage, (f"{top}{one.number}/{one.dtypes}",), one.members[::-1], one.is_expert))
         return out
 
     def buffers(self, legacy: Legacy) -> Iterator[Buffer]:
@@ -329,7 +329,7 @@ class Dealt:
             refuse(f"`{name}` is {dtype}, and Megatron's distributed optimizer has no buffer of that dtype", self.base)
         return dtype
 
-    def demand_aligned(self, members: tuple[str, ...]) -> None:
+    def check_aligned(self, members: tuple[str, ...]) -> None:
         """Check the alignment behind a parameter that stages share.
 
         The next bucket begins at its end, which must be a multiple of 64.
@@ -383,7 +383,7 @@ def sizes_in(legacy: Legacy) -> tuple[int, ...]:
     return tuple(len(held.get((c, stage), ())) for c in range(legacy.vpp) for stage in range(legacy.pp))
 
 
-def demand_moments(base: Base, states: set[str]) -> None:
+def check_moments(base: Base, states: set[str]) -> None:
     """Check that a distributed optimizer has all of its states or none.
 
     Missing masters are made of the weights. Raises: UcplError E547.

@@ -6,7 +6,7 @@ another dialect are never looked for, and the job stops.
 
 from __future__ import annotations
 
-from ucpl.files.demands import Demands, Names
+from ucpl.files.demands import Demands, NamePatterns
 
 __all__ = ["DEMANDS"]
 
@@ -14,7 +14,7 @@ _NORMS = "input_layernorm|pre_mlp_layernorm|pre_cross_attn_layernorm"
 _MODULES = f"self_attention|cross_attention|inter_attention|mlp|mixer|{_NORMS}"
 
 DEMANDS = Demands(
-    names=Names(
+    names=NamePatterns(
         patterns=(
             r"(^|\.)embedding\.(word|position)_embeddings\.weight$",
             rf"(^|\.)(decoder|encoder)\.layers\.([0-9]+\.)?({_MODULES})\.",

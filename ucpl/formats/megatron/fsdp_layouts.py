@@ -11,7 +11,7 @@ from ucpl.formats.dcp.grids import Lines, by_dims
 from ucpl.formats.dcp.layouts import without_dims
 from ucpl.formats.dcp.mesh import boxes_of
 from ucpl.formats.dcp.metadata import METADATA
-from ucpl.formats.megatron.dealt import demand_moments, states_of
+from ucpl.formats.megatron.dealt import check_moments, states_of
 from ucpl.formats.megatron.fsdp_names import STATES, gated, in_modules
 from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.legacy_names import is_of_chunks
@@ -55,7 +55,7 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     A gated linear_fc1 is cut between its halves.
     Raises: UcplError E543 if a linear_fc1 may be gated or not, E547 for a name that no module has.
     """
-    demand_moments(base, states_of(base))
+    check_moments(base, states_of(base))
     base = _with_masters(base)
     states = {name for item in base.model.items if isinstance(item, nodes.State) for name in item.names}
     said: dict[str, int | str] = {"masters": int(_MASTER in states)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from ucpl.formats.megatron.legacy_names import Dialect
+from ucpl.formats.megatron.legacy_names import NameRules
 
 __all__ = ["HALVES", "LEAD", "MODEL", "STATES", "gated", "halved", "in_folder", "in_modules"]
 
@@ -54,5 +54,5 @@ def gated(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], place: st
 
     Raises: UcplError E543.
     """
-    dialect = Dialect(shapes, 1, {}, place)
+    dialect = NameRules(shapes, 1, {}, place)
     return frozenset(name for name in names if _FC1.fullmatch(name) is not None and dialect.gated(name))

@@ -22,7 +22,7 @@ from ucpl.formats.megatron.orders import registered
 from ucpl.formats.megatron.roles import BUFFERS, MASTER
 from ucpl.records import frozen
 
-__all__ = ["NAME", "RNG", "Place", "halves_of", "opened"]
+__all__ = ["NAME", "RNG", "TensorPlace", "halves_of", "opened"]
 
 Shape = tuple[int, ...]
 NAME = "megatron_fsdp"
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 @frozen
-class Place:
+class TensorPlace:
     """The place of a file's tensor in one of the module."""
 
     name: str
@@ -51,7 +51,7 @@ def opened(step: Step) -> Checkpoint:
     prefix, states = (str(settings[name].value) for name in ("prefix", "states"))
     lead = names.LEAD if all(tensor.name.startswith(names.LEAD) for tensor in held.state.tensors) else ""
     places = halves_of({t.name: t.shape for t in held.state.tensors}, lead, held.root)
-    places |= {alias: Place(names.in_modules(alias.removeprefix(lead))) for alias in held.state.aliases}
+    places |= {alias: TensorPlace(names.in_modules(alias.removeprefix(lead))) for alias in held.state.aliases}
     trained = {tensor.name for tensor in held.state.tensors if tensor.states}
     shapes = {tensor.name: tensor.shape for tensor in held.state.tensors}
     extents: dict[tuple[str, Key], Extent] = {}
@@ -73,7 +73,7 @@ def opened(step: Step) -> Checkpoint:
         blobs[RNG] = carried.pop("rng_state")
     part_own(carried)
     numbers = arguments_in(held)
-    _demand_all_stages(numbers, [place.name for place in places.values()], held.root)
+    _check_all_stages(numbers, [place.name for place in places.values()], held.root)
     dtype = _dtype(states, numbers)
     scalars = {s: _renamed(values, places) for s, values in held.state.scalars.items()}
     grouped = any(names.in_modules(place) != place for place in (n.removeprefix(lead) for n in places))
@@ -109,7 +109,7 @@ def opened(step: Step) -> Checkpoint:
     )
 
 
-def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root: Path) -> None:
+def _check_all_stages(numbers: Mapping[object, object], found: list[str], root: Path) -> None:
     """Check that all layers of all stages are stored.
 
     Raises: UcplError E544 if several stages saved their layers under the same names, so that one value of each remains.
@@ -129,21 +129,21 @@ def _demand_all_stages(numbers: Mapping[object, object], found: list[str], root:
     )
 
 
-def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, Place]:
+def halves_of(shapes: Mapping[str, Shape], lead: str, root: Path) -> dict[str, TensorPlace]:
     """The place of each tensor of the files.
 
     shapes: by their names; lead: their prefix, which modules lack. Raises: UcplError E521 if only one half of a
     linear_fc1 exists, if the halves have different shapes, or if two names are of one tensor of the module.
     """
-    out: dict[str, Place] = {}
-    taken: dict[Place, str] = {}
+    out: dict[str, TensorPlace] = {}
+    taken: dict[TensorPlace, str] = {}
     for name, shape in shapes.items():
         found = names.halved(name)
         whole, half = (name, None) if found is None else found
-        place = Place(names.in_modules(whole.removeprefix(lead)), half)
+        place = TensorPlace(names.in_modules(whole.removeprefix(lead)), half)
         out[name] = place
-        halves = tuple(Place(place.name, half) for half in range(len(names.HALVES)))
-        rivals = (place, *(halves if found is None else (Place(place.name),)))
+        halves = tuple(TensorPlace(place.name, half) for half in range(len(names.HALVES)))
+        rivals = (place, *(halves if found is None else (TensorPlace(place.name),)))
         twice = next((taken[rival] for rival in rivals if rival in taken), None)
         if twice is not None:
             fail(
@@ -174,7 +174,7 @@ def _told(entry: str, prefix: str, states: str) -> tuple[str, str]:
     return entry.removeprefix(prefix), ""
 
 
-def _renamed(values: Mapping[str, _T], places: Mapping[str, Place]) -> dict[str, _T]:
+def _renamed(values: Mapping[str, _T], places: Mapping[str, TensorPlace]) -> dict[str, _T]:
     return {places[name].name: value for name, value in values.items() if name in places}
 
 
@@ -188,7 +188,9 @@ def _dtype(states: str, numbers: Mapping[object, object]) -> str:
     return "f16" if numbers.get("fp16") is True else "bf16"
 
 
-def _tensors(held: Checkpoint, places: Mapping[str, Place], trained: set[str], dtype: str) -> tuple[NamedTensor, ...]:
+def _tensors(
+    held: Checkpoint, places: Mapping[str, TensorPlace], trained: set[str], dtype: str
+) -> tuple[NamedTensor, ...]:
     """Tensors in order of registration.
 
     A trained tensor is its master, and its weight has the training dtype.
@@ -211,7 +213,7 @@ def _tensors(held: Checkpoint, places: Mapping[str, Place], trained: set[str], d
 
 
 def _groups(
-    held: Checkpoint, places: Mapping[str, Place], numbers: Mapping[object, object]
+    held: Checkpoint, places: Mapping[str, TensorPlace], numbers: Mapping[object, object]
 ) -> tuple[ParameterGroup, ...]:
     """Parameter groups, with separate ones of dealt experts.
 

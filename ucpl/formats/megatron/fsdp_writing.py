@@ -15,7 +15,7 @@ from ucpl.extents import StoredTensor, Structure
 from ucpl.files.checkpoint import Archive, Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.pickles import unsafe_globals
 from ucpl.formats.dcp.metadata import METADATA, Step
-from ucpl.formats.dcp.writing import KNOWN, File, leaves
+from ucpl.formats.dcp.writing import KNOWN, RankFile, leaves
 from ucpl.formats.megatron import fsdp_names as names
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.fsdp_reading import RNG
@@ -58,7 +58,7 @@ class _Writer(CoreWriter):
         value = self.structure.settings.get("halves")
         return value if type(value) is int and value > 0 else 1
 
-    def file(self, rank: int, name: str) -> tuple[str, File]:
+    def file(self, rank: int, name: str) -> tuple[str, RankFile]:
         return super().file(rank // self.halves, name)
 
     def folder(self, tag: str | None) -> Skeleton:
@@ -130,7 +130,7 @@ class _Writer(CoreWriter):
         """
         if not any(tensor.states for tensor in self.structure.tensors):
             return  # weights alone
-        self.demand_steps()
+        self.check_steps()
         for group in self.grouped():
             said = {**group.hyper, "is_expert_parallel": False, **self.step_of(group)}
             for member in group.members:

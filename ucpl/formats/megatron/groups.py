@@ -16,7 +16,7 @@ from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Counted, ParameterGroup
-from ucpl.files.groups import differences, each_of, refuse_without
+from ucpl.files.groups import differences, each_of, reject_without
 from ucpl.formats.megatron.legacy_arguments import arguments_in
 from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
 from ucpl.records import frozen
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STEP",
-    "Dealt",
+    "DealtGroups",
     "Said",
     "by_rule",
     "has_own_groups",
     "dealt",
     "decay_advice",
     "decays_norms",
-    "demand_found_again",
+    "check_found_again",
     "has_no_decay",
     "has_own_rate",
     "is_decoupled",
@@ -67,7 +67,7 @@ class Said:
 
 
 @frozen
-class Dealt:
+class DealtGroups:
     """Groups with their members, and the number of steps of each parameter."""
 
     groups: tuple[ParameterGroup, ...] = ()
@@ -154,7 +154,7 @@ def by_rule(
     out = []
     for (without, of_experts, _), (hyper, members) in sorted(found.items(), key=lambda item: item[0]):
         if not hyper and not is_silent:
-            refuse_without(members)
+            reject_without(members)
         said = {**_MARKS, **hyper, _OF_EXPERTS: of_experts, _DECAY: 0.0 if without else 1.0}
         out.append(ParameterGroup("", tuple(members), said))
     return out
@@ -208,7 +208,7 @@ def dealt(
     path: Path,
     *,
     norms_decay: bool,
-) -> Dealt:
+) -> DealtGroups:
     """Parameters dealt to the groups of the files.
 
     A group without parameters is left out, and listed so. shapes, states: of the parameters that the optimizer trains.
@@ -235,10 +235,10 @@ def dealt(
             " weight decay; without the optimizer, the weights are converted: --drop of its states",
         )
     named = {group.name for group in groups}
-    return Dealt(tuple(groups), steps, tuple(str(n) for n in range(len(said)) if str(n) not in named))
+    return DealtGroups(tuple(groups), steps, tuple(str(n) for n in range(len(said)) if str(n) not in named))
 
 
-def demand_found_again(
+def check_found_again(
     groups: Sequence[ParameterGroup],
     shapes: Mapping[str, tuple[int, ...]],
     states: Mapping[str, tuple[str, ...]],

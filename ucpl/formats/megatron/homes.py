@@ -7,11 +7,11 @@ from attrs import field
 from ucpl.files.checkpoint import Checkpoint, Own
 from ucpl.records import frozen
 
-__all__ = ["Core", "Home", "Legacy", "Run", "Stage", "core_of", "legacy_of"]
+__all__ = ["Core", "LegacyHome", "Legacy", "BufferRun", "Stage", "core_of", "legacy_of"]
 
 
 @frozen
-class Home:
+class LegacyHome:
     """One place of a tensor.
 
     A key in the files of one stage.
@@ -24,7 +24,7 @@ class Home:
 
 
 @frozen
-class Run:
+class BufferRun:
     """A bucket: parameters end to end in a tensor of `distrib_optim.pt`.
 
     Each begins at a multiple of 64 elements from the first.
@@ -61,8 +61,8 @@ class Legacy(Own):
     ep: int
     vpp: int
     optimizer: str
-    homes: dict[str, tuple[Home, ...]] = field(factory=dict)  # by tensor
-    runs: tuple[Run, ...] = ()
+    homes: dict[str, tuple[LegacyHome, ...]] = field(factory=dict)  # by tensor
+    runs: tuple[BufferRun, ...] = ()
     stages: tuple[Stage, ...] = ()
     chained: bool = False  # dense parameters and experts have optimizers of their own
 

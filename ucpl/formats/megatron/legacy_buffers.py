@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from ucpl.records import frozen
 
-__all__ = ["ALIGNED", "Bucket", "Parameter", "buckets_of", "divided"]
+__all__ = ["ALIGNED", "SavedBucket", "BufferParameter", "buckets_of", "divided"]
 
 ALIGNED = 64  # elements: each parameter begins at a multiple of them
 _BUCKET = 128  # elements: each bucket does, whatever the degree of data parallelism is
@@ -23,7 +23,7 @@ _TRIES_MAX = 4096
 
 
 @frozen
-class Parameter:
+class BufferParameter:
     """A parameter in a buffer's order.
 
     `place`: its begin in the buffer, if its weight is a view of that.
@@ -36,7 +36,7 @@ class Parameter:
 
 
 @frozen
-class Bucket:
+class SavedBucket:
     """Parameters end to end, and their begin in the saved tensor.
 
     `numel`: up to the last one's end.
@@ -47,7 +47,7 @@ class Bucket:
     numel: int
 
 
-def divided(parameters: Sequence[Parameter], size: int | None) -> list[tuple[Bucket, int]]:
+def divided(parameters: Sequence[BufferParameter], size: int | None) -> list[tuple[SavedBucket, int]]:
     """The buckets of a buffer, with Megatron's size of each.
 
     Parameters are in the buffer's order. A size excludes the padding to ranks, but reaches the begin of an embedding
@@ -60,14 +60,14 @@ def divided(parameters: Sequence[Parameter], size: int | None) -> list[tuple[Buc
 
 @frozen
 class _Division:
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[SavedBucket, ...]
     numel: int  # of all, without the padding of their ends
     next_smaller: int  # the greatest bucket size that divides otherwise; 0: none does
 
 
 def buckets_of(
-    parameters: Sequence[Parameter], numel: int, said: Sequence[int | None] = ()
-) -> list[tuple[Bucket, ...]]:
+    parameters: Sequence[BufferParameter], numel: int, said: Sequence[int | None] = ()
+) -> list[tuple[SavedBucket, ...]]:
     """Ways to save these parameters as a tensor of `numel` elements.
 
     The result is one way if the files determine it, and empty if they contradict each other. `said`: bucket sizes by the
@@ -82,7 +82,7 @@ def buckets_of(
         division = _divided(parameters, size)
         if division.numel == numel and _is_as_placed(division, parameters):
             return [known.get(_positions(division.buckets, parameters), division.buckets)]
-    found: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
+    found: dict[tuple[int, ...], tuple[SavedBucket, ...]] = {}
     for division in _divisions(parameters):
         if division.numel == numel and _is_as_placed(division, parameters):
             places = _positions(division.buckets, parameters)
@@ -90,7 +90,7 @@ def buckets_of(
     return list(found.values())
 
 
-def _divisions(parameters: Sequence[Parameter]) -> Iterator[_Division]:
+def _divisions(parameters: Sequence[BufferParameter]) -> Iterator[_Division]:
     """All, by bucket sizes from above."""
     size: int | None = None
     for _ in range(_TRIES_MAX):
@@ -101,9 +101,9 @@ def _divisions(parameters: Sequence[Parameter]) -> Iterator[_Division]:
             break
 
 
-def _divided(parameters: Sequence[Parameter], size: int | None, apart: bool = True) -> _Division:
+def _divided(parameters: Sequence[BufferParameter], size: int | None, apart: bool = True) -> _Division:
     """As Megatron divides a buffer. size: of a bucket; None: one bucket."""
-    buckets: list[Bucket] = []
+    buckets: list[SavedBucket] = []
     saved = end = smaller = 0  # of the tensor; of the bucket; see next_smaller
     names: list[str] = []
     last = 0  # where the bucket's last parameter ends
@@ -111,21 +111,21 @@ def _divided(parameters: Sequence[Parameter], size: int | None, apart: bool = Tr
         begin = _up(end)
         smaller = max(smaller, end if names else 0)
         if apart and p.is_shared and names:
-            buckets.append(Bucket(saved, tuple(names), last))
+            buckets.append(SavedBucket(saved, tuple(names), last))
             saved, names, begin = saved + begin, [], 0
         end = last = begin + p.numel
         names.append(p.name)
         if (size is not None and end >= size) or (apart and p.is_shared):
-            buckets.append(Bucket(saved, tuple(names), last))
+            buckets.append(SavedBucket(saved, tuple(names), last))
             saved, names, end = saved + end, [], 0
     if names:
-        buckets.append(Bucket(saved, tuple(names), last))
+        buckets.append(SavedBucket(saved, tuple(names), last))
         saved += end
         smaller = max(smaller, end)
     return _Division(tuple(buckets), saved, smaller if size is None or smaller < size else 0)
 
 
-def _positions(buckets: Sequence[Bucket], parameters: Sequence[Parameter]) -> tuple[int, ...]:
+def _positions(buckets: Sequence[SavedBucket], parameters: Sequence[BufferParameter]) -> tuple[int, ...]:
     sizes = {p.name: p.numel for p in parameters}
     out = []
     for bucket in buckets:
@@ -136,7 +136,7 @@ def _positions(buckets: Sequence[Bucket], parameters: Sequence[Parameter]) -> tu
     return tuple(out)
 
 
-def _is_as_placed(division: _Division, parameters: Sequence[Parameter]) -> bool:
+def _is_as_placed(division: _Division, parameters: Sequence[BufferParameter]) -> bool:
     """Test whether the weights' own places fit these buckets."""
     by_name = {p.name: p for p in parameters}
     if any(p.place is None for p in parameters):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ucpl.records import frozen
 
-__all__ = ["MODEL", "OPTIM", "Rank", "is_step", "ranks_in"]
+__all__ = ["MODEL", "OPTIM", "RankFolder", "is_step", "ranks_in"]
 
 MODEL, OPTIM = "model_optim_rng.pt", "distrib_optim.pt"
 _RANK = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
 
 
 @frozen
-class Rank:
+class RankFolder:
     """A model-parallel rank's folder, and the numbers in its name."""
 
     folder: str
@@ -34,13 +34,13 @@ class Rank:
         return f"{self.folder}/{OPTIM}"
 
 
-def ranks_in(root: Path) -> tuple[Rank, ...]:
+def ranks_in(root: Path) -> tuple[RankFolder, ...]:
     """The ranks that have files in an iteration's folder, in order."""
     found = []
     for name in sorted(os.listdir(root)):
         match = _RANK.fullmatch(name)
         if match is not None and any((root / name / file).is_file() for file in (MODEL, OPTIM)):
-            found.append(Rank(name, tuple(int(n) for n in match.groups() if n is not None)))
+            found.append(RankFolder(name, tuple(int(n) for n in match.groups() if n is not None)))
     return tuple(found)
 
 

@@ -12,9 +12,9 @@ from ucpl.errors import Label, fail
 from ucpl.extents import Key, Sharding, TensorRef
 from ucpl.files.values import Value
 from ucpl.formats.megatron import legacy_names as names
-from ucpl.formats.megatron.homes import Home
+from ucpl.formats.megatron.homes import LegacyHome
 from ucpl.formats.megatron.legacy_grouped import Grouped, experts_in, is_grouped
-from ucpl.formats.megatron.legacy_ranks import Place, Ranks
+from ucpl.formats.megatron.legacy_ranks import LegacyRanks, Place
 from ucpl.records import define, frozen
 
 __all__ = ["Local", "Modules", "read_modules"]
@@ -49,7 +49,7 @@ class Modules:
     vpp: int
     tied: bool  # the output layer of the last stage is the embedding of the first
     of: dict[Place, list[Local]] = field(factory=dict)
-    homes: dict[str, tuple[Home, ...]] = field(factory=dict)
+    homes: dict[str, tuple[LegacyHome, ...]] = field(factory=dict)
     shardings: dict[str, Sharding] = field(factory=dict)
     order: tuple[str, ...] = ()
     layers: dict[str, list[int]] = field(factory=dict)  # by prefix: how many each (virtual stage, stage) has
@@ -59,7 +59,7 @@ class Modules:
     dtypes: dict[str, str] = field(factory=dict)
 
 
-def read_modules(ranks: Ranks) -> Modules:
+def read_modules(ranks: LegacyRanks) -> Modules:
     """Raises: UcplError E541-E544, E548."""
     chunks = _chunks(ranks)
     tied = _is_tied(ranks)
@@ -91,7 +91,7 @@ def read_modules(ranks: Ranks) -> Modules:
     return made
 
 
-def _chunks(ranks: Ranks) -> tuple[str, ...]:
+def _chunks(ranks: LegacyRanks) -> tuple[str, ...]:
     """The names of virtual stages' models. Raises: UcplError E541."""
     top = ranks.top((0, 0, 0))
     if "model" in top.mapping():
@@ -104,7 +104,7 @@ def _chunks(ranks: Ranks) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_tied(ranks: Ranks) -> bool:
+def _is_tied(ranks: LegacyRanks) -> bool:
     said = ranks.arguments
     if "untie_embeddings_and_output_weights" in said:
         return said["untie_embeddings_and_output_weights"] is False
@@ -128,7 +128,9 @@ def _tensors(value: Value) -> dict[str, Value]:
     return out
 
 
-def _experts_apart(held: dict[str, Value], ranks: Ranks, place: Place) -> tuple[dict[str, Value], dict[str, Grouped]]:
+def _experts_apart(
+    held: dict[str, Value], ranks: LegacyRanks, place: Place
+) -> tuple[dict[str, Value], dict[str, Grouped]]:
     """A rank's tensors with GroupedMLP's expert by expert, and their matrices."""
     tensors = {name: value.held for name, value in held.items() if type(value.held) is TensorRef}
     if not any(map(is_grouped, tensors)):
@@ -149,7 +151,7 @@ def _experts_apart(held: dict[str, Value], ranks: Ranks, place: Place) -> tuple[
 
 
 def _starts(
-    ranks: Ranks, made: Modules, held: dict[Place, list[dict[str, Value]]]
+    ranks: LegacyRanks, made: Modules, held: dict[Place, list[dict[str, Value]]]
 ) -> dict[tuple[int, int], dict[str, int]]:
     """The first layer of each (virtual stage, stage), by prefix.
 
@@ -180,7 +182,7 @@ def _starts(
     return out
 
 
-def _refuse_unknown(ranks: Ranks, held: dict[Place, list[dict[str, Value]]]) -> None:
+def _refuse_unknown(ranks: LegacyRanks, held: dict[Place, list[dict[str, Value]]]) -> None:
     """Reject forms without a name for each tensor.
 
     Raises: UcplError E548.
@@ -191,14 +193,14 @@ def _refuse_unknown(ranks: Ranks, held: dict[Place, list[dict[str, Value]]]) -> 
     for name in experts:
         if names.expert_of(name) is None and not is_grouped(name) and max(ranks.ep, ranks.tp) > 1:
             if not name.endswith(_EXTRA):
-                _refuse(ranks, f"`{name}` is of experts, and its name has no expert's number", name)
+                _reject(ranks, f"`{name}` is of experts, and its name has no expert's number", name)
     if experts and etp not in (None, ranks.tp):
-        _refuse(ranks, f"experts are cut over {etp} ranks, and the rest of the model over {ranks.tp}", "args")
+        _reject(ranks, f"experts are cut over {etp} ranks, and the rest of the model over {ranks.tp}", "args")
     if said.get("moe_mlp_glu_interleave_size") not in (None, 0):
-        _refuse(ranks, "gate and up projections of linear_fc1 are interleaved (moe_mlp_glu_interleave_size)", "args")
+        _reject(ranks, "gate and up projections of linear_fc1 are interleaved (moe_mlp_glu_interleave_size)", "args")
 
 
-def _refuse(ranks: Ranks, what: str, where: str) -> None:
+def _reject(ranks: LegacyRanks, what: str, where: str) -> None:
     fail(
         "E548",
         f"{what}; that is not read",
@@ -207,7 +209,7 @@ def _refuse(ranks: Ranks, what: str, where: str) -> None:
     )
 
 
-def _named(name: str, place: Place, starts: dict[str, int], counts: dict[str, int], ranks: Ranks) -> str:
+def _named(name: str, place: Place, starts: dict[str, int], counts: dict[str, int], ranks: LegacyRanks) -> str:
     """A rank's name of a tensor as in the complete model."""
     if (expert := names.expert_of(name)) is not None and ranks.ep > 1:
         name = names.with_expert(name, place[2] * counts.get(expert[0], 0) + expert[1])
@@ -216,20 +218,20 @@ def _named(name: str, place: Place, starts: dict[str, int], counts: dict[str, in
     return name
 
 
-def _place(ranks: Ranks, made: Modules) -> None:
+def _place(ranks: LegacyRanks, made: Modules) -> None:
     """Set homes and the model's order.
 
     Raises: UcplError E541 if ranks of one stage do not have the same tensors.
     """
-    homes: dict[str, dict[Home, None]] = {}
+    homes: dict[str, dict[LegacyHome, None]] = {}
     keyed: dict[str, tuple[int, int, int, int, int]] = {}
     for (tp, stage, ep), held in made.of.items():
         if tp:
-            _demand_same(ranks, made, (tp, stage, ep))
+            _check_same(ranks, made, (tp, stage, ep))
             continue
         anchor = -1
         for i, one in enumerate(held):
-            home = Home(stage, one.key, ep if one.is_expert else None)
+            home = LegacyHome(stage, one.key, ep if one.is_expert else None)
             if not one.is_expert:
                 anchor += 1
             homes.setdefault(one.name, {})[home] = None
@@ -238,7 +240,7 @@ def _place(ranks: Ranks, made: Modules) -> None:
     made.order = tuple(sorted(keyed, key=lambda name: keyed[name]))
 
 
-def _demand_same(ranks: Ranks, made: Modules, place: Place) -> None:
+def _check_same(ranks: LegacyRanks, made: Modules, place: Place) -> None:
     first = {one.name: one for one in made.of[0, place[1], place[2]]}
     mine = {one.name: one for one in made.of[place]}
     for name in (*first, *mine):
@@ -261,7 +263,7 @@ def _demand_same(ranks: Ranks, made: Modules, place: Place) -> None:
             )
 
 
-def _shape(ranks: Ranks, made: Modules) -> None:
+def _shape(ranks: LegacyRanks, made: Modules) -> None:
     """Set complete shapes, from the cuts of tensors.
 
     Raises: UcplError E542, E543.
@@ -279,12 +281,12 @@ def _shape(ranks: Ranks, made: Modules) -> None:
                     Label(str(ranks.parts[place].path), where="/".join(one.key)),
                 )
     blocks = str(ranks.arguments.get("transformer_impl") or "")
-    dialect = names.Dialect(local, ranks.tp, ranks.numbers, ranks.place, blocks)
+    dialect = names.NameRules(local, ranks.tp, ranks.numbers, ranks.place, blocks)
     made.shardings = {name: dialect.sharding(name) for name in made.order}
     _hold_against(ranks, made, dialect)
 
 
-def _hold_against(ranks: Ranks, made: Modules, dialect: names.Dialect) -> None:
+def _hold_against(ranks: LegacyRanks, made: Modules, dialect: names.NameRules) -> None:
     """Compare sizes with the run's arguments.
 
     Raises: UcplError E543.

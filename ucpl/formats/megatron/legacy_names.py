@@ -17,7 +17,7 @@ from ucpl.records import frozen
 __all__ = [
     "EMBEDDING",
     "OUTPUT",
-    "Dialect",
+    "NameRules",
     "expert_of",
     "is_ahead",
     "is_buffer",
@@ -105,7 +105,7 @@ def is_buffer(name: str) -> bool:
 
 
 @frozen(eq=False)
-class Dialect:
+class NameRules:
     """The cuts of tensors, from their names and one rank's shapes.
 
     local: shapes on the first tensor-parallel rank. degree: the number of ranks of these shapes. numbers: sizes in the

@@ -20,11 +20,11 @@ from ucpl.files.torch_files import TorchFile
 from ucpl.files.values import Value
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.groups import decays_norms, has_no_decay, has_own_rate, is_decoupled
-from ucpl.formats.megatron.homes import Legacy, Run, Stage
-from ucpl.formats.megatron.legacy_buffers import ALIGNED, Bucket, Parameter, buckets_of
+from ucpl.formats.megatron.homes import BufferRun, Legacy, Stage
+from ucpl.formats.megatron.legacy_buffers import ALIGNED, BufferParameter, SavedBucket, buckets_of
 from ucpl.formats.megatron.legacy_grouped import views
 from ucpl.formats.megatron.legacy_modules import Local, Modules
-from ucpl.formats.megatron.legacy_ranks import CODE, Place, Ranks, optim_of
+from ucpl.formats.megatron.legacy_ranks import CODE, LegacyRanks, Place, optim_of
 from ucpl.records import define, frozen
 
 __all__ = ["FROZEN", "KEPT", "Optimizer", "read_optimizer"]
@@ -46,7 +46,7 @@ class Optimizer:
     scalars: dict[str, dict[str, Counted]] = field(factory=dict)
     scalar_extents: dict[str, dict[str, Extent]] = field(factory=dict)
     states: tuple[str, ...] = ()
-    runs: list[Run] = field(factory=list)
+    runs: list[BufferRun] = field(factory=list)
     stages: list[Stage] = field(factory=list)
     chained: bool = False
     rest: dict[str, object] = field(factory=dict)  # grad_scaler and its like, of the first rank
@@ -63,7 +63,7 @@ class _Group:
     is_decoupled: bool
 
 
-def read_optimizer(ranks: Ranks, modules: Modules) -> Optimizer:
+def read_optimizer(ranks: LegacyRanks, modules: Modules) -> Optimizer:
     """Raises: UcplError E540, E541, E545, E546, E548."""
     made = Optimizer()
     first = ranks.top((0, 0, 0)).find("optimizer")
@@ -104,7 +104,7 @@ def read_optimizer(ranks: Ranks, modules: Modules) -> Optimizer:
     return made
 
 
-def _told_frozen(ranks: Ranks) -> set[str]:
+def _told_frozen(ranks: LegacyRanks) -> set[str]:
     """Tensors that a target's files list as being in no buffer.
 
     Raises: UcplError E541.
@@ -113,7 +113,7 @@ def _told_frozen(ranks: Ranks) -> set[str]:
     return set() if said is None else set(said.at(FROZEN).texts())
 
 
-def facts(ranks: Ranks, modules: Modules, made: Optimizer) -> Legacy:
+def facts(ranks: LegacyRanks, modules: Modules, made: Optimizer) -> Legacy:
     return Legacy(
         ranks.tp,
         ranks.pp,
@@ -159,7 +159,7 @@ def _groups(value: Value) -> list[_Group]:
     return out
 
 
-def _members(modules: Modules, found: list[_Group], without: set[str], ranks: Ranks) -> list[list[str]]:
+def _members(modules: Modules, found: list[_Group], without: set[str], ranks: LegacyRanks) -> list[list[str]]:
     """The parameters of each group, in the model's order. Raises: UcplError E546."""
     out: list[list[str]] = [[] for _ in found]
     norms_decay = decays_norms(ranks.arguments)
@@ -198,12 +198,12 @@ def _carry(part: TorchFile, made: Optimizer, value: Value) -> object:
 # ---- a distributed optimizer -------------------------------------------------------------------------------------------
 
 
-def _distributed(ranks: Ranks, modules: Modules, made: Optimizer, frozen_: set[str]) -> None:
+def _distributed(ranks: LegacyRanks, modules: Modules, made: Optimizer, frozen_: set[str]) -> None:
     made.states = tuple(_STATES.values())
     experts_apart = made.chained and ranks.ep > 1
     for stage in range(ranks.pp):
         for is_expert in (False, True) if experts_apart else (False,):
-            by_rank: dict[Place, dict[tuple[int, str], tuple[Bucket, ...]]] = {}
+            by_rank: dict[Place, dict[tuple[int, str], tuple[SavedBucket, ...]]] = {}
             for tp in range(ranks.tp):
                 for ep in range(ranks.ep) if is_expert else (0,):
                     place = (tp, stage, ep)
@@ -213,8 +213,8 @@ def _distributed(ranks: Ranks, modules: Modules, made: Optimizer, frozen_: set[s
 
 
 def _buffers(
-    ranks: Ranks, modules: Modules, made: Optimizer, place: Place, is_expert: bool, frozen_: set[str]
-) -> dict[tuple[int, str], tuple[Bucket, ...]]:
+    ranks: LegacyRanks, modules: Modules, made: Optimizer, place: Place, is_expert: bool, frozen_: set[str]
+) -> dict[tuple[int, str], tuple[SavedBucket, ...]]:
     """The buckets of a rank's buffers, by number and dtypes.
 
     Raises: UcplError E541, E545, E548.
@@ -248,7 +248,7 @@ def _buffers(
     wanted = [
         (c, d) for c in range(modules.vpp) for d in dict.fromkeys(x.tensor.storage.dtype for x in mine if x.chunk == c)
     ]
-    out: dict[tuple[int, str], tuple[Bucket, ...]] = {}
+    out: dict[tuple[int, str], tuple[SavedBucket, ...]] = {}
     buffers = [key for key in held if type(key) is int]
     if len(buffers) > len(wanted):
         top.wrong(f"buffers of {len(wanted)} virtual stages and dtypes")
@@ -319,8 +319,8 @@ def _dtypes(inner: Value, key: object) -> tuple[str, str]:
 
 
 def _buckets(
-    ranks: Ranks, found: Value, own: list[Local], modules: Modules, frozen_: set[str], is_first: bool
-) -> tuple[Bucket, ...]:
+    ranks: LegacyRanks, found: Value, own: list[Local], modules: Modules, frozen_: set[str], is_first: bool
+) -> tuple[SavedBucket, ...]:
     """Raises: UcplError E541, E545."""
     numel = found.at(_SAVED).whole()
     storages: dict[str, list[Local]] = {}
@@ -333,7 +333,7 @@ def _buckets(
     is_placed = len({x.tensor.storage.name for x in own}) == 1 and len({x.tensor.offset for x in own}) == len(own)
     is_placed &= min((x.tensor.offset for x in own), default=1) == 0
     parameters = [
-        Parameter(
+        BufferParameter(
             x.name,
             _numel(x),
             x.tensor.offset if is_placed else None,
@@ -361,7 +361,7 @@ def _buckets(
     )
 
 
-def _bucket_sizes(ranks: Ranks, is_later: bool) -> tuple[int | None, ...]:
+def _bucket_sizes(ranks: LegacyRanks, is_later: bool) -> tuple[int | None, ...]:
     """The bucket size of a buffer by the run's arguments.
 
     Megatron does not divide buffers of later stages or virtual stages.
@@ -381,7 +381,7 @@ def _numel(one: Local) -> int:
     return n
 
 
-def _views(part: TorchFile, made: Optimizer, found: Value, key: Key, buckets: tuple[Bucket, ...]) -> None:
+def _views(part: TorchFile, made: Optimizer, found: Value, key: Key, buckets: tuple[SavedBucket, ...]) -> None:
     """The runs of parameters in each state's tensor. Raises: UcplError E541."""
     numel = found.at(_SAVED).whole()
     for name, value in found.named():
@@ -401,8 +401,8 @@ def _views(part: TorchFile, made: Optimizer, found: Value, key: Key, buckets: tu
 
 
 def _views_apart(
-    part: TorchFile, made: Optimizer, where: tuple[Key, Value], buckets: tuple[Bucket, ...], own: list[Local]
-) -> tuple[Bucket, ...]:
+    part: TorchFile, made: Optimizer, where: tuple[Key, Value], buckets: tuple[SavedBucket, ...], own: list[Local]
+) -> tuple[SavedBucket, ...]:
     """Add views of parameters, and of experts of a matrix.
 
     Returns the buckets, with experts in place of matrices. Raises: UcplError E541.
@@ -444,10 +444,10 @@ def _parts_of(held: list[Local], begin: int) -> list[TensorRef]:
 
 
 def _runs(
-    ranks: Ranks,
+    ranks: LegacyRanks,
     made: Optimizer,
     which: tuple[int, bool],
-    by_rank: dict[Place, dict[tuple[int, str], tuple[Bucket, ...]]],
+    by_rank: dict[Place, dict[tuple[int, str], tuple[SavedBucket, ...]]],
     grouped: set[str],
 ) -> None:
     """Make groups of parameters from buckets.
@@ -483,13 +483,15 @@ def _runs(
         for b in range(len(several[0])):
             members = tuple(dict.fromkeys(name for one in several for name in one[b].names))
             apart = bool(grouped & set(members))
-            made.runs.append(Run(stage, (keys,), members, is_expert, b if len(several[0]) > 1 else None, apart))
+            made.runs.append(BufferRun(stage, (keys,), members, is_expert, b if len(several[0]) > 1 else None, apart))
 
 
 # ---- an optimizer that is not distributed ----------------------------------------------------------------------------
 
 
-def _numbered(ranks: Ranks, modules: Modules, made: Optimizer, members: list[list[str]], found: list[_Group]) -> None:
+def _numbered(
+    ranks: LegacyRanks, modules: Modules, made: Optimizer, members: list[list[str]], found: list[_Group]
+) -> None:
     """Read states by torch's numbers of each optimizer's parameters.
 
     Raises: UcplError E541, E546, E548.

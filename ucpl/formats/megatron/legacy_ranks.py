@@ -17,10 +17,10 @@ from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.values import Value
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.legacy_arguments import state_of
-from ucpl.formats.megatron.legacy_folder import MODEL, OPTIM, Rank, ranks_in
+from ucpl.formats.megatron.legacy_folder import MODEL, OPTIM, RankFolder, ranks_in
 from ucpl.records import define
 
-__all__ = ["CODE", "Place", "Ranks", "read_ranks"]
+__all__ = ["CODE", "Place", "LegacyRanks", "read_ranks"]
 
 CODE = "E541"  # of a value that is not as Megatron-LM writes it
 _SIZES = {
@@ -32,12 +32,12 @@ Place = tuple[int, int, int]  # tp, pp, ep
 
 
 @define(eq=False)
-class Ranks:
+class LegacyRanks:
     """Headers of all files, by coordinates."""
 
     step: Step
     degrees: dict[str, int]
-    folders: dict[Place, Rank]
+    folders: dict[Place, RankFolder]
     parts: dict[Place, TorchFile]  # model_optim_rng.pt
     optims: dict[Place, TorchFile] = field(factory=dict)  # distrib_optim.pt
 
@@ -83,7 +83,7 @@ def arguments_of(part: TorchFile) -> dict[object, object]:
     return state
 
 
-def read_ranks(step: Step) -> Ranks:
+def read_ranks(step: Step) -> LegacyRanks:
     """Open the files of all ranks.
 
     Raises: UcplError E540, E541, and errors of reading files.
@@ -100,7 +100,7 @@ def read_ranks(step: Step) -> Ranks:
             Label(str(step.root / other.folder)),
             remedy="take the folders out that another run has left here",
         )
-    begun = read_torch_file(step.root, _demand(step, first, MODEL))
+    begun = read_torch_file(step.root, _check(step, first, MODEL))
     said = {str(k): v for k, v in arguments_of(begun).items() if type(v) is int}
     axes = ("tp", *_axes(len(first.numbers) - 1, said))
     by_numbers = {one.numbers: one for one in found}
@@ -115,7 +115,7 @@ def read_ranks(step: Step) -> Ranks:
                 Label(str(step.root), f"{len(found)} folders, {found[-1].folder} the last"),
                 remedy="copy the missing folders of ranks from the original run",
             )
-    folders: dict[Place, Rank] = {}
+    folders: dict[Place, RankFolder] = {}
     for place in product(*(range(degrees[axis]) for axis in _SIZES)):
         numbers = tuple(place[tuple(_SIZES).index(axis)] for axis in axes)
         if numbers not in by_numbers:
@@ -132,19 +132,18 @@ def read_ranks(step: Step) -> Ranks:
     names = [path.relative_to(step.root).as_posix() for path in held if path.is_file()]
     ahead(begun.path, [partial(read_torch_file, step.root, name) for name in names])
     parts = {
-        p: begun if one is first else read_torch_file(step.root, _demand(step, one, MODEL))
-        for p, one in folders.items()
+        p: begun if one is first else read_torch_file(step.root, _check(step, one, MODEL)) for p, one in folders.items()
     }
-    return Ranks(step, degrees, folders, parts)
+    return LegacyRanks(step, degrees, folders, parts)
 
 
-def optim_of(ranks: Ranks, place: Place) -> TorchFile:
+def optim_of(ranks: LegacyRanks, place: Place) -> TorchFile:
     """The optimizer's own file of a rank.
 
     Raises: UcplError E540, and errors of reading the file.
     """
     if place not in ranks.optims:
-        ranks.optims[place] = read_torch_file(ranks.step.root, _demand(ranks.step, ranks.folders[place], OPTIM))
+        ranks.optims[place] = read_torch_file(ranks.step.root, _check(ranks.step, ranks.folders[place], OPTIM))
     return ranks.optims[place]
 
 
@@ -158,7 +157,7 @@ def _axes(more: int, said: Mapping[str, object]) -> tuple[str, ...]:
     return ("ep",) if pp == 1 or (pp is None and ep != 1) else ("pp",)
 
 
-def _demand(step: Step, rank: Rank, file: str) -> str:
+def _check(step: Step, rank: RankFolder, file: str) -> str:
     if not (step.root / rank.folder / file).is_file():
         fail(
             "E540",

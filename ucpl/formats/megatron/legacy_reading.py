@@ -14,7 +14,7 @@ from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.legacy_arguments import part_own
 from ucpl.formats.megatron.legacy_modules import Modules, read_modules
 from ucpl.formats.megatron.legacy_optimizer import GROUPS, KEPT, Optimizer, facts, read_optimizer
-from ucpl.formats.megatron.legacy_ranks import Ranks, read_ranks
+from ucpl.formats.megatron.legacy_ranks import LegacyRanks, read_ranks
 from ucpl.formats.megatron.legacy_unread import unread_in
 
 __all__ = ["EXTRA", "NAME", "OPTIMIZER", "RNG", "WITHOUT", "opened"]
@@ -87,7 +87,7 @@ def _tensors(modules: Modules, optimizer: Optimizer) -> tuple[NamedTensor, ...]:
     return tuple(out)
 
 
-def _settings(ranks: Ranks, modules: Modules, optimizer: Optimizer) -> dict[str, Setting]:
+def _settings(ranks: LegacyRanks, modules: Modules, optimizer: Optimizer) -> dict[str, Setting]:
     origin = f"folders of ranks in {ranks.step.root.name}"
     out = {axis: Setting(n, origin) for axis, n in ranks.degrees.items()}
     if modules.vpp > 1:
@@ -106,14 +106,14 @@ def _settings(ranks: Ranks, modules: Modules, optimizer: Optimizer) -> dict[str,
     return out
 
 
-def _own(ranks: Ranks) -> set[str]:
+def _own(ranks: LegacyRanks) -> set[str]:
     """Keys of a rank's file that are read of each rank."""
     first = ranks.top((0, 0, 0))
     return {"optimizer", KEPT, *(key for key in map(str, first.mapping()) if key.startswith("model"))}
 
 
 def _rest(
-    ranks: Ranks, modules: Modules, carried: dict[tuple[str, Key], Extent], rest: dict[object, object]
+    ranks: LegacyRanks, modules: Modules, carried: dict[tuple[str, Key], Extent], rest: dict[object, object]
 ) -> dict[str, object]:
     """Carried values: `rest` of the first rank, and random states of all."""
     own = _own(ranks)

@@ -12,7 +12,7 @@ from ucpl.extents.account import NotRead
 from ucpl.files.repeated import Copy, Mark, hypers_of, unlike
 from ucpl.files.torch_files import TorchFile
 from ucpl.files.unknown import unknown_keys
-from ucpl.formats.megatron.legacy_ranks import Ranks
+from ucpl.formats.megatron.legacy_ranks import LegacyRanks
 
 __all__ = ["unread_in"]
 
@@ -24,7 +24,7 @@ _BUCKETS = frozenset(("buckets_coalesced", "per_bucket_numel", "per_bucket_numel
 _BY = "Megatron"
 
 
-def unread_in(ranks: Ranks, own: frozenset[str], mark: Mark, *, is_trained: bool) -> Iterator[NotRead]:
+def unread_in(ranks: LegacyRanks, own: frozenset[str], mark: Mark, *, is_trained: bool) -> Iterator[NotRead]:
     """Find values that are not read.
 
     own: top-level keys that are read of each rank. is_trained: the optimizer is read.

@@ -29,7 +29,7 @@ from ucpl.formats.dcp.roles import Roles
 from ucpl.formats.megatron.buckets import buckets_in, runs_of
 from ucpl.formats.megatron.common_state import BACKEND_KEYS, unread_objects, unread_of
 from ucpl.formats.megatron.folder import Step
-from ucpl.formats.megatron.groups import STEP, Dealt, Said, dealt, decays_norms, is_expert
+from ucpl.formats.megatron.groups import STEP, DealtGroups, Said, dealt, decays_norms, is_expert
 from ucpl.formats.megatron.homes import Core
 from ucpl.formats.megatron.legacy_arguments import has_grouped_mlp, part_own, state_of
 from ucpl.formats.megatron.roles import (
@@ -185,7 +185,7 @@ def _turned(dims: tuple[_T, ...]) -> tuple[_T, ...]:
 class _Dist(Opened):
     common: TorchFile = field(kw_only=True)
     entries: Entries = field(kw_only=True)
-    dealt: Dealt = field(factory=Dealt, kw_only=True)
+    dealt: DealtGroups = field(factory=DealtGroups, kw_only=True)
     registered: tuple[str, ...] = field(default=(), kw_only=True)
     copied: list[str] = field(factory=list, kw_only=True)  # moments on several ranks; one copy is used
 
@@ -197,7 +197,7 @@ class _Dist(Opened):
             return
         own = self.roles.states  # of parameters that another optimizer of a chain trains
         names = tuple(n for n in self.roles.weights if n not in own and BUFFERS.fullmatch(n) is None)
-        self.demand_linear(names)
+        self.check_linear(names)
         buckets = buckets_in(self.entries.buckets, self.root)
         runs, self.copied, self.registered = runs_of(self.metadata, names, buckets, self.root)
         found: dict[str, dict[str, dict[Key, Extent]]] = {}
@@ -263,7 +263,7 @@ class _Dist(Opened):
         said = Value.of(self.common).find("args")
         return (state_of(said.held) if said is not None else None) or {}
 
-    def demand_linear(self, names: tuple[str, ...]) -> None:
+    def check_linear(self, names: tuple[str, ...]) -> None:
         """Check that no experts are in buckets in GroupedMLP's form.
 
         Raises: UcplError E533 if they are: there a rank's experts are one transposed matrix.

@@ -24,12 +24,12 @@ from ucpl.files.pickles import unsafe_globals
 from ucpl.files.plain_values import encode
 from ucpl.files.scalars import number_of
 from ucpl.formats.dcp.metadata import METADATA, Step
-from ucpl.formats.dcp.writing import Writer, address, whole_shapes
+from ucpl.formats.dcp.writing import DCPWriter, address, whole_shapes
 from ucpl.formats.leaving import EMPTY
-from ucpl.formats.megatron.buckets_writing import Placed, placed
+from ucpl.formats.megatron.buckets_writing import PlacedChunks, placed
 from ucpl.formats.megatron.classes import KNOWN_GLOBALS
 from ucpl.formats.megatron.folder import TRACKER
-from ucpl.formats.megatron.groups import STEP, by_rule, decays_norms, demand_found_again, has_own_groups
+from ucpl.formats.megatron.groups import STEP, by_rule, check_found_again, decays_norms, has_own_groups
 from ucpl.formats.megatron.homes import core_of
 from ucpl.formats.megatron.legacy_arguments import (
     DEGREES,
@@ -82,14 +82,14 @@ def skeleton(structure: Structure, targets: tuple[StoredTensor, ...], source: Ch
 
 
 @define(eq=False)
-class CoreWriter(Writer):
+class CoreWriter(DCPWriter):
     """A folder under construction.
 
     Megatron-FSDP's have the same groups, and the same folders of iterations.
     """
 
     stacks: Stacks = field(factory=Stacks, init=False)
-    placed: Placed = field(factory=Placed, init=False)  # chunks in buckets
+    placed: PlacedChunks = field(factory=PlacedChunks, init=False)  # chunks in buckets
 
     @property
     def prefix(self) -> str:
@@ -343,9 +343,9 @@ class CoreWriter(Writer):
         said = self.source.state
         if not said.scalars and not any(t.states for t in self.structure.tensors):
             return {}  # weights alone
-        self.demand_steps()
+        self.check_steps()
         groups = sorted(self.grouped(), key=lambda group: bool(group.hyper.get("is_expert_parallel")))
-        self.demand_found(groups)
+        self.check_found(groups)
         rows: dict[bool, list[dict[str, object]]] = {}
         for group in groups:
             rows.setdefault(bool(group.hyper.get("is_expert_parallel")), []).append(
@@ -362,7 +362,7 @@ class CoreWriter(Writer):
         assert isinstance(first, dict)
         return dict(enumerate(made)) if len(made) > 1 else first
 
-    def demand_steps(self) -> None:
+    def check_steps(self) -> None:
         """Of numbers of parameters, Megatron has steps alone. Raises: UcplError E471."""
         others = sorted(set(self.source.state.scalars) - {STEP})
         if others:
@@ -373,7 +373,7 @@ class CoreWriter(Writer):
                 remedy=f"--drop {others[0]} leaves it out",
             )
 
-    def demand_found(self, groups: list[ParameterGroup]) -> None:
+    def check_found(self, groups: list[ParameterGroup]) -> None:
         """Check that Megatron's rule finds the same groups.
 
         Raises: UcplError E471 if it finds others.
@@ -381,7 +381,7 @@ class CoreWriter(Writer):
         trained = {name for group in groups for name in group.members}
         held = [tensor for tensor in self.structure.tensors if tensor.name in trained and tensor.states]
         states = {tensor.name: tensor.states for tensor in held}
-        demand_found_again(
+        check_found_again(
             groups, {tensor.name: tensor.shape for tensor in held}, states, Path(COMMON), norms_decay=self.norms_decay
         )
 

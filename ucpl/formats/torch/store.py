@@ -24,7 +24,7 @@ from ucpl.files.checkpoint import Checkpoint, Skeleton, SkeletonFile
 from ucpl.files.demands import Demands
 from ucpl.files.pickles import tensors_of, unsafe_globals
 from ucpl.files.safetensors_files import read_safetensors_file
-from ucpl.files.texts import demand_inside
+from ucpl.files.texts import check_inside
 from ucpl.files.torch_files import TorchFile, read_torch_file
 from ucpl.files.watching import watched
 from ucpl.files.zips import open_file, read_exactly
@@ -98,7 +98,7 @@ def open_files(top: Path, files: Iterable[str], aside: Aside = _nothing) -> Chec
     extents: dict[tuple[str, Key], Extent] = {}
     others: dict[tuple[str, Key], Extent] = {}
     names = sorted(set(files))
-    demand_inside(top, names)
+    check_inside(top, names)
     if names:
         ahead(root / names[0], [partial(_extents, root, name) for name in names])
     for name in names:

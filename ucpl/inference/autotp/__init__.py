@@ -5,7 +5,7 @@ its layers do, as in DeepSpeed (`policies`). Source: deepspeed 0.19.8, runtime/e
 and module_inject/. Only the class itself is imported, on torch's meta device (`inference/hf/networks.py`).
 """
 
-from ucpl.inference.autotp.drawn import Asked, Drawn
+from ucpl.inference.autotp.drawn import AutoTPOptions, Drawn
 from ucpl.inference.autotp.making import cuts_of, dealt
 
-__all__ = ["Asked", "Drawn", "cuts_of", "dealt"]
+__all__ = ["AutoTPOptions", "Drawn", "cuts_of", "dealt"]

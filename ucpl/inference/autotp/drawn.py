@@ -13,13 +13,13 @@ from ucpl.inference.hf.modules import Module, Network
 from ucpl.inference.parallel import rule
 from ucpl.records import frozen
 
-__all__ = ["Asked", "Drawn", "Part", "refuse"]
+__all__ = ["AutoTPOptions", "Drawn", "Part", "refuse"]
 
 Part = tuple[int, bool]  # positions, and a flag: ranks divide them; otherwise each rank holds all
 
 
 @frozen
-class Asked:
+class AutoTPOptions:
     """The options of DeepSpeed's config, or the call's values in their place."""
 
     degree: int
@@ -37,7 +37,7 @@ class Drawn:
     """Cuts of one model so far, by parameters' first names."""
 
     network: Network
-    asked: Asked
+    asked: AutoTPOptions
     cuts: dict[str, Sharding] = field(factory=dict)
 
     def widths(self, size: int, module: str) -> tuple[int, ...]:

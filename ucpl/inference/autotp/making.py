@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.extents import Sharding
-from ucpl.inference.autotp.drawn import Asked, Drawn
+from ucpl.inference.autotp.drawn import AutoTPOptions, Drawn
 from ucpl.inference.autotp.plans import by_plan
 from ucpl.inference.autotp.policies import by_policies
 from ucpl.inference.autotp.vocabulary import head_of
@@ -45,12 +45,12 @@ def dealt(base: Base) -> tuple[Base, Cuts, tuple[Note, ...]]:
     call = base.call
     given = {a.name: Scope().integer(a.value) for a in call.arguments if a.name in _ARGUMENTS}
     plain = evolve(base, call=evolve(call, arguments=tuple(a for a in call.arguments if a.name not in _ARGUMENTS)))
-    _demand_this_model(plain, network)
+    _check_this_model(plain, network)
     heads = (given[KV_HEADS], "given") if KV_HEADS in given else (network.heads.kv, network.heads.kv_key)
     inherited, whence = plain.inherited.get(GRAIN, (1, "DeepSpeed's default"))
     grain = (given[GRAIN], "given") if GRAIN in given else (inherited if isinstance(inherited, int) else 1, whence)
     vocabulary = bool(given[VOCABULARY]) if VOCABULARY in given else None
-    cuts = cuts_of(network, Asked(plain.asked(TP), heads[0], max(1, grain[0]), vocabulary))
+    cuts = cuts_of(network, AutoTPOptions(plain.asked(TP), heads[0], max(1, grain[0]), vocabulary))
     model, ties = with_ties(plain.model, network)
     plain = evolve(plain, model=model)
     whole = sum(s.dim is None for s in cuts.values())
@@ -77,7 +77,7 @@ def _network_of(config: Config) -> Network:
         raise UcplError(evolve(first, remedy=_WITHOUT_CLASS), *more) from None
 
 
-def cuts_of(network: Network, asked: Asked) -> dict[str, Sharding]:
+def cuts_of(network: Network, asked: AutoTPOptions) -> dict[str, Sharding]:
     """Every parameter of a class, cut or complete, by its first name.
 
     Raises: UcplError E472, E473.
@@ -91,11 +91,11 @@ def cuts_of(network: Network, asked: Asked) -> dict[str, Sharding]:
             head = head_of(drawn, is_asked=True)
             assert head is not None
             head.cut(drawn, VOCABULARY)
-    _demand_some_on_every_rank(drawn)
+    _check_some_on_every_rank(drawn)
     return {name: drawn.cuts.get(name, Sharding(shape)) for name, shape in network.shapes.items()}
 
 
-def _demand_some_on_every_rank(drawn: Drawn) -> None:
+def _check_some_on_every_rank(drawn: Drawn) -> None:
     """Check that every rank has a part of each cut tensor.
 
     DeepSpeed runs with empty ranks, but such a checkpoint is not written. Raises: UcplError E473.
@@ -114,10 +114,10 @@ def _demand_some_on_every_rank(drawn: Drawn) -> None:
             )
 
 
-def _demand_this_model(base: Base, network: Network) -> None:
+def _check_this_model(base: Base, network: Network) -> None:
     """The config is of the model that is converted. Raises: UcplError E472."""
     sizes = _sizes_of(base.model)
-    _demand_these_names(base.model, network)
+    _check_these_names(base.model, network)
     for name, shape in sizes.items():
         stated = network.shapes.get(network.owner(name))
         kind = network.root.class_name
@@ -138,7 +138,7 @@ def _demand_this_model(base: Base, network: Network) -> None:
             )
 
 
-def _demand_these_names(model: nodes.Model, network: Network) -> None:
+def _check_these_names(model: nodes.Model, network: Network) -> None:
     """Check that the model has all names and tensors of the class.
 
     If the class has two tensors, the model must have two: DeepSpeed requests all names of a module.

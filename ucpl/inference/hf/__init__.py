@@ -11,6 +11,6 @@ The parts of fused tensors (q, k, v; gate, up) are data in `recipes.py`, used if
 from ucpl.inference.hf.classes import Class
 from ucpl.inference.hf.folding import fold
 from ucpl.inference.hf.reading import import_hf
-from ucpl.inference.hf.records import Found
+from ucpl.inference.hf.records import FoundTensor
 
-__all__ = ["Class", "Found", "fold", "import_hf"]
+__all__ = ["Class", "FoundTensor", "fold", "import_hf"]

@@ -19,11 +19,11 @@ from ucpl.errors import Label, fail
 from ucpl.extents import BY_TORCH
 from ucpl.inference.hf.families import HEAD, KINDS, LAYERS_MAX, WORDS, shapes_of
 from ucpl.inference.hf.offline import offline
-from ucpl.inference.hf.records import Config, Found, Version
+from ucpl.inference.hf.records import Config, FoundTensor, Version
 from ucpl.inference.hf.varying import COUNTED, Other, lists_of, numbers_of, varied
 from ucpl.records import frozen
 
-__all__ = ["Class", "Saved", "built_of", "class_of", "saved_of"]
+__all__ = ["Class", "ClassTensors", "built_of", "class_of", "saved_of"]
 
 _VARIATIONS = 2
 
@@ -75,12 +75,12 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
         library = _Library(import_module("torch"), import_module("transformers"))
     except ImportError:
         if needed:
-            _refuse_without_names(file)
+            _reject_without_names(file)
         notes.append(
             "transformers is not installed: no plan of tensor parallelism, no aliases, no buffers were looked up."
         )
         return None
-    _demand_built(config, file)
+    _check_built(config, file)
     try:
         with offline():
             return _asked(library, config, str(file.parent if file.name == "config.json" else file))
@@ -92,7 +92,7 @@ def class_of(config: Config, file: Path, *, needed: bool, notes: list[str]) -> C
         return None
 
 
-def _refuse_without_names(file: Path) -> NoReturn:
+def _reject_without_names(file: Path) -> NoReturn:
     """The error where headers and transformers give no names. Raises: UcplError E396."""
     pickled = next((n for n in sorted(os.listdir(file.parent)) if n.endswith((".bin", ".pt", ".pth"))), None)
     if pickled is None:
@@ -122,7 +122,7 @@ def built_of(config: Config) -> tuple[object, object]:
             "transformers is not installed: a config alone does not list the modules",
             Label(place.name),
         )
-    _demand_built(config, place)
+    _check_built(config, place)
     known = library.transformers.CONFIG_MAPPING
     if not isinstance(kind, str) or kind not in known:
         fail("E396", f"model_type is {kind!r}, which transformers does not know", Label(place.name, where="model_type"))
@@ -134,7 +134,7 @@ def built_of(config: Config) -> tuple[object, object]:
         fail("E396", f"transformers cannot build it: {type(error).__name__}: {error}"[:600], Label(place.name))
 
 
-def _demand_built(config: Config, file: Path) -> None:
+def _check_built(config: Config, file: Path) -> None:
     """Check that a config does not request too many layers or experts.
 
     A class makes objects for each. Raises: UcplError E396.
@@ -226,7 +226,7 @@ class _Library:
                 model = self.transformers.AutoModel.from_config(made, trust_remote_code=False)
         return model
 
-    def saved(self, model: _Model, config: Config) -> tuple[Found, ...]:
+    def saved(self, model: _Model, config: Config) -> tuple[FoundTensor, ...]:
         """The tensors that `save_pretrained` writes, under their names on disk."""
         left_out = {*self.ties(model), *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ class _Library:
             id(t) for name, t in kept.items() if name not in parameters
         }  # they are renamed, and never joined or cut
         return tuple(
-            Found(name, tuple(t.shape), BY_TORCH[str(t.dtype).removeprefix("torch.")].name, id(t) in buffers)
+            FoundTensor(name, tuple(t.shape), BY_TORCH[str(t.dtype).removeprefix("torch.")].name, id(t) in buffers)
             for name, t in _reverted(model, kept).items()
             if t.numel()
         )
@@ -357,7 +357,7 @@ class Loaded:
 
 
 @frozen
-class Saved:
+class ClassTensors:
     """Tensors that a class saves to a folder, by name.
 
     `tied`: second names; `dropped`: patterns of names that it ignores. A class may read other names, too, such as those
@@ -375,7 +375,7 @@ class Saved:
     loaded: Callable[[str], Loaded] = field(default=Loaded)
 
 
-def saved_of(config: Config) -> Saved | None:
+def saved_of(config: Config) -> ClassTensors | None:
     """The tensors of the config's class, or None.
 
     None: the class is of no known family, and transformers cannot make it.
@@ -394,7 +394,7 @@ def saved_of(config: Config) -> Saved | None:
             modules = {name: tuple(t.shape) for name, t in model.state_dict().items()}  # type: ignore[attr-defined]
     except Exception:  # a class raises whatever it likes of a config that it does not expect
         return None
-    return Saved(
+    return ClassTensors(
         type(model).__name__,
         {t.name: t.shape for t in tensors},
         frozenset((*tied, *tied.values())),
@@ -406,7 +406,7 @@ def saved_of(config: Config) -> Saved | None:
     )
 
 
-def _of_family(config: Config) -> Saved | None:
+def _of_family(config: Config) -> ClassTensors | None:
     """The tensors of a common class, without an import of transformers."""
     shapes = shapes_of(config)
     if shapes is None:
@@ -415,7 +415,7 @@ def _of_family(config: Config) -> Saved | None:
     own = {name: shape for name, shape in shapes.items() if name != HEAD or not is_tied}
     tied = frozenset((WORDS, HEAD)) if is_tied else frozenset[str]()
     kind = KINDS[str(config["model_type"])]
-    return Saved(kind, own, tied, prefix="model", modules=shapes, places={name: name for name in shapes})
+    return ClassTensors(kind, own, tied, prefix="model", modules=shapes, places={name: name for name in shapes})
 
 
 def _read_as(model: _Model) -> tuple[dict[str, str], Callable[[str], Loaded]]:

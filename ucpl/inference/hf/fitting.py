@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ucpl.inference.hf.classes import Saved, saved_of
+from ucpl.inference.hf.classes import ClassTensors, saved_of
 from ucpl.inference.hf.records import Config
 from ucpl.records import frozen
 
@@ -38,7 +38,7 @@ def fitting(config: Config, stored: Mapping[str, Shape]) -> Fitting | None:
     return None if saved is None else _fitted(saved, stored)
 
 
-def _fitted(saved: Saved, stored: Mapping[str, Shape]) -> Fitting:
+def _fitted(saved: ClassTensors, stored: Mapping[str, Shape]) -> Fitting:
     named = {_called(saved, name): name for name in stored}
     both = [name for name in saved.shapes if name in named]
     mismatched = [
@@ -72,7 +72,7 @@ def _fitted(saved: Saved, stored: Mapping[str, Shape]) -> Fitting:
     return Fitting(saved.name, tuple(mismatched), tuple(missing), tuple(unexpected), len(both) + len(read))
 
 
-def _called(saved: Saved, name: str) -> str:
+def _called(saved: ClassTensors, name: str) -> str:
     """The class's own name, with or without the base model's prefix.
 
     from_pretrained finds both.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise, product
 from math import prod
 
-from ucpl.inference.hf.records import Found
+from ucpl.inference.hf.records import FoundTensor
 from ucpl.records import frozen
 
 __all__ = ["Folded", "Form", "Span", "fold", "form_of", "is_literal", "joined", "stepped"]
@@ -32,19 +32,19 @@ class Folded:
     pattern: Form
     containers: tuple[str, ...]  # the container of each folded number: "model.layers"
     spans: tuple[Span, ...]
-    first: Found
+    first: FoundTensor
 
     @property
     def sample(self) -> str:
         return self.first.name
 
 
-def fold(tensors: Iterable[Found]) -> list[Folded]:
+def fold(tensors: Iterable[FoundTensor]) -> list[Folded]:
     """Join tensors whose names differ only in numbers.
 
     The numbers must be a full grid, and all else must agree.
     """
-    groups: dict[tuple[Form, tuple[int, ...], str, bool], list[tuple[tuple[int, ...], Found]]] = {}
+    groups: dict[tuple[Form, tuple[int, ...], str, bool], list[tuple[tuple[int, ...], FoundTensor]]] = {}
     for t in tensors:
         form, numbers = form_of(t.name)
         groups.setdefault((form, t.shape, t.dtype, t.is_buffer), []).append((numbers, t))
@@ -60,7 +60,7 @@ def fold(tensors: Iterable[Found]) -> list[Folded]:
     return out
 
 
-def _folded(form: Form, spans: tuple[Span, ...], first: Found) -> Folded:
+def _folded(form: Form, spans: tuple[Span, ...], first: FoundTensor) -> Folded:
     """A full grid as one tensor.
 
     A constant number behind the first is part of the name (`layer.0` of every block).

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from attrs import evolve, field
 
 from ucpl.inference.hf.folding import Span, stepped
-from ucpl.inference.hf.records import Facts, Vector, identifier
-from ucpl.inference.hf.sizes import Sizes
+from ucpl.inference.hf.records import ModelFacts, Vector, identifier
+from ucpl.inference.hf.sizes import SizeSolver
 from ucpl.language import nodes
 from ucpl.language.quoting import quote
 from ucpl.records import define
@@ -24,8 +24,8 @@ __all__ = ["Kinds"]
 class Kinds:
     """Sets of layers, and their names if the config lists them."""
 
-    facts: Facts
-    sizes: Sizes
+    facts: ModelFacts
+    sizes: SizeSolver
     taken: dict[str, str]  # names of dims
     lets: dict[str, str] = field(factory=dict)  # name -> its expression
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from attrs import field
 
 from ucpl.inference.hf.folding import Folded, Form, Span, form_of, joined
-from ucpl.inference.hf.records import Facts, Found, Vector
+from ucpl.inference.hf.records import FoundTensor, ModelFacts, Vector
 from ucpl.records import define
 
 __all__ = ["Versions"]
@@ -23,7 +23,7 @@ class _Same:
 class Versions:
     """The variations of a class, by the forms of names."""
 
-    def __init__(self, facts: Facts, folded: Iterable[Folded]) -> None:
+    def __init__(self, facts: ModelFacts, folded: Iterable[Folded]) -> None:
         self._versions = [_by_form(v.tensors) for v in facts.variations]
         own: dict[str, int] = {}
         for f in folded:
@@ -76,7 +76,7 @@ class Versions:
         return found
 
 
-def _by_form(tensors: Iterable[Found]) -> dict[Form, _Same]:
+def _by_form(tensors: Iterable[FoundTensor]) -> dict[Form, _Same]:
     out: dict[Form, _Same] = {}
     for t in tensors:
         form, numbers = form_of(t.name)

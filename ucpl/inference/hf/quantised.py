@@ -13,8 +13,8 @@ from attrs import evolve
 
 from ucpl.inference.blocks import SCALE, blocks_along, sides_of
 from ucpl.inference.hf.folding import Folded, Form
-from ucpl.inference.hf.records import Facts
-from ucpl.inference.hf.sizes import Axis, Size, Stacked
+from ucpl.inference.hf.records import ModelFacts
+from ucpl.inference.hf.sizes import Axis, DimSize, Stacked
 from ucpl.records import frozen
 
 __all__ = ["GROUP", "Pair", "Whole", "grains_of", "notes_of", "pairs_of", "whole_of"]
@@ -53,19 +53,19 @@ class Whole:
     A unit is one of `of`, and has `unit` elements.
     """
 
-    size: Size
+    size: DimSize
     of: str = ""
     unit: int = 1
 
 
-def pairs_of(facts: Facts, folded: list[Folded]) -> list[Pair]:
+def pairs_of(facts: ModelFacts, folded: list[Folded]) -> list[Pair]:
     """Weights and scales in the files, if shapes and the config agree."""
     by_pattern = {f.pattern: f for f in folded}
     found = (_fp8(facts, f, by_pattern) or _mxfp4(facts, f, by_pattern) for f in folded)
     return [pair for pair in found if pair is not None]
 
 
-def _fp8(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
+def _fp8(facts: ModelFacts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
     scale = _beside(f, "", SCALE, by_pattern)
     if scale is None:
         return None
@@ -73,7 +73,7 @@ def _fp8(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None
     return Pair(f, scale, f, by) if by is not None else None
 
 
-def _mxfp4(facts: Facts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
+def _mxfp4(facts: ModelFacts, f: Folded, by_pattern: dict[Form, Folded]) -> Pair | None:
     scale, shape = _beside(f, _BLOCKS, _SCALES, by_pattern), f.first.shape
     is_said = _method(facts) == "mxfp4" and f.first.dtype == "u8"
     if scale is None or not is_said or len(shape) != 4 or shape[3] * 2 != GROUP or scale.first.shape != shape[:3]:
@@ -117,8 +117,8 @@ def whole_of(axis: Axis | None, size: int) -> Whole | None:
     outer = axis.outer if isinstance(axis, Stacked) else axis
     cut = next((s for s in outer if s.cut), None)
     if cut is None or outer[0] is not cut:
-        return Whole(Size(name, text, (size,)))
-    return Whole(Size(name, text, (size,), cut=cut.cut), cut.name, size // cut.vector[0])
+        return Whole(DimSize(name, text, (size,)))
+    return Whole(DimSize(name, text, (size,), cut=cut.cut), cut.name, size // cut.vector[0])
 
 
 def grains_of(pairs: list[tuple[Pair, list[Whole | None]]]) -> dict[str, int]:
@@ -134,7 +134,7 @@ def grains_of(pairs: list[tuple[Pair, list[Whole | None]]]) -> dict[str, int]:
     return out
 
 
-def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
+def notes_of(facts: ModelFacts, paired: bool) -> tuple[str, ...]:
     """Notes on a quantised model, for the text."""
     said = facts.config.get("quantization_config")
     if not isinstance(said, dict):
@@ -154,6 +154,6 @@ def notes_of(facts: Facts, paired: bool) -> tuple[str, ...]:
     )
 
 
-def _method(facts: Facts) -> object:
+def _method(facts: ModelFacts) -> object:
     said = facts.config.get("quantization_config")
     return said.get("quant_method") if isinstance(said, dict) else None

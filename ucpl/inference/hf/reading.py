@@ -13,7 +13,7 @@ from ucpl.errors import Label, fail
 from ucpl.files.checkpoint import Framework
 from ucpl.files.watching import reading
 from ucpl.inference.hf.classes import Class, class_of
-from ucpl.inference.hf.records import MTP, Behind, Config, Facts, Found
+from ucpl.inference.hf.records import MTP, Behind, Config, FoundTensor, ModelFacts
 from ucpl.inference.hf.varying import lists_of, numbers_of
 from ucpl.inference.hf.writing import text_of
 from ucpl.registry import formats
@@ -38,14 +38,14 @@ def import_hf(path: str | Path) -> str:
         return text_of(_facts(Path(path)))
 
 
-def _facts(path: Path) -> Facts:
+def _facts(path: Path) -> ModelFacts:
     folder = path if os.path.isdir(path) else path.parent
     config_file = path if path.suffix == ".json" else folder / "config.json"
     config = _read_config(config_file) if os.path.isfile(config_file) else None
     is_there = os.path.exists(path) and not is_endless(path)
     stores = path.suffix != ".json" and is_there and _store().recognises(path)
     if config is None and not stores:
-        _demand_allowed(path, config_file)
+        _check_allowed(path, config_file)
         fail("E395", f"{path} has neither a config.json nor .safetensors files", Label(str(path)))
     notes: list[str] = []
     made = class_of(config, config_file, needed=not stores, notes=notes) if config is not None else None
@@ -53,7 +53,7 @@ def _facts(path: Path) -> Facts:
     return facts if not stores else _of_files(path, facts)
 
 
-def _demand_allowed(*paths: Path) -> None:
+def _check_allowed(*paths: Path) -> None:
     """Stop for paths without permission, which otherwise seem to be missing.
 
     Raises: UcplError E400.
@@ -74,12 +74,12 @@ def _read_config(file: Path) -> Config:
     return value
 
 
-def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> Facts:
+def _of_class(made: Class | None, config: Config, notes: tuple[str, ...]) -> ModelFacts:
     if made is None:
-        return Facts((), config, numbers_of(config), lists_of(config), notes=notes)
+        return ModelFacts((), config, numbers_of(config), lists_of(config), notes=notes)
     own, *variations = made.versions
     behind = _behind_of(own.numbers, own.tensors, made.dropped)
-    facts = Facts(
+    facts = ModelFacts(
         own.tensors,
         config,
         own.numbers,
@@ -98,12 +98,12 @@ def _store() -> Framework:
     return next(one for one in formats().values() if one.has_model_files).store()
 
 
-def _of_files(path: Path, made: Facts) -> Facts:
+def _of_files(path: Path, made: ModelFacts) -> ModelFacts:
     """The tensors of the files, with the class's facts of these."""
     opened = _store().open(path)
     buffers = {t.name for t in made.tensors if t.is_buffer}
     order = {t.name: i for i, t in enumerate(made.tensors)}
-    found = [Found(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.state.tensors]
+    found = [FoundTensor(t.name, t.shape, t.dtype, t.name in buffers) for t in opened.state.tensors]
     tensors = tuple(sorted(found, key=lambda t: order.get(t.name, len(order))))
     names = {t.name for t in tensors}
     behind = made.behind
@@ -117,14 +117,14 @@ def _of_files(path: Path, made: Facts) -> Facts:
     notes = made.notes
     if not made.tensors and made.config.get("tie_word_embeddings") and not aliases:
         notes += ("The config ties word embeddings; which names share a tensor is the class's to say: add `alias`.",)
-    return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=Facts((), {}).origin, behind=behind)
+    return evolve(made, tensors=tensors, aliases=aliases, notes=notes, origin=ModelFacts((), {}).origin, behind=behind)
 
 
 # ---- layers behind the last one (multi-token prediction), which classes drop on load -----------------------------------
 # The text has a switch for them: `let mtp = 0` describes the files of the class, `-D mtp=1` files with one such layer.
 
 
-def _behind_of(numbers: dict[str, int], tensors: Iterable[Found], dropped: Iterable[str]) -> Behind | None:
+def _behind_of(numbers: dict[str, int], tensors: Iterable[FoundTensor], dropped: Iterable[str]) -> Behind | None:
     """The config's layers behind the last, or None.
 
     dropped: the class's patterns of keys to ignore. One with a layer's number is a layer behind the last of a released
@@ -137,7 +137,7 @@ def _behind_of(numbers: dict[str, int], tensors: Iterable[Found], dropped: Itera
     return None if any(t.name.startswith(head) for t in tensors) else Behind(layers, count)
 
 
-def _with_behind(tensors: tuple[Found, ...], behind: Behind) -> tuple[Found, ...]:
+def _with_behind(tensors: tuple[FoundTensor, ...], behind: Behind) -> tuple[FoundTensor, ...]:
     """The tensors with those of the layers behind the last.
 
     Each is a layer like the last, with tensors that join it to the model, and copies.

@@ -9,7 +9,7 @@ from attrs import field
 from ucpl.records import frozen
 from ucpl.texts import Json
 
-__all__ = ["MTP", "Behind", "Config", "Facts", "Found", "Vector", "Version", "identifier"]
+__all__ = ["MTP", "Behind", "Config", "ModelFacts", "FoundTensor", "Vector", "Version", "identifier"]
 
 Config = dict[str, Json]
 MTP = "num_nextn_predict_layers"
@@ -17,7 +17,7 @@ Vector = tuple[int, ...]  # one size, in each version
 
 
 @frozen
-class Found:
+class FoundTensor:
     """One stored tensor, as a header or a class has it."""
 
     name: str
@@ -35,7 +35,7 @@ class Version:
     that say something of each layer, or name some.
     """
 
-    tensors: tuple[Found, ...]
+    tensors: tuple[FoundTensor, ...]
     numbers: dict[str, int] = field(factory=dict)
     lists: dict[str, list[Json]] = field(factory=dict)
 
@@ -67,14 +67,14 @@ class Behind:
 
 
 @frozen
-class Facts:
+class ModelFacts:
     """All facts of a model before its text is written.
 
     variations: of the class, besides `tensors`; empty without a class.
     absent: keys that the class has and the config lacks, each with its default.
     """
 
-    tensors: tuple[Found, ...]
+    tensors: tuple[FoundTensor, ...]
     config: Config
     numbers: dict[str, int] = field(factory=dict)
     lists: dict[str, list[Json]] = field(factory=dict)

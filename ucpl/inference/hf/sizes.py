@@ -13,11 +13,11 @@ from math import prod
 from attrs import evolve, field
 
 from ucpl.inference.hf.recipes import Parts
-from ucpl.inference.hf.records import Facts, Vector
+from ucpl.inference.hf.records import ModelFacts, Vector
 from ucpl.inference.hf.varying import COUNTS, EXPERTS, HEADS, WIDTH
 from ucpl.records import define, frozen
 
-__all__ = ["Axis", "Size", "Sizes", "Stacked"]
+__all__ = ["Axis", "DimSize", "SizeSolver", "Stacked"]
 
 _GROUPS = re.compile(r"^(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$")
 _HEADS = re.compile(rf"^(?!mamba_)(?:{HEADS.pattern})")
@@ -44,7 +44,7 @@ _TRIES_MAX = 2_000  # of one axis
 
 
 @frozen
-class Size:
+class DimSize:
     """One dim.
 
     Its name, its text in the language, and its size per version.
@@ -62,21 +62,21 @@ class Size:
 class Stacked:
     """An axis of parts end to end, per value of outer dims."""
 
-    outer: tuple[Size, ...]
-    parts: tuple[tuple[str, tuple[Size, ...]], ...]
+    outer: tuple[DimSize, ...]
+    parts: tuple[tuple[str, tuple[DimSize, ...]], ...]
 
 
-Axis = tuple[Size, ...] | Stacked
+Axis = tuple[DimSize, ...] | Stacked
 
 
 @define
-class Sizes:
+class SizeSolver:
     """All that sizes of a model can be."""
 
-    facts: Facts
+    facts: ModelFacts
     keys: dict[str, Vector] = field(init=False)
-    _roles: dict[str, list[Size]] = field(init=False, factory=dict)
-    _known: dict[Vector, list[tuple[Size, ...]]] | None = field(init=False, default=None)
+    _roles: dict[str, list[DimSize]] = field(init=False, factory=dict)
+    _known: dict[Vector, list[tuple[DimSize, ...]]] | None = field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         versions = [self.facts.numbers, *(v.numbers for v in self.facts.variations)]
@@ -91,7 +91,7 @@ class Sizes:
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
-    def axis(self, vector: Vector, roles: list[tuple[str, ...]], name: str) -> tuple[Size, ...] | None:
+    def axis(self, vector: Vector, roles: list[tuple[str, ...]], name: str) -> tuple[DimSize, ...] | None:
         """The dims of an axis: by its roles, or else by keys.
 
         None: an unexplained number.
@@ -114,7 +114,7 @@ class Sizes:
         parts = tuple((label, sizes[n:]) for (_, label), sizes in zip(terms, found, strict=True))
         return Stacked(found[0][:n], parts)
 
-    def count(self, vector: Vector, container: str) -> Size | None:
+    def count(self, vector: Vector, container: str) -> DimSize | None:
         """The key that counts a container.
 
         If the class has other counts, it is the key that changed with it.
@@ -130,7 +130,7 @@ class Sizes:
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
-    def of_key(self, path: str, cut: str | None = None) -> Size:
+    def of_key(self, path: str, cut: str | None = None) -> DimSize:
         """The dim that a key of the config is."""
         level, _, key = path.rpartition(".")
         name = _SHORT.get(key, key)
@@ -138,11 +138,11 @@ class Sizes:
         text = f"config.{path}"
         if path in self.facts.absent:
             text = f"default({text}, {self.facts.absent[path]})"
-        return Size("_".join([*inner, name]), text, self.keys[path], path, cut)
+        return DimSize("_".join([*inner, name]), text, self.keys[path], path, cut)
 
     def _solved(
         self, terms: tuple[tuple[tuple[str, ...], str], ...], vector: Vector, name: str
-    ) -> list[tuple[Size, ...]] | None:
+    ) -> list[tuple[DimSize, ...]] | None:
         """One size for each role of all terms.
 
         The products must add up to the vector.
@@ -160,13 +160,13 @@ class Sizes:
                 return sizes
         return None
 
-    def role(self, role: str) -> list[Size]:
+    def role(self, role: str) -> list[DimSize]:
         """The candidates for a role."""
         if role not in self._roles:
             self._roles[role] = list(self._candidates(role))
         return self._roles[role]
 
-    def _candidates(self, role: str) -> Iterator[Size]:
+    def _candidates(self, role: str) -> Iterator[DimSize]:
         cut = _CUT.get(role)
         pattern = _PLAIN.get(role)
         if role.startswith("="):
@@ -181,7 +181,7 @@ class Sizes:
             case "groups":
                 yield from self.role("heads")  # a class without groups has as many as heads
             case "one":
-                yield Size("one", "1", tuple(1 for _ in range(1 + len(self.facts.variations))))
+                yield DimSize("one", "1", tuple(1 for _ in range(1 + len(self.facts.variations))))
             case "qk":
                 yield from self._sums("qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim")
             case "ffn":
@@ -193,7 +193,7 @@ class Sizes:
             case "linear_ratio":
                 yield from self._ratios("linear_num_value_heads", "linear_num_key_heads", "linear_r")
 
-    def _quotients(self) -> Iterator[Size]:
+    def _quotients(self) -> Iterator[DimSize]:
         """The width of a head: the model's width over its heads."""
         for width in self.role("width"):
             for heads in self.role("heads"):
@@ -203,17 +203,17 @@ class Sizes:
                         width, heads, heads.name[:-1] + "d" if heads.name.endswith("n") else f"{heads.name}_width"
                     )
 
-    def _ratios(self, above: str, below: str, name: str) -> Iterator[Size]:
+    def _ratios(self, above: str, below: str, name: str) -> Iterator[DimSize]:
         for a, b in product(self.role(f"={above}"), self.role(f"={below}")):
             if all(x % y == 0 for x, y in zip(a.vector, b.vector, strict=True)):
                 yield _over(a, b, name)
 
-    def _sums(self, a: str, b: str, name: str) -> Iterator[Size]:
+    def _sums(self, a: str, b: str, name: str) -> Iterator[DimSize]:
         for x, y in product(self.role(f"={a}"), self.role(f"={b}")):
             vector = tuple(p + q for p, q in zip(x.vector, y.vector, strict=True))
-            yield Size(name, f"{x.text} + {y.text}", vector, x.key)
+            yield DimSize(name, f"{x.text} + {y.text}", vector, x.key)
 
-    def _expanded(self) -> Iterator[Size]:
+    def _expanded(self) -> Iterator[DimSize]:
         """The width of a state-space layer."""
         for expand in (self.of_key(k) for k in self.keys if _last(k) in ("mamba_expand", "expand")):
             for width in self.role("width"):
@@ -226,7 +226,7 @@ class Sizes:
 
     # ---- without a role ------------------------------------------------------------------------------------------
 
-    def _following(self, vector: Vector) -> list[tuple[Size, ...]]:
+    def _following(self, vector: Vector) -> list[tuple[DimSize, ...]]:
         """Dims that a size follows, the simplest kind alone."""
         if self._known is None:
             self._known = {}
@@ -237,7 +237,7 @@ class Sizes:
                     known.append(sizes)
         return self._known.get(vector, [])
 
-    def _simple(self) -> Iterator[tuple[Size, ...]]:
+    def _simple(self) -> Iterator[tuple[DimSize, ...]]:
         named = [
             s for role in ("vocab", "ffn", "heads", "groups", "experts") for s in self.role(role) if s.key in self.keys
         ]
@@ -250,7 +250,7 @@ class Sizes:
                 yield (_times(n, s, f"{s.name}_x{n}", None),)
             for n in (1, 2):
                 vector = tuple(v + n for v in s.vector)
-                yield (Size(f"{s.name}_{n}", f"{s.text} + {n}", vector, s.key),)
+                yield (DimSize(f"{s.name}_{n}", f"{s.text} + {n}", vector, s.key),)
         yield from product(self.role("heads") + self.role("groups"), self.role("head"))
         for a, b in combinations_with_replacement(singles, 2):
             if a is not b and a.key.rpartition(".")[0] == b.key.rpartition(".")[0]:
@@ -261,7 +261,7 @@ def _last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _likeness(name: str, sizes: tuple[Size, ...]) -> int:
+def _likeness(name: str, sizes: tuple[DimSize, ...]) -> int:
     """The number of a key's words in a tensor's name.
 
     `encoder` of `encoder_layers`.
@@ -270,17 +270,19 @@ def _likeness(name: str, sizes: tuple[Size, ...]) -> int:
     return sum(len(words & set(re.findall(r"[a-z]+", s.key.lower().replace("_", " ")))) for s in sizes)
 
 
-def _uncut(size: Size) -> Size:
+def _uncut(size: DimSize) -> DimSize:
     return evolve(size, cut=None)
 
 
-def _times(n: int, size: Size, name: str, cut: str | None) -> Size:
-    return Size(name, f"{n} * {size.text}", tuple(n * v for v in size.vector), size.key, cut)
+def _times(n: int, size: DimSize, name: str, cut: str | None) -> DimSize:
+    return DimSize(name, f"{n} * {size.text}", tuple(n * v for v in size.vector), size.key, cut)
 
 
-def _product(name: str, a: Size, b: Size, cut: str | None) -> Size:
-    return Size(name, f"{a.text} * {b.text}", tuple(x * y for x, y in zip(a.vector, b.vector, strict=True)), b.key, cut)
+def _product(name: str, a: DimSize, b: DimSize, cut: str | None) -> DimSize:
+    return DimSize(
+        name, f"{a.text} * {b.text}", tuple(x * y for x, y in zip(a.vector, b.vector, strict=True)), b.key, cut
+    )
 
 
-def _over(a: Size, b: Size, name: str) -> Size:
-    return Size(name, f"{a.text} / {b.text}", tuple(x // y for x, y in zip(a.vector, b.vector, strict=True)), b.key)
+def _over(a: DimSize, b: DimSize, name: str) -> DimSize:
+    return DimSize(name, f"{a.text} / {b.text}", tuple(x // y for x, y in zip(a.vector, b.vector, strict=True)), b.key)

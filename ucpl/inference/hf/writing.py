@@ -15,8 +15,8 @@ from ucpl.inference.hf.matching import Versions
 from ucpl.inference.hf.pair_text import PairText
 from ucpl.inference.hf.quantised import GROUP, Pair, Whole, grains_of, notes_of, pairs_of, whole_of
 from ucpl.inference.hf.recipes import parts_of, roles_of
-from ucpl.inference.hf.records import Facts, Vector, identifier
-from ucpl.inference.hf.sizes import Axis, Size, Sizes, Stacked
+from ucpl.inference.hf.records import ModelFacts, Vector, identifier
+from ucpl.inference.hf.sizes import Axis, DimSize, SizeSolver, Stacked
 from ucpl.inference.hf.varying import numbers_of
 from ucpl.language import format_text, nodes
 from ucpl.language.printer import print_item
@@ -38,7 +38,7 @@ _TP = {
 _HELD_WHOLE = re.compile(r"replicated|moe_tp_experts|grouped|dispatch|sequence_parallel|mla_")
 
 
-def text_of(facts: Facts) -> str:
+def text_of(facts: ModelFacts) -> str:
     """The text of a .ucpl, in its usual form."""
     return _Writer(facts).text()
 
@@ -86,10 +86,10 @@ class _Named:
 
 @define
 class _Writer:
-    facts: Facts
+    facts: ModelFacts
     folded: list[Folded] = field(init=False)
     by_pattern: dict[Form, Folded] = field(init=False)
-    sizes: Sizes = field(init=False)
+    sizes: SizeSolver = field(init=False)
     versions: Versions = field(init=False)
     kinds: Kinds = field(init=False)
     dims: dict[str, str] = field(factory=dict)  # name -> its expression
@@ -103,7 +103,7 @@ class _Writer:
     def __attrs_post_init__(self) -> None:
         self.folded = fold(self.facts.tensors)
         self.by_pattern = {f.pattern: f for f in self.folded}
-        self.sizes = Sizes(self.facts)
+        self.sizes = SizeSolver(self.facts)
         self.versions = Versions(self.facts, self.folded)
         self.kinds = Kinds(self.facts, self.sizes, self.dims)
         self.models = set(_model_types(self.facts.config))
@@ -235,7 +235,7 @@ class _Writer:
         """The dim that counts blocks of another one."""
         if by == 1:
             return name
-        return self.dim(Size(f"{name}_blocks", f"ceil({name}, {by})", (0,)), set()).name
+        return self.dim(DimSize(f"{name}_blocks", f"ceil({name}, {by})", (0,)), set()).name
 
     def remark(self, f: Folded, stored: _Stored) -> str:
         shape = f.first.shape
@@ -304,9 +304,9 @@ class _Writer:
         for letter in "nmpqrstuvw":
             if f"{letter}{size}" not in taken:
                 break
-        return _Named((self.dim(Size(f"{letter}{size}", str(size), (size,)), taken),))
+        return _Named((self.dim(DimSize(f"{letter}{size}", str(size), (size,)), taken),))
 
-    def dim(self, size: Size, taken: set[str]) -> _Dim:
+    def dim(self, size: DimSize, taken: set[str]) -> _Dim:
         """A dim of that value, renamed if the name is taken."""
         name, n = size.name, 2
         while self.dims.get(name, size.text) != size.text or name in taken:
@@ -332,7 +332,7 @@ class _Writer:
             behind = self.facts.behind
             text = found.text if found is not None else str(vector[0])
             text += " + mtp" if behind is not None and behind.container == container else ""
-            name = self.dim(Size(short, text, vector), used).name
+            name = self.dim(DimSize(short, text, vector), used).name
             self.counts[container] = name
 
     def extent(self, f: Folded, place: int) -> nodes.Dimension:
@@ -454,7 +454,7 @@ def _model_types(config: dict[str, Json]) -> list[str]:
     return [*([own] if isinstance(own, str) else []), *inner]
 
 
-def _counting(container: str, found: Size | None, taken: dict[str, str]) -> str:
+def _counting(container: str, found: DimSize | None, taken: dict[str, str]) -> str:
     """The dim that counts a container.
 
     `l`, or `decoder_l` of a second stack.
