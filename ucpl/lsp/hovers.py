@@ -10,7 +10,7 @@ from ucpl.lsp.context import CursorContext
 from ucpl.lsp.files import Config, Texts
 from ucpl.lsp.names import BlockInFile, KnownName, model_of
 from ucpl.lsp.outline import Statement
-from ucpl.lsp.sizes import RankShare, TextSizes
+from ucpl.lsp.sizes import TensorShare, TextSizes
 from ucpl.lsp.targets import meant
 from ucpl.lsp.words import FUNCTIONS, WORDS
 from ucpl.records import frozen
@@ -139,11 +139,11 @@ def _tensor_lines(texts: Texts, here: BlockInFile, known: KnownName, sizes: Text
         yield _table(rows, tensor.numel if tensor is not None else 0)
 
 
-def _table(rows: list[RankShare], whole: int) -> str:
+def _table(rows: list[TensorShare], whole: int) -> str:
     return "\n".join(["| layout | the first rank holds | as |", "|---|---|---|", *(_row(held, whole) for held in rows)])
 
 
-def _row(held: RankShare, whole: int) -> str:
+def _row(held: TensorShare, whole: int) -> str:
     ranks = f" of {held.ranks} ranks" if held.ranks > 1 else ""
     share = "nothing" if not held.elements else "all of it" if held.elements == whole else f"{held.elements:,} elements"
     stored = "; ".join(

@@ -28,7 +28,7 @@ _AROUND = {
 
 
 @frozen(eq=False)
-class _Part:
+class _StatementPart:
     """A single statement: its block and its faults."""
 
     place: str  # a key of _AROUND
@@ -47,7 +47,7 @@ def faults(outline: Outline, path: str) -> list[Diagnostic]:
     first = _whole(outline)
     known = {d.labels[0].line for d in first if d.labels}
     found = list(first)
-    for part in _taken_apart(outline) if first else ():
+    for part in _split(outline) if first else ():
         begin = outline.lines.place(part.statement.start)[0] + 1
         end = outline.lines.place(part.statement.stop)[0] + 1
         if part.faults and not any(line is not None and begin <= line <= end for line in known):
@@ -62,7 +62,7 @@ def mended(outline: Outline) -> str | None:
     """
     if not _whole(outline):
         return outline.text
-    good = [part for part in _taken_apart(outline) if not part.faults]
+    good = [part for part in _split(outline) if not part.faults]
     lines = ["ucpl 1", *(_text(outline, p.statement) for p in good if p.place == "top")]
     for part in good:
         if part.place == "header":
@@ -86,23 +86,23 @@ def _whole_text(text: str) -> tuple[Diagnostic, ...]:
 
 
 @lru_cache(maxsize=16)
-def _taken_apart(outline: Outline) -> tuple[_Part, ...]:
+def _split(outline: Outline) -> tuple[_StatementPart, ...]:
     parts = list(_parts(outline))
     return tuple(evolve(p, faults=_faults_of(outline, p)) for p in parts) if len(parts) <= STATEMENTS_MAX else ()
 
 
-def _parts(outline: Outline) -> Iterator[_Part]:
+def _parts(outline: Outline) -> Iterator[_StatementPart]:
     for statement in outline.top.statements:
         if statement.word != "ucpl":
-            yield _Part("header" if statement.word in BLOCKS else "top", statement, outline.top)
+            yield _StatementPart("header" if statement.word in BLOCKS else "top", statement, outline.top)
     for block in outline.blocks:
         if block.header is not None:
-            yield _Part("header", block.header, block)
+            yield _StatementPart("header", block.header, block)
         for statement in block.statements:
-            yield _Part(block.kind, statement, block)
+            yield _StatementPart(block.kind, statement, block)
 
 
-def _faults_of(outline: Outline, part: _Part) -> tuple[Diagnostic, ...]:
+def _faults_of(outline: Outline, part: _StatementPart) -> tuple[Diagnostic, ...]:
     """The parser's errors for one statement, at its place in the text."""
     before, after = _AROUND[part.place]
     line, column = outline.lines.place(part.statement.start)

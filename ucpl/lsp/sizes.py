@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ucpl.layout.scope import Scope, Value
     from ucpl.placement import Part, Placement
 
-__all__ = ["RankShare", "TextSizes", "sizes_of"]
+__all__ = ["TensorShare", "TextSizes", "sizes_of"]
 
 DEGREES = (2, 3, 4, 5, 6, 7, 8)  # degrees to try for an axis; then 1
 SHOWN_MAX = 3
 
 
 @frozen
-class RankShare:
+class TensorShare:
     """The first rank's part of a tensor, in one layout.
 
     `stored`: (count, shape, the first one's key).
@@ -193,7 +193,7 @@ class TextSizes:
         except UcplError:
             return None
 
-    def held(self, layout: str, path: str) -> RankShare | None:
+    def held(self, layout: str, path: str) -> TensorShare | None:
         """The first rank's part of a tensor's weight or a joined entry."""
         placement = self.placement(layout)
         if placement is None:
@@ -205,7 +205,7 @@ class TextSizes:
         numbers = numbers or sorted({n for part in parts for n in part.tensors})
         elements = sum(_elements(part, number) for part in parts for number in numbers)
         stored = _stored(parts, numbers)
-        return RankShare(_short_call(placement.layout), placement.layout.ranks, elements, stored) if numbers else None
+        return TensorShare(_short_call(placement.layout), placement.layout.ranks, elements, stored) if numbers else None
 
 
 def _elements(part: Part, number: int) -> int:

@@ -90,7 +90,7 @@ def framed(group: I64, low: I64, high: I64, counts: tuple[int, ...], panels: tup
     rows, columns = _halves(inner, low, high, counts)
     across = [[d] for d in outer[::2]] + _merged(columns, low, high, counts)
     down = [[d] for d in outer[1::2]] + _merged(rows, low, high, counts)
-    sides = [_Side.of(dims, low, high, counts) for dims in (across, down)]
+    sides = [_Direction.of(dims, low, high, counts) for dims in (across, down)]
     left, right, top, bottom, row = _split(sides)
     x, width = _placed(left, right, sides[0].counts)
     y, height = _placed(top, bottom, sides[1].counts)
@@ -142,7 +142,7 @@ def _merged(dims: list[int], low: I64, high: I64, counts: tuple[int, ...]) -> li
 
 
 @frozen(eq=False)
-class _Side:
+class _Direction:
     """One direction: each list of dims as one dim.
 
     Columns are outer first; without dims, there is one of a single index.
@@ -153,7 +153,7 @@ class _Side:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, dims: list[list[int]], low: I64, high: I64, counts: tuple[int, ...]) -> _Side:
+    def of(cls, dims: list[list[int]], low: I64, high: I64, counts: tuple[int, ...]) -> _Direction:
         n = len(low)
         if not dims:
             return cls(np.zeros((n, 1), np.int64), np.ones((n, 1), np.int64), (1,))
@@ -172,7 +172,7 @@ def _cuts(low: I64, high: I64, count: int) -> list[int]:
     return cuts
 
 
-def _split(sides: list[_Side]) -> tuple[I64, I64, I64, I64, I64]:
+def _split(sides: list[_Direction]) -> tuple[I64, I64, I64, I64, I64]:
     """Cut boxes at all ends along dims that are not the innermost.
 
     Last result: the box of each piece.

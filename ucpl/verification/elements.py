@@ -68,7 +68,7 @@ def counted(placement: Placement) -> Placement:
     parts = list(placement.parts)
     for state in dict.fromkeys(p.state for p in parts if _is_loose(p.folded.policy).any()):
         numbers = sorted((n for n, p in enumerate(parts) if p.state == state), key=lambda n: parts[n].is_alias)
-        held = _Held()
+        held = _PlacedBoxes()
         for n in numbers:
             held.add(parts[n].folded.take(~_is_loose(parts[n].folded.policy)))
         for n in numbers:
@@ -95,7 +95,7 @@ def _is_loose(policy: I64) -> NDArray[np.bool_]:
 
 
 @define
-class _Held:
+class _PlacedBoxes:
     """Boxes of one state that have a place, by tensor, without duplicates."""
 
     boxes: dict[int, dict[bytes, tuple[I64, I64]]] = field(factory=dict)

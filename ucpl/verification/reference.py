@@ -125,8 +125,8 @@ class _Holding:
                 more = (f"and {len(found) - 1} more stored tensors of this line differ",) if len(found) > 1 else ()
                 self.findings.append(_with_notes(found[0](), more))
         self.padding()
-        self.findings += unlike_hypers(self.genuine, self.mine, "E709", every=True)
-        self.findings += unlike_numbers(self.genuine, self.mine, "E709")
+        self.findings += unlike_hypers(self.reference, self.mine, "E709", every=True)
+        self.findings += unlike_numbers(self.reference, self.mine, "E709")
         self.added([p for p in self.there if p not in self.here])
         if self.findings and self.here and not self.here.keys() & self.there.keys():
             self.findings[0] = _with_notes(self.findings[0], (_NONE_ALIKE,))

@@ -100,7 +100,7 @@ def compare_rounded(a: Side, b: Side, dtypes: dict[str, tuple[str, str]], bounds
     if not dtypes:
         return DtypeDistance()
     mastered = _mastered(a, dtypes), _mastered(b, dtypes)
-    held = _Held()
+    held = _RoundedWeights()
     for turned in (False, True):
         masters = mastered[turned]
         alone = {p for p in dtypes.keys() - masters if _can_be_rounded(dtypes[p], turned)}
@@ -158,7 +158,7 @@ def _rounded(path: str, dtypes: tuple[str, str], apart: Measured, mastered: tupl
 
 
 @define
-class _Held:
+class _RoundedWeights:
     """Compare weights of either side with those that the other implies."""
 
     found: list[Difference] = field(factory=list)

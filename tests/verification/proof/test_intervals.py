@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucpl.verification.proof.intervals import I64, Pieces, are_exact, between, first_left, pairs
+from ucpl.verification.proof.intervals import I64, ProofPieces, are_exact, between, first_left, pairs
 
 Box = tuple[tuple[int, int], ...]
 spans = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda s: (s[0], s[0] + s[1]))
@@ -84,7 +84,7 @@ def test_elements_between_two_positions(digits: list[tuple[int, int]], data: st.
     shape = np.array([size], dtype=np.int64)
     steps = np.array([stride], dtype=np.int64)
     none = dict.fromkeys(("tensor", "state", "policy", "over", "rank", "part"), zero)
-    table = Pieces(first=zero, last=zero + span, size=shape, stride=steps, dim=shape * 0, low=shape * 0, **none)
+    table = ProofPieces(first=zero, last=zero + span, size=shape, stride=steps, dim=shape * 0, low=shape * 0, **none)
     start = data.draw(st.integers(0, span - 1))
     stop = data.draw(st.integers(start + 1, span))
     row, low, high = between(table, zero, zero + start, zero + stop)

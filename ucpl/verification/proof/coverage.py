@@ -27,7 +27,7 @@ from ucpl.verification.proof.intervals import (
     I64,
     Boxes,
     MovedBoxes,
-    Moves,
+    ProofMoves,
     are_exact,
     box_of,
     distinct_boxes,
@@ -96,7 +96,7 @@ class _Proof:
         if len(bad):
             self.misplaced(int(bad[0]))
 
-    def agreed(self, source: Boxes, target: Boxes, moves: Moves) -> I64:
+    def agreed(self, source: Boxes, target: Boxes, moves: ProofMoves) -> I64:
         """The number of each move's elements that both sides share."""
         i, j = touching(source, target)
         out = np.zeros(len(moves.state))
@@ -106,7 +106,7 @@ class _Proof:
             out += np.bincount(s.move, weights=self.shared(s, t, moves), minlength=len(out))
         return out.astype(np.int64)
 
-    def shared(self, s: Boxes, t: Boxes, moves: Moves) -> I64:
+    def shared(self, s: Boxes, t: Boxes, moves: ProofMoves) -> I64:
         """The number of equal elements in pairs of a move's boxes."""
         low, high = np.maximum(s.low, t.low), np.minimum(s.high, t.high)
         same = same_places(s, t, low, high) & (self.tables.source.tensor[s.piece] == self.tables.target.tensor[t.piece])
@@ -231,7 +231,7 @@ class _Proof:
         """Report a move's positions with no element or with two."""
         pieces = self.tables.sides[side]
 
-        def is_bad(part: Moves) -> bool:
+        def is_bad(part: ProofMoves) -> bool:
             return int(boxes_of(side, pieces, part).volume.sum()) != int(part.numel[0])
 
         move = self.narrowed(row, is_bad)
@@ -263,7 +263,7 @@ class _Proof:
     def misplaced(self, row: int) -> NoReturn:
         """Name the first element of a move that goes to another's place."""
 
-        def is_bad(part: Moves) -> bool:
+        def is_bad(part: ProofMoves) -> bool:
             sides = boxes_of(0, self.tables.source, part), boxes_of(1, self.tables.target, part)
             return int(self.agreed(*sides, part)[0]) != int(part.numel[0])
 
@@ -283,10 +283,10 @@ class _Proof:
             Label(t[0], "to here", where=t[1]),
         )
 
-    def narrowed(self, row: int, is_bad: Callable[[Moves], bool]) -> Moves:
+    def narrowed(self, row: int, is_bad: Callable[[ProofMoves], bool]) -> ProofMoves:
         """The first bad part of a bad move with few elements."""
         m = self.tables.moves
-        part = Moves(
+        part = ProofMoves(
             m.kind[row : row + 1],
             m.flow[row : row + 1],
             m.state[row : row + 1],

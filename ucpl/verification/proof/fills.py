@@ -17,7 +17,7 @@ from ucpl.layout.fills import PARAMETER
 from ucpl.layout.layout import Box
 from ucpl.placement import Part
 from ucpl.tables.operations import Fill
-from ucpl.verification.proof.intervals import I64, Boxes, Moves, box_of, meet, ordered
+from ucpl.verification.proof.intervals import I64, Boxes, ProofMoves, box_of, meet, ordered
 from ucpl.verification.proof.moves import boxes_of
 from ucpl.verification.proof.tables import ProofTables
 
@@ -78,7 +78,7 @@ def _fills(tables: ProofTables) -> list[Fill]:
     return [n for n in tables.graph.net if isinstance(n, Fill) and n.lacking]
 
 
-def _as_moves(tables: ProofTables, fills: list[Fill]) -> Moves:
+def _as_moves(tables: ProofTables, fills: list[Fill]) -> ProofMoves:
     """Boxes of fills as moves without a source.
 
     `flow` is the number of the fill.
@@ -95,7 +95,7 @@ def _as_moves(tables: ProofTables, fills: list[Fill]) -> Moves:
     offset: I64 = np.concatenate([np.zeros(0, np.int64), *(f.boxes.offset for f in fills)])
     stride = wide([f.boxes.stride for f in fills])
     kind = np.full(len(number), "fill")
-    return Moves(kind, number, state, (offset, offset), (stride, stride), wide([f.boxes.shape for f in fills]))
+    return ProofMoves(kind, number, state, (offset, offset), (stride, stride), wide([f.boxes.shape for f in fills]))
 
 
 def _is_same(tables: ProofTables, state: int, other: int) -> bool:

@@ -14,7 +14,7 @@ Mask = NDArray[np.bool_]
 
 
 @frozen(eq=False)
-class Pieces:
+class ProofPieces:
     """All pieces of one side, sorted by position.
 
     `dim` maps a row's columns to dims; they are in the order of falling strides.
@@ -91,7 +91,7 @@ def _fields(kind: type[MovedBoxes]) -> tuple[str, ...]:
 
 
 @frozen(eq=False)
-class Moves:
+class ProofMoves:
     """All moves of a graph in one table."""
 
     kind: NDArray[np.str_]
@@ -131,7 +131,7 @@ def meet(group_a: I64, start_a: I64, stop_a: I64, group_b: I64, start_b: I64, st
     return i[real], j[real]
 
 
-def between(pieces: Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
+def between(pieces: ProofPieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
     """The elements of pieces in a range of positions, as boxes.
 
     They are counted from each piece's first; the range is start <= p < stop.
@@ -170,7 +170,7 @@ def between(pieces: Pieces, piece: I64, start: I64, stop: I64) -> tuple[I64, I64
     return rows, lows, highs
 
 
-def halved(move: Moves) -> tuple[Moves, Moves]:
+def halved(move: ProofMoves) -> tuple[ProofMoves, ProofMoves]:
     """A move cut in two along its longest dim."""
     d = int(move.shape[0].argmax())
     n = int(move.shape[0, d])
@@ -178,8 +178,8 @@ def halved(move: Moves) -> tuple[Moves, Moves]:
     left[0, d], right[0, d] = n // 2, n - n // 2
     there = tuple(o + n // 2 * s[:, d] for o, s in zip(move.offset, move.stride, strict=True))
     return (
-        Moves(move.kind, move.flow, move.state, move.offset, move.stride, left),
-        Moves(move.kind, move.flow, move.state, (there[0], there[1]), move.stride, right),
+        ProofMoves(move.kind, move.flow, move.state, move.offset, move.stride, left),
+        ProofMoves(move.kind, move.flow, move.state, (there[0], there[1]), move.stride, right),
     )
 
 
@@ -239,7 +239,7 @@ def ordered(columns: list[I64]) -> tuple[I64, Mask]:
     return order, fresh
 
 
-def box_of(pieces: Pieces) -> tuple[I64, I64]:
+def box_of(pieces: ProofPieces) -> tuple[I64, I64]:
     """Each piece in logical dims."""
     low, high = in_dims(pieces.dim, pieces.low, pieces.low + pieces.size)
     return low, high

@@ -8,8 +8,8 @@ from attrs import evolve
 from ucpl.verification.proof.intervals import (
     I64,
     Boxes,
-    Moves,
-    Pieces,
+    ProofMoves,
+    ProofPieces,
     between,
     in_dims,
     joined_boxes,
@@ -23,7 +23,7 @@ AT_ONCE = 1 << 14  # moves, or pairs of boxes: a limit for intermediate tables
 ONE_BY_ONE = 1 << 20  # elements of a move that are looked at one by one, at most; of a longer one, a part is
 
 
-def boxes_of(side: int, pieces: Pieces, moves: Moves) -> Boxes:
+def boxes_of(side: int, pieces: ProofPieces, moves: ProofMoves) -> Boxes:
     """The boxes of both kinds of move. Runs may cross many pieces.
 
     Strided boxes are in one piece.
@@ -36,7 +36,7 @@ def boxes_of(side: int, pieces: Pieces, moves: Moves) -> Boxes:
     return joined_boxes([*found, _strided_boxes(side, pieces, boxes, moves)])
 
 
-def _run_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
+def _run_boxes(side: int, pieces: ProofPieces, rows: I64, moves: ProofMoves) -> Boxes:
     start = moves.offset[side][rows]
     stop = start + moves.numel[rows]
     i, piece = meet(np.zeros_like(start), start, stop, np.zeros_like(pieces.first), pieces.first, pieces.last)
@@ -46,7 +46,7 @@ def _run_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
     return _logical(pieces, rows[i], piece, low, high, begin, pieces.stride[piece])
 
 
-def _strided_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
+def _strided_boxes(side: int, pieces: ProofPieces, rows: I64, moves: ProofMoves) -> Boxes:
     """Convert boxes of moves to boxes of their first elements' pieces.
 
     Each dim of the move walks digits of the piece.
@@ -100,13 +100,13 @@ def _strided_boxes(side: int, pieces: Pieces, rows: I64, moves: Moves) -> Boxes:
     return joined_boxes([found, *(element_boxes(side, pieces, int(row), moves) for row in few)])
 
 
-def element_boxes(side: int, pieces: Pieces, row: int, moves: Moves) -> Boxes:
+def element_boxes(side: int, pieces: ProofPieces, row: int, moves: ProofMoves) -> Boxes:
     """Split a move that is no box of one piece into elements."""
     boxes = boxes_at(pieces, positions_of(moves.offset[side][row], moves.shape[row], moves.stride[side][row]))
     return evolve(boxes, move=np.full(len(boxes), row), begin=boxes.move)
 
 
-def boxes_at(pieces: Pieces, positions: I64) -> Boxes:
+def boxes_at(pieces: ProofPieces, positions: I64) -> Boxes:
     """The elements at positions, one by one.
 
     A box of one element is of the move that has its place among the positions.
@@ -119,7 +119,7 @@ def boxes_at(pieces: Pieces, positions: I64) -> Boxes:
     return found.take(order)
 
 
-def _logical(pieces: Pieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> Boxes:
+def _logical(pieces: ProofPieces, move: I64, piece: I64, low: I64, high: I64, begin: I64, step: I64) -> Boxes:
     """Reorder the columns of a piece to the dims of the tensor."""
     dim, base = pieces.dim.take(piece, axis=0), pieces.low.take(piece, axis=0)
     first, last, steps = in_dims(dim, base + low, base + high, np.where(high - low > 1, step, 0))

@@ -15,7 +15,7 @@ import numpy as np
 from ucpl.errors import Label, fail
 from ucpl.tables import each
 from ucpl.tables.operations import Flow
-from ucpl.verification.proof.intervals import I64, Boxes, Mask, Pieces, box_of, first_left, pairs_in
+from ucpl.verification.proof.intervals import I64, Boxes, Mask, ProofPieces, box_of, first_left, pairs_in
 from ucpl.verification.proof.moves import AT_ONCE, boxes_at
 from ucpl.verification.proof.tables import ProofTables
 
@@ -152,7 +152,7 @@ def _all_once(tables: ProofTables, found: list[Boxes]) -> None:
         )
 
 
-def _to_scale(tables: ProofTables, pieces: Pieces) -> Mask:
+def _to_scale(tables: ProofTables, pieces: ProofPieces) -> Mask:
     """Pieces that the target stores as products, the source as factors."""
     graph = tables.graph
     sides = []

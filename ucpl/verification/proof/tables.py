@@ -13,7 +13,7 @@ from ucpl.placement import Part, Placement, element_name
 from ucpl.records import frozen
 from ucpl.tables import each, once
 from ucpl.tables.operations import Fill, Flow, Lane
-from ucpl.verification.proof.intervals import I64, Boxes, Mask, Moves, Pieces, widened
+from ucpl.verification.proof.intervals import I64, Boxes, Mask, ProofMoves, ProofPieces, widened
 
 __all__ = ["ProofTables"]
 
@@ -46,12 +46,12 @@ class ProofTables:
         self.moves = self._table()
 
     @property
-    def sides(self) -> tuple[Pieces, Pieces]:
+    def sides(self) -> tuple[ProofPieces, ProofPieces]:
         return self.source, self.target
 
     # ---- tables ----------------------------------------------------------------------------------------------------------
 
-    def _pieces(self, side: int, placement: Placement, led: set[str]) -> Pieces:
+    def _pieces(self, side: int, placement: Placement, led: set[str]) -> ProofPieces:
         k, one = self.k, 1 << self.bits[side]
         blank = {"low": 0, "high": 1, "stride": 0}
         wide: dict[str, list[I64]] = {
@@ -85,7 +85,7 @@ class ProofTables:
         dim = np.argsort(-stride, axis=1, kind="stable")
         size, stride, low = (np.take_along_axis(a, dim, 1) for a in (size, stride, flat["low"]))
         last = flat["offset"] + ((size - 1) * stride).sum(axis=1) + 1
-        return Pieces(
+        return ProofPieces(
             flat["offset"],
             last,
             flat["tensor"],
@@ -100,7 +100,7 @@ class ProofTables:
             low,
         )
 
-    def _table(self) -> Moves:
+    def _table(self) -> ProofMoves:
         """The moves of every state that is not led by another one."""
         found = [
             (
@@ -122,7 +122,7 @@ class ProofTables:
 
         moves = [m for _, _, m, _, _ in found]
         counts = [len(m) for m in moves]
-        return Moves(
+        return ProofMoves(
             np.repeat(np.array([kind for (kind, _), *_ in found] or ["copy"]), counts or [0]),
             np.repeat(np.array([number for (_, number), *_ in found] or [0], dtype=np.int64), counts or [0]),
             np.repeat(np.array([state for _, state, *_ in found] or [0], dtype=np.int64), counts or [0]),
@@ -169,11 +169,11 @@ class ProofTables:
         tensor = stored[min(max(home, 0), len(stored) - 1)]
         return (tensor.file, key_text(tensor.key)), at
 
-    def name_at(self, boxes: Boxes, n: int, pieces: Pieces) -> str:
+    def name_at(self, boxes: Boxes, n: int, pieces: ProofPieces) -> str:
         found = np.flatnonzero(boxes.begin == n)
         return self.name(pieces, int(boxes.piece[found[0]]), boxes.low[found[0]]) if len(found) else "an element"
 
-    def name(self, pieces: Pieces, piece: int, index: I64) -> str:
+    def name(self, pieces: ProofPieces, piece: int, index: I64) -> str:
         path = self.graph.target.tensors[int(pieces.tensor[piece])]
         element = element_name(self.graph.target.layout, path, tuple(index.tolist()))
         return f"{self.states[int(pieces.state[piece])]} of {element}"
