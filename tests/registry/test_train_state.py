@@ -1,4 +1,7 @@
-"""The records of a checkpoint have no field of one format, and groups are matched in one place."""
+"""The records of a checkpoint have no field of one format.
+
+Groups are matched in one place.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def attributes(name: str) -> Iterator[tuple[str, str]]:
-    """(module, expression) of each attribute of this name; calls of methods are left out."""
+    """(module, expression) of each attribute of this name, without method calls."""
     for module, tree in trees().items():
         calls = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
@@ -43,7 +46,10 @@ def attributes(name: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("record", "name"), FIELDS)
 def test_a_field_is_of_no_single_format(record: type[Any], name: str) -> None:
-    """Rooms outside of the formats read it, its type is of no format, and its name has no word of a format's name."""
+    """Rooms outside of the formats read it.
+
+    Its type belongs to no format, and its name has no word of a format's name.
+    """
     if name != "own":
         assert any(not module.startswith(("formats/", "files/checkpoint.py")) for module, _ in attributes(name))
     hint = repr(get_type_hints(record)[name])
