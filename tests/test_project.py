@@ -368,6 +368,7 @@ FRAGMENTS = {
     "folders/accelerate.py",
     "folders/lightning.py",
     "megatron/core.py",
+    "megatron/core_layouts.py",
 }
 
 

@@ -25,13 +25,6 @@ ALL = [*SOURCES, "examples/checkpoint", *(f"examples/architectures/checkpoints/{
 MARK = "planted_3c9e"
 DRAWS = 6
 WORDS = ("the module", "the loss scaling", "the optimizer", "the ranks' objects")
-# Draws that are refused with another reason, or nested in values that AutoEP describes: open.
-OPEN = {
-    ("megatron/dist_dp_reshardable_tp2", 3): "a tensor among hyper-parameters is refused by E604, without its name",
-    ("megatron/dist_adam_tp2", 4): "a tensor among hyper-parameters is refused by E441, without its name",
-    ("megatron/dist_old", 4): "a tensor among hyper-parameters is refused by E441, without its name",
-    ("megatron/fsdp_tp2", 5): "an entry of param_to_group_meta is refused by E471, without its name",
-}
 
 
 def drawn(top: Path, seed: str) -> tuple[Place, str]:
@@ -52,8 +45,6 @@ def copied(top: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("number", range(DRAWS))
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_planted_is_kept_named_or_refused(name: str, number: int, tmp_path: Path) -> None:
-    if (name, number) in OPEN:
-        pytest.xfail(OPEN[name, number])
     top = EXAMPLES.parent / name if name.startswith("examples") else FIXTURES / name
     place, target = drawn(top, f"{name}/{number}")
     source = copied(top, tmp_path)
@@ -193,3 +184,29 @@ def test_names_that_ranks_do_not_share_are_in_the_refusal(tmp_path: Path) -> Non
     plant(source, Place("key", "global_step3/zero_pp_rank_1_mp_rank_00_model_states.pt", (("k", "module"),)), MARK)
     with pytest.raises(ucpl.UcplError, match=rf"E456.*\({MARK}\)"):
         open_checkpoint(source)
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("name", ["dist_adam_tp2", "dist_dp_reshardable_tp2", "dist_moe_buckets", "dist_of_0_19"])
+def test_a_tensor_among_hyper_parameters_is_kept(name: str, target: str, tmp_path: Path) -> None:
+    source = copied(FIXTURES / "megatron" / name, tmp_path)
+    found = [p for p in places(source) if p.kind == "tensor" and ("k", "param_groups") in p.way and p.way[-1][0] == "k"]
+    groups = [place for place in found if isinstance(place.way[-1][1], int)]
+    assert groups
+    for place in groups:
+        plant(source, place, MARK)
+    ucpl.convert(source, tmp_path / "target", target)
+    ucpl.convert(tmp_path / "target", tmp_path / "all.pt", "plain()")
+    held = torch.load(tmp_path / "all.pt", weights_only=False)["groups"]
+    assert held
+    assert all(torch.equal(group[MARK], torch.arange(5.0)) for group in held)
+
+
+def test_a_hyper_parameter_of_one_parameter_is_in_the_refusal(tmp_path: Path) -> None:
+    source = copied(FIXTURES / "megatron" / "fsdp_tp2", tmp_path)
+    lead = "optimizer.param_to_group_meta.module.module.module.decoder.layers.0.mlp.linear_fc1.weight"
+    plant(source, Place("blob", ".metadata", (("p", lead),)), MARK)
+    for target in ("megatron_core(dp=2)", "megatron_legacy()"):
+        with pytest.raises(ucpl.UcplError, match=MARK) as caught:
+            ucpl.convert(source, tmp_path / "target", target)
+        assert caught.value.diagnostics[0].code == "E471"

@@ -153,7 +153,7 @@ def _values(plan: Recipe, source: Checkpoint) -> Iterator[Item]:
     described = format_named(plan.target.framework).cuts_described(source, plan.target)
     cuts = {"/".join(map(str, path)): path for path in _unknown_cuts(source)}
     for blob, key in _blobs(source):
-        name = blob if key is None else f"{key} of {_BY_KEY.get(blob, 'the module')}"
+        name = blob if key is None else key if blob == EMPTY else f"{key} of {_BY_KEY.get(blob, 'the module')}"
         if blob in DESCRIBING and key is None:
             yield "derived", "value", name, ""
         elif blob == INFO and key in cuts:
@@ -184,7 +184,9 @@ def _blobs(source: Checkpoint) -> Iterator[tuple[str, str | None]]:
         elif name == LAYERS and isinstance(held, dict):
             yield name, None
             yield from ((name, f"{stem}/{key}") for stem, facts in held.items() for key in facts["extra"])
-        elif name not in (TEXTS, EMPTY):
+        elif name == EMPTY and isinstance(held, dict):
+            yield from ((name, str(key)) for key in held)
+        elif name != TEXTS:
             yield name, None
 
 

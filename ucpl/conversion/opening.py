@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ucpl.planning.plan import Plan
 
 _OF_TORCH = re.compile(r'\bframework\s+"?torch\b')  # a comment that has it costs a look at the text
+_PREFIX = "prefix"  # of names in the files, which the model lacks
 
 __all__ = ["infer", "load_plan", "open_alike", "open_checkpoint", "open_for", "own_layout", "read_named"]
 
@@ -75,7 +77,7 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
     if names and not (layout.is_of_any and set(names) <= {FILE}):
         return HuggingFace().open_named(here, names)
     if layout.is_of_any:
-        return _with_master(read(here, order), layout)
+        return _with_prefix(_with_master(read(here, order), layout), layout)
     known = evolve(given, config=given.config if given.config is not None else _config_beside(here))
     try:
         placement = located(layout, known).placement
@@ -97,15 +99,75 @@ def _opened(here: Path, layout: Called | None, given: Given) -> Checkpoint:
 def _with_master(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
     """With the state as its master that a call names: `dcp(master_state = "master")`."""
     from ucpl.files.masters import SETTING, renamed
-    from ucpl.layout.scope import Scope
 
-    argument = next((a for a in layout.call.arguments if a.name == SETTING), None)
-    if argument is None or all(p.name != SETTING for p in layout.layout.parameters):
-        return checkpoint
-    said = Scope().evaluate(argument.value)
-    if not isinstance(said, str):
+    said = _text_of(layout, SETTING)
+    if said is None:
         return checkpoint  # the layout refuses it, or has a key that the files lack
     return evolve(renamed(checkpoint, said, f'{SETTING} = "{said}"'), notes=())
+
+
+def _with_prefix(checkpoint: Checkpoint, layout: Called) -> Checkpoint:
+    """Names without the prefix of a call: `dcp(prefix = "model_state.")`."""
+    said, known = _text_of(layout, _PREFIX), checkpoint.state.settings.get(_PREFIX)
+    if said is None or known is None or said == known.value or not checkpoint.state.tensors:
+        return checkpoint
+    return _prefixed(checkpoint, said)
+
+
+def _prefixed(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
+    """Weights under names without a prefix.
+
+    Raises: UcplError E321 for a tensor whose name in the files does not begin with it, and where an optimizer has other names.
+    """
+    state = checkpoint.state
+    before = str(state.settings[_PREFIX].value)
+    stored = [before + name for name in (*(t.name for t in state.tensors), *state.aliases)]
+    other = next((name for name in stored if not name.startswith(prefix) or name == prefix), None)
+    if other is None and not state.groups and not any(t.states for t in checkpoint.state.tensors):
+        return _named(checkpoint, before, prefix)
+    known = before if other is None else _common(stored)
+    label = Label(str(checkpoint.root), where=other or stored[0])
+    if other is None:
+        message = f"the optimizer has the names of parameters that follow `{before}`"
+    else:
+        message = f"`{other}` does not begin with it"
+    remedy = f'dcp({_PREFIX} = "{known}"), with which all names begin, or leave {_PREFIX} out'
+    fail("E321", f'{_PREFIX} = "{prefix}", and {message}', label, remedy=remedy if known else f"leave {_PREFIX} out")
+
+
+def _common(names: list[str]) -> str:
+    """The first steps of all names."""
+    steps = sorted(name.split(".")[:-1] for name in names)
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(steps[0], steps[-1], strict=False))
+    return "".join(f"{step}." for step, _ in alike)
+
+
+def _named(checkpoint: Checkpoint, before: str, prefix: str) -> Checkpoint:
+    from ucpl.extents import Setting
+
+    state = checkpoint.state
+
+    def plain(name: str) -> str:
+        return (before + name).removeprefix(prefix)
+
+    made = evolve(
+        state,
+        tensors=tuple(evolve(t, name=plain(t.name)) for t in state.tensors),
+        aliases={plain(name): plain(owner) for name, owner in state.aliases.items()},
+        settings={**state.settings, _PREFIX: Setting(prefix, f'{_PREFIX} = "{prefix}"')},
+    )
+    return evolve(checkpoint, state=made)
+
+
+def _text_of(layout: Called, name: str) -> str | None:
+    """The text of an argument of a call."""
+    from ucpl.layout.scope import Scope
+
+    argument = next((a for a in layout.call.arguments if a.name == name), None)
+    if argument is None or all(p.name != name for p in layout.layout.parameters):
+        return None
+    said = Scope().evaluate(argument.value)
+    return said if isinstance(said, str) else None
 
 
 def _read_grouped(here: Path, order: Order | None, placement: Placement) -> Checkpoint:

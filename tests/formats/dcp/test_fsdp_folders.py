@@ -143,3 +143,69 @@ def test_faults_are_reported_at_the_folder_s_own_metadata(state: Path) -> None:
 def test_names_that_nobody_looks_for_are_refused_before_writing(names: str, tmp_path: Path) -> None:
     found = refusal(lambda: ucpl.convert(STATE, tmp_path / "out", f"dcp(fsdp = 2, {names})"), "E486")
     assert "Accelerate looks for" in found.message and not (tmp_path / "out").exists()
+
+
+# ---- `model` and `optimizer`, with dicts of two levels in each ----------------------------------------------------------
+
+WEIGHTS = {"model.embed.weight": (7, 4), "model.mlp.weight": (4, 6), "model.norm.weight": (4,)}
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """A step's folder as slime saves it."""
+    made = {name: torch.arange(float(torch.Size(shape).numel())).view(shape) for name, shape in WEIGHTS.items()}
+    states = {name: {"step": torch.tensor(3.0), "exp_avg": t + 1, "exp_avg_sq": t + 2} for name, t in made.items()}
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.95), "params": list(made)}]
+    top = tmp_path / "iter_0000003"
+    for name, held in {
+        "model": {"model_state": {"model": made}},
+        "optimizer": {"optim_state": {"optim": {"state": states, "param_groups": groups}}},
+        "lr_scheduler": {"lr_scheduler_state": {"last_epoch": 3}},
+    }.items():
+        torch.distributed.checkpoint.save(held, checkpoint_id=top / name, no_dist=True)
+    torch.save({"torch": torch.get_rng_state()}, top / "rng.pt")
+    return top
+
+
+def test_folders_called_model_and_optimizer_are_one_checkpoint(step: Path) -> None:
+    opened, found = open_checkpoint(step), plain_of(step)
+    assert opened.state.settings["prefix"].value == "model_state.model."
+    assert opened.state.carried["lr_scheduler_state"] == {"last_epoch": 3}
+    assert {name: found["params"][name]["exp_avg"].shape for name in WEIGHTS} == WEIGHTS
+    assert all(torch.equal(p["weight"] + 1, p["exp_avg"]) for p in found["params"].values())
+    account = ucpl.plan(str(step), "dcp(fsdp=2)").account
+    assert account is not None
+    assert [name for e in account.of("not read") for name in e.names] == ["rng.pt"]
+
+
+def test_the_optimizer_s_folder_alone_names_the_folder_of_both(step: Path) -> None:
+    error = refusal(lambda: open_checkpoint(step / "optimizer"), "E524")
+    assert str(step) in error.remedy
+    error = refusal(lambda: open_checkpoint(step.parent), "E435")
+    assert error.remedy.endswith("iter_0000003")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"),
+    [
+        ("model_state.", {f"model.{name}" for name in WEIGHTS}),
+        ("model_state.model.", set(WEIGHTS)),
+        ("model_state.model.model.", {name.removeprefix("model.") for name in WEIGHTS}),
+    ],
+)
+def test_a_prefix_of_a_call_is_no_part_of_names(prefix: str, names: set[str], step: Path, tmp_path: Path) -> None:
+    how = f'dcp(prefix = "{prefix}")'
+    ucpl.convert(step / "model", tmp_path / "made.pt", "plain()", layout=how, weights_alone=True)
+    found = torch.load(tmp_path / "made.pt", weights_only=True)["params"]
+    assert found.keys() == names
+    ucpl.convert(step / "model", tmp_path / "dcp", "dcp(fsdp=2)", layout=how, weights_alone=True)
+    assert ucpl.compare(step / "model", tmp_path / "dcp")
+
+
+def test_a_prefix_that_names_lack_is_refused_with_one_that_they_have(step: Path, tmp_path: Path) -> None:
+    for source, prefix in ((step / "model", "other."), (step, "model_state.")):
+        how = f'dcp(prefix = "{prefix}")'
+        with pytest.raises(ucpl.UcplError, match="E321") as caught:
+            ucpl.convert(source, tmp_path / "made", "plain()", layout=how)
+        error = caught.value.diagnostics[0]
+        assert 'dcp(prefix = "model_state.model.' in error.remedy

@@ -278,3 +278,72 @@ def test_a_source_s_own_order_is_none_of_registration(tmp_path: Path, call: str)
         assert list(torch.load(folder / "model_optim_rng.pt", weights_only=False)["model"]) == order
         (found,) = (b["exp_avg"] for b in torch.load(folder / "distrib_optim.pt", weights_only=False)[0].values())
     assert torch.equal(found, flat)
+
+
+# ---- parameters without states --------------------------------------------------------------------------------------
+
+FROZEN = {
+    "embedding": ["embedding.word_embeddings.weight"],
+    "stack": [f"decoder.layers.{n}.mlp.linear_fc1.weight" for n in range(2)],
+    "layer": ["decoder.layers.0."],
+}
+
+
+def without_states(tmp_path: Path, names: list[str]) -> Path:
+    """A plain file of a run whose optimizer lacks parameters."""
+    ucpl.convert(FIXTURES / "legacy_buckets", tmp_path / "all.pt", "plain()")
+    held = torch.load(tmp_path / "all.pt", weights_only=False)
+    gone = {one for one in held["params"] if one.startswith(tuple(names))}
+    held["params"] |= {name: {"weight": held["params"][name]["weight"]} for name in gone}
+    for group in held["groups"]:
+        group["params"] = [one for one in group["params"] if one not in gone]
+    torch.save(held, tmp_path / "frozen.pt")
+    return tmp_path / "frozen.pt"
+
+
+@pytest.mark.parametrize(
+    ("names", "more"), [("embedding", ""), ("stack", ""), ("stack", ", pp = 2"), ("layer", ", stacked = 0")]
+)
+def test_buckets_lack_frozen_parameters(names: str, more: str, tmp_path: Path) -> None:
+    source = without_states(tmp_path, FROZEN[names])
+    ucpl.convert(source, tmp_path / "made", f'megatron_core(optimizer = "dp_reshardable"{more})')
+    ucpl.convert(tmp_path / "made", tmp_path / "again.pt", "plain()")
+    first, again = (torch.load(path, weights_only=False)["params"] for path in (source, tmp_path / "again.pt"))
+    assert first.keys() == again.keys()
+    for name, states in first.items():
+        assert states.keys() == again[name].keys(), name
+        assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(again[name][s])) for s, v in states.items()), name
+
+
+@pytest.mark.parametrize("form", ["dp_reshardable", "fully_reshardable"])
+def test_a_stack_of_which_a_layer_is_frozen_names_the_way_round(form: str, tmp_path: Path) -> None:
+    source = without_states(tmp_path, FROZEN["layer"])
+    with pytest.raises(ucpl.UcplError, match=r"E471.*is frozen") as caught:
+        ucpl.convert(source, tmp_path / "made", f'megatron_core(optimizer = "{form}")')
+    assert "stacked = 0" in caught.value.diagnostics[0].remedy
+    ucpl.convert(source, tmp_path / "made", f'megatron_core(optimizer = "{form}", stacked = 0)')
+
+
+@pytest.mark.parametrize(
+    "to",
+    ["megatron_core(tp = 3)", 'megatron_core(optimizer = "dp_reshardable")', "megatron_legacy()", "megatron_fsdp()"],
+)
+@pytest.mark.parametrize("shape", [(), (0,), (1,)])
+def test_a_buffer_that_no_axis_cuts_goes_along(shape: tuple[int, ...], to: str, tmp_path: Path) -> None:
+    source = without_states(tmp_path, ["nothing"])
+    held = torch.load(source, weights_only=False)
+    held["buffers"]["decoder.num_calls"] = torch.full(shape, 7)
+    torch.save(held, source)
+    ucpl.convert(source, tmp_path / "made", to)
+    ucpl.convert(tmp_path / "made", tmp_path / "again.pt", "plain()")
+    found = torch.load(tmp_path / "again.pt", weights_only=False)
+    every = {**found["buffers"], **found["params"]}
+    found = next((value for name, value in every.items() if name.endswith("decoder.num_calls")), None)
+    found = found["weight"] if isinstance(found, dict) else found
+    if found is None:
+        account = ucpl.plan(str(source), to).account
+        assert account is not None
+        assert any("decoder.num_calls" in e.names for e in account.of("dropped"))
+        assert (shape, to) == ((0,), "megatron_legacy()")
+    else:
+        assert torch.equal(found, torch.full(shape, 7))

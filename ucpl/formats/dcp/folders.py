@@ -1,8 +1,9 @@
-"""FSDP's model and optimizer in two folders: `pytorch_model_fsdp_0` and `optimizer_0`.
+"""FSDP's model and optimizer in a folder each, read as one checkpoint.
 
-Accelerate and the Trainer write them. Each is a folder of torch.distributed.checkpoint, with one dict of the state
-dict: `model`, and `optimizer`. Together they are one checkpoint, whose names are those of both. Source: accelerate
-1.15, utils/fsdp_utils.py.
+The folders are `pytorch_model_fsdp_0` and `optimizer_0`, or `model` and `optimizer`.
+Accelerate and the Trainer write the first two, slime the others. Each is a folder of torch.distributed.checkpoint, with one
+dict of the state dict: `model`, and `optimizer`. Together they are one checkpoint, whose names are those of both. Source:
+accelerate 1.15, utils/fsdp_utils.py.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["METADATA", "MODEL", "OPTIMIZER", "folders_in", "has_chunks", "is_apa
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 _MODELS = "pytorch_model_fsdp_"  # and a number
+_PAIR = ("model", "optimizer")  # of a step's folder
+_SCHEDULER = "lr_scheduler"  # next to these two
 _COMMON, _BACKEND = "common.pt", "metadata.json"  # Megatron-Core's; others may call a file of their own as the second
 _BACKEND_BYTES_MAX = 1 << 16
 
@@ -34,9 +37,11 @@ def folders_in(path: Path) -> tuple[str, ...]:
     if not path.is_dir():
         return ()
     models = [entry.name for entry in path.iterdir() if _is_model(entry.name) and has_chunks(entry)]
-    if not models:
+    if models:
+        return (*sorted(models), *([OPTIMIZER] if has_chunks(path / OPTIMIZER) else []))
+    if has_chunks(path) or not all(has_chunks(path / name) for name in _PAIR):
         return ()
-    return (*sorted(models), *([OPTIMIZER] if has_chunks(path / OPTIMIZER) else []))
+    return (*_PAIR, *([_SCHEDULER] if has_chunks(path / _SCHEDULER) else []))
 
 
 def _is_model(name: str) -> bool:
@@ -68,8 +73,9 @@ def read_folders(root: Path) -> Metadata:
     Raises: UcplError E487 for several models, E520 for a name in both folders, and errors of read_metadata.
     """
     folders = folders_in(root)
-    models = [name for name in folders if name != OPTIMIZER]
-    if models != [MODEL]:
+    optimizer = OPTIMIZER if OPTIMIZER in folders else _PAIR[1]
+    models = [name for name in folders if name not in (optimizer, _SCHEDULER)]
+    if models not in ([MODEL], [_PAIR[0]]):
         fail(
             "E487",
             f"{root} has {len(models)} model{'s' * (len(models) > 1)}, {', '.join(models[:5])}",
@@ -81,16 +87,17 @@ def read_folders(root: Path) -> Metadata:
         try:
             mine = read_metadata(root / folder)
         except UcplError:
-            if folder == OPTIMIZER and skips_optimizer(f"{OPTIMIZER}/{METADATA}", kind="file"):
+            if folder == optimizer and skips_optimizer(f"{optimizer}/{METADATA}", kind="file"):
                 continue
             raise
         twice = next((name for name in mine.paths if name in out.paths), None)
         if twice is not None:
+            other = out.described[twice]
             fail(
                 "E520",
-                f"`{twice}` is in {MODEL} and in {OPTIMIZER}",
-                Label(str(root / MODEL / METADATA), where=twice),
-                Label(str(root / OPTIMIZER / METADATA), where=twice),
+                f"`{twice}` is in {other.rpartition('/')[0]} and in {folder}",
+                Label(str(root / other), where=twice),
+                Label(str(root / folder / METADATA), where=twice),
             )
         out.tensors |= {name: _moved(stored, folder) for name, stored in mine.tensors.items()}
         out.objects |= {name: _placed(place, folder) for name, place in mine.objects.items()}

@@ -85,9 +85,11 @@ def target(base: Base, shardings: Mapping[str, Sharding]) -> Extended:
     return evolve(extended(base, TARGET, (), [*alone, *entries]), notes=(note,))
 
 
-def without_dims(model: nodes.Model) -> set[str]:
-    """Tensors that nothing can cut."""
-    return {i.path for i in model.items if isinstance(i, nodes.Tensor) and i.kind != "buffer" and not i.dims}
+def without_dims(model: nodes.Model, *, buffers: bool = False) -> set[str]:
+    """Tensors that nothing can cut. buffers: also those, if the layout has no line of their own for them."""
+    return {
+        i.path for i in model.items if isinstance(i, nodes.Tensor) and (buffers or i.kind != "buffer") and not i.dims
+    }
 
 
 def _by_fsdp() -> nodes.Axis:

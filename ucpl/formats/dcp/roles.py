@@ -17,6 +17,7 @@ from attrs import field
 
 from ucpl.errors import Label, UcplError, fail
 from ucpl.files.skipping import skips_optimizer
+from ucpl.formats.dcp.folders import is_apart
 from ucpl.formats.dcp.metadata import Metadata, Step
 from ucpl.records import frozen
 
@@ -186,6 +187,8 @@ def _without_states(texts: Mapping[str, str], model: str) -> _Optimizer:
 def _model_next_to(root: Path) -> str:
     """A remedy that names the model's separate folder, or ""."""
     top = root.resolve()
+    if is_apart(top.parent):
+        return f"this folder holds the optimizer alone: name {root.parent}, whose folders hold model and optimizer"
     found = (top.parents[n] / name for n in range(min(2, len(top.parents))) for name in _FOLDERS)
     model = next((one for one in found if one != top and os.path.isdir(one)), None)
     return f"this folder holds the optimizer alone: `--weights-alone` converts the model, {model}" if model else ""

@@ -174,6 +174,9 @@ class MegatronLegacyFormat(Megatron):
 
         return target(base, source)
 
+    def value_dropped(self, name: str, settings: Mapping[str, object]) -> str:
+        return "tensors without elements are not written into files of ranks" if name == "empty_tensors" else ""
+
     def needs_modules(self, settings: Mapping[str, object]) -> bool:
         return True
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ucpl.formats.dcp.grids import Lines, by_dims
-from ucpl.formats.dcp.layouts import without_dims
 from ucpl.formats.dcp.mesh import boxes_of
 from ucpl.formats.dcp.metadata import METADATA
 from ucpl.formats.megatron import bucket_layouts as megatron_buckets
-from ucpl.inference.parallel import TARGET, Base, Extended, extended
+from ucpl.formats.megatron.dealt import with_whole
+from ucpl.inference.parallel import Base, Extended
 from ucpl.language import nodes
 
 if TYPE_CHECKING:
@@ -53,8 +53,4 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     megatron_buckets.demand(base)
     if is_in_buckets(base.layout, base.call):
         return megatron_buckets.target(base, source)
-    alone = [
-        nodes.Entry(name, (), (nodes.Rest(),), (nodes.Clause("as", ("{name}",)),), None)
-        for name in sorted(without_dims(base.model))
-    ]
-    return extended(base, TARGET, (), alone) if alone else Extended(base.library, base.call)
+    return with_whole(base)

@@ -16,6 +16,7 @@ from attrs import evolve, field
 
 from ucpl.errors import Label, fail
 from ucpl.extents import DTYPES, Sharding
+from ucpl.formats.dcp.layouts import without_dims
 from ucpl.formats.megatron import legacy_names as names
 from ucpl.formats.megatron.homes import BufferRun, Legacy, LegacyHome, legacy_of
 from ucpl.formats.megatron.legacy_buffers import ALIGNED
@@ -56,6 +57,15 @@ def target(base: Base, source: Checkpoint | None) -> Extended:
     if aliases:
         refuse(f"`{aliases[0].path}` is a second name of `{aliases[0].owner}`, which Megatron has for no tensor", base)
     return evolve(extended(base, TARGET, (), items), notes=tuple(notes))
+
+
+def with_whole(base: Base) -> Extended:
+    """The shipped layout with a line for each tensor without dims, which its own lines would cut."""
+    entries = [
+        nodes.Entry(name, (), (nodes.Rest(),), (nodes.Clause("as", ("{name}",)),), None)
+        for name in sorted(without_dims(base.model, buffers=True))
+    ]
+    return extended(base, TARGET, (), entries) if entries else Extended(base.library, base.call)
 
 
 def refuse(message: str, base: Base, remedy: str = "") -> NoReturn:
@@ -108,7 +118,8 @@ class DealtModel:
         for axis, n in degrees.items():
             if n < 1:
                 refuse(f"{axis} = {n}: a degree is 1 or more", base)
-        layout = resolve(base.library, base.call, model=base.model, config=base.config, inherited=base.inherited)
+        whole = with_whole(base)
+        layout = resolve(whole.library, whole.call, model=base.model, config=base.config, inherited=base.inherited)
         shapes = {path: t.counts for path, t in layout.tensors.items()}
         # Legacy files have the order in which modules register parameters.
         if legacy_of(source) is None:

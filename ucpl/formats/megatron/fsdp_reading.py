@@ -13,6 +13,7 @@ from ucpl.extents import Extent, Key, NamedTensor, ParameterGroup, Setting
 from ucpl.files.checkpoint import Checkpoint
 from ucpl.formats.dcp import reading
 from ucpl.formats.dcp.metadata import METADATA, read_metadata
+from ucpl.formats.leaving import EMPTY
 from ucpl.formats.megatron import fsdp_names as names
 from ucpl.formats.megatron.folder import Step
 from ucpl.formats.megatron.groups import is_expert
@@ -71,6 +72,8 @@ def opened(step: Step) -> Checkpoint:
     blobs = dict(held.state.blobs)
     if "rng_state" in carried:
         blobs[RNG] = carried.pop("rng_state")
+    if isinstance(empty := blobs.get(EMPTY), dict):
+        blobs[EMPTY] = {names.in_modules(str(name).removeprefix(lead)): one for name, one in empty.items()}
     part_own(carried)
     numbers = arguments_in(held)
     _check_all_stages(numbers, [place.name for place in places.values()], held.root)

@@ -22,7 +22,7 @@ from ucpl.formats.megatron.legacy_names import EMBEDDING, OUTPUT
 from ucpl.records import frozen
 
 if TYPE_CHECKING:
-    from ucpl.extents import Structure, TrainState
+    from ucpl.extents import Extent, Structure, TrainState
     from ucpl.files.checkpoint import Checkpoint
 
 __all__ = [
@@ -123,14 +123,17 @@ def by_rule(
     *,
     experts_apart: bool,
     norms_decay: bool,
+    tensors: Iterable[Extent] = (),
 ) -> list[ParameterGroup]:
     """Parameters in groups as Megatron makes them.
 
-    hypers: each parameter, and the hyper-parameters of its group in the source. experts_apart: whether experts are in groups of
-    their own; a parameter that is new has none, and takes those of its group's others. Raises: UcplError E471 where one of
-    Megatron's groups is of parameters with different hyper-parameters, E483 where the source has none for one.
+    hypers: each parameter, and the hyper-parameters of its group in the source; tensors: the source's. experts_apart: whether
+    experts are in groups of their own; a parameter that is new has none, and takes those of its group's others. Raises:
+    UcplError E471 where one of Megatron's groups is of parameters with different hyper-parameters, E483 where the source has
+    none for one.
     """
     found: dict[tuple[bool, bool, bool], tuple[dict[str, object], list[str]]] = {}
+    tensors = tuple(tensors)
     for name, hyper in hypers:
         without = has_no_decay(name, shapes[name], norms_decay=norms_decay)
         mark = (without, experts_apart and is_expert(name), is_decoupled(hyper))
@@ -138,7 +141,7 @@ def by_rule(
         members.append(name)
         if not other:
             other.update(hyper)
-        key = _difference(other, hyper) if hyper else None
+        key = next(iter(_differences(other, hyper, tensors)), None) if hyper else None
         if key is not None:
             values = [str(one[key])[:40] if key in one else "not set" for one in (other, hyper)]
             fail(
@@ -196,9 +199,11 @@ def decay_advice(source: Checkpoint, structure: Structure) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _difference(one: Mapping[str, object], other: Mapping[str, object]) -> str | None:
-    """A hyper-parameter that differs or that one side lacks, or None."""
-    return next((key for key in differences(one, other) if key not in (_DECAY, _OF_EXPERTS)), None)
+def _differences(
+    one: Mapping[str, object], other: Mapping[str, object], tensors: Iterable[Extent] = ()
+) -> Iterator[str]:
+    """Hyper-parameters that differ, or that one of them lacks."""
+    return (key for key in differences(one, other, tensors) if key not in (_DECAY, _OF_EXPERTS))
 
 
 def dealt(
@@ -265,10 +270,12 @@ def check_found_again(
     for number, group in enumerate(groups):
         for name in group.members:
             if found.get(name, number) != number:
+                differing = ", ".join(_differences(group.hyper, groups[found[name]].hyper)) or _DECAY
                 fail(
                     "E471",
                     f"`{name}` is in parameter group {number} of the target, and by Megatron's rule it would be found in group"
-                    f" {found[name]}: files do not record the groups of parameters",
+                    f" {found[name]}: files do not record the groups of parameters. The two groups differ in"
+                    f" {differing}",
                     Label("<source>", where=name),
                     remedy="Megatron distinguishes only weight decay, experts, and embeddings with another learning rate;"
                     " without the optimizer, the weights are converted: --drop of its states",

@@ -254,7 +254,13 @@ class _Writer:
         step = self.step()
         more = {STEP: step} if step is not None else {}
         norms_decay = decays_norms(arguments_in(self.source))
-        made = by_rule(hypers, shapes, experts_apart=self.degree("ep") > 1, norms_decay=norms_decay)
+        made = by_rule(
+            hypers,
+            shapes,
+            experts_apart=self.degree("ep") > 1,
+            norms_decay=norms_decay,
+            tensors=self.source.carried_extents.values(),
+        )
         return [{**file.storages.value(group.hyper), **more} for group in made]
 
     def step(self) -> object:

@@ -15,6 +15,7 @@ from ucpl.extents import Counted, Extent, Key, NamedTensor, ParameterGroup, Sett
 from ucpl.extents.account import NotRead
 from ucpl.files.carrying import lifted, mapped
 from ucpl.files.checkpoint import Checkpoint
+from ucpl.files.pickles import tensors_of
 from ucpl.files.plain_values import decode
 from ucpl.files.skipping import skips_optimizer
 from ucpl.files.texts import read_small
@@ -57,6 +58,7 @@ __all__ = [
     "KEPT",
     "OBJECTS",
     "OPTIMIZER",
+    "UNTRAINED",
     "VERSION",
     "are_turned",
     "opened",
@@ -71,6 +73,7 @@ OBJECTS = "sharded_objects"  # of the envelope: `_extra_state` of modules, rando
 OPTIMIZER, CONTENT = "optimizer", "content_metadata"
 ITERATION, VERSION = "iteration", "checkpoint_version"
 GIVEN = "given"  # key of names of values that the source lacked
+UNTRAINED = "untrained"  # key of names of weights without a part in buckets
 KEPT = "ucpl"  # key in common.pt of another framework's values
 
 
@@ -131,11 +134,16 @@ def _common(root: Path, metadata: Metadata) -> TorchFile:
     if len(held) != 1:
         Value.of(part).wrong("a list of one dict")
     del metadata.objects[COMMON_STATE], metadata.paths[COMMON_STATE]
+    return _named_by_place(evolve(part, value=held[0].held), place.start)
+
+
+def _named_by_place(part: TorchFile, start: int) -> TorchFile:
+    """An archive among others of a file, its storages named by its first byte, too."""
 
     def called(name: str) -> str:
-        return f"{place.start}:{name}"
+        return f"{start}:{name}"
 
-    value = mapped(held[0].held, lambda t: evolve(t, storage=evolve(t.storage, name=called(t.storage.name))))
+    value = mapped(part.value, lambda t: evolve(t, storage=evolve(t.storage, name=called(t.storage.name))))
     return evolve(part, value=value, storages={called(name): one for name, one in part.storages.items()})
 
 
@@ -196,6 +204,7 @@ class _Dist(Opened):
         if not self.entries.buckets:
             return
         own = self.roles.states  # of parameters that another optimizer of a chain trains
+        own = {*own, *self.untrained(), *self.empty}
         names = tuple(n for n in self.roles.weights if n not in own and BUFFERS.fullmatch(n) is None)
         self.check_linear(names)
         buckets = buckets_in(self.entries.buckets, self.root)
@@ -228,6 +237,12 @@ class _Dist(Opened):
             for extents in states.values():
                 self.extents |= {(METADATA, key): one for key, one in extents.items()}
                 self.held[name].append(tuple(extents))
+
+    def untrained(self) -> tuple[str, ...]:
+        """Weights without a part in buckets, if a conversion wrote the folder: Megatron's own names none."""
+        said = Value.of(self.common).find(KEPT)
+        found = said.find(UNTRAINED) if said is not None else None
+        return tuple(found.texts()) if found is not None else ()
 
     @cached_property
     def turned(self) -> frozenset[str]:
@@ -304,17 +319,19 @@ class _Dist(Opened):
         There is one, or a chain of numbered ones.
         """
         for entry in self.entries.of_groups:
-            part = self.chunks.archive(self.metadata.objects[entry])
-            held = Value.of(part).items()
-            yield part, held[0] if held else Value.of(part)
-        top = Value.of(self.common).find(OPTIMIZER)
-        if top is None or self.entries.of_groups:
+            place = self.metadata.objects[entry]
+            part = _named_by_place(self.chunks.archive(place), place.start)
+            top = Value(part.path, part.file, (entry,), part.value)
+            held = top.items()
+            yield part, held[0] if held else top
+        common = Value.of(self.common).find(OPTIMIZER)
+        if common is None or self.entries.of_groups:
             return
-        numbers = [key for key in top.mapping() if isinstance(key, int)]
+        numbers = [key for key in common.mapping() if isinstance(key, int)]
         if numbers:
-            yield from ((self.common, top.at(number)) for number in numbers)
+            yield from ((self.common, common.at(number)) for number in numbers)
         else:
-            yield self.common, top
+            yield self.common, common
 
     def groups_of(self, part: TorchFile, optimizer: Value) -> Iterator[Said]:
         inner = optimizer.find(OPTIMIZER) or optimizer
@@ -323,9 +340,17 @@ class _Dist(Opened):
         state = inner.find("state")
         common = state.find("common_step") if state is not None else None
         for group in inner.at("param_groups").items():
-            hyper = {name: value.held for name, value in group.named() if name not in ("params", STEP)}
+            named = {name: value for name, value in group.named() if name not in ("params", STEP)}
+            hyper = {name: self.hyper_of(part, value) for name, value in named.items()}
             step = group.find(STEP) or common
             yield Said(hyper, None if step is None else _number(part, step))
+
+    def hyper_of(self, part: TorchFile, value: Value) -> object:
+        """A hyper-parameter, ready to be carried with the tensors in it."""
+        for step, tensor in tensors_of(value.held, part.file):
+            made = part.extent((*value.key, *step), tensor)
+            self.carried[part.file, made.key] = made
+        return lifted(mapped(value.held, lambda t: t), part.file)
 
     def kind(self, name: str) -> str:
         """The kind of a tensor; without an optimizer most are parameters."""

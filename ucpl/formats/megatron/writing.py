@@ -40,7 +40,18 @@ from ucpl.formats.megatron.legacy_arguments import (
     state_of,
     values_of,
 )
-from ucpl.formats.megatron.reading import BACKEND, COMMON, CONTENT, GIVEN, ITERATION, KEPT, OBJECTS, OPTIMIZER, VERSION
+from ucpl.formats.megatron.reading import (
+    BACKEND,
+    COMMON,
+    CONTENT,
+    GIVEN,
+    ITERATION,
+    KEPT,
+    OBJECTS,
+    OPTIMIZER,
+    UNTRAINED,
+    VERSION,
+)
 from ucpl.formats.megatron.roles import MASTERS, MOMENTUM, SPLIT, STATES, is_of_optimizer
 from ucpl.formats.megatron.stacks import Stacks, blocks_of, stacks_of
 from ucpl.records import define
@@ -284,13 +295,37 @@ class CoreWriter(DCPWriter):
         templates = {} if core_of(self.source).is_unstacked else dict(self.stacks.templates)
         if templates:
             kept["stacks"] = templates
+        if untrained := self.untrained():
+            kept[UNTRAINED] = untrained
         if given:
             kept[GIVEN] = given
-        if blobs or given or templates:
+        if blobs or given or templates or untrained:
             value[KEPT] = kept
         storages = Storages(self.lying)
         made = storages.value(value)
         return SkeletonFile(path=COMMON, value=made, carried=tuple(storages.carried))
+
+    def untrained(self) -> list[str]:
+        """Weights without states, which buckets do not name.
+
+        Raises: UcplError E471 if a stack of layers has such weights and others: Megatron cannot save it either.
+        """
+        held = {target.label for target in self.targets if target.state != "weight"}
+        found: dict[bool, dict[str, str]] = {True: {}, False: {}}
+        for target in self.targets:
+            if held and target.state == "weight":
+                name = address(target)[0]
+                stack = self.stacks.of(name)
+                found[target.label in held].setdefault(stack[0] if stack is not None else name, name)
+        both = next((stack for stack in found[False] if stack in found[True]), None)
+        if both is not None:
+            fail(
+                "E471",
+                f"`{found[True][both]}` is trained and `{found[False][both]}` is frozen, and both are in the stack `{both}`",
+                Label(METADATA, where=both),
+                remedy="stacked = 0, for a tensor of each layer, as Megatron-Core saves layers that differ",
+            )
+        return sorted(found[False]) if self.placed.sizes else []
 
     def content(self) -> dict[str, object]:
         """The form in which Megatron reads the optimizer."""
@@ -414,4 +449,10 @@ class CoreWriter(DCPWriter):
         held = each_of(said)
         hypers = [(member, held.get(member, {})) for _, members in self.structure.groups for member in members]
         shapes = {t.name: t.shape for t in self.structure.tensors}
-        yield from by_rule(hypers, shapes, experts_apart=True, norms_decay=self.norms_decay)
+        yield from by_rule(
+            hypers,
+            shapes,
+            experts_apart=True,
+            norms_decay=self.norms_decay,
+            tensors=self.source.carried_extents.values(),
+        )
