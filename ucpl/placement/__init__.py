@@ -1,4 +1,4 @@
-"""Regions: where every element of every logical tensor lies. `locate` is the verb of this room."""
+"""Placement of every element of every logical tensor; `locate` computes it."""
 
 from ucpl.placement.homes import Home, Homes
 from ucpl.placement.locate import locate

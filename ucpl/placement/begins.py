@@ -1,4 +1,7 @@
-"""Where the box of a rank begins along a stored axis of the whole: files of framework dcp() find a stored tensor by that."""
+"""Begin of a rank's box along a stored axis of the uncut tensor.
+
+Files of framework dcp() find a stored tensor by it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ __all__ = ["BrokenRun", "begin_of", "is_by_begin"]
 
 
 def is_by_begin(rule: FileRule, layout: Layout) -> bool:
-    """Whether a stored tensor of a file is found by its key and by where it begins in the whole. Without a framework, a form
-    is any word, and files are told apart by their names."""
+    """True if a stored tensor of a file is found by its key and its begin.
+
+    The begin is its place in the uncut tensor. Without a framework, a form is any word, and files are distinguished by
+    their names.
+    """
     return rule.form == "dcp" and format_named(layout.framework).has_chunks
 
 
 class BrokenRun(Exception):
-    """What a rank has of the axis is no one run of it."""
+    """Error: a rank has no single run of the axis."""
 
 
 def begin_of(axis: ax.Axis, sizes: dict[str, int], degrees: Mapping[str, int], here: dict[str, int]) -> int:
@@ -28,7 +34,7 @@ def begin_of(axis: ax.Axis, sizes: dict[str, int], degrees: Mapping[str, int], h
 
 
 def _run(axis: ax.Axis, sizes: dict[str, int], degrees: dict[str, int], here: dict[str, int]) -> tuple[int, int]:
-    """(begin, length) of what a rank has."""
+    """(begin, length) of a rank's run."""
     match axis:
         case ax.Cut(axis=inner, splits=splits):
             begin, length = _run(inner, sizes, degrees, here)
@@ -38,7 +44,7 @@ def _run(axis: ax.Axis, sizes: dict[str, int], degrees: dict[str, int], here: di
             return begin, length
         case ax.Stack(terms=(ax.Term(axes=factors),)) if ax.mesh_axes_of(axis):
             begin, length = 0, 1
-            for factor in factors:  # row-major: what is cut has single rows above it, and whole ones below
+            for factor in factors:  # row-major: the cut factor has single rows above it, and uncut ones below
                 whole = build(ax.uncut(factor), sizes, degrees, here).length
                 low, count = _run(factor, sizes, degrees, here)
                 if length > 1 and count != whole:

@@ -1,4 +1,4 @@
-"""Two sets of boxes joined, and what is left of a box when others are taken out."""
+"""Joins of two sets of boxes, and differences of boxes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ SAMPLE = 1 << 14  # boxes
 
 
 def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, high_b: I64) -> tuple[I64, I64]:
-    """All pairs (i, j) of boxes of the same group that share an element, ordered by i and then by position in b.
+    """All pairs (i, j) of boxes of one group that share an element.
 
-    A box is low <= index < high per dim (K columns). Groups are small whole numbers (a tensor's number).
+    They are ordered by i and then by position in b. A box is low <= index < high per dim (K columns). Groups are small
+    integers (a tensor's number).
     """
     empty = np.zeros(0, dtype=np.int64)
     n, m, k = len(group_a), len(group_b), low_a.shape[1]
@@ -77,10 +78,10 @@ def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, 
 
 
 def _swept(group: I64, low: I64, wide: Bools) -> I64:
-    """Of each group the dim that is swept: of those where its boxes are wide, the one with the most places to begin at.
+    """Dim of each group that is swept.
 
-    Any wide dim will do; this one leaves the fewest pairs to look at. So of many boxes a sample decides: groups that it
-    misses are small.
+    Of those along which its boxes are wide, it has the most begins. Any wide dim will do; this one leaves the fewest
+    pairs to test. If there are many boxes, a sample decides: groups that it misses are small.
     """
     groups, k = wide.shape
     most = np.zeros((groups, k), dtype=np.int64)
@@ -96,7 +97,10 @@ def _swept(group: I64, low: I64, wide: Bools) -> I64:
 
 
 def subtract(low: I64, high: I64, others_low: I64, others_high: I64) -> list[tuple[I64, I64]]:
-    """What is left of one box when others are taken out, as disjoint boxes. For naming elements, not for bulk work."""
+    """Rest of one box without others, as disjoint boxes.
+
+    For naming elements, not for bulk work.
+    """
     left = [(low, high)]
     for o_low, o_high in zip(others_low, others_high, strict=True):
         rest: list[tuple[I64, I64]] = []

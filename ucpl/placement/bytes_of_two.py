@@ -1,4 +1,7 @@
-"""Elements that lie two to a byte: each stored tensor has both elements of every byte, 2i and 2i + 1 of one dim."""
+"""Elements of half a byte: both elements of a byte are in one tensor.
+
+They are elements 2i and 2i + 1 of one dim.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ __all__ = ["demand_whole_bytes", "dim_of_pairs", "is_paired"]
 
 
 def is_paired(placement: Placement, part: Part) -> bool:
-    """Whether a part is of elements that lie two to a byte."""
+    """True if a part has elements of half a byte."""
     if part.dtype is not None:
         return part.dtype in PAIRED
     return any(placement.layout.dtype_of(placement.tensors[t], part.state) in PAIRED for t in part.tensors)
 
 
 def demand_whole_bytes(placement: Placement) -> None:
-    """No stored tensor begins or ends inside a byte. Boxes of a dim lie end to end: that all are of even sizes is enough.
+    """Check that no stored tensor begins or ends inside a byte.
 
-    Raises E231.
+    Boxes of a dim are end to end: it is enough that all are of even sizes. Raises E231.
     """
     for part in placement.parts:
         if len(part.folded) and is_paired(placement, part):
@@ -44,7 +47,7 @@ def dim_of_pairs(placement: Placement, part: Part) -> str:
 
 
 def _last_extents(part: Part) -> I64:
-    """Of each stored tensor: how many elements it has along its last axis."""
+    """Number of elements of each stored tensor along its last axis."""
     blocks = part.homes.blocks
     return np.concatenate(
         [np.repeat(b.shape[:, -1] if b.shape.shape[1] else np.ones(len(b.rank)), b.choices) for b in blocks]

@@ -1,7 +1,8 @@
-"""A stored axis on one rank as a tree of runs: the list of cells of the language, never written out.
+"""A stored axis on one rank as a tree of runs.
 
-`( )` multiplies and adds, `@` slices, `pad` extends. A slice of a product is at most a ragged head, a full middle and a ragged
-tail per level, so that a cut of k digits gives at most 2k - 1 boxes.
+It is the list of cells of the language, never enumerated. `( )` multiplies and adds, `@` slices, `pad` extends. A slice
+of a product is at most a ragged head, a full middle and a ragged tail per level, so that a cut of k digits gives at
+most 2k - 1 boxes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ class Range:
 
 @frozen(slots=False)
 class Padding:
-    """Cells that belong to no tensor. Live ones are further indices of `dim`: the first is `low` behind its end."""
+    """Cells that belong to no tensor.
+
+    Live ones are further indices of `dim`: the first is `low` behind its end.
+    """
 
     count: int
     kind: ax.PadKind = "zero"
@@ -70,7 +74,10 @@ class Concat:
 
 @frozen(slots=False)
 class Labelled:
-    """Cells that belong to the logical tensor of that label (`q:`), or to member `tag` of a flat."""
+    """Cells that belong to one logical tensor.
+
+    It is the tensor of the label (`q:`), or member `tag` of a flat.
+    """
 
     label: str | None
     cells: Cells
@@ -133,7 +140,10 @@ def cut(cells: Cells, low: int, high: int) -> Cells:
 
 
 def trim(cells: Cells) -> Cells:
-    """Without the padding at the end. Live rows stay: training changes them as it changes others."""
+    """Cells without the padding at the end.
+
+    Live rows stay: training changes them as it changes others.
+    """
     match cells:
         case Padding():
             return cells if cells.kind == "live" else Concat(())
@@ -155,7 +165,10 @@ def trim(cells: Cells) -> Cells:
 
 
 def _padding_at_end(cells: Cells) -> int:
-    """How many cells at the end are padding: of a product, rows that end in padding as a whole."""
+    """Number of padding cells at the end.
+
+    Of a product, rows that are padding at their end count completely.
+    """
     match cells:
         case Padding():
             return 0 if cells.kind == "live" else cells.length
@@ -193,7 +206,7 @@ def build(
 ) -> Cells:
     """Cells of one axis at the mesh coordinates `here`.
 
-    bound: index rules that names stand for (inside brackets only). each, flat: what those words mean here.
+    bound: index rules that names stand for (inside brackets only). each, flat: the cells that those words mean here.
     Raises UnevenCut for a cut that leaves a remainder.
     """
 
@@ -237,9 +250,10 @@ def build(
 
 @frozen
 class Piece:
-    """A box of digits and where it lies: element (0, 0, ...) at `offset`, each digit with its stride.
+    """A box of digits at `offset`, each digit with its stride.
 
-    live: the dim of which it has live rows, whose indices count from the dim's end.
+    `offset` is the place of element (0, 0, ...). live: the dim of its live rows, whose indices count from the dim's
+    end.
     """
 
     label: str | None
@@ -250,7 +264,10 @@ class Piece:
 
 
 def pieces_of(cells: Cells) -> list[Piece]:
-    """All boxes of a list of cells; padding is in none, but for live rows of a dim."""
+    """All boxes of a list of cells.
+
+    Padding is in none, but live rows of a dim are.
+    """
     match cells:
         case Range(dim=dim, low=low, high=high):
             return [Piece(None, None, ((dim, low, high, 1),), 0)] if high > low else []
@@ -297,7 +314,10 @@ def pieces_of(cells: Cells) -> list[Piece]:
 
 
 def behind(piece: Piece, count: int) -> Piece:
-    """A box of live rows, their indices counted from the begin of a dim of `count`."""
+    """A box of live rows, with indices from the dim's begin.
+
+    The dim has `count` indices.
+    """
     digits = ((d, a + count, b + count, s) if d == piece.live else (d, a, b, s) for d, a, b, s in piece.digits)
     return evolve(piece, digits=tuple(digits), live=None)
 

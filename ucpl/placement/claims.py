@@ -1,4 +1,7 @@
-"""No two stored tensors have one place: told from the names' templates, and name by name only where these leave it open."""
+"""Places of stored tensors: no two tensors have the same.
+
+The templates of names prove it; names are compared one by one only if these leave it open.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ __all__ = ["BufferMark", "Claimant", "Claims", "EntryMark", "Mark", "Place", "Sp
 _HOLE = "\0"
 _NUMBER = re.compile(r"((?:-?[0-9]|\0)+)")
 Tokens = tuple[str | None, ...]  # a name's texts and numbers in turn; None is a number that changes
-Mark = object  # what is stored there: one and the same tensor has one mark, whichever rank tells of it
+Mark = object  # the stored tensor: one tensor has one mark, on all its ranks
 Place = tuple[str, Key]
 Spot = tuple[int, int, int]  # block, coordinate, choice
 
@@ -38,12 +41,15 @@ class Claimant:
     mark: Callable[[Spot], Mark]
     blame: Callable[
         [Place, Claimant, Mark, Mark], NoReturn
-    ]  # of the later part: the place, the earlier part, what both store
+    ]  # of the later part: the place, the earlier part, their shared block
     span: Span = NOWHERE
 
     @property
     def components(self) -> tuple[str, ...]:
-        """File and steps of the key, with a hole for each slot: those of the first block, whose templates all share."""
+        """File and steps of the key, with a hole for each slot.
+
+        They are those of the first block, whose templates all share.
+        """
         block = self.homes.blocks[0]
         names = (block.file, *block.key)
         return tuple("".join(p if isinstance(p, str) else _HOLE for p in name) for name in names)
@@ -61,19 +67,19 @@ class Claimant:
 class Claims:
     """The places of a layout."""
 
-    # By form, by which numbers change, by what is literal.
+    # By form, by the numbers that change, by the literal text.
     holders: dict[str, dict[tuple[bool, ...], dict[Tokens, list[Claimant]]]] = field(factory=dict)
     wild: list[Claimant] = field(factory=list)  # with texts in their names that are no numbers
     every: list[Claimant] = field(factory=list)
     listed: dict[int, dict[Place, tuple[Mark, Claimant]]] = field(factory=dict)
     distinct: dict[object, bool] = field(
         factory=dict
-    )  # what `_are_distinct` says, by slots, which tensors and states share
+    )  # results of `_are_distinct`, by slots, which tensors and states share
 
     def claim(self, holder: Claimant) -> list[Spot] | None:
-        """None: all places are new. Else the tensors whose place is new; the others are the same tensor once more.
+        """Claim places: None if all are new, else the tensors with new ones.
 
-        Raises what `blame` raises, where a place is another tensor's.
+        The others are the same tensor once more. Raises errors of `blame`, if a place is another tensor's.
         """
         if not len(holder.homes):
             return None
@@ -98,7 +104,10 @@ class Claims:
         return None if len(kept) == len(holder.homes) else kept
 
     def _rivals(self, holder: Claimant) -> list[Claimant]:
-        """Earlier parts that might have one of the places. The part joins them."""
+        """Earlier parts that might have one of the places.
+
+        The part joins them.
+        """
         name = "\1".join(holder.components)
         tokens = tuple(None if _HOLE in t else t for t in _NUMBER.split(name))
         if any(_is_wild(s) for b in holder.homes.blocks for s in _slots(b)):
@@ -118,7 +127,10 @@ class Claims:
         return found
 
     def _are_distinct(self, blocks: tuple[Block, ...]) -> bool:
-        """As the function below. Slots stay as long as the parts that claimed their places."""
+        """Cached form of the function below.
+
+        Slots stay as long as the parts that claimed their places.
+        """
         slots = tuple((len(b.rank), b.choices, *((s.axis, id(s.values)) for s in _slots(b))) for b in blocks)
         if slots not in self.distinct:
             self.distinct[slots] = _are_distinct(blocks)
@@ -131,7 +143,10 @@ class Claims:
 
 
 def _may_meet(a: Tokens, b: Tokens) -> bool:
-    """Whether two names of one form can be equal: where both are literal, they are."""
+    """True if two names of one form can be equal.
+
+    If both are literal, they are.
+    """
     return all(x == y for x, y in zip(a, b, strict=True) if x is not None and y is not None)
 
 
@@ -144,7 +159,7 @@ def _slots(block: Block) -> list[Slot]:
 
 
 def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
-    """What the slots of one axis say: one row a coordinate, or a choice."""
+    """Values of the slots of one axis: one row a coordinate, or a choice."""
     slots = [s for s in _slots(block) if s.axis == axis]
     count = block.choices if axis == CHOICE else len(block.rank)
     if any(isinstance(s.values, tuple) for s in slots):
@@ -154,7 +169,7 @@ def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
 
 
 def _different(tables: list[list[tuple[str, ...]] | I64]) -> int:
-    """How many different rows the tables have."""
+    """Number of different rows of the tables."""
     numbers = [t for t in tables if not isinstance(t, list)]
     if len(numbers) == len(tables):
         columns = list(np.concatenate(numbers).T)
@@ -163,10 +178,10 @@ def _different(tables: list[list[tuple[str, ...]] | I64]) -> int:
 
 
 def _are_distinct(blocks: tuple[Block, ...]) -> bool:
-    """Whether no two tensors of the blocks, which share their templates, have one place, as far as the slots tell.
+    """True if no two tensors of the blocks have one place.
 
-    Two are apart where their slots of coordinates differ, or those of choices. So they are, if both are distinct within each
-    block, and one of the two over all blocks.
+    The blocks share their templates. Two are distinct if their slots of coordinates differ, or those of choices. So
+    they are, if both are distinct within each block, and one of the two over all blocks.
     """
     if len(blocks) == 1 and len(blocks[0]) == 1:
         return True
@@ -187,7 +202,10 @@ _APART = "name the index or mesh axis that tells them apart in the file's or the
 
 
 class EntryMark(NamedTuple):
-    """What an entry stores at one place: one and the same tensor is equal, whichever rank tells of it."""
+    """Tensor of an entry at one place.
+
+    One tensor is equal on all its ranks.
+    """
 
     state: str
     targets: tuple[tuple[str | None, str], ...]
@@ -197,7 +215,10 @@ class EntryMark(NamedTuple):
 
 
 class BufferMark(NamedTuple):
-    """A flat buffer of a state line: of which line and state, and which of its buffers and pieces."""
+    """A flat buffer of a state line.
+
+    It has the line, the state, and the numbers of buffer and piece.
+    """
 
     line: int
     state: str
@@ -205,7 +226,10 @@ class BufferMark(NamedTuple):
 
 
 def taken(span: Span, entry: Entry | None = None) -> Callable[[Place, Claimant, Mark, Mark], NoReturn]:
-    """What raises it, for a part of these lines. `entry`: whose tensor it is; None for a flat buffer."""
+    """The error for a part of these lines.
+
+    `entry`: whose tensor it is; None for a flat buffer.
+    """
 
     def blame(place: Place, other: Claimant, mine: Mark, theirs: Mark) -> NoReturn:
         fail(
@@ -250,7 +274,10 @@ def _remedy(place: Place, entry: Entry | None, mine: Mark, theirs: Mark, *, one_
 
 
 def _telling_apart(key: str, by: tuple[str, ...]) -> str:
-    """With the key as it should be, where it has a sign of another tool in the place of an index."""
+    """The remedy with the corrected key.
+
+    It is for a key with a sign of another tool in the place of an index.
+    """
     sign = next((s for s in ("%d", "%s", "*", "\\d+") if s in key), "")
     if sign:
         return f'{_APART}: an index stands in braces, as in "{key.replace(sign, "{l}")}"'

@@ -1,4 +1,4 @@
-"""Entries on ranks: what one entry stores at each coordinate, as boxes of logical tensors."""
+"""Entries on ranks: stored boxes of logical tensors at each coordinate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ucpl.placement.plain_locals import boxes_at
 from ucpl.records import define, frozen
 
 I64 = NDArray[np.int64]
-Kin = Hashable  # equal for entries of which the same boxes are stored, but for the tensor's number
+Kin = Hashable  # equal for entries with the same boxes, but for the tensor's number
 Indexed = tuple[Hashable, tuple[int, ...]]  # the brackets that choices are made of, and the coordinates
 Reach = tuple[tuple[str, ...], tuple[Indices, ...]]  # a tensor's dims, and which indices of each it has
 Number = TypeVar("Number", int, I64)
@@ -45,13 +45,16 @@ PIECE_LIMIT = 1_000_000  # boxes of one entry on one rank
 
 @frozen(eq=False)
 class Choices:
-    """All choices of the bracketed indices at one coordinate, in order, as far as the tensors have them."""
+    """All choices of the bracketed indices at one coordinate, in order.
+
+    Choices that the tensors lack are left out.
+    """
 
     count: int
     digits: dict[str, I64]  # of each choice, by name
     variables: dict[
         str, I64
-    ]  # what a template may say: an index, its digits, and its place in the run that a rank holds
+    ]  # variables of a template: an index, its digits, and its place in the run that a rank holds
     placed: dict[Reach, tuple[tuple[int, ...], I64]] = field(factory=dict)  # EntryPlacer.positions remembers here
 
     def __len__(self) -> int:
@@ -71,7 +74,7 @@ class Choices:
 
 @frozen(eq=False)
 class LocalBoxes:
-    """What one entry stores at one coordinate, brackets aside: rows of boxes.
+    """Boxes of one entry at one coordinate, brackets aside.
 
     Their bracketed dims are open: low = high = -1.
     """
@@ -96,7 +99,7 @@ class LocalBoxes:
 
 @define
 class EntryPlacer:
-    """One entry of a layout; remembers what it found per coordinate."""
+    """One entry of a layout, with a cache per coordinate."""
 
     layout: Layout
     entry: Entry
@@ -133,7 +136,10 @@ class EntryPlacer:
                 )
 
     def _kin(self) -> Kin:
-        """One tensor, without brackets: its pattern with its dims' places for their names, and their sizes."""
+        """Key of one tensor without brackets: its pattern and sizes.
+
+        In the pattern, the dims' places replace their names.
+        """
         paths = list(self.entry.targets.items())
         if self.entry.indices or len(paths) != 1 or paths[0][0] is not None:
             return id(self)
@@ -153,7 +159,7 @@ class EntryPlacer:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Mesh axes that change what is stored."""
+        """Mesh axes that change the stored boxes."""
         return tuple(dict.fromkeys((*self.shape_axes, *self.index_axes)))
 
     def is_here(self, here: dict[str, int]) -> bool:
@@ -170,7 +176,10 @@ class EntryPlacer:
 
     @property
     def _indexed(self) -> Hashable:
-        """What the choices depend on, coordinates aside: entries that share it share their choices."""
+        """Key of the choices, coordinates aside.
+
+        Entries that share it share their choices.
+        """
         if not self.entry.indices:
             return ()
         tensors = (self.layout.tensors[path] for path in self.entry.targets.values())
@@ -204,7 +213,7 @@ class EntryPlacer:
         return Choices(count, digits, known).take(np.flatnonzero(self._exist(digits, count)).tolist())
 
     def positions(self, path: str, choices: Choices) -> tuple[tuple[int, ...], I64]:
-        """The bracketed dims of a target tensor, and where each choice lies along them: (J, dims)."""
+        """Bracketed dims of a target tensor, and the choices' places: (J, dims)."""
         tensor = self.layout.tensors[path]
         known = (tensor.dims, tensor.indices)
         if known not in choices.placed:
@@ -261,7 +270,7 @@ class EntryPlacer:
         )
 
     def _exist(self, digits: dict[str, I64], count: int) -> NDArray[np.bool_]:
-        """Which choices all tensors of the entry have."""
+        """Mask of choices that all tensors of the entry have."""
         mask = np.ones(count, dtype=bool)
         for path in self.entry.targets.values():
             tensor = self.layout.tensors[path]
@@ -271,11 +280,17 @@ class EntryPlacer:
         return mask
 
     def _places(self, tensor: LogicalTensor, i: int, digits: dict[str, I64]) -> tuple[I64, NDArray[np.bool_]]:
-        """Positions along dim i of the tensor (it may have only some indices), and whether it has that index."""
+        """Positions along dim i of the tensor, and a mask of its indices.
+
+        The tensor may have only some indices.
+        """
         return places_of(tensor.indices[i], self.value(tensor.dims[i], digits))
 
     def box(self, local: LocalBoxes, row: int, choices: Choices, choice: int) -> tuple[str, I64, I64]:
-        """One row of a Local with its bracketed dims filled in: (tensor, low, high)."""
+        """One row of a Local as (tensor, low, high).
+
+        Its bracketed dims are filled in.
+        """
         path = self.entry.targets[local.label_of[row]]
         low, high = local.low[row].copy(), local.high[row].copy()
         dims, positions = self.positions(path, choices)
@@ -286,7 +301,7 @@ class EntryPlacer:
     # ---- the stored axes -----------------------------------------------------------------------------------------
 
     def foresee(self, places: Iterable[dict[str, int]]) -> None:
-        """Work out what is stored at many coordinates at once, where that goes."""
+        """Compute the boxes of many coordinates at once, if possible."""
         new = {tuple(here[a] for a in self.shape_axes): None for here in places}
         new = {at: None for at in new if at not in self.locals}
         if len(new) > FORESEEN_MIN:
@@ -309,7 +324,10 @@ class EntryPlacer:
         return out
 
     def local(self, here: dict[str, int]) -> LocalBoxes:
-        """Boxes at a coordinate. Raises E204 for a cut that leaves a remainder, E205 where the dims are not the tensor's."""
+        """Boxes at a coordinate.
+
+        Raises E204 for a cut that leaves a remainder, E205 if the dims are not the tensor's.
+        """
         memo = tuple(here[a] for a in self.shape_axes)
         if memo in self.locals:
             return self.locals[memo]
@@ -349,7 +367,10 @@ class EntryPlacer:
         return found
 
     def begins(self, here: dict[str, int]) -> tuple[int, ...]:
-        """Where the box that is stored at a coordinate begins, along each stored axis. Raises: UcplError E238."""
+        """Begins of the box at a coordinate, along each stored axis.
+
+        Raises: UcplError E238.
+        """
         memo = tuple(here[a] for a in self.shape_axes)
         if memo not in self.begins_found:
             self.begins_found[memo] = tuple(self._begin(axis, here) for axis in self.entry.shape)
@@ -371,7 +392,10 @@ class EntryPlacer:
         return self._restricted(before).length  # indices that the tensor lacks are dealt, and have no place
 
     def is_copied(self, local: LocalBoxes, axis: str) -> NDArray[np.bool_]:
-        """Which rows of a Local other coordinates of a mesh axis have, too: where it cuts some terms of a sum, the others."""
+        """Mask of rows that other coordinates of a mesh axis have, too.
+
+        If the axis cuts some terms of a sum, those are the rows of the others.
+        """
         here = dict(zip(self.shape_axes, next(at for at, one in self.locals.items() if one is local), strict=True))
         other = self.local({**here, axis: 1 if here[axis] == 0 else 0}) if self.degrees[axis] > 1 else local
 
@@ -383,7 +407,10 @@ class EntryPlacer:
         return np.array([box in known for box in boxes(local)], dtype=np.bool_)
 
     def _restricted(self, cells: Cells) -> Cells:
-        """Without indices that the tensors lack (`l[1..]` as an axis), as positions of the tensors."""
+        """Cells without indices that the tensors lack (`l[1..]` as an axis).
+
+        They are positions of the tensors.
+        """
         limits: dict[str, Indices] = {}
         bracket = {name for axis in self.entry.indices for name in ax.dims_of(axis)}
         for path in self.entry.targets.values():
@@ -404,9 +431,9 @@ def at_index(layout: Layout, name: str) -> Label:
 
 
 def parts_of(axis: ax.Axis) -> list[tuple[int, int]] | None:
-    """The runs of an index that brackets leave of it, `l[..5]` or `l[1, 4]`; None where they say something else.
+    """Runs of an index in brackets, `l[..5]` or `l[1, 4]`, or None.
 
-    What a rank has of the index is counted before: `{l.local}` is a layer's number on its rank, whoever asks.
+    The rank's indices are counted before: `{l.local}` is a layer's number on its rank, in every line.
     """
     dims = (axis,) if isinstance(axis, ax.Dim) else ax.children(axis) if isinstance(axis, ax.Stack) else ()
     runs = [(d.low, d.high) for d in dims if isinstance(d, ax.Dim)]
@@ -433,7 +460,10 @@ def _enumerate(cells: Cells) -> list[tuple[tuple[str, int], ...]]:
 
 
 def _restrict(cells: Cells, limits: dict[str, Indices]) -> Cells:
-    """Ranges of indices as ranges of the positions of those that are there: neighbours, whatever lies between them."""
+    """Ranges of indices as ranges of positions.
+
+    Positions are those of the existing indices: they are neighbours, even over gaps.
+    """
     match cells:
         case Range(dim=dim, low=low, high=high) if dim in limits:
             low, high = before(limits[dim], low), before(limits[dim], high)

@@ -1,4 +1,7 @@
-"""Entries as parts of a placement: what each stores at every coordinate, under its own name or as a `like` line says."""
+"""Entries as parts of a placement, at every coordinate.
+
+They have their own names, or those that a `like` line gives.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Spread:
     locals: tuple[LocalBoxes, ...]
     begins: tuple[
         tuple[int, ...], ...
-    ] = ()  # of files that find a tensor by that, too: where each box begins in the whole
+    ] = ()  # of files that find a tensor by it, too: the begin of each box in the uncut tensor
 
     def at(self, coordinate: int, choices: Choices) -> Spread:
         """One coordinate, with some of the choices."""
@@ -75,7 +78,7 @@ class Arrays:
 
 @frozen(eq=False)
 class Boxed:
-    """Boxes of what an entry stores, and of its live rows, if it has any."""
+    """Boxes of an entry, and of its live rows, if it has any."""
 
     pieces: Pieces
     live: Pieces | None
@@ -103,7 +106,7 @@ class EntryParts:
     chunks_of: dict[Spread, Spread] = field(factory=dict)
 
     def weight(self, placer: EntryPlacer, rule: FileRule, key: Template) -> Part:
-        """What an entry stores of the tensor itself."""
+        """Part of an entry for the tensor itself."""
         return self.part(placer, rule, key, "weight", None, {})
 
     def like(self, line: States, rule: FileRule) -> list[Part]:
@@ -140,7 +143,10 @@ class EntryParts:
         like: States | None,
         counts: dict[str, int],
     ) -> Part:
-        """What one entry stores of one state. `like`: as a state line says; `counts`: numbers that its template may use."""
+        """Part of an entry for one state.
+
+        `like`: its state line; `counts`: numbers that its template may use.
+        """
         entry, site = placer.entry, self.site
         storing = like.storing if like is not None else entry.storing
         used = site.mesh_names(site.names_of(rule, key) | set(placer.axes) | {a for a, _ in entry.storing.at})
@@ -192,7 +198,7 @@ class EntryParts:
         if kept is None:
             self.pieces_of.setdefault(alike, found)
             self.pieces_of[alike, number] = found
-        # `value x - 1` says how the parameter itself is stored: its moments do not shift with it.
+        # `value x - 1` is the storage of the parameter itself: its moments do not shift with it.
         own, all_of = entry.storing.value, storing.value if like is not None else (1.0, 0.0)
         value = own if state in site.valued and own != (1.0, 0.0) else all_of
         return Part(
@@ -213,7 +219,7 @@ class EntryParts:
         )
 
     def spreads(self, placer: EntryPlacer, used: tuple[str, ...], where: tuple[tuple[str, int], ...]) -> list[Spread]:
-        """All coordinates at which the entry stores something, those with the same choices together."""
+        """All coordinates at which the entry stores something, by their choices."""
         memo: tuple[object, ...] = (placer.kin, used, where)
         if self.site.wanted is None:
             if memo not in self.spreads_of:
@@ -226,7 +232,10 @@ class EntryParts:
         return self.spreads_of[memo]
 
     def chunks(self, placer: EntryPlacer, spread: Spread) -> Spread:
-        """The coordinates at which there are elements (no file tells of the others), and where each box begins in the whole."""
+        """Coordinates with elements, and the begin of each box.
+
+        No file has the other coordinates. The begin is in the uncut tensor.
+        """
         if spread not in self.chunks_of:
             kept = [c for c, local in enumerate(spread.locals) if local.numel]
             here = tuple(spread.here[c] for c in kept)
@@ -276,7 +285,10 @@ class EntryParts:
         return Block(file, steps, counted, len(spread.choices), arrays.shape, rank, *held, arrays.replica)
 
     def pieces(self, placer: EntryPlacer, spread: Spread, first: int, storing: Storing) -> Pieces:
-        """Boxes of all coordinates of a spread: one for each run of choices that a box can hold. `first`: their first home."""
+        """Boxes of all coordinates of a spread.
+
+        There is one for each run of choices that a box can hold. `first`: their first home.
+        """
         site, choices, entry = self.site, spread.choices, placer.entry
         locals_ = spread.locals
         counts = np.array([len(local.offset) for local in locals_], dtype=np.int64)
@@ -314,7 +326,7 @@ class EntryParts:
         return Pieces.concat(tables, site.k).take(np.lexsort(np.concatenate(order, axis=1)))
 
     def policies(self, placer: EntryPlacer, spread: Spread, storing: Storing, counts: I64) -> I64:
-        """What holds of copies, of each row of each coordinate."""
+        """Policies for copies, of each row of each coordinate."""
         site, cut = self.site, frozenset(placer.axes) - placer.partly
         if not storing.loose:  # the same on every rank
             one = site.policy_at(storing, cut, spread.rank[0])
@@ -328,7 +340,10 @@ class EntryParts:
 
 @frozen
 class ChoiceRun:
-    """Choices `first` and on: a box low..high of the bracketed dims; along each, the choice's number steps by `step`."""
+    """A run of choices from `first` on: a box of the bracketed dims.
+
+    The box is low..high; along each dim, the choice's number steps by `step`.
+    """
 
     first: int
     low: tuple[int, ...]
@@ -337,7 +352,10 @@ class ChoiceRun:
 
 
 def runs_of(positions: I64) -> Iterator[ChoiceRun]:
-    """positions: (J, D), where each choice lies along the bracketed dims. The runs are in order and are all choices."""
+    """Runs of choices, in order.
+
+    positions: (J, D), the place of each choice along the bracketed dims. The runs have all choices.
+    """
     count, dims = positions.shape
     if count == 0:
         return
@@ -361,7 +379,10 @@ def runs_of(positions: I64) -> Iterator[ChoiceRun]:
 
 
 def _box(positions: I64) -> ChoiceRun | None:
-    """All choices as one box, if they are its elements, some dim fastest."""
+    """All choices as one box, if they are its elements.
+
+    Some dim is the fastest.
+    """
     low, high = positions.min(axis=0), positions.max(axis=0) + 1
     size = high - low
     if int(size.prod()) != len(positions):
@@ -369,7 +390,7 @@ def _box(positions: I64) -> ChoiceRun | None:
     changed = [_first_change(positions[:, d]) for d in range(positions.shape[1])]
     weight = np.zeros_like(size)
     step = 1
-    for d in sorted(range(len(size)), key=lambda d: changed[d]):  # what changes first is fastest
+    for d in sorted(range(len(size)), key=lambda d: changed[d]):  # the dim that changes first is the fastest
         if size[d] > 1:
             weight[d] = step
             step *= int(size[d])

@@ -1,4 +1,7 @@
-"""State lines over flat buffers as parts of a placement: members in order, flats cut, intervals as boxes of tensors."""
+"""State lines over flat buffers as parts of a placement.
+
+Members are ordered, flats are cut, and intervals become boxes of tensors.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ Env = dict[str, int | str]
 
 @frozen(eq=False)
 class GroupLine:
-    """A state line for one of its groups, with what follows from its templates."""
+    """A state line for one of its groups, with facts of its templates."""
 
     line: States
     rule: FileRule
@@ -43,8 +46,8 @@ class GroupLine:
     axis: ax.Axis
     chain: fl.Chain | None
     cut: tuple[str, ...]  # mesh axes that cut the flat
-    outer: tuple[str, ...]  # mesh axes that tell flats apart
-    used: tuple[str, ...]  # both, and what templates name
+    outer: tuple[str, ...]  # mesh axes that distinguish flats
+    used: tuple[str, ...]  # both, and the axes that templates name
     involved: tuple[EntryPlacer, ...]
 
 
@@ -59,7 +62,7 @@ class FlatHolders:
 
 @frozen(eq=False)
 class Flats:
-    """One flat of a context: its members, what a template may say of it, and its number."""
+    """One flat of a context: its members, variables of templates, its number."""
 
     members: fl.Members
     variables: Env
@@ -67,7 +70,7 @@ class Flats:
 
 @frozen(eq=False)
 class Paddings:
-    """Of each window: cells that belong to no tensor, and what they may hold."""
+    """Cells of each window that belong to no tensor, with their padding kind."""
 
     count: I64
     undefined: Bools
@@ -78,7 +81,7 @@ class Paddings:
 class FoundWindows:
     """Windows of all contexts, as they are collected."""
 
-    env: list[Env] = field(factory=list)  # a window: what templates may say of it
+    env: list[Env] = field(factory=list)  # a window: variables of its templates
     rank: list[int] = field(factory=list)
     replica: list[tuple[int, ...]] = field(factory=list)
     cuts: list[FlatCut] = field(factory=list)
@@ -86,7 +89,10 @@ class FoundWindows:
 
     @cached_property
     def columns(self) -> dict[str, I64 | tuple[str, ...]]:
-        """What templates may say, once all windows are there: one value a window. All states of a line share them."""
+        """Variables of templates, one value a window.
+
+        They are made once all windows exist. All states of a line share them.
+        """
         names = dict.fromkeys(n for env in self.env for n in env)
         found = {n: _column([env.get(n) for env in self.env]) for n in names}
         return {n: column for n, column in found.items() if column is not None}
@@ -130,7 +136,7 @@ class FlatParts:
         shared = [a for p in involved for a in (*p.axes, *(x for x, _ in p.entry.storing.at))]
         named = site.names_of(rule, key)
         template_axes = site.mesh_names(named - {"rank"})
-        # An axis that cuts the members themselves tells flats apart, though it may cut them as wholes, too.
+        # An axis that cuts the members themselves distinguishes flats, though it may cut complete members, too.
         outer = tuple(a for a in site.ranks.columns if a in shared or (a in template_axes and a not in cut))
         used = (*outer, *(a for a in site.ranks.columns if a in cut and a not in outer))
         if "rank" in named:
@@ -167,7 +173,7 @@ class FlatParts:
         live: Pieces | None = None
         if any(body.is_live(members) for members, body, _, _ in found.cuts):
             pieces, live = self.site.divided(pieces)
-        # What no piece covers is padding: of the flat, and of members that are padded themselves.
+        # Cells without a piece are padding: of the flat, and of members that are padded themselves.
         held = np.bincount(pieces.home, weights=pieces.volume, minlength=len(length)).astype(np.int64)
         loose = [c.undefined | body.is_undefined(members) for members, body, c, _ in found.cuts]
         trained = np.zeros(len(length), dtype=np.bool_)
@@ -187,7 +193,7 @@ class FlatParts:
             known = (*known, *(a for a in ranks.columns if a not in known and a != "rank"))
         seen: set[tuple[int, ...]] = set()
         found: dict[tuple[int, ...], fl.Places] = {}
-        # Where several groups share their numbers, each rank counts all of its flats, wanted or not.
+        # If several groups share their numbers, each rank counts all of its flats, wanted or not.
         among = line.involved if len(line.line.groups or (None,)) == 1 else self.site.placers
         for here, rank in self.site.combinations(known, line.line.storing.at, *among):
             context = (*(here[a] for a in line.outer), int(bucket[rank]))
@@ -232,7 +238,10 @@ class FlatParts:
         return len(runs)
 
     def tell(self, members: fl.Members, body: fl.Body) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and local shapes. Ranks whose members are called and shaped alike share one tuple."""
+        """Names and local shapes of members.
+
+        Ranks whose members have the same ones share one tuple.
+        """
         entries = each(members.entry)
         memo = (
             members.entry.tobytes(),
@@ -312,7 +321,7 @@ class FlatParts:
         return [(members.take(np.array(found[k][0], dtype=np.int64)), found[k][1]) for k in sorted(found)]
 
     def stored_names(self, e: int, here: dict[str, int]) -> tuple[str, ...]:
-        """What the checkpoint calls an entry's tensors, choice by choice."""
+        """Stored names of an entry's tensors, choice by choice."""
         site, placer = self.site, self.site.placers[e]
         choices, key = placer.choices(here), placer.entry.storing.key
         if key is None or site.is_raw or not len(choices):  # without a choice its indices have no values to name it by
@@ -329,7 +338,10 @@ class FlatParts:
         return self.names[memo]
 
     def cut(self, line: GroupLine, members: fl.Members, places: fl.Places) -> fl.BufferWindows:
-        """Windows of one flat. Flats of members of the same lengths, on ranks that stand alike, are cut alike."""
+        """Windows of one flat.
+
+        Flats of members with the same lengths, on ranks at the same places, are cut alike.
+        """
         coordinates = tuple(tuple(here[a] for a in line.cut) for here, _ in places)
         memo = (line.axis, members.length.tobytes(), members.real.tobytes(), coordinates)
         if line.chain is not None and memo in self.cuts:
@@ -353,7 +365,10 @@ class FlatParts:
     # ---- the part ------------------------------------------------------------------------------------------------------
 
     def values(self, line: GroupLine, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-        """Members that are stored with a value of their own, as their entries say. E217 where two say different things."""
+        """Members that are stored with a value of their own.
+
+        Their entries give it. E217 if two give different ones.
+        """
         found: dict[str, tuple[float, float]] = {}
         for placer in line.involved:
             if placer.entry.storing.scaled and self.site.valued & set(names):
@@ -384,7 +399,10 @@ class FlatParts:
         pieces: tuple[Pieces, Pieces | None],
         sizes: tuple[I64, Paddings],
     ) -> Part:
-        """One state of the line. All states share the pieces, and those of live rows."""
+        """One state of the line.
+
+        All states share the pieces, and those of live rows.
+        """
         length, padding = sizes
         count = len(found.rank)
         blocks: tuple[Block, ...] = ()
@@ -431,7 +449,10 @@ class FlatParts:
 
 
 def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
-    """One value a window, or None where a window has none (a template that names it is refused)."""
+    """One value a window, or None if a window has none.
+
+    A template that names it is then refused.
+    """
     if None in values:
         return None
     if all(type(v) is int for v in values):
@@ -444,7 +465,7 @@ def _column(values: list[int | str | None]) -> I64 | tuple[str, ...] | None:
 _ROW_BITS = 32
 FlatCut = tuple[
     fl.Members, fl.Body, fl.BufferWindows, int
-]  # members, what they are made of, windows, the number of the first window
+]  # members, their bodies, windows, the number of the first window
 
 
 @frozen(eq=False)
@@ -455,7 +476,10 @@ class _Base:
     first: I64  # (members,) and the first of those, in the table of all
 
     def lies_as(self, other: _Base) -> bool:
-        """Whether the boxes are of the same sizes at the same places of local storage, whatever elements they are."""
+        """True if the boxes have the same sizes and places in local storage.
+
+        Their elements may differ.
+        """
         a, b = self.table, other.table
         return self is other or (
             np.array_equal(self.boxes, other.boxes)
@@ -466,7 +490,10 @@ class _Base:
 
 
 def _alike(cuts: Sequence[FlatCut], base: Sequence[_Base]) -> I64:
-    """Of each cut, the first that has the same windows of members that lie as its own do."""
+    """For each cut, the first one with the same windows.
+
+    Its members have the same places, too.
+    """
     first: dict[tuple[int, int], list[int]] = {}
     out = []
     for i, (_, _, cut, _) in enumerate(cuts):
@@ -530,7 +557,10 @@ class _FlatBoxes:
         )
 
     def bases(self, cuts: Sequence[FlatCut]) -> tuple[list[_Base], Pieces]:
-        """Boxes of the members of each cut, each as long as it is, and all of them in one table."""
+        """Boxes of the members of each cut, and one table of all.
+
+        Each list is as long as its cut.
+        """
         done: dict[int, _Base] = {}
         total = 0
         for members, body, _, _ in cuts:
@@ -541,7 +571,7 @@ class _FlatBoxes:
         return [done[id(members)] for members, *_ in cuts], Pieces.concat([b.table for b in done.values()], self.site.k)
 
     def member_boxes(self, members: fl.Members, body: fl.Body) -> tuple[Pieces, I64]:
-        """Boxes of all members of a flat in their order, and how many each has."""
+        """Boxes of all members of a flat in order, and the number of each."""
         tables, owner = [], []
         count = np.zeros(len(members), dtype=np.int64)
         for e in each(members.entry):
@@ -560,7 +590,7 @@ class _FlatBoxes:
                     low[:, mine, dim], high[:, mine, dim] = at_, at_ + 1
             k = self.site.k
             every = len(which) * rows
-            # Whose member a box is, and which row of it, where that tells what is said of it: `trusted` puts that here.
+            # Member and row of a box, if the policy depends on them: `trusted` puts the policy here.
             apart = bool(self.site.partly_loose(self.said(placer)[0], placer))
             whose = (e << _ROW_BITS) + (np.arange(rows, dtype=np.int64) if apart else np.zeros(rows, dtype=np.int64))
             tables.append(
@@ -584,9 +614,10 @@ class _FlatBoxes:
         return table.take(np.argsort(np.concatenate(owner), kind="stable")), count
 
     def trusted(self, pieces: Pieces, rank: Sequence[int]) -> Pieces:
-        """Pieces with what holds of copies at each home's rank: as the tensor's own entry says, or else the line.
+        """Pieces with the policy for copies at each home's rank.
 
-        Until then, `policy` is the number of that entry, and of a row of it.
+        It is that of the tensor's own entry, or else the line's. Until then, `policy` is the number of that entry, and
+        of a row of it.
         """
         if not any(s.speaks_of_copies for s in (self.storing, *(p.entry.storing for p in self.involved))):
             return pieces.replace(policy=np.zeros_like(pieces.policy))
@@ -605,7 +636,10 @@ class _FlatBoxes:
         )
 
     def said(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
-        """What speaks of a member's copies, and the axes along which no two ranks hold the same of it."""
+        """Policy of a member's copies, and the axes that cut all of it.
+
+        No two ranks along these hold the same.
+        """
         own = placer.entry.storing
         cut = frozenset(placer.axes) - placer.partly | frozenset(self.cut)
         return (own if own.speaks_of_copies else self.storing), cut

@@ -1,7 +1,8 @@
-"""Flat buffers: `flat(x)` of the tensors of a group, padded, cut and bucketed, as intervals of the tensors' local storage.
+"""Flat buffers as intervals of the tensors' local storage.
 
-Most lines are a chain: wrappers of `each` inside `flat`, wrappers of `flat` outside. Chains are worked out with arrays, all
-cuts at once; anything else goes through the tree of cells. A test says that both give the same.
+A buffer is `flat(x)` of the tensors of a group, padded, cut and bucketed. Most lines are a chain: wrappers of `each`
+inside `flat`, wrappers of `flat` outside. Chains are computed with arrays, all cuts at once; anything else goes through
+the tree of cells. A test checks that both give the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ Places = list[tuple[dict[str, int], int]]  # coordinates, each with the first ra
 
 @frozen(eq=False)
 class Members(Table):
-    """The tensors of a flat in its order: an entry each, a choice of its indices, and how much of it lies on these ranks."""
+    """Tensors of a flat in its order.
+
+    For each: an entry, a choice of its indices, and its length on these ranks.
+    """
 
     entry: I64 = column()
     choice: I64 = column()
@@ -39,7 +43,10 @@ class Members(Table):
 
 @frozen(eq=False)
 class Body:
-    """What members of a flat are made of, on the ranks that share it: by entry, what is stored of it and which choices."""
+    """Bodies of a flat's members, on the ranks that share it.
+
+    By entry: its stored boxes and its choices.
+    """
 
     locals: dict[int, LocalBoxes]
     choices: dict[int, Choices]
@@ -60,7 +67,10 @@ class Body:
 
 @frozen(eq=False)
 class Windows(Table):
-    """Stored pieces of one flat: intervals [start, stop) of members' local storage at positions of window `window`."""
+    """Stored pieces of one flat.
+
+    They are intervals [start, stop) of members' local storage at positions of window `window`.
+    """
 
     window: I64 = column()
     member: I64 = column()
@@ -71,7 +81,10 @@ class Windows(Table):
 
 @frozen(eq=False)
 class BufferWindows:
-    """One flat, cut: a window a coordinate. `rows` are in order of windows and positions."""
+    """One flat, cut: a window a coordinate.
+
+    `rows` are in order of windows and positions.
+    """
 
     places: Places
     length: I64  # (W,)
@@ -81,7 +94,7 @@ class BufferWindows:
 
 
 def real_length(local: LocalBoxes) -> int:
-    """Length of a local tensor without padding of its own at the end."""
+    """Length of a local tensor without its own padding at the end."""
     if not local.padding:
         return local.numel
     last = local.offset + ((local.high - local.low - 1).clip(0) * local.stride).sum(axis=1)
@@ -91,7 +104,10 @@ def real_length(local: LocalBoxes) -> int:
 def module_order(
     placers: Sequence[EntryPlacer], which: Sequence[int], choices: dict[int, Choices]
 ) -> list[tuple[int, int]]:
-    """(entry, choice) as model.parameters() would give them: entries that share the first k indices are one loop body."""
+    """(entry, choice) in the order of model.parameters().
+
+    Entries that share the first k indices are one loop body.
+    """
 
     def walk(run: Sequence[int], depth: int, fixed: dict[int, list[int]]) -> Iterable[tuple[int, int]]:
         for lead, same in groupby(run, key=lambda e: placers[e].entry.indices[depth : depth + 1]):
@@ -108,7 +124,7 @@ def module_order(
                 known = choices[e].variables
                 per: dict[tuple[int, int], list[int]] = {}
                 if fixed[e]:
-                    # Where the choice stands in the index's own order, and its value.
+                    # Place of the choice in the index's own order, and its value.
                     keys = zip(known[f"{name}.local"].tolist(), known[name].tolist(), strict=True)
                     of_choice = list(keys)
                     for choice in fixed[e]:
@@ -123,7 +139,7 @@ def module_order(
 
 
 def present(layout: Layout, group: Group | None, placers: Sequence[EntryPlacer], here: dict[str, int]) -> list[int]:
-    """The entries of a group's tensors on the ranks `here`, in the group's order."""
+    """Entries of a group's tensors on the ranks `here`, in the group's order."""
     found = [e for e, p in enumerate(placers) if p.is_here(here)]
     if group is not None and group.members is not None:
         by_path: dict[str, list[int]] = {}
@@ -139,7 +155,10 @@ def present(layout: Layout, group: Group | None, placers: Sequence[EntryPlacer],
 
 
 def ordered(placers: Sequence[EntryPlacer], which: list[int], sequence: I64, body: Body) -> Members:
-    """The members of a group in the order of the flat (before `dealt` or `reversed`). `sequence`: (M, 2), entry and choice."""
+    """Members of a group in the order of the flat.
+
+    `dealt` and `reversed` come later. `sequence`: (M, 2), entry and choice.
+    """
     own = [e for e in which if placers[e].entry.alias is None]  # a second name of a parameter is no member
     homes = Counter(path for e in own for path in placers[e].entry.targets.values())
     size = np.zeros(max(which, default=0) + 1, dtype=np.int64)
@@ -160,7 +179,10 @@ def ordered(placers: Sequence[EntryPlacer], which: list[int], sequence: I64, bod
 def _is_new(
     placer: EntryPlacer, local: LocalBoxes, choices: Choices, choice: int, held: dict[str, list[tuple[I64, I64]]]
 ) -> bool:
-    """Whether no member so far holds one of these elements: a second home on this rank is the same parameter."""
+    """True if no member so far holds one of these elements.
+
+    A second home on this rank is the same parameter.
+    """
     boxes = [placer.box(local, row, choices, choice) for row in range(len(local.offset))]
     if any((a < high).all() and (low < b).all() for path, low, high in boxes for a, b in held.get(path, ())):
         return False
@@ -188,7 +210,7 @@ def dealt(members: Members, group: Group | None) -> Members:
 
 @frozen
 class Chain:
-    """Wrappers in the order in which they are applied: to each member, then to the whole flat."""
+    """Wrappers in their order: on each member, then on the complete flat."""
 
     inner: tuple[ax.Axis, ...]
     outer: tuple[ax.Axis, ...]
@@ -215,7 +237,10 @@ def chain_of(axis: ax.Axis) -> Chain | None:
 def slots(
     chain: Chain, lengths: I64, degrees: dict[str, int], here: dict[str, int], reals: I64 | None = None
 ) -> tuple[I64, I64, I64, bool]:
-    """Each member inside the flat: visible elements [start, stop), length of its slot; whether padding is undefined."""
+    """Members inside the flat.
+
+    Visible elements [start, stop), length of the slot, and a mask of undefined padding.
+    """
     start, stop, slot = np.zeros_like(lengths), (lengths if reals is None else reals).copy(), lengths.copy()
     undefined = False
     for op in chain.inner:
@@ -250,7 +275,10 @@ def _pieces(split: ax.Split, length: I64, ways: int, here: int) -> tuple[I64, I6
 def windows_of_chain(
     chain: Chain, lengths: I64, degrees: dict[str, int], places: Places, reals: I64 | None = None
 ) -> BufferWindows:
-    """All stored pieces of one flat, one a coordinate of the axes that cut it. `reals`: lengths without padding at the end."""
+    """All stored pieces of one flat, one a coordinate of its cutting axes.
+
+    `reals`: lengths without padding at the end.
+    """
     if any(isinstance(op, ax.Cut) for op in chain.inner):  # the members' own slots differ from rank to rank
         cuts = [
             _outer_windows(chain, *slots(chain, lengths, degrees, here, reals), degrees, [(here, r)])
@@ -264,7 +292,10 @@ def windows_of_chain(
 def _outer_windows(
     chain: Chain, start: I64, stop: I64, slot: I64, undefined: bool, degrees: dict[str, int], places: Places
 ) -> BufferWindows:
-    """Windows of a flat whose members are given: visible elements [start, stop) of each, one slot after the other."""
+    """Windows of a flat with given members.
+
+    Visible elements [start, stop) of each are given, one slot after the other.
+    """
     begin = np.cumsum(slot) - slot
     visible = stop - start
     low, high, length, loose = (np.empty(len(places), dtype=np.int64) for _ in range(4))
@@ -299,7 +330,10 @@ def _wrapped(
     degrees: dict[str, int],
     here: dict[str, int],
 ) -> tuple[int, int, int, bool]:
-    """One wrapper of a flat. The axis is `length` long; positions low..high of the flat begin it, and padding follows."""
+    """One wrapper of a flat.
+
+    The axis is `length` long; positions low..high of the flat begin it, and padding follows.
+    """
     low, high, length, undefined = now
     match op:
         case ax.Trim():
@@ -366,7 +400,10 @@ def windows_of_tree(
 def buckets_of(
     line: States, members: Members, layout: Layout, degrees: dict[str, int], here: dict[str, int]
 ) -> list[Members]:
-    """Members dealt into flats: a flat closes once what this rank holds of it has `buckets` elements."""
+    """Members dealt into flats.
+
+    A flat closes once this rank holds `buckets` elements of it.
+    """
     if line.buckets is None:
         return [members] if len(members) else []
     if line.buckets < 1:
@@ -415,7 +452,10 @@ def _slots_of_tree(
 def stated_order(
     group: Group, members: Members, body: Body, stated: Stated | None, here: dict[str, int]
 ) -> list[Members]:
-    """The flats that the checkpoint itself states. Raises E211 without a checkpoint, E212 where names or sizes disagree."""
+    """The flats that the checkpoint itself lists.
+
+    Raises E211 without a checkpoint, E212 if names or sizes disagree.
+    """
     assert group.stated is not None
     file, key = group.stated
     if stated is None:
@@ -455,7 +495,7 @@ def stated_order(
 
 
 def flat_record(flat: Flat, members: Members, chain: Chain | None) -> Flat:
-    """What a store is told of a flat: where each member begins when the flat is whole."""
+    """Record of an uncut flat for a store: the begin of each member."""
     slot = members.length.copy()
     if chain is not None:
         for op in chain.inner:

@@ -1,4 +1,7 @@
-"""Stored tensors of one part. What asks for single tensors gets them one by one; planning never does."""
+"""Single stored tensors of one part.
+
+They are made one by one on request; planning never uses them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ __all__ = ["Home", "Homes", "home_of"]
 
 @frozen
 class Home:
-    """One stored tensor: where it is and how large. `padding` counts its cells that belong to no tensor."""
+    """One stored tensor: its place and its size.
+
+    `padding` counts its cells that belong to no tensor.
+    """
 
     file: str
     key: Key
@@ -92,7 +98,10 @@ class Homes:
 
     @cached_property
     def replicas(self) -> tuple[I64, I64]:
-        """What tells declared copies apart, as a number by (block, coordinate), and where each block's numbers begin."""
+        """Numbers that distinguish declared copies, and the begin of each block's.
+
+        A number is by (block, coordinate).
+        """
         seen: dict[tuple[int, ...], int] = {}
         numbers = [[seen.setdefault(tuple(r), len(seen)) for r in b.replica.tolist()] for b in self.blocks]
         starts = np.cumsum([0, *(len(n) for n in numbers)])
@@ -108,7 +117,10 @@ class Homes:
         return out
 
     def replica(self, home: I64) -> I64:
-        """The replica's number of each of these tensors: equal for equal coordinates on the axes that do not cut."""
+        """Replica number of each of these tensors.
+
+        It is equal for equal coordinates on the axes that do not cut.
+        """
         numbers, starts = self.replicas
         b = np.searchsorted(self.starts, home, side="right") - 1
         choices = np.array([b.choices for b in self.blocks], dtype=np.int64)

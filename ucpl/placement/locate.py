@@ -1,7 +1,7 @@
-"""locate: every stored tensor of a layout, and which box of which logical tensor lies where in it.
+"""locate: every stored tensor of a layout, with its boxes of logical tensors.
 
-Nothing is enumerated but the coordinates that change something: layers and experts that are stored alike are one box, and
-states of one line share theirs. Not here: files, bytes, torch.
+Only coordinates that change something are enumerated: layers and experts that are stored alike are one box, and states
+of one line share theirs. Not here: files, bytes, torch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def locate(
 ) -> Placement:
     """Place every tensor of a layout.
 
-    rank:   only what this rank holds (other ranks are not enumerated).
-    stated: (file rule, key, coordinates) -> flats as a checkpoint states them, for groups `from FILE "key"`.
-    wanted: only where something of these boxes is: every place of an element of them is there, and few others are.
+    rank:   only what this rank holds (other ranks are not enumerated). stated: (file rule, key, coordinates) -> flats
+    as a checkpoint states them, for groups `from FILE "key"`. wanted: only places with elements of these boxes: all of
+    them, and few others.
 
     Raises UcplError E2xx.
     """

@@ -1,4 +1,7 @@
-"""Pieces of stored cells as boxes in the dims of logical tensors: digits of a dim come together again."""
+"""Pieces of stored cells as boxes in the dims of logical tensors.
+
+Digits of a dim come together again.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,25 @@ __all__ = ["LogicalRows", "Row"]
 
 Row = tuple[str | None, list[int], list[int], list[int], int]  # label; low, high and stride along k columns; offset
 Run = tuple[int, int, int, int]  # low, high, stride and offset of one dim
-Digits = dict[str, tuple[int, int, int]]  # low, high and stride of what a piece has of each digit
+Digits = dict[str, tuple[int, int, int]]  # low, high and stride of a piece along each digit
 
 
 @frozen
 class LogicalRows:
-    """Of one entry. k: columns of a row, as many as any tensor has dims."""
+    """Rows of one entry.
+
+    k: columns of a row, as many as any tensor has dims.
+    """
 
     layout: Layout
     entry: Entry
     k: int
 
     def rows(self, piece: Piece) -> list[Row]:
-        """Boxes in logical dims: a digit that is not the last of its dim is walked through, one box a value."""
+        """Boxes in logical dims.
+
+        A digit that is not the last of its dim is enumerated, one box a value.
+        """
         path = self.entry.targets.get(piece.label)
         if path is None:
             fail(
@@ -53,7 +62,10 @@ class LogicalRows:
         return out
 
     def _demand_dims(self, path: str, tensor: LogicalTensor, bracket: set[str], names: list[str]) -> None:
-        """Raises: UcplError E205 where brackets and pattern together do not name each dim of the tensor once."""
+        """Check that brackets and pattern name each dim of the tensor once.
+
+        Raises: UcplError E205.
+        """
         need = []
         for dim in tensor.dims:
             if dim in bracket or dim in names:
@@ -73,7 +85,7 @@ class LogicalRows:
             )
 
     def _in_the_brackets(self, path: str, dims: tuple[str, ...], odd: set[str]) -> str:
-        """Of an index that the tensor has not; empty where there is none."""
+        """Remedy for an unknown index of the tensor, or ""."""
         if not odd:
             return ""
         kept = [name for axis in self.entry.indices for name in ax.dims_of(axis) if name not in odd]
@@ -83,7 +95,10 @@ class LogicalRows:
         )
 
     def _runs(self, path: str, tensor: LogicalTensor, i: int, by_name: Digits, bracket: set[str]) -> list[Run]:
-        """What a piece has of dim i: one run, or one for each value of its outer digits; an open one in brackets."""
+        """A piece's runs of dim i: one, or one for each outer digit.
+
+        A run in brackets is open.
+        """
         dim = tensor.dims[i]
         if dim in by_name:
             return [(*by_name[dim], 0)]
@@ -101,7 +116,10 @@ class LogicalRows:
         return self._digit_runs(dim, by_name)
 
     def _refuse_split(self, path: str, tensor: LogicalTensor, dim: str, split: list[str]) -> NoReturn:
-        """Raises: UcplError E205, of an index with some digits in the brackets and the others in the pattern."""
+        """Refuse an index that is split between brackets and pattern.
+
+        Raises: UcplError E205.
+        """
         leaves = ax.leaves_of(dim, self.layout.indices)
         dims = " ".join(" ".join(leaves) if d == dim else d for d in tensor.dims)
         fail(
@@ -124,7 +142,7 @@ class LogicalRows:
         for leaf in reversed(leaves):
             weights[leaf] = total
             total *= self.layout.sizes[leaf]
-        # Digits that lie in storage as they do in the dim are one run: (two k) is d again.
+        # Digits with the same order in storage and in the dim are one run: (two k) is d again.
         run = [leaves[-1]]
         low, high, stride = by_name[leaves[-1]]
         for leaf in reversed(leaves[:-1]):
@@ -143,7 +161,10 @@ class LogicalRows:
 
 
 def _every_dim(entry: Entry, path: str, dims: tuple[str, ...]) -> str:
-    """The plainest entry of a tensor that has these brackets and cuts; of several that are packed, its part."""
+    """The plainest entry of a tensor with these brackets and cuts.
+
+    If several are packed, its part.
+    """
     bracket = [name for axis in entry.indices for name in ax.dims_of(axis) if name in dims]
     cuts = {
         a.axis.name: _cut_text(a) for a in ax.walk(*entry.shape) if isinstance(a, ax.Cut) and isinstance(a.axis, ax.Dim)
@@ -151,7 +172,7 @@ def _every_dim(entry: Entry, path: str, dims: tuple[str, ...]) -> str:
     left = " ".join("_" if "#" in d else f"{d}{cuts.get(d, '')}" for d in dims if d not in bracket)
     label = next((one for one, target in entry.targets.items() if target == path), None)
     if label is not None:
-        around = {a.name for a in entry.shape if isinstance(a, ax.Dim)}  # what all parts have behind them
+        around = {a.name for a in entry.shape if isinstance(a, ax.Dim)}  # axes that all parts have behind them
         left = " ".join(d for d in left.split() if d not in around)
         return f"{label}: {left or '()'}"
     indices = f"[{', '.join(bracket)}]" if bracket else ""
@@ -159,7 +180,7 @@ def _every_dim(entry: Entry, path: str, dims: tuple[str, ...]) -> str:
 
 
 def _cut_text(cut: ax.Cut) -> str:
-    """Its plain cuts; sizes and grains are said where they stand."""
+    """Its plain cuts; sizes and grains are left to the axes."""
     kinds = {"equal": "@{}", "chunk": "@chunk({})", "spread": "@spread({})"}
     return "".join(kinds[s.kind].format(s.mesh_axis) for s in cut.splits if s.kind in kinds and s.grain == 1)
 

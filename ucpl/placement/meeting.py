@@ -1,11 +1,11 @@
-"""Which ranks hold anything of some boxes: what a layout is asked for, instead of telling all ranks what they have.
+"""Ranks that hold elements of some boxes.
 
-before: boxes of logical tensors, and coordinates of all ranks as columns
-after:  of each coordinate, whether an entry can have an element of these boxes there
+before: boxes of logical tensors, and coordinates of all ranks as columns after:  a mask of coordinates at which an
+entry can have an element of these boxes
 
-Worked out for all coordinates at once, along each stored axis by itself: what an axis has of a dim is bounded by a range. A
-bound may be too wide, never too narrow: a coordinate that is kept for nothing has boxes that meet nothing. Where an axis says
-more than ranges can, it leaves nothing out.
+It is computed for all coordinates at once, along each stored axis alone: a range bounds the axis' part of a dim. A
+bound may be too wide, never too narrow: a coordinate that is kept for nothing has boxes that meet nothing. If ranges
+cannot describe an axis, it leaves nothing out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Wanted"]
 Boxes = tuple[I64, I64]  # low and high, (N, K)
 Columns = Mapping[str, I64]  # of each mesh axis: the coordinates along it
 Label = str | None
-Reached = dict[tuple[Label, str], tuple[I64, I64]]  # what there is of a dim under a label: low and high, by coordinate
+Reached = dict[tuple[Label, str], tuple[I64, I64]]  # range of a dim under a label: low and high, by coordinate
 
 
 PAIRS_AT_ONCE = 1 << 20
@@ -46,7 +46,7 @@ class Wanted:
 
     @classmethod
     def of(cls, placement: Placement) -> Wanted:
-        """What a placement holds, each box once; its live rows, too."""
+        """Boxes of a placement, each once; live rows, too."""
         held = (table for p in placement.parts for table in (p.folded, p.live) if table is not None and len(table))
         tables = {id(table): table for table in held}
         every = Pieces.concat(tables.values(), max((t.width for t in tables.values()), default=1))
@@ -56,7 +56,7 @@ class Wanted:
         return cls({path: (every.low[rows], every.high[rows]) for path, rows in of.items()})
 
     def held(self, placer: EntryPlacer, columns: Columns, degrees: dict[str, int]) -> Bools:
-        """Of each coordinate: whether an entry may have something of what is wanted there."""
+        """Mask of coordinates at which an entry may have wanted elements."""
         count = len(next(iter(columns.values()))) if columns else 1
         out = np.zeros(count, dtype=np.bool_)
         wanted = {label: path for label, path in placer.entry.targets.items() if path in self.boxes}
@@ -96,7 +96,10 @@ def _crossed(ranges: tuple[I64, I64], boxes: tuple[I64, I64]) -> Bools:
 
 
 def _positions(values: tuple[I64, I64], has: Indices) -> tuple[I64, I64] | None:
-    """A range of a dim's indices as one of positions among those that a tensor has. None: in no order."""
+    """A range of a dim's indices as a range of a tensor's positions.
+
+    None: they are in no order.
+    """
     if isinstance(has, range) and has.start == 0 and has.step == 1:
         return values
     known = np.array(has, dtype=np.int64)
@@ -108,7 +111,7 @@ def _positions(values: tuple[I64, I64], has: Indices) -> tuple[I64, I64] | None:
 
 @frozen(eq=False, slots=False)
 class _Reached:
-    """What an entry has of each dim, by coordinate."""
+    """Range of each dim of an entry, by coordinate."""
 
     placer: EntryPlacer
     columns: Columns
@@ -165,7 +168,7 @@ class _Reached:
                     ways, here = self.degrees[split.mesh_axis], self.columns[split.mesh_axis]
                     node = _Slice(node, *spans_of(split, node.length, ways, here))
                 return node
-        raise _Unbounded  # what is trimmed is as long as what is left of it
+        raise _Unbounded  # a trimmed axis has the length of its rest
 
 
 def _full(length: I64 | int, count: int) -> I64:
@@ -187,10 +190,10 @@ class _Range:
         return self.high - self.low
 
     def ranges(self, low: I64, high: I64, label: Label, out: Reached) -> None:
-        """What cells low..high have of each dim, put into `out`."""
+        """Put the range of each dim for cells low..high into `out`."""
         mine = self.low + low, self.low + high
         known = out.get((label, self.dim))
-        if known is not None:  # of two terms of a sum: what either has
+        if known is not None:  # of two terms of a sum: the range of either
             none, other = mine[0] >= mine[1], known[0] >= known[1]
             first = np.where(none, known[0], np.where(other, mine[0], np.minimum(mine[0], known[0])))
             last = np.where(none, known[1], np.where(other, mine[1], np.maximum(mine[1], known[1])))
@@ -256,7 +259,10 @@ class _Sum:
 
 @frozen(eq=False)
 class _Product:
-    """Row-major. Of the inner factors what a run within one row has; all of them, where it is in several."""
+    """Row-major product.
+
+    A run within one row has a range of the inner factors; a run over several rows has all of them.
+    """
 
     factors: tuple[_Node, ...]
 

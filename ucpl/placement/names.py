@@ -1,4 +1,7 @@
-"""Templates of files and keys closed over a block: literal text, and slots for what changes with coordinate or choice."""
+"""Templates of files and keys closed over a block.
+
+They are literal text, and slots that change with coordinate or choice.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,25 @@ Texts = tuple[str, ...]
 
 
 class MixedError(Exception):
-    """An expression needs coordinates and choices at once: the block must be one coordinate."""
+    """Error: an expression needs coordinates and choices at once.
+
+    The block must be one coordinate.
+    """
 
 
 @frozen(eq=False)
 class Variables:
-    """What templates may say of a block: constants, columns of coordinates, columns of choices. Later ones win."""
+    """Variables of a block's templates.
+
+    They are constants, columns of coordinates, columns of choices. Later ones win.
+    """
 
     constants: Mapping[str, int | str]
     coordinates: Mapping[str, I64 | Texts]
     choices: Mapping[str, I64]
     coordinate_count: int
     choice_count: int
-    # What templates say that name no constant, for whoever comes with the same columns: another tensor, or another state.
+    # Results of templates without constants, cached for other tensors or states with the same columns.
     named: dict[int, tuple[Template, Name]] = field(factory=dict)
 
     def axis_of(self, name: str) -> int | None:
@@ -39,7 +48,10 @@ class Variables:
         return COORDINATE if name in self.coordinates and name not in self.constants else None
 
     def at(self, axis: int, i: int) -> dict[str, int | str]:
-        """All that is known at one coordinate, or one choice (what changes with the other is left out)."""
+        """Variables at one coordinate, or one choice.
+
+        Those that change with the other are left out.
+        """
         out: dict[str, int | str] = {}
         column: I64 | Texts
         for name, column in (self.choices if axis == CHOICE else self.coordinates).items():
@@ -76,7 +88,10 @@ class Namer:
         return file, steps, counted
 
     def place(self, path: Template, outer: Template | None, key: Template, variables: Variables) -> Place:
-        """The same of any file. `outer`: the file's own template of keys. Raises MixedError."""
+        """Template of any file.
+
+        `outer`: the file's own template of keys. Raises MixedError.
+        """
         inner = tuple(self.name(step, variables) for step in self.steps(key))
         counted = tuple(counts(step) for step in self.steps(key))
         if outer is None:
@@ -94,7 +109,7 @@ class Namer:
         return self.name(path, variables, inner), tuple(names), tuple(counting)
 
     def name(self, template: Template, variables: Variables, key: Sequence[Name] = ()) -> Name:
-        """One text. `key`: the steps of what `{key}` is."""
+        """One text. `key`: the steps that `{key}` inserts."""
         if "key" in template.names or not variables.constants.keys().isdisjoint(template.names):
             return self._name(template, variables, key)
         known = variables.named.get(id(template))
@@ -142,9 +157,10 @@ class Namer:
 
 
 def counts(step: Template) -> bool:
-    """Whether a whole number in this step is a position: one number that the template writes or counts.
+    """True if an integer in this step of a key is a position.
 
-    A tensor's name never is, nor are digits put together, `{pp}{tp}`, or in a form of their own, `{l:02}`: those are texts.
+    The template writes or counts it as one number. Tensors' names are texts; so are digits put together, `{pp}{tp}`, or
+    in a form of their own, `{l:02}`.
     """
     if len(step.parts) > 1 or any(isinstance(part, Hole) and part.format for part in step.parts):
         return False

@@ -1,4 +1,4 @@
-"""Where every element of every logical tensor lies in storage: boxes of logical tensors, as tables."""
+"""Placement of logical tensors in storage: their boxes, as tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ LOOSE = (Policy.ANY, Policy.LEAD)
 
 @frozen(eq=False)
 class Pieces(Table):
-    """Boxes and their places. Row i: elements low..high of tensor `tensor[i]`; the first one at `offset` of home `home[i]`.
+    """Boxes and their places.
 
-    Along each dim the position steps by `stride`, row-major in a home, and the home by `home_stride`: layers that are stored
-    alike, each in a tensor of its own, are one box. Dims beyond a tensor's own have low 0, high 1 and no steps.
+    Row i: elements low..high of tensor `tensor[i]`; the first one at `offset` of home `home[i]`. Along each dim the
+    position steps by `stride`, row-major in a home, and the home by `home_stride`: layers that are stored alike, each
+    in a tensor of its own, are one box. Dims beyond a tensor's own have low 0, high 1 and no steps.
     """
 
     tensor: I64 = column()  # (N,) index into Placement.tensors
@@ -71,7 +72,7 @@ class Part:
     state: str
     label: str  # the entry's tensor, or the group of a flat
     form: str  # torch, safetensors, ...
-    dtype: str | None  # said by the layout; None: as the tensor's or the state's own
+    dtype: str | None  # from the layout; None: as the tensor's or the state's own
     lossy: bool
     value: tuple[float, float]  # stored = a * x + b
     homes: Homes
@@ -82,10 +83,8 @@ class Part:
     exact: bool = False  # a cast that could lose is looked at value by value
     # Of tensors that it holds with another value than `value`.
     values: dict[str, tuple[float, float]] = field(factory=dict)
-    live: Pieces | None = (
-        None  # boxes of rows that training changes, behind the end of a dim: of no tensor by themselves
-    )
-    # Mesh axes (or `rank`) that tell its stored tensors apart: ranks that differ along others alone hold the same.
+    live: Pieces | None = None  # boxes of rows that training changes, behind the end of a dim: alone of no tensor
+    # Mesh axes (or `rank`) that distinguish its stored tensors: ranks that differ only along others hold the same.
     axes: tuple[str, ...] = ()
     bucket: I64 | None = (
         None  # (ranks,) flats that each rank has before this part's, where ranks have unlike numbers of them
@@ -100,12 +99,15 @@ class Part:
         )
 
     def value_of(self, path: str) -> tuple[float, float]:
-        """How a tensor is stored here: stored = a * x + b."""
+        """Stored value of a tensor here: stored = a * x + b."""
         return self.values.get(path, self.value)
 
     @cached_property
     def pieces(self) -> Pieces:
-        """One row a box of one stored tensor: for those who look at single tensors. Planning does not."""
+        """One row a box of one stored tensor.
+
+        It is for uses of single tensors. Planning does without it.
+        """
         return self.folded.singly()
 
     @cached_property
@@ -115,13 +117,13 @@ class Part:
 
     @cached_property
     def tensors(self) -> tuple[int, ...]:
-        """Which tensors have elements here, by their numbers."""
+        """Numbers of the tensors with elements here."""
         return tuple(each(self.folded.tensor))
 
 
 @frozen
 class BlobPlace:
-    """A value: the coordinates that it is of, and where it lies."""
+    """A value: its coordinates and its place."""
 
     at: tuple[int, ...]
     file: str
@@ -133,7 +135,10 @@ class BlobPlace:
 
 @frozen
 class Blob:
-    """A blob of a located layout. Places of one coordinate hold one value; without places, none is stored."""
+    """A blob of a located layout.
+
+    Places of one coordinate hold one value; without places, none is stored.
+    """
 
     rule: BlobRule
     degrees: tuple[int, ...]  # of its axes
@@ -175,7 +180,10 @@ class Placement:
         return self if self.bare is None else self.bare
 
     def digits(self, over: int) -> Digits:
-        """How the coordinates along some axes (bits of `Pieces.over`) are had from a rank."""
+        """Function from a rank to coordinates along axes.
+
+        The axes are bits of `Pieces.over`.
+        """
         return tuple(d for n, d in enumerate(digits_of(self.layout).values()) if over >> n & 1)
 
 
@@ -191,7 +199,10 @@ def digits_of(layout: Layout) -> dict[str, tuple[int, int]]:
 
 
 def element_name(layout: Layout, path: str, index: tuple[int, ...]) -> str:
-    """An element as people name it: `attn.q[l=3, h=7]`, in indices of whole dims. Live rows go on behind a dim's end."""
+    """Name of an element for people: `attn.q[l=3, h=7]`, in indices of complete dims.
+
+    Live rows continue behind a dim's end.
+    """
     tensor = layout.tensors[path]
     named = []
     for dim, indices, position in zip(tensor.dims, tensor.indices, index, strict=False):

@@ -1,7 +1,7 @@
-"""What an entry stores at many coordinates at once, where each stored axis is a dim, whole or cut once: `v@chunk(dp) h`.
+"""Boxes of plain entries at many coordinates at once.
 
-Anything else goes through the tree of cells, coordinate by coordinate (`EntryPlacer.local`). A test says that both give the
-same.
+Each stored axis is a dim, uncut or cut once: `v@chunk(dp) h`. Anything else goes through the tree of cells, coordinate
+by coordinate (`EntryPlacer.local`). A test checks that both give the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BoxesAt", "boxes_at", "spans_of"]
 
 
 class Placer(Protocol):
-    """What is asked of an EntryPlacer."""
+    """Interface of an EntryPlacer for this module."""
 
     layout: Layout
     entry: Entry
@@ -30,7 +30,10 @@ class Placer(Protocol):
 
 @frozen(eq=False)
 class BoxesAt:
-    """Of each coordinate one box; none where a side of its shape is 0."""
+    """One box for each coordinate.
+
+    There is none if a side of its shape is 0.
+    """
 
     shape: I64  # (C, stored axes)
     low: I64  # (C, K)
@@ -39,7 +42,10 @@ class BoxesAt:
 
 
 def spans_of(split: ax.Split, length: I64 | int, ways: int, here: I64) -> tuple[I64, I64]:
-    """`axes.piece_of` for many coordinates at once; a cut with a remainder is as if it had none."""
+    """`axes.piece_of` for many coordinates at once.
+
+    A remainder is ignored.
+    """
     match split.kind:
         case "sizes":
             starts = np.cumsum([0, *split.sizes])
@@ -57,7 +63,10 @@ def spans_of(split: ax.Split, length: I64 | int, ways: int, here: I64) -> tuple[
 
 
 def boxes_at(placer: Placer, at: I64) -> BoxesAt | None:
-    """Of coordinates along `placer.shape_axes`, (C, axes). None where the pattern is another, or a cut leaves a remainder."""
+    """Boxes at coordinates along `placer.shape_axes`, (C, axes).
+
+    None if the pattern is another, or a cut leaves a remainder.
+    """
     axes = [_plain(axis) for axis in placer.entry.shape]
     if not axes or list(placer.entry.targets) != [None]:
         return None

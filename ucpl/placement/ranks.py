@@ -13,7 +13,10 @@ I64 = NDArray[np.int64]
 
 
 class Ranks:
-    """Coordinates of all ranks on all meshes, as columns; rank itself is an axis, too."""
+    """Coordinates of all ranks on all meshes, as columns.
+
+    Rank itself is an axis, too.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -33,7 +36,10 @@ class Ranks:
     def combinations(
         self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()
     ) -> list[tuple[dict[str, int], int]]:
-        """Distinct coordinates over `axes` among ranks with the coordinates `where`, each with the first such rank."""
+        """Distinct coordinates over `axes`, each with its first rank.
+
+        Only ranks with the coordinates `where` count.
+        """
         memo = (axes, where)
         if memo not in self.cache:
             columns, first = self.distinct(axes, where)
@@ -42,7 +48,7 @@ class Ranks:
         return self.cache[memo]
 
     def distinct(self, axes: tuple[str, ...], where: tuple[tuple[str, int], ...] = ()) -> tuple[dict[str, I64], I64]:
-        """The same as columns: coordinates along each axis, and the first rank at each of them."""
+        """Distinct coordinates as columns, with the first rank at each."""
         memo = (axes, where)
         if memo in self.columns_of:
             return self.columns_of[memo]
@@ -56,7 +62,7 @@ class Ranks:
         return self.columns_of[memo]
 
     def number(self, axes: tuple[str, ...], ranks: I64) -> I64:
-        """Of each of these ranks, a number that is the same for the same coordinates on some axes."""
+        """Number of each rank: the same for the same coordinates on some axes."""
         out = np.zeros(len(ranks), dtype=np.int64)
         for axis in axes:
             out = out * self.degrees[axis] + self.columns[axis][ranks]

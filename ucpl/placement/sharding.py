@@ -1,6 +1,7 @@
-"""How a layout cuts each tensor over tensor-parallel ranks, as facts: what a store writes beside the tensors.
+"""Cuts of tensors over tensor-parallel ranks, as facts.
 
-Not here: patterns that are no sections of one dim (heads of q, k and v in turn, labelled parts): they are left out.
+A store writes them next to the tensors. Not here: patterns that are no sections of one dim (heads of q, k and v in
+turn, labelled parts): they are left out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ TP = "tp"  # the mesh axis of tensor parallelism
 
 
 def shardings_of(layout: Layout) -> dict[str, Sharding]:
-    """Every tensor whose pattern is sections of one dim, or none, by its path. Empty without tensor parallelism.
+    """Every tensor whose pattern is sections of one dim, by its path.
 
-    Raises: UcplError E204 where a cut leaves a remainder.
+    The value is the sections, or none. Empty without tensor parallelism. Raises: UcplError E204 if a cut leaves a
+    remainder.
     """
     degree = next((n for m in layout.meshes for a, n in zip(m.axes, m.degrees, strict=True) if a == TP), 1)
     out: dict[str, Sharding] = {}
@@ -42,7 +44,7 @@ def _sharding(layout: Layout, entry: Entry, degree: int) -> Sharding | None:
     if set(entry.targets) != {None} or len(axes) != len(tensor.dims):
         return None
     if any(n != layout.sizes[d] for d, n in zip(tensor.dims, tensor.counts, strict=True)):
-        return None  # a dim of which the tensor has only a range is cut as a whole
+        return None  # if the tensor has only a range of a dim, the dim is cut as it is
     cut: tuple[int, tuple[Section, ...]] | None = None
     for i, (axis, dim, size) in enumerate(zip(axes, tensor.dims, tensor.counts, strict=True)):
         sections = _sections(axis, dim, size, degree)
@@ -61,7 +63,10 @@ def _sharding(layout: Layout, entry: Entry, degree: int) -> Sharding | None:
 
 
 def _unwrapped(shape: tuple[ax.Axis, ...]) -> tuple[ax.Axis, ...]:
-    """The tensor's own axes inside `pad((...), dp)@dp`, a flattened tensor that is cut once more."""
+    """The tensor's own axes inside `pad((...), dp)@dp`.
+
+    That is a flattened tensor that is cut once more.
+    """
     if len(shape) != 1:
         return shape
     axis = shape[0]
@@ -71,7 +76,10 @@ def _unwrapped(shape: tuple[ax.Axis, ...]) -> tuple[ax.Axis, ...]:
 
 
 def _sections(axis: ax.Axis, dim: str, size: int, degree: int) -> tuple[Section, ...] | None:
-    """The sections of one dim, each cut over tp or not, in order; None where it is something else."""
+    """Sections of one dim in order, each cut over tp or not.
+
+    None if the axis is something else.
+    """
     parts = [axis]
     if isinstance(axis, ax.Stack):
         if any(t.label is not None or len(t.axes) != 1 for t in axis.terms):
@@ -82,7 +90,7 @@ def _sections(axis: ax.Axis, dim: str, size: int, degree: int) -> tuple[Section,
     for part in parts:
         inner, split = part, None
         if isinstance(part, ax.Cut):
-            first, *others = part.splits  # what other axes cut of it, they cut on each tp rank
+            first, *others = part.splits  # cuts by other axes are made on each tp rank
             if TP in (one.mesh_axis for one in others):
                 return None
             inner, split = part.axis, first if first.mesh_axis == TP else None

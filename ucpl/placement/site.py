@@ -1,4 +1,7 @@
-"""What placing needs to know of a layout as a whole: its ranks, an EntryPlacer an entry, places that are taken."""
+"""Site: facts of a complete layout for placing.
+
+They are its ranks, an EntryPlacer an entry, and the places that are taken.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Site:
     claims: Claims
     namer: Namer
     wanted: Wanted | None = None  # only where something of this is
-    met: dict[object, list[tuple[dict[str, int], int]]] = field(factory=dict)  # where that is, by what was asked
+    met: dict[object, list[tuple[dict[str, int], int]]] = field(factory=dict)  # cached results, by request
 
     @classmethod
     def of(cls, layout: Layout, rank: int | None, wanted: Wanted | None = None) -> Site:
@@ -54,7 +57,7 @@ class Site:
     ) -> list[tuple[dict[str, int], int]]:
         """Distinct coordinates over some axes, each with the first rank there.
 
-        Where something is wanted: only those at which one of these entries may have some of it.
+        If only some boxes are wanted: those at which one of these entries may have some of them.
         """
         if self.rank is None:
             return self.ranks.combinations(axes, where) if self.wanted is None else self.meeting(axes, where, placers)
@@ -77,7 +80,7 @@ class Site:
         apart = (
             *axes,
             *(a for a in said if a not in axes),
-        )  # what is there may differ along axes that are not asked for
+        )  # stored boxes may differ along axes that were not requested
         _, each = self.ranks.distinct(apart, where)
         every = {a: c[each] for a, c in self.ranks.columns.items()}
         held = np.zeros(len(each), dtype=np.bool_)
@@ -91,7 +94,10 @@ class Site:
         return [({a: int(columns[a][i]) for a in axes}, int(first[i])) for i in np.flatnonzero(kept).tolist()]
 
     def divided(self, pieces: Pieces) -> tuple[Pieces, Pieces]:
-        """Boxes of the tensors themselves, and those of live rows, whose indices lie behind a dim's end."""
+        """Boxes of the tensors themselves, and those of live rows.
+
+        Indices of live rows are behind a dim's end.
+        """
         is_live = (pieces.low >= self.counts[pieces.tensor, : pieces.width]).any(axis=1)
         return pieces.take(np.flatnonzero(~is_live)), pieces.take(np.flatnonzero(is_live))
 
@@ -108,7 +114,7 @@ class Site:
         return tuple(a for a in self.ranks.columns if a in names)
 
     def names_of(self, rule: FileRule, key: Template | None) -> frozenset[str]:
-        """What the templates of a place name."""
+        """Names in the templates of a place."""
         out: frozenset[str] = frozenset()
         for t in (rule.path, rule.key, key):
             if t is not None:
@@ -117,14 +123,17 @@ class Site:
 
     @property
     def valued(self) -> set[str]:
-        """States that hold the parameter's own value, as far as names and derivations tell."""
+        """States that hold the parameter's own value.
+
+        Names and derivations show it.
+        """
         return {*PARAMETER, *(n for d in self.layout.derived for n in (d.state, d.source))}
 
     def policy_at(self, storing: Storing, cut: frozenset[str], rank: int) -> Policy:
-        """What holds of a copy on a rank. `cut`: axes along which no two ranks hold the same.
+        """Policy for a copy on a rank.
 
-        Of copies along an axis of `any`, those at coordinate 0 lead; none does of an entry that stands at one coordinate of
-        it, since its copies are the tensor's other homes.
+        `cut`: axes along which no two ranks hold the same. Of copies along an axis of `any`, those at coordinate 0
+        lead; none does of an entry at one coordinate of it, since its copies are the tensor's other homes.
         """
         fixed = {a for a, _ in storing.at}
         loose = [a for a in storing.loose if a not in cut or a in fixed]
@@ -133,7 +142,10 @@ class Site:
         return storing.policy if self.over(storing) else Policy.LEAD if loose else Policy.SAME
 
     def policies(self, storing: Storing, cut: frozenset[str], placer: EntryPlacer, rank: int, local: LocalBoxes) -> I64:
-        """The same of each row of what a rank has of an entry: an axis may cut some terms of a sum, and copy the others."""
+        """Policies for each row of a rank's part of an entry.
+
+        An axis may cut some terms of a sum, and copy the others.
+        """
         some = sorted(a for a in self.partly_loose(storing, placer) if a not in cut)
         if not some:
             return np.full(len(local.offset), self.policy_at(storing, cut, rank), dtype=np.int64)
@@ -149,11 +161,14 @@ class Site:
 
     @staticmethod
     def partly_loose(storing: Storing, placer: EntryPlacer) -> frozenset[str]:
-        """Axes of `any` that cut some terms of an entry's pattern and not others."""
+        """Axes of `any` that cut some terms of an entry's pattern, not all."""
         return frozenset(storing.loose) & placer.partly - {a for a, _ in storing.at}
 
     def over(self, storing: Storing) -> int:
-        """The axes that a mean or sum is over, a bit each: those that have more than one coordinate."""
+        """Axes of the mean or sum, a bit each.
+
+        Those are axes with more than one coordinate.
+        """
         return sum(1 << self.bits[a] for a in storing.policy_axes if self.ranks.degrees[a] > 1)
 
     @cached_property
@@ -161,7 +176,10 @@ class Site:
         return {axis: n for n, axis in enumerate(digits_of(self.layout))}
 
     def state_names(self, line: States, group: str | None) -> tuple[str, ...]:
-        """Names of the states that a line stores for a group: those it names, or those that no other line names."""
+        """Names of the states that a line stores for a group.
+
+        They are those it names, or those that no other line names.
+        """
         model = [
             s for s in self.layout.states if not s.scalar and (s.groups is None or group is None or group in s.groups)
         ]

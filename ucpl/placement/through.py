@@ -1,6 +1,9 @@
-"""Boxes of a tensor as one dialect names it, as boxes of the logical tensors that the dialect puts together in it.
+"""Boxes of a dialect's tensor as boxes of logical tensors.
 
-before: `linear_qkv`, rows 0 to 8 at 5     after: attn.q[g=0, r=.., d=..] at 5, attn.k[g=0, ..] at ..., where each is stored
+The dialect puts several logical tensors together in one of its own.
+
+before: `linear_qkv`, rows 0 to 8 at 5     after: attn.q[g=0, r=.., d=..] at 5, attn.k[g=0, ..] at ..., each with its
+storage
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ Span = tuple[int, int]
 
 @frozen
 class Piece:
-    """A box of a logical tensor in a named tensor: x[a] = base[a] + sum of step * (index - low) over the digits of axis a."""
+    """A box of a logical tensor in a named tensor.
+
+    x[a] = base[a] + sum of step * (index - low) over the digits of axis a.
+    """
 
     low: tuple[int, ...]
     high: tuple[int, ...]
@@ -27,7 +33,7 @@ class Piece:
 
 @frozen
 class Box:
-    """Logical elements low..high, the first one at `offset`, by `stride` along each dim."""
+    """Logical elements low..high: the first at `offset`, by `stride` along each dim."""
 
     low: tuple[int, ...]
     high: tuple[int, ...]
@@ -38,7 +44,10 @@ class Box:
 def piece_of(
     shape: tuple[int, ...], low: tuple[int, ...], high: tuple[int, ...], offset: int, stride: tuple[int, ...]
 ) -> Piece:
-    """From where a box lies in a named tensor of this shape, row-major: its steps along each axis."""
+    """Steps of a box along each axis of a named tensor.
+
+    They follow from the box's place in this shape, row-major.
+    """
     rows = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         rows[axis] = rows[axis + 1] * shape[axis + 1]
@@ -52,7 +61,10 @@ def piece_of(
 
 
 def within(digits: tuple[Digit, ...], low: int, high: int) -> list[dict[int, Span]]:
-    """Boxes of digits whose sum of step * index is from low to high: each such index once."""
+    """Boxes of digits whose sum is from low to high, each index once.
+
+    The sum is that of step * index.
+    """
     last = sum(step * (n - 1) for _, step, n in digits)
     if high <= 0 or low > last:
         return []
@@ -61,7 +73,7 @@ def within(digits: tuple[Digit, ...], low: int, high: int) -> list[dict[int, Spa
     (dim, step, n), *others = digits
     rest = tuple(others)
     reach = sum(s * (m - 1) for _, s, m in rest)
-    first, end = max(0, -(-low // step)), min(n, (high - reach - 1) // step + 1)  # those whose rest is whole
+    first, end = max(0, -(-low // step)), min(n, (high - reach - 1) // step + 1)  # those with a complete rest
     out: list[dict[int, Span]] = []
     if first < end:
         out.append({dim: (first, end)} | {d: (0, m) for d, _, m in rest})
@@ -74,7 +86,10 @@ def within(digits: tuple[Digit, ...], low: int, high: int) -> list[dict[int, Spa
 def through(
     piece: Piece, low: tuple[int, ...], high: tuple[int, ...], offset: int, stride: tuple[int, ...]
 ) -> list[Box]:
-    """What of a piece lies in a box of the named tensor, which begins at `offset` and has these strides."""
+    """Part of a piece inside a box of the named tensor.
+
+    The box begins at `offset` and has these strides.
+    """
     axes = [within(of, a - b, c - b) for of, a, c, b in zip(piece.digits, low, high, piece.base, strict=True)]
     out = []
     for chosen in product(*axes):

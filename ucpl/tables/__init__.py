@@ -1,4 +1,7 @@
-"""Tables of columns, and boxes of strided elements as tables: the form that data has from placement to bytes. A leaf room."""
+"""Tables of columns, and boxes of strided elements as tables.
+
+Data has this form from placement to bytes. A leaf room.
+"""
 
 from ucpl.tables.blocks import Block, Name, Slot
 from ucpl.tables.gaps import gaps, uncovered

@@ -1,7 +1,7 @@
-"""Stored tensors that are named and cut alike, told once: a product of coordinates and of choices of indices.
+"""Blocks: stored tensors that are named and cut alike.
 
-126 layers on 256 ranks are one block: names with slots, a column of coordinates for some slots, a column of choices for the
-others.
+A block is a product of coordinates and of choices of indices. 126 layers on 256 ranks are one block: names with slots,
+a column of coordinates for some slots, a column of choices for the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ COORDINATE, CHOICE = 0, 1
 
 @frozen(eq=False)
 class Slot:
-    """A part of a name that changes: with the coordinates of the ranks, or with the choice of the bracketed indices."""
+    """A part of a name that changes.
+
+    It changes with the coordinates of the ranks, or with the choice of the bracketed indices.
+    """
 
     axis: int  # COORDINATE or CHOICE
     values: I64 | tuple[str, ...]
@@ -43,20 +46,29 @@ def name_text(name: Name, coordinate: int, choice: int) -> str:
 
 
 def name_texts(name: Name, coordinates: Iterable[int], choices: Iterable[int]) -> list[str]:
-    """The name at each pair of a coordinate and a choice, a part at a time."""
+    """The name at each pair of a coordinate and a choice.
+
+    It is built a part at a time.
+    """
     pairs = list(zip(coordinates, choices, strict=True))
     texts = [repeat(p, len(pairs)) if isinstance(p, str) else [p.text(pair[p.axis]) for pair in pairs] for p in name]
     return ["".join(parts) for parts in zip(*texts, strict=True)] if name else [""] * len(pairs)
 
 
 def is_whole(text: str) -> bool:
-    """Whether it is a whole number as one is written: `0`, `12`, not `00` or `012`, which would lose their zeros."""
+    """True if a text is an integer in its usual form.
+
+    `0` and `12` are; `00` and `012` are not: they would lose their zeros.
+    """
     return text.isascii() and text.isdigit() and (text == "0" or not text.startswith("0"))
 
 
 @frozen(eq=False)
 class Block:
-    """Tensors that are named and cut alike. Tensor number `c * choices + j` of the block is choice j at coordinate c."""
+    """Tensors that are named and cut alike.
+
+    Tensor number `c * choices + j` of the block is choice j at coordinate c.
+    """
 
     file: Name
     key: tuple[Name, ...]  # steps
@@ -81,7 +93,7 @@ class Block:
         return name_text(self.file, coordinate, choice), tuple(steps)
 
     def padding_kind(self, coordinate: int) -> Literal["zero", "live", "undefined"]:
-        """What the padding of the tensors at a coordinate holds: zeros, values that were trained, or anything."""
+        """Padding kind of the tensors at a coordinate: zeros, trained, or anything."""
         if self.undefined[coordinate]:
             return "undefined"
         return "live" if self.live[coordinate] else "zero"

@@ -1,4 +1,4 @@
-"""What boxes leave open: the elements of stored tensors that none of them covers."""
+"""Gaps: elements of stored tensors that no box covers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ __all__ = ["gaps", "uncovered"]
 
 
 def uncovered(numel: int, start: I64, shape: I64, step: I64) -> tuple[I64, I64]:
-    """The runs of a tensor's elements that no box covers: (starts, stops), in order.
+    """Uncovered runs of a tensor's elements: (starts, stops), in order.
 
     Row i is a box of `shape[i]` elements from `start[i]`, each dim with its step: (N,), (N, D), (N, D).
 
-    >>> [a.tolist() for a in uncovered(10, np.array([1, 6]), np.array([[3], [2]]), np.array([[1], [2]]))]
-    [[0, 4, 7, 9], [1, 6, 8, 10]]
+
+    >>> [a.tolist() for a in uncovered(10, np.array([1, 6]), np.array([[3], [2]]), np.array([[1], [2]]))] [[0, 4, 7, 9],
+    [1, 6, 8, 10]]
     """
     count = shape.prod(axis=1)
     start, shape, step, count = (a[count > 0] for a in (start, shape, step, count))
@@ -38,7 +39,7 @@ def uncovered(numel: int, start: I64, shape: I64, step: I64) -> tuple[I64, I64]:
 
 
 def _runs(start: int, shape: Sequence[int], step: Sequence[int]) -> tuple[I64, int]:
-    """Where the runs of one box begin, and how long each is."""
+    """Begins and lengths of the runs of one box."""
     dims = sorted((s, n) for n, s in zip(shape, step, strict=True) if n > 1)
     length = 1
     while dims and dims[0][0] == length:
@@ -50,14 +51,15 @@ def _runs(start: int, shape: Sequence[int], step: Sequence[int]) -> tuple[I64, i
 
 
 def gaps(covered: Side, homes: I64, numel: I64, space: Space) -> Side:
-    """Boxes of all elements of some stored tensors (H,), of `numel` (H,) elements each, that no box covers.
+    """Boxes of all uncovered elements of some stored tensors (H,).
 
-    What is alike at equal distances is one box: rows of a tensor that end in padding, and tensors that do.
+    They have `numel` (H,) elements each. Gaps at equal distances are one box: rows of a tensor that are padded at the
+    end, and tensors that are.
     """
     order = np.argsort(homes, kind="stable")
     homes, numel = homes[order], numel[order]
     boxes = _within(covered, homes, space)
-    # Whatever is no element of these tensors counts as covered.
+    # All other elements count as covered.
     begin = space.address(homes, np.zeros_like(homes))
     between = np.concatenate([[0], (begin + numel)[:-1]]) if len(homes) else begin
     last = int(begin[-1] + numel[-1]) if len(homes) else 0
@@ -72,7 +74,7 @@ def gaps(covered: Side, homes: I64, numel: I64, space: Space) -> Side:
 
 
 def _within(covered: Side, homes: I64, space: Space) -> Side:
-    """The boxes that lie in these stored tensors, one row for each box of each of them."""
+    """Boxes in these stored tensors, one row for each box of each tensor."""
     if not len(homes) or not len(covered):
         return Side.empty(covered.width)
     first = space.home(covered.offset)
@@ -84,7 +86,9 @@ def _within(covered: Side, homes: I64, space: Space) -> Side:
 
 
 def _folded(boxes: Side, space: Space) -> Side:
-    """Neighbours of one shape at equal distances as one box, of a dim more.
+    """Neighbours of one shape at equal distances, as one box.
+
+    It has a dim more.
 
     before: 3 at 7, 3 at 17, 3 at 27   after: 3 x 3 at 7, with strides 10 and 1
     """
@@ -92,10 +96,10 @@ def _folded(boxes: Side, space: Space) -> Side:
         return boxes
     apart = np.diff(boxes.offset)
     alike = ((boxes.shape[1:] == boxes.shape[:-1]) & (boxes.stride[1:] == boxes.stride[:-1])).all(axis=1)
-    # From one tensor to another a box steps by whole tensors, or not at all.
+    # From one tensor to another a box steps by complete tensors, or not at all.
     alike &= (np.diff(space.home(boxes.offset)) == 0) | (space.position(apart) == 0)
     goes_on = alike.copy()
-    goes_on[1:] &= (apart[1:] == apart[:-1]) | ~alike[:-1]  # the second one says how far apart they are
+    goes_on[1:] &= (apart[1:] == apart[:-1]) | ~alike[:-1]  # the second one has their distance
     head = np.flatnonzero(np.concatenate([[True], ~goes_on]))
     count = np.diff(np.append(head, len(boxes)))
     step = np.where(count > 1, apart[np.minimum(head, len(apart) - 1)], 1)

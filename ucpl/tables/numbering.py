@@ -1,4 +1,4 @@
-"""One number a row, for rows of several columns: what sorting, grouping and counting of rows goes by."""
+"""Numbering of rows of several columns, for sorting, grouping and counting."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ ROOM = 1 << 62  # numbers below it can still be added to
 
 
 def numbered(columns: Sequence[I64]) -> I64:
-    """Of each row a number >= 0, equal where rows are equal, and ordered as rows are: by the first column, then the next one.
+    """Number >= 0 of each row: equal for equal rows, and ordered as they are.
 
-    columns: (N,) each. Numbers are as small as digits allow, not dense; they become dense where digits do not fit an int64.
+    The order is by the first column, then the next one. columns: (N,) each. Numbers are as small as digits allow, not
+    dense; they become dense if digits do not fit an int64.
     """
     number = np.zeros(len(columns[0]) if columns else 0, dtype=np.int64)
     if not len(number):
@@ -37,13 +38,16 @@ def numbered(columns: Sequence[I64]) -> I64:
 
 
 def distinct(columns: Sequence[I64]) -> I64:
-    """The first row of each of the different rows, in the order of their numbers."""
+    """First row of each of the different rows, by number."""
     _, first = np.unique(numbered(columns), return_index=True)
     return first.astype(np.int64)
 
 
 def within(count: I64) -> I64:
-    """0, 1, .. count[i] - 1 for each i, one after the other: where each row stands in its own run of rows."""
+    """0, 1, .. count[i] - 1 for each i, one after the other.
+
+    That is the place of each row in its own run of rows.
+    """
     out: I64 = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     return out
 

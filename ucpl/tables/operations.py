@@ -1,17 +1,23 @@
-"""The operations of the dependency graph, each a record that owns its table. What is built is what is saved and run.
+"""Operations of the dependency graph, each a record that owns its table.
+
+The same records are built, saved and run.
+
 
     Read ─► Extract ─► Merge | Reduce | Derive ─► Split ─► Write
                ├─────► Check ───────────────────────────────► Write ◄─ Fill
                ├─────► Scale ─────────────────────► Split ─► Write
                └─────► Send ─ ─ another rank's ─ ─► Receive ─► Merge | Derive ─► Split ─► Write
 
-    Read ─► Reconstruct ─► Extract ─► ...      of a vault, of which a part is lost
-    Read ─► Recompute ─► Extract ─► ...        of a vault that has gradients of the last steps alone; both may stand there
 
-One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists the states it stands for. Row i
-of an Extract goes to row i of the Split, Check or Send that follows it.
+    Read ─► Reconstruct ─► Extract ─► ...      of a vault with a lost part
+    Read ─► Recompute ─► Extract ─► ...        of a vault that has gradients of the last steps alone; both are possible
+    there
 
-A plan is of all ranks, and has no Send or Receive: they are in the graph of one rank of a job, which is made of its share.
+One node per (operation, entry) over all ranks, indices and states that are alike: `lanes` lists its states. Row i of an
+Extract goes to row i of the Split, Check or Send that follows it.
+
+A plan is of all ranks, and has no Send or Receive: they are in the graph of one rank of a job, which is made of its
+share.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from attrs import field
 from ucpl.records import frozen
 from ucpl.tables.strided import Moves, Side
 
-if TYPE_CHECKING:  # what reads headers alone does not wait for it
+if TYPE_CHECKING:  # reading headers alone does not need it
     import networkx as nx
 
 __all__ = [
@@ -59,9 +65,9 @@ Digits = tuple[tuple[int, int], ...]  # (divisor, degree) of mesh axes: a rank's
 
 @frozen
 class Lane:
-    """One state that a node stands for: what it fills, what it is made from, and where its stored tensors begin.
+    """One state of a node: its target, its source, and its stored tensors.
 
-    The table's positions are those of the first lane; another one's lie `source` and `target` stored tensors further on.
+    The table's positions are those of the first lane; another one's are `source` and `target` stored tensors further.
     """
 
     state: str
@@ -85,16 +91,16 @@ class Read:
 
 @frozen(eq=False)
 class Reconstruct:
-    """What was read of a vault, of which bytes are lost where they lay: they are made of what other domains hold for them.
+    """Data of a vault with lost bytes, made from the data of other domains.
 
-    That is done where an Extract reads them, of no more than it reads, and straight to where they go.
+    An Extract makes them when it reads: no more than it reads, and straight at their target.
     """
 
     label: str
     state: str
     size: int  # bytes that are lost
     lost: tuple[int, ...]  # domains, ascending
-    others: tuple[int, ...]  # of which they are made
+    others: tuple[int, ...]  # parts from which the bytes are made
     scheme: str  # "raim5"
     times: int  # bytes of others that are read for each
 
@@ -106,9 +112,9 @@ class Reconstruct:
 
 @frozen(eq=False)
 class Recompute:
-    """What was read of a vault that has gradients of the last steps alone: the optimizer makes these steps once more.
+    """Data of a vault that has gradients of the last steps alone.
 
-    That is done where an Extract reads it, of each parameter as a whole.
+    The optimizer makes these steps once more, when an Extract reads it, for each parameter completely.
     """
 
     label: str
@@ -127,7 +133,7 @@ class Recompute:
 
 @frozen(eq=False)
 class Extract:
-    """Boxes of elements taken out of what was read."""
+    """Boxes of elements extracted from the data that was read."""
 
     label: str
     lanes: tuple[Lane, ...]
@@ -151,22 +157,26 @@ class Merge:
 
 @frozen(eq=False)
 class Reduce:
-    """Copies put together: averaged or added in fp64, by order of their source, rounded once; or the greatest of them.
+    """Copies put together: averaged or added in fp64, or the greatest of them.
 
-    What differs along the axes of `over` counts each for itself; what differs along other axes alone is one thing, and equal.
+    They are added by order of their source and rounded once. Copies that differ along the axes of `over` count each
+    alone; copies that differ along other axes are one member, and equal.
     """
 
     label: str
     lanes: tuple[Lane, ...]
     how: Literal["mean", "sum", "max"]
     over: Digits = ()
-    exact: bool = False  # what would be rounded is refused
+    exact: bool = False  # values that would be rounded are refused
 
     def __str__(self) -> str:
         return f"reduce  {_states(self)} of {self.label} by {self.how}"
 
     def member(self, rank: int) -> int | None:
-        """Which of those that are put together a stored tensor of a rank is, or is a copy of. None: each is one."""
+        """Member that a stored tensor of a rank is, or is a copy of.
+
+        None: each is one.
+        """
         if not self.over:
             return None
         number = 0
@@ -177,7 +187,10 @@ class Reduce:
 
 @frozen(eq=False)
 class Derive:
-    """A state made of another: rounded to nearest even where it is narrower, or (`exact`) refused where it would be."""
+    """A state made of another, rounded to nearest even.
+
+    With `exact`, a narrower type is refused if it rounds.
+    """
 
     label: str
     lanes: tuple[Lane, ...]
@@ -189,7 +202,10 @@ class Derive:
 
 @frozen(eq=False)
 class Scale:
-    """What was merged, times scales: in fp32, rounded once. A box of scales steps by 0 along the elements of a block."""
+    """Merged values times scales: in fp32, rounded once.
+
+    A box of scales steps by 0 along the elements of a block.
+    """
 
     label: str
     lanes: tuple[Lane, ...]
@@ -214,7 +230,7 @@ class Split:
 
 @frozen(eq=False)
 class Check:
-    """Boxes of declared copies, held against what stands at their places of the target."""
+    """Boxes of declared copies, compared with the target's elements at their places."""
 
     label: str
     lanes: tuple[Lane, ...]
@@ -228,7 +244,7 @@ class Check:
 
 @frozen(eq=False)
 class Send:
-    """Extracted boxes for another rank: where each lies in the message to it."""
+    """Extracted boxes for another rank, with their places in the message."""
 
     label: str
     lanes: tuple[Lane, ...]
@@ -243,7 +259,7 @@ class Send:
 
 @frozen(eq=False)
 class Receive:
-    """What another rank's Send gives: where each box lies in its message."""
+    """Boxes from another rank's Send, with their places in its message."""
 
     label: str
     lanes: tuple[Lane, ...]
@@ -257,9 +273,10 @@ class Receive:
 
 @frozen(eq=False)
 class Fill:
-    """Boxes of elements that no Split reaches, and what is put there: padding of the target, or what the source lacks.
+    """Boxes of elements that no Split reaches, and their value.
 
-    A graph counts elements of padding; which they are is told where it becomes a plan.
+    They are padding of the target, or elements that the source lacks. A graph counts elements of padding; their places
+    are found when it becomes a plan.
     """
 
     label: str
@@ -267,7 +284,7 @@ class Fill:
     elements: int
     boxes: Side = field(repr=False, factory=Side.empty)
     value: float = 0.0
-    lacking: bool = False  # elements of tensors, of which the source has nothing
+    lacking: bool = False  # elements of tensors that the source lacks
 
     def __str__(self) -> str:
         what = f"with {self.value:g}, which the source lacks" if self.lacking else "of padding"
@@ -318,7 +335,7 @@ def _boxes(boxes: Side) -> str:
 
 @frozen(eq=False)
 class Flow:
-    """An Extract, or a Receive, with what becomes of its boxes."""
+    """An Extract, or a Receive, with the operations on its boxes."""
 
     extract: Extract | Receive
     way: Merge | Reduce | Derive | Scale | Check | Send
@@ -357,10 +374,11 @@ class Flow:
 
 
 def in_order(net: nx.DiGraph[Node]) -> list[Node]:
-    """Nodes so that each follows what it needs; of those that are free, the one that joined the graph first.
+    """Nodes in order: each follows those that it needs.
 
-    Raises: ValueError where nodes need each other. (As networkx's `lexicographical_topological_sort`, which takes four times
-    as long over graphs as small as these.)
+    Of those that are free, the one that joined the graph first comes first. Raises: ValueError if nodes need each
+    other. (As networkx's `lexicographical_topological_sort`, which takes four times as long over graphs as small as
+    these.)
     """
     nodes = list(net)
     number = {node: i for i, node in enumerate(nodes)}
@@ -384,14 +402,14 @@ def in_order(net: nx.DiGraph[Node]) -> list[Node]:
 
 
 def flows(net: nx.DiGraph[Node], nodes: Sequence[Node] | None = None) -> Iterator[Flow]:
-    """Every way of elements from source to target, in the order of the graph."""
+    """Every way of elements from source to target, in the graph's order."""
     for node in in_order(net) if nodes is None else nodes:
         match node:
             case Split():
                 (way,) = net.predecessors(node)
                 assert isinstance(way, Merge | Reduce | Derive | Scale)
                 for extract in net.predecessors(way):
-                    if isinstance(extract, Extract | Receive):  # a Scale follows what it scales
+                    if isinstance(extract, Extract | Receive):  # a Scale follows the node that it scales
                         yield Flow(extract, way, node)
             case Check() | Send():
                 for extract in net.predecessors(node):
@@ -402,7 +420,10 @@ def flows(net: nx.DiGraph[Node], nodes: Sequence[Node] | None = None) -> Iterato
 
 
 def net_text(net: nx.DiGraph[Node]) -> str:
-    """The graph as people read it, in the order in which it runs: a node a line, and what it needs."""
+    """The graph as text, in the order in which it runs.
+
+    A node is a line, with the nodes that it needs.
+    """
     number = {node: i for i, node in enumerate(in_order(net))}
     lines = []
     for node, i in number.items():

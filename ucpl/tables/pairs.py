@@ -1,7 +1,8 @@
-"""Elements that lie two to a byte: boxes of them told as boxes of bytes, of both elements or of one of the two.
+"""Pairs of elements in a byte: boxes of elements as boxes of bytes.
 
-A byte has the elements 2i and 2i + 1 of row-major order, the first in its low half. So along one dim of a box, the one that
-steps by 1, a byte is two elements; along all others steps are whole bytes.
+A box of bytes has both elements or one of the two. A byte has the elements 2i and 2i + 1 of row-major order, the first
+in its low half. So along one dim of a box, the one that steps by 1, a byte is two elements; along all others steps are
+complete bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ Places = tuple[I64, I64]  # (N,) offsets and (N, D) strides of boxes
 
 
 def pairs(shape: I64, stride: I64) -> Bools:
-    """(N, D): the dim along which two elements lie in one byte."""
+    """(N, D): the dim along which two elements share a byte."""
     out: Bools = (stride == 1) & (shape > 1)
     return out
 
 
 def whole_pairs(shape: I64, places: Places) -> Bools:
-    """(N,): whether a box is of whole bytes: it begins with one, and has both elements of each."""
+    """(N,): True if a box is of complete bytes.
+
+    It begins with one, and has both elements of each.
+    """
     offset, stride = places
     inner = pairs(shape, stride)
     good = (offset % 2 == 0) & (inner.sum(axis=1) == 1)
@@ -33,17 +37,17 @@ def whole_pairs(shape: I64, places: Places) -> Bools:
 
 
 def halves(shape: I64, places: Places) -> tuple[I64, Places]:
-    """Boxes of whole bytes with a byte as the element."""
+    """Boxes of complete bytes with a byte as the element."""
     offset, stride = places
     inner = pairs(shape, stride)
     return np.where(inner, shape // 2, shape), (offset // 2, np.where(inner, stride, stride // 2))
 
 
 def split_pairs(shape: I64, places: Places, other: Places, high: bool) -> tuple[I64, I64, Places, Places]:
-    """Of boxes of elements that lie two to a byte, those in the low or the high halves of bytes.
+    """Boxes in the low or the high halves of bytes.
 
-    places: where they lie; other: where they lie on another side, an element each. Returns the rows that are left, their
-    shape, and both sides: the first in bytes.
+    They are of elements of half a byte. places: their places; other: their places on another side, an element each.
+    Returns the rows that are left, their shape, and both sides: the first in bytes.
     """
     offset, stride = places
     inner = pairs(shape, stride)

@@ -1,7 +1,8 @@
-"""One number for (stored tensor, position in it), so that a box may run over tensors that are stored alike.
+"""Addresses: one number for (stored tensor, position in it).
 
-Layers that are cut alike lie in tensors that follow each other: along `l` a box then steps from tensor to tensor, as it steps
-from row to row along another dim. Nothing in the algebra of boxes has to know which of the two a step is.
+So a box may run over tensors that are stored alike. Layers that are cut alike are in tensors that follow each other:
+along `l` a box then steps from tensor to tensor, as it steps from row to row along another dim. The algebra of boxes
+treats both steps alike.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ BITS_MAX = 62  # addresses are int64, and differences of two must be, too
 
 @frozen
 class Space:
-    """Addresses `home << bits | position`: `bits` hold every position of every stored tensor, with room to spare."""
+    """Addresses `home << bits | position`.
+
+    `bits` hold every position of every stored tensor, with room to spare.
+    """
 
     bits: int
 
     @classmethod
     def over(cls, homes: int, numel_max: int) -> Space:
-        """Room for `homes` tensors of up to `numel_max` elements. Raises: ValueError where no int64 has it."""
+        """Room for `homes` tensors of up to `numel_max` elements.
+
+        Raises: ValueError if no int64 has it.
+        """
         # Twice the room: no dim within a tensor can be continued by the step to the next one, so none is merged with it.
         bits = (2 * max(1, int(numel_max))).bit_length()
         if bits + max(1, int(homes).bit_length()) > BITS_MAX:

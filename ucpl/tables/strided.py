@@ -1,8 +1,11 @@
-"""Moves: boxes of strided elements from one place to another, as a table that is closed under what is done to it.
+"""Moves: a table of boxes of strided elements from place to place.
+
+The table is closed under its functions:
+
 
     straighten   dims in one order, neighbours merged where both sides allow
     join_runs    runs that follow each other on both sides become one
-    clip         what of each row lies in a range of positions
+    clip         the part of each row in a range of positions
     split_rows   rows cut along dims, one row an index
     expanded     rows that run over several stored tensors, one row a tensor
 
@@ -25,7 +28,10 @@ __all__ = ["Moves", "Side", "clip", "expanded", "join_runs", "split_rows", "stra
 
 @frozen(eq=False)
 class Side(Table):
-    """One side of moves. Element (j0, j1, ...) of box i lies at `offset[i] + sum(j * stride[i])`."""
+    """One side of moves.
+
+    Element (j0, j1, ...) of box i is at `offset[i] + sum(j * stride[i])`.
+    """
 
     tensor: I64 = column()  # (N,) the logical tensor (of a run over several, the first)
     offset: I64 = column()  # (N,)
@@ -41,8 +47,8 @@ class Side(Table):
 class Moves(Table):
     """Row i moves a box of `shape[i]` elements of logical tensor `tensor[i]`.
 
-    Element (j0, j1, ...) of the box lies at `source + sum(j * source_stride)` and goes to `target + sum(j * target_stride)`.
-    Dims that a row does not have are of size 1.
+    Element (j0, j1, ...) of the box comes from `source + sum(j * source_stride)` and goes to `target + sum(j *
+    target_stride)`. Dims that a row does not have are of size 1.
     """
 
     tensor: I64 = column()  # (N,) the tensor that is moved (of a run over several, the first)
@@ -71,7 +77,7 @@ class Moves(Table):
 
     @classmethod
     def between(cls, source: Side, target: Side) -> Moves:
-        """Boxes of the source that go to boxes of the target, row by row."""
+        """Moves from boxes of the source to boxes of the target, by row."""
         return cls(source.tensor, source.offset, target.offset, source.shape, source.stride, target.stride)
 
 
@@ -79,7 +85,9 @@ M = TypeVar("M", bound=Moves)
 
 
 def straighten(moves: M) -> M:
-    """Dims by falling target stride, size-1 dims gone, neighbours merged where both sides allow.
+    """Sort dims by falling target stride, and merge neighbours.
+
+    Dims of size 1 are dropped; neighbours are merged if both sides allow.
 
     before: 2 x 3 x 4 with strides (12, 4, 1) and (24, 4, 1)   after: 2 x 12 with strides (12, 1) and (24, 1)
     """
@@ -122,7 +130,9 @@ def straighten(moves: M) -> M:
 
 
 def join_runs(moves: M) -> M:
-    """Contiguous runs that follow each other in source and in target become one; rows come out in target order.
+    """Join contiguous runs that follow each other on both sides.
+
+    Rows come out in target order.
 
     before: 5 elements at 0 -> 10, 3 elements at 5 -> 15   after: 8 elements at 0 -> 10
     """
@@ -151,11 +161,11 @@ def join_runs(moves: M) -> M:
 
 
 def clip(offset: I64, size: I64, stride: I64, start: I64, stop: I64) -> tuple[I64, I64, I64]:
-    """The part of each strided box whose positions lie in [start, stop), as boxes.
+    """Part of each strided box with positions in [start, stop), as boxes.
 
-    offset: (N,) position of the first element; size, stride: (N, K), where the dims, taken by falling stride, nest as digits do
-    (an outer stride is at least the span of the dims inside it), as they do in row-major storage.
-    Returns (row, low, high): row (M,) index into the input; low, high (M, K) relative to the box, 0 <= low < high <= size.
+    offset: (N,) position of the first element; size, stride: (N, K), where the dims, taken by falling stride, nest as
+    digits do (an outer stride is at least the span of the dims inside it), as they do in row-major storage. Returns
+    (row, low, high): row (M,) index into the input; low, high (M, K) relative to the box, 0 <= low < high <= size.
     """
     n, k = size.shape
     weight = np.where(size > 1, stride, np.iinfo(np.int64).max)  # dims of size 1 first: they decide nothing
@@ -215,9 +225,9 @@ def clip(offset: I64, size: I64, stride: I64, start: I64, stop: I64) -> tuple[I6
 
 
 def split_rows(shape: I64, dims: Bools) -> tuple[I64, I64]:
-    """Rows cut along some of their dims, one row for every index of those. Returns (row, index), in row-major order.
+    """Rows cut along some of their dims, one row for every index.
 
-    shape, dims: (N, K). `index` is (M, K), 0 along dims that are not cut.
+    Returns (row, index), in row-major order. shape, dims: (N, K). `index` is (M, K), 0 along dims that are not cut.
     """
     size = np.where(dims, shape, 1)
     count: I64 = size.prod(axis=1)
@@ -230,7 +240,7 @@ def split_rows(shape: I64, dims: Bools) -> tuple[I64, I64]:
 
 
 def expanded(moves: M, source: Space, target: Space) -> M:
-    """Rows that run over several stored tensors of either side, one row for every pair of tensors."""
+    """Rows over several stored tensors, split into pairs of tensors."""
     over = (moves.shape > 1) & ((moves.source_stride >= source.step) | (moves.target_stride >= target.step))
     if not over.any():
         return moves

@@ -1,11 +1,14 @@
-"""Table: declared columns of one length. What every table of boxes, pieces and moves does, once: take, concat, widen, sort.
+"""Table: declared columns of one length.
+
+The functions of all tables of boxes, pieces and moves are here, once: take, concat, widen, sort.
+
 
     @frozen(eq=False)
     class Points(Table):
         x: I64 = column()
         steps: I64 = block(fill=0)  # (N, K)
 
-A subclass adds what its rows mean. Not here: what a row is.
+A subclass defines the meaning of its rows.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ def column(dtype: type[np.generic] = np.int64) -> object:
 
 
 def once(values: NDArray[S]) -> NDArray[S]:
-    """The numbers that occur, each once, ascending. (NumPy's `unique` imports its masked arrays for that.)"""
+    """The different numbers, ascending.
+
+    (NumPy's `unique` imports its masked arrays for that.)
+    """
     ordered: NDArray[S] = np.sort(values, axis=None)
     is_new = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
@@ -53,15 +59,19 @@ def each(values: NDArray[S]) -> list[int]:
 
 
 def block(fill: int) -> I64:
-    """K values a row: (N, K). `fill` is what a dim that a row does not have holds."""
+    """K values a row: (N, K).
+
+    `fill` is the value of a dim that a row does not have.
+    """
     made: I64 = field(metadata={"dtype": np.dtype(np.int64), "fill": fill})
     return made
 
 
 def widened(rows: NDArray[S], width: int, fill: int) -> NDArray[S]:
-    """The same (N, K) rows with `width` columns, K of them at least; those behind hold `fill`.
+    """The same (N, K) rows with `width` columns, K of them at least.
 
-    Written out, since tables are many and small: `np.pad` takes ten times as long over a few rows.
+    Those behind hold `fill`. It is not `np.pad`, since tables are many and small: that takes ten times as long over a
+    few rows.
     """
     own = rows.shape[1]
     if own == width:
@@ -73,7 +83,10 @@ def widened(rows: NDArray[S], width: int, fill: int) -> NDArray[S]:
 
 @frozen(eq=False)
 class Table:
-    """Rows as columns of one length; blocks of one table have one width."""
+    """Rows as columns of one length.
+
+    Blocks of one table have one width.
+    """
 
     def __len__(self) -> int:
         first: Array = getattr(self, self.names()[0])
@@ -109,7 +122,10 @@ class Table:
         return type(self)(**{name: array.take(numbers, axis=0) for name, array in self.arrays().items()})
 
     def sort(self, *keys: Array) -> Self:
-        """Rows by the first key, then the second, and so on; rows that are equal keep their order."""
+        """Rows sorted by the first key, then the second, and so on.
+
+        Rows that are equal keep their order.
+        """
         return self.take(np.lexsort(tuple(reversed(keys))))
 
     def widen(self, width: int) -> Self:
@@ -137,7 +153,10 @@ class Table:
 
     @classmethod
     def concat(cls, tables: Iterable[Self], width: int = 1) -> Self:
-        """The rows of several tables; blocks become as wide as the widest, and at least `width`."""
+        """Rows of several tables.
+
+        Blocks become as wide as the widest, and at least `width`.
+        """
         found = [t for t in tables if len(t)]
         if not found:
             return cls.empty(width)
@@ -149,7 +168,10 @@ class Table:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Self:
-        """A table of arrays by the columns' names: checked, since they may come from a file. Raises: ValueError."""
+        """A table of arrays by the columns' names.
+
+        It is checked, since the arrays may come from a file. Raises: ValueError.
+        """
         if set(arrays) != set(cls.names()):
             raise ValueError(f"columns {sorted(arrays)}, not {sorted(cls.names())}")
         blocks = cls.blocks()
