@@ -1,4 +1,7 @@
-"""The dependency graph: extract, merge, split. `build` is the verb of this room."""
+"""The dependency graph: extract, merge, split.
+
+`build` is the verb of this room.
+"""
 
 from ucpl.graph.build import build, drawn
 from ucpl.graph.graph import Graph

@@ -1,4 +1,7 @@
-"""Which value of the source each blob of the target gets, as its fate says. Said before anything is opened."""
+"""Source values of each blob of the target, by its policy.
+
+They are found before anything is opened.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from ucpl.placement.placement import Blob, BlobPlace
 
 __all__ = ["carried_blobs"]
 
-SHOWN = 6  # coordinates that a plan tells of
+SHOWN = 6  # coordinates that a plan lists
 Coordinate = tuple[int, ...]
 
 
 def carried_blobs(
     source: Placement, target: Placement, drop: tuple[str, ...] = ()
 ) -> tuple[tuple[CarriedBlob, ...], tuple[str, ...]]:
-    """What is carried, and what is left out, as sentences. Raises: UcplError E332 for a fate that cannot be, E333 for a value
-    that the source does not have."""
+    """Sentences on carried blobs, and on those left out.
+
+    Raises: UcplError E332 for a policy that cannot be, E333 for a value that the source does not have.
+    """
     here = {b.name: b for b in source.blobs}
     there = {b.name: b for b in target.blobs}
     carried, dropped = [], []

@@ -1,7 +1,8 @@
-"""build: two placements joined into a dependency graph, proved complete before any byte moves.
+"""build: two placements joined into a graph, proved complete before bytes move.
 
-Every target element has exactly one source class; every source element is used, a copy, derived, or dropped by name.
-Where that does not hold, the element is named. What is stored alike is joined once: layers, experts, states of one line.
+Every target element has exactly one source class; every source element is used, a copy, derived, or dropped by name. If
+that does not hold, the element is named. Tensors that are stored alike are joined once: layers, experts, states of one
+line.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ DtypeOf = Callable[[str, Key], str | None]
 
 @frozen(eq=False)
 class RankShare:
-    """Said of a graph of one rank of the target. `whole`: both sides as all ranks have them, where both have live rows."""
+    """Share of one rank of the target in a graph.
+
+    `whole`: both sides as all ranks have them, if both have live rows.
+    """
 
     whole: tuple[Placement, Placement] | None = None
 
@@ -60,11 +64,11 @@ def build(
 
     drop:     names of tensors and states that the target may leave out.
     freeze:   tensors of whose states it may leave out all but the weight.
-    dtype_of: the dtype that a checkpoint states for a stored tensor of the source, where the spec says none.
-    share:    the target is what one rank of it holds, the source at least all that meets that: it is proved that what is
-              held has one place in the source each. What else the source has is another rank's matter.
+    dtype_of: the dtype that a checkpoint states for a stored tensor of the source, if the spec has none.
+    share:    the target is the part of one rank, the source at least all elements of it: each element of the part is proved
+              to have one place in the source. Other elements of the source are left to other ranks.
 
-    Raises UcplError E30x: a hole, an overlap, a tensor without a place, a cast that loses.
+    Raises UcplError E30x: a hole, an overlap, a tensor without a place, a lossy cast.
     """
     return optimise(drawn(source, target, drop=drop, freeze=freeze, dtype_of=dtype_of, share=share))
 
@@ -78,7 +82,10 @@ def drawn(
     dtype_of: DtypeOf | None = None,
     share: RankShare | None = None,
 ) -> Graph:
-    """The graph before any pass: what is read, extracted, merged, split and written, in logical elements."""
+    """The graph before any pass, in logical elements.
+
+    It has all reads, extracts, merges, splits and writes.
+    """
     check_drops(source, drop)
     left_out = of_sizes(drop, [*source.tensors, *target.tensors])
     check_models(source, target, left_out)
@@ -90,12 +97,13 @@ def drawn(
 
 @frozen
 class Route:
-    """Tensors of one state of the target, and the source's state that they are made from."""
+    """Tensors of one target state, and the source's state for them."""
 
     lanes: Lanes
     wanted: frozenset[str]
     is_derived: bool
-    gaps: dict[str, list[Box]] = field(factory=dict, eq=False)  # what the source lacks of these tensors, and is filled
+    # filled elements of these tensors, which the source lacks
+    gaps: dict[str, list[Box]] = field(factory=dict, eq=False)
     scales: tuple[int, ...] | None = (
         None  # parts of the source that the scales of their blocks are in; None: not scaled
     )
@@ -167,15 +175,19 @@ class _Drawing:
             self.filler.told(),
         )
 
-    # ---- what is made from what --------------------------------------------------------------------------------------
+    # ---- sources of states -------------------------------------------------------------------------------------------
 
     def routes(self, state: str, there: GraphSide) -> list[Route]:
-        """Where the tensors of a state come from: the same state, or the one that it is derived from."""
+        """Sources of a state's tensors.
+
+        A source is the same state, or the one that it is derived from.
+        """
         parts = [
             n for n, p in enumerate(self.target.parts) if p.state == state and len(p.homes) and not there.is_shared(n)
         ]
         out: list[Route] = []
-        for scaled in (False, True):  # what is stored as it is, and what is stored times its scales
+        # tensors that are stored as they are, and tensors that are stored times their scales
+        for scaled in (False, True):
             mine = [n for n in parts if self.target.parts[n].scaled == scaled]
             if mine:
                 out += self.routes_to(state, mine, scaled)
@@ -219,13 +231,16 @@ class _Drawing:
         return out
 
     def stored(self, state: str) -> set[str]:
-        """Tensors of which the source stores a state as it is."""
+        """Tensors whose state the source stores as it is."""
         return _tensors(self.source, [n for n, p in enumerate(self.source.parts) if p.state == state and not p.scaled])
 
     def route(
         self, state: str, origin: str, targets: list[int], wanted: tuple[set[str], bool], is_derived: bool
     ) -> Route:
-        """`wanted`: tensors, and whether the source stores them times their scales."""
+        """Route of a state.
+
+        `wanted`: tensors, and a flag for those that the source stores times their scales.
+        """
         paths, scaled = wanted
         self.used |= {(path, origin) for path in paths}
         sources = [
@@ -249,7 +264,10 @@ class _Drawing:
         )
 
     def derivation(self, state: str, tensors: set[str]) -> tuple[str, set[str]]:
-        """The state that a missing one is derived from, as the source's layout says, and of which tensors."""
+        """The state that a missing one is derived from, with its tensors.
+
+        The source's layout has the derivation.
+        """
         for d in self.source.layout.derived:
             if d.state == state and (made := tensors & self.held(d.source)):
                 return d.source, made
@@ -259,7 +277,10 @@ class _Drawing:
         return _tensors(self.source, [n for n, p in enumerate(self.source.parts) if p.state == state])
 
     def filled(self, routes: list[Route], sides: tuple[GraphSide, GraphSide], writes: dict[int, Write]) -> list[Route]:
-        """The routes, tensors that the source lacks a part of apart: what is lacking is filled, or it is an error."""
+        """Routes with the tensors that the source lacks a part of apart.
+
+        Missing elements are filled, or are an error.
+        """
         for state, parts, tensors in self.absent:
             k = max(1, sides[0].width, sides[1].width)
             open_ = self.fill(self.filler.whole(state, parts, tensors, k), sides, writes)
@@ -280,7 +301,10 @@ class _Drawing:
         return [route for route in out if route.wanted]
 
     def fill(self, gap: MissingBoxes, sides: tuple[GraphSide, GraphSide], writes: dict[int, Write]) -> list[str]:
-        """Fill what is lacking; gives the tensors that keep a hole, in the model's order."""
+        """Fill missing elements.
+
+        Returns the tensors that keep a hole, in the model's order.
+        """
         fills, open_ = self.filler.filled(gap, sides)
         self.net.add_edges_from((node, writes[n]) for node, n in fills)
         return list(open_)
@@ -290,13 +314,16 @@ class _Drawing:
     def join(
         self, routes: list[Route], here: GraphSide, there: GraphSide, reads: dict[int, Read], writes: dict[int, Write]
     ) -> None:
-        """Nodes of states that are stored alike: boxes of the first one, proved to be every element once on each side."""
+        """Join states that are stored alike.
+
+        Boxes of the first one are proved to be every element once on each side.
+        """
         route = routes[0]
         lanes = tuple(r.lanes for r in routes)
         k = max(1, here.width, there.width)
         common = {path: i for i, path in enumerate(self.target.tensors)}
         kin = () if route.gaps else kin_of(lanes[0], self.source, self.target, common)
-        # Of tensors that are stored alike, the first one is joined: the others are told from it.
+        # Of tensors that are stored alike, the first one is joined: the others follow from it.
         rest = {t for one in kin for t in one.tensors[1:].tolist()}
         wanted = frozenset(p for p in route.wanted if common[p] not in rest)
         sources = _without(lanes[0].sources, [n for one in kin for n in one.sources[1:].tolist()])
@@ -304,7 +331,7 @@ class _Drawing:
         rows = rows_of(here.numbered(sources), here.space, self.renumber(self.source, common, wanted), k)
         kept = rows_of(there.numbered(targets), there.space, self.renumber(self.target, common, wanted), k)
         chosen = choose(rows, here.is_alias, here)
-        # How the target's own copies will be merged one day says nothing about what is written to them now: the same.
+        # A later merge of the target's own copies does not matter for the values written now: all copies get the same.
         firsts = choose(kept.replace(policy=np.zeros_like(kept.policy)), there.is_alias, there)
         if self.is_share:
             supplied(route.lanes.state, (rows, chosen), firsts.primary, here, route.gaps)
@@ -340,7 +367,10 @@ class _Drawing:
         reads: dict[int, Read],
         writes: dict[int, Write],
     ) -> None:
-        """The boxes of scales that meet the boxes of what they scale, proved to be every scale once."""
+        """Join the boxes of scales with the boxes of their tensors.
+
+        Every scale is proved to be there once.
+        """
         here, there = sides
         lanes = evolve(route.lanes, sources=parts)
         common = {path: i for i, path in enumerate(self.target.tensors)}
@@ -358,7 +388,10 @@ class _Drawing:
     def by_value(
         self, kinds: list[tuple[str, int, StoredBoxes]], lanes: Lanes
     ) -> Iterator[tuple[str, int, StoredBoxes]]:
-        """The same, tensors that share a stored tensor and are stored with other values apart: their runs must not join."""
+        """Lanes by stored value.
+
+        Tensors that share a stored tensor but have other values are apart: their runs must not join.
+        """
         parts = [self.source.parts[n] for n in lanes.sources] + [self.target.parts[n] for n in lanes.targets]
         held = [p.values for p in parts if p.values]
         alike: dict[object, int] = {}
@@ -375,10 +408,14 @@ class _Drawing:
     def renumber(placement: Placement, common: dict[str, int], wanted: frozenset[str]) -> I64:
         return np.array([common[p] if p in wanted else -1 for p in placement.tensors] or [-1], dtype=np.int64)
 
-    # ---- what has no place -----------------------------------------------------------------------------------------------
+    # ---- data without a place
+    # -----------------------------------------------------------------------------------------------
 
     def refuse_addends(self, part: Part) -> None:
-        """Partial sums are read, never written: how a value divides into addends is nowhere said. E311."""
+        """Refuse to write partial sums, E311.
+
+        They can be read, but no rule divides a value into addends.
+        """
         if self.source.located.layout is self.target.located.layout:  # a checkpoint against itself: nothing is written
             return
         p = part.folded.take(part.folded.policy == Policy.SUM)
@@ -399,7 +436,10 @@ class _Drawing:
             )
 
     def leftovers(self) -> None:
-        """Every tensor and state of the source has a place in the target, is derived there, or is dropped by name. E310."""
+        """Check that every tensor and state of the source has a place.
+
+        It is in the target, is derived there, or is dropped by name. E310.
+        """
         derived = self.target.layout.derived
         taken_back = self.target_says_none()
         for part in self.source.parts:
@@ -440,14 +480,20 @@ class _Drawing:
 
 
 def _remade(state: str, source: str) -> str:
-    """Why a state is left out that the target makes of another one. Masters made of bf16 weights are not those of the run."""
+    """Reason to leave out a state that the target remakes.
+
+    Masters made of bf16 weights are not those of the run.
+    """
     if source == "weight":
         return f"the target stores no {state}; what is made of its weights later has their precision"
     return f"the target stores no {state}, and makes it of {source}"
 
 
 def _alike(routes: list[Route], here: GraphSide, there: GraphSide) -> list[list[Route]]:
-    """Routes whose boxes are the same objects on both sides, and whose stored tensors follow in one order."""
+    """Routes with the same boxes on both sides.
+
+    Boxes are the same objects, and stored tensors follow in one order.
+    """
     found: dict[object, list[Route]] = {}
     for route in routes:
         lanes = route.lanes
@@ -465,7 +511,10 @@ def _alike(routes: list[Route], here: GraphSide, there: GraphSide) -> list[list[
 
 
 def _kinds(chosen: Chosen) -> list[tuple[str, int, StoredBoxes]]:
-    """What is done with boxes of the source, over which axes, in the order in which a tile needs it."""
+    """Kinds of nodes on boxes of the source, with their axes.
+
+    They are in the order in which a tile needs them.
+    """
     out = [("copy", 0, chosen.primary)]
     reduced = chosen.reduced
     for row in distinct([reduced.policy, reduced.over]).tolist() if len(reduced) else ():

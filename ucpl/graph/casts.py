@@ -1,4 +1,7 @@
-"""Dtypes that no spec states, filled in from the other side; and casts that would lose, refused."""
+"""Dtypes that no spec states, and lossy casts, which are refused.
+
+A dtype is filled in from the other side. Casts that a spec allows may lose.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _FLOATS = ("bf16", "f16", "f32", "f64")
 
 
 def settle(graph: Graph) -> Graph:
-    """Every stored tensor that takes part has a dtype, and no cast loses that was not asked for. E305, E306."""
+    """Give every stored tensor a dtype, and refuse lossy casts.
+
+    A cast may lose if the spec allows it. E305, E306.
+    """
     settler = _Settler(graph)
     for joint in sorted(graph.joints, key=lambda j: j.kind == "scale"):  # products are of types that are known
         if joint.kind == "scale" and joint.moves is not None:
@@ -45,7 +51,10 @@ def settle(graph: Graph) -> Graph:
 
 @define
 class _Known:
-    """Dtypes of one side, by number of the stored tensor: a shelf whose tensors have one dtype is one value."""
+    """Dtypes of one side, by number of the stored tensor.
+
+    A shelf whose tensors have one dtype is one value.
+    """
 
     starts: list[int]
     dtypes: list[list[str]]
@@ -122,7 +131,10 @@ class _Settler:
                     self.targets.set(first + i, self.targets.get(owner))
 
     def keep_bits(self, kind: str, parts: tuple[int, int], homes: tuple[int, int]) -> None:
-        """Of types that nothing is cast to, the bits go over, pairs of elements together. E324, E325."""
+        """Move the bits of types without casts, in pairs of elements.
+
+        E324, E325.
+        """
         dtypes = self.sources.get(homes[0]), self.targets.get(homes[1])
         if bits_of(dtypes[1]) not in AS_U8:
             return
@@ -147,7 +159,7 @@ class _Settler:
                     )
 
     def type_to_write(self, path: str, dtype: str) -> str:
-        """What says of which type a scale is."""
+        """Remedy with the type of a scale."""
         if not dtype:
             return "write `dtype f32` in the model"
         tensor = self.graph.source.layout.tensors.get(path)
@@ -157,7 +169,10 @@ class _Settler:
         return ""
 
     def demand_factor(self, source: int, target: int, part: int) -> None:
-        """What is scaled is held exactly by the product's type, which is floating. E317."""
+        """Check that a floating type holds the scaled values exactly, E317.
+
+        It is the product's type.
+        """
         a, b = self.sources.get(source), self.targets.get(target)
         if self.graph.target.parts[part].exact:
             here, there = self.graph.sources[source], self.graph.targets[target]
@@ -180,7 +195,10 @@ class _Settler:
         )
 
     def is_wanted(self, part: int) -> bool:
-        """Whether the target asks for a cast that could lose: to round, or to look at each value."""
+        """True if the target asks for a cast that could lose.
+
+        The cast rounds, or tests each value.
+        """
         return self.graph.target.parts[part].lossy or self.graph.target.parts[part].exact
 
     def homes(self, moves: Joined) -> Iterator[tuple[int, int]]:
@@ -210,7 +228,7 @@ class _Settler:
         if not a:
             self.give(self.sources, source, b, whole and whole[0])
             return
-        if bits_of(a) == bits_of(b) or bits_of(b) in AS_U8:  # what becomes of the latter is said by keep_bits
+        if bits_of(a) == bits_of(b) or bits_of(b) in AS_U8:  # keep_bits reports the fate of the latter
             return
         if (bits_of(a), bits_of(b)) not in EXACT and not derived and not self.is_wanted(part):
             self.loses(state, self.graph.sources[source], self.graph.targets[target], (a, b), part)
@@ -233,7 +251,7 @@ class _Settler:
         )
 
     def fill(self, fill: Fill, write: Node) -> None:
-        """What is filled has a dtype that holds the number. E305, E315."""
+        """Give a fill a dtype that holds the number. E305, E315."""
         assert isinstance(write, Write)
         space = self.graph.spaces[1]
         first = space.home(fill.boxes.offset)
@@ -254,7 +272,10 @@ class _Settler:
                 fail("E315", f"{fill.state} of `{fill.label}` is {dtype}, which has no {fill.value:g}", here)
 
     def pad(self) -> None:
-        """A target that is padding alone (a rank beyond the end of the vocabulary) has the dtype of its part's others."""
+        """Give a target of padding alone the dtype of its part.
+
+        An example is a rank beyond the end of the vocabulary.
+        """
         for write in self.graph.writes.values():
             if write.first == write.last:
                 continue
@@ -270,7 +291,12 @@ Ends = tuple[StoredTensor, StoredTensor]
 
 
 def _demand_bits(ends: Ends, dtypes: tuple[str, str], parts: tuple[Part, Part], kind: str) -> None:
-    """A target of such a type has the bits of a source of that type, unchanged. Raises E324."""
+    """Check that targets of such a type have a source of it.
+
+    The bits are unchanged.
+
+    Raises E324.
+    """
     a, b = dtypes
     if bits_of(b) not in AS_U8:
         return
@@ -295,7 +321,10 @@ def _demand_bits(ends: Ends, dtypes: tuple[str, str], parts: tuple[Part, Part], 
 
 
 def _demand_one_order(sides: tuple[Placement, Placement], parts: tuple[Part, Part], dtypes: tuple[str, str]) -> None:
-    """Elements that share a byte do so on both sides: pairs move as they are. Raises E325."""
+    """Check that elements that share a byte do so on both sides.
+
+    Pairs move as they are. Raises E325.
+    """
     if not {*dtypes} <= PAIRED:
         return
     dims = [dim_of_pairs(side, part) for side, part in zip(sides, parts, strict=True)]

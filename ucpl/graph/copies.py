@@ -1,7 +1,7 @@
-"""Which of several copies is read, and which are only checked.
+"""Choice between copies: the one to read, and those to check.
 
 before: boxes of one state, some of them declared copies of others (ranks that share a tensor, tied homes).
-after:  primary boxes that are disjoint, and copies; a class of copies with `mean` or `sum` stays whole.
+after:  primary boxes that are disjoint, and copies; a class of copies with `mean` or `sum` stays complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ REDUCING = [Policy.MEAN, Policy.SUM, Policy.MAX]
 
 
 class Stored(Protocol):
-    """What choosing asks of the side that rows are of."""
+    """Facts on the side of rows that a choice needs."""
 
     def replica(self, rows: StoredBoxes) -> I64:
-        """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
+        """Replica number of each row.
+
+        Boxes of one part with equal numbers must not overlap.
+        """
 
     def overlap(self, rows: StoredBoxes, one: int, other: int, index: I64) -> NoReturn:
         """Two rows hold one element and are no declared copies."""
 
     def member(self, rows: StoredBoxes) -> I64:
-        """Of each row of a mean or sum: which of those that are put together it is, or is a copy of."""
+        """Member of each row of a mean or sum.
+
+        The row is the member or a copy of it.
+        """
 
     def disagree(self, rows: StoredBoxes, one: int, other: int) -> NoReturn:
         """Two rows of one box are put together in two ways."""
@@ -48,7 +54,10 @@ class Chosen:
 
 
 def choose(rows: StoredBoxes, is_alias: Bools, stored: Stored) -> Chosen:
-    """Pick one box of each class. is_alias: by part, whether it is a second name (not preferred)."""
+    """Pick one box of each class.
+
+    is_alias: by part, True for a second name (not preferred).
+    """
     if not len(rows):
         return Chosen(rows, rows, rows)
     # A copy under `any` gives way to one that counts, were it a second name.
@@ -68,7 +77,8 @@ def choose(rows: StoredBoxes, is_alias: Bools, stored: Stored) -> Chosen:
     asks = np.isin(rows.policy, REDUCING)
     reduces = _put_together(rows, asks, group_of, stored)
     of_reduced = np.bincount(group_of, weights=reduces)[group_of] > 0
-    # What is said to be the same as a mean or a sum is held against that. What leads is equal where nothing else is read.
+    # Copies that are declared equal to a mean or a sum are compared with it. Leading copies are equal if nothing else
+    # is read.
     first = first_of[group_of]
     counts = (rows.policy != Policy.ANY) & (
         (rows.policy != Policy.LEAD) | ((rows.policy[first] == Policy.LEAD) & (rows.part == rows.part[first]))
@@ -91,7 +101,7 @@ def choose(rows: StoredBoxes, is_alias: Bools, stored: Stored) -> Chosen:
 
 
 def _grouped(rows: StoredBoxes) -> tuple[I64, I64]:
-    """Of each row, the number of the box that it is; of each such box, its first row."""
+    """Number of each row's box, and the first row of each box."""
     # Equal boxes have equal marks: they stand side by side, in the order of rows. That they are equal is looked at below.
     marks = _marks(rows)
     by_box = np.argsort(marks, kind="stable")
@@ -109,7 +119,10 @@ def _grouped(rows: StoredBoxes) -> tuple[I64, I64]:
 
 
 def _put_together(rows: StoredBoxes, asks: Bools, group_of: I64, stored: Stored) -> Bools:
-    """Which rows go into a mean or a sum: of boxes that several members of it have, with the copies of each."""
+    """Rows of means and sums, with the copies of each.
+
+    Those are the boxes that several members have.
+    """
     out = np.zeros(len(rows), dtype=bool)
     asking = np.flatnonzero(asks)
     if not len(asking):
@@ -128,7 +141,7 @@ def _put_together(rows: StoredBoxes, asks: Bools, group_of: I64, stored: Stored)
 
 
 def _marks(rows: StoredBoxes) -> I64:
-    """A number of each row that is the same for the same box of the same tensor."""
+    """Number of each row, one for each box of a tensor."""
     mark = rows.tensor.astype(np.uint64)
     for c in range(rows.width):
         for column in (rows.low[:, c], rows.high[:, c]):
@@ -137,7 +150,10 @@ def _marks(rows: StoredBoxes) -> I64:
 
 
 def _disjoint(rows: StoredBoxes, i: I64, j: I64, reduces: Bools, stored: Stored) -> tuple[StoredBoxes, StoredBoxes]:
-    """Copies cut differently (uneven tensor parallelism under ZeRO): the earlier row keeps the shared elements."""
+    """Resolve copies that are cut differently: the earlier row keeps shared elements.
+
+    An example is uneven tensor parallelism under ZeRO.
+    """
     by_later: dict[int, list[int]] = {}
     number = stored.replica(rows)
     for a, b in zip(i.tolist(), j.tolist(), strict=True):

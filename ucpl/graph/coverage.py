@@ -1,4 +1,7 @@
-"""Is every element of every tensor on a side, once? Told from the boxes that were chosen, which share nothing."""
+"""Coverage: every element of every tensor is there once.
+
+The chosen boxes of a side show it; they share nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ def covered(
     where: str,
     gaps: Mapping[str, Iterable[tuple[I64, I64]]] | None = None,
 ) -> None:
-    """Every element of every wanted tensor is in the primary boxes (or is reduced, or is filled), which are disjoint.
+    """Check that primary boxes have every element of every wanted tensor.
 
-    `gaps`: boxes of tensors that are filled. Raises E308, E309.
+    Elements may be reduced or filled, too; boxes are disjoint. `gaps`: boxes of tensors that are filled. Raises E308,
+    E309.
     """
     rows, chosen = found
     common = {path: i for i, path in enumerate(side.names)}
@@ -72,7 +76,10 @@ def supplied(
     side: GraphSide,
     gaps: Mapping[str, Iterable[tuple[I64, I64]]] | None = None,
 ) -> None:
-    """Every element of `asked`, disjoint boxes of one rank, is in the primary boxes, reduced, or filled. Raises E308."""
+    """Check that every element of `asked` has a source.
+
+    `asked` is disjoint boxes of one rank. An element is in the primary boxes, reduced, or filled. Raises E308.
+    """
     rows, chosen = found
     k = rows.width
     common = {path: i for i, path in enumerate(side.names)}
@@ -102,6 +109,6 @@ def supplied(
 
 
 def _numbered(rows: StoredBoxes) -> I64:
-    """(N, 2 K + 1): of each box its tensor, low and high."""
+    """(N, 2 K + 1): tensor, low and high of each box."""
     out: I64 = np.concatenate([rows.tensor[:, None], rows.low, rows.high], axis=1)
     return out

@@ -1,4 +1,7 @@
-"""The dependency graph: networkx carries it, nodes own their tables, and it says what the stored tensors of both sides are."""
+"""The dependency graph: networkx carries it, nodes own their tables.
+
+It describes the stored tensors of both sides.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ __all__ = ["Drawn", "Graph", "Joined", "Joint", "Kin", "Lanes", "SourceBoxes", "
 
 @frozen(slots=False)
 class Lanes:
-    """One state that a join stands for: what it fills, what it is made from, and the parts of both sides."""
+    """One state of a join: target, source, and parts of both sides."""
 
     state: str
     origin: str
@@ -30,7 +33,10 @@ class Lanes:
 
     @cached_property
     def of_source(self) -> dict[int, int]:
-        """Where each part of the source stands among them: part n of the first lane is part n of the others."""
+        """Place of each part of the source among them.
+
+        Part n of the first lane is part n of the others.
+        """
         return {part: n for n, part in enumerate(self.sources)}
 
     @cached_property
@@ -40,7 +46,10 @@ class Lanes:
 
 @frozen(eq=False)
 class Kin:
-    """Tensors that are stored as a first one is, each alone in a part of either side: their moves are its moves, elsewhere."""
+    """Tensors that are stored as a first one is.
+
+    Each is alone in a part of either side: their moves are its moves, elsewhere.
+    """
 
     first: tuple[int, int]  # the first one's parts, of source and target
     tensors: I64  # (N,)
@@ -50,7 +59,10 @@ class Kin:
 
 @frozen(eq=False)
 class SourceBoxes:
-    """Boxes of one source part, as logical elements: what an Extract is before both sides are joined."""
+    """Boxes of one source part, as logical elements.
+
+    They become an Extract when both sides are joined.
+    """
 
     part: int
     label: str
@@ -62,7 +74,10 @@ class SourceBoxes:
 
 @frozen(eq=False)
 class TargetBoxes:
-    """Boxes of one target part, as logical elements: what a Split is before both sides are joined."""
+    """Boxes of one target part, as logical elements.
+
+    They become a Split when both sides are joined.
+    """
 
     part: int
     label: str
@@ -83,9 +98,10 @@ class Joined(Moves):
 
 @frozen(eq=False)
 class Joint:
-    """Where boxes of both sides meet: every element once (copy), its copies (check, mean, sum), or the scales of its blocks.
+    """Meeting of boxes of both sides.
 
-    `moves` once joined. `scaled`: what it merges is scaled afterwards.
+    It has every element once (copy), its copies (check, mean, sum), or the scales of its blocks. `moves` once joined.
+    `scaled`: merged values are scaled afterwards.
     """
 
     kind: str
@@ -107,7 +123,10 @@ Drawn = Node | SourceBoxes | Joint | TargetBoxes
 
 @frozen(eq=False)
 class Graph:
-    """A graph over two placements. `spaces` are those of the addresses in its tables."""
+    """A graph over two placements.
+
+    `spaces` are those of the addresses in its tables.
+    """
 
     source: Placement
     target: Placement
@@ -120,7 +139,7 @@ class Graph:
     derived: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     used: frozenset[tuple[str, str]] = frozenset()  # (tensor, state) of the source that something is made of
-    filled: tuple[str, ...] = ()  # what `fill` lines put where the source has nothing
+    filled: tuple[str, ...] = ()  # elements that `fill` lines give, since the source lacks them
 
     @property
     def joints(self) -> list[Joint]:
@@ -128,7 +147,7 @@ class Graph:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """Every way of elements from source to target, once all passes were applied."""
+        """Every way of elements from source to target, after all passes."""
         return tuple(flows(self.net))
 
     def with_joints(self, change: Callable[[Joint], Joint]) -> Graph:

@@ -1,4 +1,7 @@
-"""Lines that are cut alike, joined once: which tensors are stored as another is, and their moves told from its."""
+"""Kin: lines that are cut alike, joined once.
+
+The moves of a first tensor are those of all that are stored as it is.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ __all__ = ["each_kin", "kin_of"]
 
 
 def kin_of(lanes: Lanes, source: Placement, target: Placement, common: dict[str, int]) -> tuple[Kin, ...]:
-    """Groups of two tensors and more that are each alone in a part on both sides, and stored there alike.
+    """Groups of tensors that are stored alike on both sides.
 
-    Parts of one kind share the columns of their boxes: `locate` makes them so.
+    Each has two or more, and each tensor is alone in a part. Parts of one kind share the columns of their boxes:
+    `locate` makes them so.
     """
     here, there = _alone(source, lanes.sources), _alone(target, lanes.targets)
     found: dict[object, list[tuple[int, int, int]]] = defaultdict(list)
@@ -34,7 +38,7 @@ def kin_of(lanes: Lanes, source: Placement, target: Placement, common: dict[str,
 
 
 def _alone(placement: Placement, parts: tuple[int, ...]) -> dict[str, int]:
-    """Tensors that one part stores, and that part nothing else: each with its part."""
+    """Tensors alone in a part, each with its part."""
     holders: dict[int, list[int]] = defaultdict(list)
     for n in parts:
         for t in placement.parts[n].tensors:
@@ -49,9 +53,10 @@ def _alone(placement: Placement, parts: tuple[int, ...]) -> dict[str, int]:
 
 
 def each_kin(graph: Graph) -> Graph:
-    """Moves of a first tensor told for all that are stored as it is.
+    """Moves of a first tensor, repeated for all that are stored alike.
 
-    before: layers.0.w, rows 0 and 1     after: layers.0.w, layers.1.w, ... each with rows 0 and 1 of its own stored tensors
+    before: layers.0.w, rows 0 and 1     after: layers.0.w, layers.1.w, ... each with rows 0 and 1 of its own stored
+    tensors
     """
     return graph.with_joints(lambda joint: joint if joint.moves is None else _told(graph, joint, joint.moves))
 

@@ -1,7 +1,7 @@
-"""What the source has nothing of, and what the target's `fill` lines put there.
+"""Elements that the source lacks, and their values from `fill` lines.
 
-A line acts where the source lacks an element and nowhere else: it never changes what the source has. What it fills is told;
-what it speaks of and the source has is told, too.
+A line acts if the source lacks an element and nowhere else: it never changes elements of the source. Filled elements
+are reported; elements of a line that the source has are reported, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ DIGITS_SHOWN = 10**15  # whole numbers from here on are shown with an exponent
 
 @frozen
 class MissingBoxes:
-    """Elements of one state that the target stores in some of its parts, and the source lacks: boxes of each tensor."""
+    """Elements of one state that the target stores and the source lacks.
+
+    They are boxes of each tensor, for some parts of the target.
+    """
 
     state: str
     targets: tuple[int, ...]
@@ -62,7 +65,7 @@ class Filler:
         return itself_of(self.source, self.target)
 
     def of_weight(self, state: str, tensors: set[str]) -> set[str]:
-        """Those of which a line makes the master of the weight."""
+        """Tensors whose masters a line makes of the weight."""
         said = [f.names for f in self.lines if f.value is None and state in (f.states or ())]
         found = tensors & set().union(*said)
         if found:
@@ -74,12 +77,16 @@ class Filler:
         if count:
             tensors[path] = tensors.get(path, 0) + count
 
-    # ---- what is lacking -----------------------------------------------------------------------------------------------
+    # ---- missing elements
+    # ------------------------------------------------------------------------------------------------
 
     def lacking(
         self, parts: tuple[int, ...], wanted: Iterable[str], sides: tuple[GraphSide, GraphSide]
     ) -> dict[str, list[Box]]:
-        """Of each tensor that these parts of the source lack some of: the boxes that they lack."""
+        """Missing boxes of each tensor that these parts lack some of.
+
+        The parts are the source's.
+        """
         here, there = sides
         common = {path: i for i, path in enumerate(self.target.tensors)}
         chosen = frozenset(wanted)
@@ -102,16 +109,17 @@ class Filler:
         return out
 
     def whole(self, state: str, targets: list[int], wanted: set[str], k: int) -> MissingBoxes:
-        """Tensors of which the source has nothing."""
+        """Tensors that the source lacks completely."""
         tensors = self.target.layout.tensors
         return MissingBoxes(state, tuple(targets), {p: [_whole(t, k)] for p, t in tensors.items() if p in wanted})
 
-    # ---- what is filled ------------------------------------------------------------------------------------------------
+    # ---- filled elements
+    # ------------------------------------------------------------------------------------------------
 
     def filled(
         self, gap: MissingBoxes, sides: tuple[GraphSide, GraphSide]
     ) -> tuple[list[tuple[Fill, int]], dict[str, list[Box]]]:
-        """Fills, each with the part of the target that it is in; and what no line speaks of."""
+        """Fills, each with its target part, and elements without a line."""
         by_line: dict[int, list[tuple[str, Box]]] = {}
         open_: dict[str, list[Box]] = {}
         for path, boxes in gap.boxes.items():
@@ -129,7 +137,10 @@ class Filler:
         return out, open_
 
     def ranked(self, state: str, path: str) -> Iterator[list[int]]:
-        """Lines that speak of a state of a tensor, those of one rank together, the most special first."""
+        """Lines for a state of a tensor, the most special first.
+
+        Those of one rank are together.
+        """
         speak = [
             i
             for i, f in enumerate(self.lines)
@@ -143,7 +154,10 @@ class Filler:
     def dealt(
         self, lines: list[int], of: tuple[str, list[Box], list[Box]], out: dict[int, list[tuple[str, Box]]]
     ) -> list[Box]:
-        """What lines of one rank leave of some boxes. Raises E318 where two of them give one element two values."""
+        """Rest of some boxes after lines of one rank.
+
+        Raises E318 if two of them give one element two values.
+        """
         path, left, allowed = of
         tensor = self.target.layout.tensors[path]
         taken: list[tuple[int, list[Box]]] = []
@@ -168,7 +182,10 @@ class Filler:
         return left
 
     def nowhere(self, state: str, path: str, boxes: list[Box], there: GraphSide) -> list[Box]:
-        """Those that the source has under no name of the parameter: the master of a weight that it has is no number."""
+        """Boxes that the source has under no name of the parameter.
+
+        The master of an existing weight is not filled with a number.
+        """
         left = boxes
         for other in sorted(self.itself - {state}):
             if other not in self.elsewhere:
@@ -179,7 +196,7 @@ class Filler:
         return left
 
     def lacking_of(self, state: str, there: GraphSide) -> tuple[set[str], dict[str, list[Box]]]:
-        """Tensors of which the source has some of a state, and what it lacks of them."""
+        """Tensors whose state the source has in part, with the rest."""
         parts = tuple(n for n, p in enumerate(self.source.parts) if p.state == state and len(p.homes))
         held = {self.source.tensors[t] for n in parts for t in self.source.parts[n].tensors}
         held &= set(self.target.tensors)
@@ -222,10 +239,11 @@ class Filler:
         a, b = self.target.parts[part].value_of(self.target.tensors[tensor])
         return a * (line.value or 0.0) + b
 
-    # ---- what is said --------------------------------------------------------------------------------------------------
+    # ---- reports
+    # ---------------------------------------------------------------------------------------------------------
 
     def told(self) -> tuple[str, ...]:
-        """A line for what each state was filled with, then for lines that had nothing to fill."""
+        """A line for each state's fills, then for lines without effect."""
         out = []
         for (state, line), tensors in sorted(self.found.items(), key=lambda item: item[0]):
             if tensors:
@@ -236,9 +254,7 @@ class Filler:
                     f"{state} with {_number(self.lines[line].value)}: {count:,} element{'s' * (count != 1)} of"
                     f" {', '.join(first)}{more} (the source lacks them)"
                 )
-        counted = {
-            s.name for s in self.target.layout.states if s.scalar
-        }  # of these the checkpoint tells, not the graph
+        counted = {s.name for s in self.target.layout.states if s.scalar}  # the checkpoint reports these, not the graph
         used = {line for _, line in self.found}
         used |= {i for i, f in enumerate(self.lines) if f.states and f.states <= counted}
         out += [
@@ -265,13 +281,13 @@ def itself_of(source: Placement, target: Placement) -> frozenset[str]:
 
 
 def line_to_write(state: str, path: str, itself: frozenset[str]) -> str:
-    """The line that says what the target has where the source has nothing."""
+    """The `fill` line for elements that the source lacks."""
     name = path if all(part.isidentifier() for part in path.split(".")) else f'"{path}"'
     return f"fill {name} = 0" if state in itself else f"fill state {state} = 0"
 
 
 def _speaks(line: Filling, path: str) -> bool:
-    """Whether a line is of a tensor, or of the live rows behind the end of one."""
+    """True if a line is for a tensor or its live rows."""
     return path in line.names or (whole_name(path) in line.names and not line.boxes)
 
 
@@ -296,7 +312,7 @@ def _wide(box: tuple[tuple[int, ...], tuple[int, ...]], like: list[Box]) -> Box:
 
 
 def _common(ours: list[Box], theirs: list[Box]) -> list[Box]:
-    """What is in both: boxes of each list share nothing."""
+    """Common elements; boxes of each list share nothing."""
     both = ((np.maximum(a, c), np.minimum(b, d)) for a, b in ours for c, d in theirs)
     return [(low, high) for low, high in both if (low < high).all()]
 
@@ -318,7 +334,10 @@ def _boxes(rows: StoredBoxes, low: I64, high: I64) -> Boxes:
 
 
 def refuse_absent(source: Placement, target: Placement, state: str, missing: Sequence[str]) -> NoReturn:
-    """Tensors of which the source has nothing of a state that the target stores. Raises: UcplError E303."""
+    """Refuse a target's state that the source lacks completely.
+
+    It lists the tensors. Raises: UcplError E303.
+    """
     fail(
         "E303",
         f"the target stores {state} of `{missing[0]}`"

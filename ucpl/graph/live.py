@@ -1,6 +1,8 @@
-"""Live rows: padding that training changes. As many as both sides have are carried over, as a tensor of their own.
+"""Live rows: padding that training changes, carried over as own tensors.
 
-before: `embed`, 5 rows, of which both sides store 8 and 6, the further ones live
+As many rows as both sides have are carried.
+
+before: `embed`, 5 rows; both sides store 8 and 6, the further ones live
 after:  `embed` and `embed[v=5..6]`: from there on a tensor like any other, moved, checked and proved
 """
 
@@ -26,7 +28,7 @@ Dim = tuple[str, int]  # a tensor, and which of its dims has live rows
 
 @frozen
 class LiveRows:
-    """Live rows of one dim: how many some tensor of a side has, and how many all of them have."""
+    """Live rows of one dim: the most, and those of all tensors."""
 
     most: int
     whole: int
@@ -35,9 +37,9 @@ class LiveRows:
 def with_live_rows(
     source: Placement, target: Placement, whole: tuple[Placement, Placement] | None = None
 ) -> tuple[Placement, Placement, tuple[str, ...]]:
-    """Both sides with the live rows that both have, and what is to be said of those that only the source has.
+    """Both sides with their common live rows, and remarks on others.
 
-    whole: the same as all ranks have them, where these are parts of it.
+    The others are rows that only the source has. whole: the same as all ranks have them, if these are parts of it.
     """
     kept, said = _kept(*(whole or (source, target)))
     if not kept:
@@ -47,7 +49,7 @@ def with_live_rows(
 
 
 def _kept(source: Placement, target: Placement) -> tuple[dict[Dim, int], tuple[str, ...]]:
-    """How many live rows of each dim both sides have, and what is said of the others."""
+    """Common live rows of each dim, and remarks on the others."""
     here, there = _by_state(source), _by_state(target)
     kept: dict[Dim, int] = {}
     said: list[str] = []
@@ -59,7 +61,7 @@ def _kept(source: Placement, target: Placement) -> tuple[dict[Dim, int], tuple[s
             if path in target.layout.tensors
         ]
         if not pairs:
-            continue  # the tensor, or what it is stored as, is left out, which is said elsewhere
+            continue  # the tensor, or its stored form, is left out, which another message reports
         most = max(s.most for s, _ in pairs if s is not None) if any(s for s, _ in pairs) else 0
         room = min(0 if t is None else t.whole for _, t in pairs)
         grown = source.layout.tensors[path].counts != target.layout.tensors[path].counts  # these are other rows there
@@ -81,7 +83,7 @@ def _why(room: int, kept: int) -> str:
 
 
 def _origins(source: Placement, target: Placement, path: str) -> list[tuple[str, str]]:
-    """States of a tensor that the target stores, each with the source's state that it is made from."""
+    """States of a tensor in the target, each with its source state."""
     ours = {p.state for p in source.parts if path in _paths(source, p)}
     made = {d.state: d.source for d in source.layout.derived}
     theirs = dict.fromkeys(p.state for p in target.parts if path in _paths(target, p))
@@ -95,7 +97,10 @@ def _paths(placement: Placement, part: Part) -> set[str]:
 
 
 def _is_scaled(path: str, *sides: Placement) -> bool:
-    """Whether a side stores the tensor times its scales: of live rows there are none."""
+    """True if a side stores the tensor times its scales.
+
+    There are no scales of live rows.
+    """
     return any(p.scaled and path in _paths(side, p) for side in sides for p in side.parts)
 
 
@@ -134,7 +139,7 @@ def _counted(placement: Placement, live: Pieces) -> dict[Dim, LiveRows]:
 
 
 def _by_dim(placement: Placement, live: Pieces) -> Iterable[tuple[str, int, I64]]:
-    """Rows of a table by tensor and by the dim behind whose end they lie."""
+    """Rows of a table by tensor and the dim they extend."""
     for t in each(live.tensor):
         path = placement.tensors[t]
         mine = np.flatnonzero(live.tensor == t)
@@ -148,7 +153,7 @@ def _by_dim(placement: Placement, live: Pieces) -> Iterable[tuple[str, int, I64]
 
 
 def _widened(placement: Placement, kept: dict[Dim, int]) -> Placement:
-    """The placement with the tensors of live rows, and its parts with their boxes."""
+    """The placement with tensors of live rows, and their boxes."""
     layout = placement.layout
     made = {dim: _tensor(layout.tensors[dim[0]], dim[1], n, layout.sizes) for dim, n in kept.items()}
     tensors = {**layout.tensors, **{t.path: t for t in made.values()}}
@@ -172,7 +177,7 @@ def _widened(placement: Placement, kept: dict[Dim, int]) -> Placement:
 
 
 def _tensor(whole: LogicalTensor, dim: int, n: int, sizes: dict[str, int]) -> LogicalTensor:
-    """`embed[v=5..6]`: its positions along that dim are the indices from the dim's end on."""
+    """`embed[v=5..6]`: the positions along that dim start at its end."""
     name = whole.dims[dim]
     first = whole.counts[dim] if "#" in name else sizes[name]
     shown = f"{dim}" if "#" in name else whole_dim(name).rpartition(".")[2]
@@ -183,7 +188,7 @@ def _tensor(whole: LogicalTensor, dim: int, n: int, sizes: dict[str, int]) -> Lo
 
 
 def _rows(placement: Placement, live: Pieces, kept: dict[Dim, int], numbers: dict[Dim, int]) -> Pieces:
-    """Boxes of live rows that are kept, as boxes of the tensors that they are."""
+    """Boxes of kept live rows, as boxes of their tensors."""
     tables = []
     for path, dim, rows in _by_dim(placement, live):
         if (path, dim) not in kept:
@@ -200,7 +205,7 @@ def _rows(placement: Placement, live: Pieces, kept: dict[Dim, int], numbers: dic
 
 
 def _less_padding(homes: Homes, kept: Pieces, live: Pieces) -> Homes:
-    """Stored tensors whose live rows are no padding any more, as far as they are kept."""
+    """Stored tensors with less padding: kept live rows count no more."""
     blocks = []
     for block, first in zip(homes.blocks, homes.starts.tolist(), strict=False):
         held, all_of_it = (_held(table, block, first) for table in (kept, live))
@@ -210,7 +215,10 @@ def _less_padding(homes: Homes, kept: Pieces, live: Pieces) -> Homes:
 
 
 def _held(table: Pieces, block: Block, first: int) -> I64:
-    """How many elements of a table lie in each stored tensor of a block, by coordinate."""
+    """Number of a table's elements in each stored tensor of a block.
+
+    It is by coordinate.
+    """
     mine = (table.home >= first) & (table.home < first + len(block))
     coordinate = (table.home[mine] - first) // max(1, block.choices)
     held = np.bincount(coordinate, weights=table.volume[mine], minlength=len(block.rank))

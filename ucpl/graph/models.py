@@ -1,4 +1,4 @@
-"""Do both sides speak of the same tensors, and of what is to be dropped?"""
+"""Checks of both sides' model, its tensors, and dropped names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ucpl.placement import Placement
 
 __all__ = ["check_drops", "check_models"]
 
-SHOWN = 6  # indices that a message tells
+SHOWN = 6  # indices that a message lists
 
 
 def check_drops(source: Placement, drop: tuple[str, ...]) -> None:
@@ -31,7 +31,10 @@ def check_drops(source: Placement, drop: tuple[str, ...]) -> None:
 
 
 def check_models(source: Placement, target: Placement, drop: set[str]) -> None:
-    """Both sides speak of one model, as it is called, and of the same tensors. E301, E302, E319."""
+    """Check that both sides have one model and the same tensors.
+
+    E301, E302, E319.
+    """
     here, there = source.layout, target.layout
     if here.model_name == there.model_name and here.model_arguments and there.model_arguments:
         if here.model_call != there.model_call and not there.fillings:  # else a tensor says if it has grown
@@ -76,7 +79,7 @@ def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None
 
 
 def _grows(old: LogicalTensor, new: LogicalTensor) -> bool:
-    """Whether a tensor is the other one with more behind its end, along some of its dims."""
+    """True if a tensor is the other one, extended along some dims."""
     if len(old.counts) != len(new.counts):
         return False
     named = all("#" not in d for d in (*old.dims, *new.dims))
@@ -85,7 +88,7 @@ def _grows(old: LogicalTensor, new: LogicalTensor) -> bool:
 
 
 def _shape(tensor: LogicalTensor) -> str:
-    """`[l=2 (3, 5), h=8]`: of a dim of which the tensor has only some indices, which these are."""
+    """`[l=2 (3, 5), h=8]`: dims, with the indices if only some are there."""
     return "[" + ", ".join(map(_side, tensor.dims, tensor.counts, tensor.indices)) + "]"
 
 

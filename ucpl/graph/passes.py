@@ -1,10 +1,10 @@
 """Passes: functions Graph → Graph, applied in order.
 
-meet        boxes of both sides become moves, where they meet
+meet        boxes of both sides become moves, one for each pair that shares elements
 straighten  dims by falling target stride, neighbours merged
 join_runs   runs that follow each other become one
-settle      dtypes that no spec states, and casts that would lose
-deal        one Extract and one Split an entry: what is saved and run
+settle      dtypes that no spec states, and lossy casts refused
+deal        one Extract and one Split an entry, which are saved and run
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def optimise(graph: Graph, passes: Sequence[Pass] | None = None) -> Graph:
 
 
 def meet(graph: Graph) -> Graph:
-    """Boxes of both sides as moves, one where a box of the source and a box of the target share elements.
+    """Boxes of both sides as moves, one a pair that shares elements.
 
     before: extract 0:6, 6:12 ─► merge ─► split 0:4, 4:8, 8:12     after: merge with 0:4, 4:6, 6:8, 8:12
     """
@@ -55,7 +55,7 @@ def meet(graph: Graph) -> Graph:
 
     made = graph.with_joints(joined)
     net = made.net
-    # What the boxes were is in the moves now: reads and writes stand at the joint itself.
+    # The moves have the boxes now: reads and writes are at the joint itself.
     for node in [n for n in net if isinstance(n, SourceBoxes | TargetBoxes)]:
         net.add_edges_from((a, b) for a in list(net.predecessors(node)) for b in list(net.successors(node)))
         net.remove_node(node)
@@ -85,21 +85,27 @@ def each_straight(graph: Graph) -> Graph:
 
 
 def each_joined(graph: Graph) -> Graph:
-    """`columns.join_runs` of every joint's moves, but scales: a row of them is of one box of what they scale."""
+    """`columns.join_runs` of every joint's moves, but of scales.
+
+    A row of scales is of one box of their tensor.
+    """
     return graph.with_joints(
         lambda j: j if j.moves is None or j.kind == "scale" else evolve(j, moves=join_runs(j.moves))
     )
 
 
 def deal(graph: Graph) -> Graph:
-    """One node per (operation, entry of the target): rows of a joint dealt to the parts that they fill.
+    """One node per (operation, entry of the target).
 
-    before: merge of all entries     after: extract ─► merge ─► split for each entry, in the order of its stored positions
+    Rows of a joint are dealt to the parts that they fill.
+
+    before: merge of all entries     after: extract ─► merge ─► split for each entry, in the order of its stored
+    positions
     """
     net: nx.DiGraph[Drawn] = nx.DiGraph()
     net.add_nodes_from(graph.reads.values())
     net.add_nodes_from(graph.writes.values())
-    ways: dict[int, list[Drawn]] = {}  # what is done for each part of the target
+    ways: dict[int, list[Drawn]] = {}  # nodes for each part of the target
     for joint in sorted(graph.joints, key=lambda j: j.kind == "scale"):
         assert joint.moves is not None
         for table, value in _by_entry(graph, joint.moves):
@@ -124,7 +130,10 @@ def deal(graph: Graph) -> Graph:
 
 
 def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, Values]]:
-    """Rows of one target part, of which all are stored with one value on each side, in the order of the target."""
+    """Rows of one target part by stored value, in the target's order.
+
+    All of a group have one value on each side.
+    """
     values, value = _values(graph, moves)
     ordered = moves.sort(moves.target_part, value, moves.target, moves.source)
     value = value[np.lexsort((moves.source, moves.target, value, moves.target_part))]
@@ -135,7 +144,7 @@ def _by_entry(graph: Graph, moves: Joined) -> Iterator[tuple[Joined, Values]]:
 
 
 def _values(graph: Graph, moves: Joined) -> tuple[list[Values], I64]:
-    """How values are stored on both sides of moves: different ones, and of each move its number."""
+    """Stored values on both sides of moves, and each move's number."""
     sides = (graph.source, moves.source_part), (graph.target, moves.target_part)
     columns = [moves.source_part, moves.target_part]
     if any(p.values for placement, _ in sides for p in placement.parts):
@@ -151,7 +160,10 @@ def _values(graph: Graph, moves: Joined) -> tuple[list[Values], I64]:
 
 
 def _lanes(graph: Graph, joint: Joint, target: int) -> tuple[Lane, ...]:
-    """The states of a joint, with the distance of their stored tensors from the first one's."""
+    """States of a joint, with the distances of their stored tensors.
+
+    They count from the first one's.
+    """
     first = joint.lanes[0]
     at = first.of_target[target]
     return tuple(

@@ -1,4 +1,7 @@
-"""Boxes of several parts in one table, at addresses that count over all stored tensors of a side."""
+"""Boxes of several parts in one table.
+
+Addresses count over all stored tensors of a side.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["StoredBoxes", "rows_of"]
 
 @frozen(eq=False)
 class StoredBoxes(Table):
-    """Boxes of logical tensors, and where they are stored."""
+    """Boxes of logical tensors with their storage."""
 
     tensor: I64 = column()
     low: I64 = block(fill=0)  # (N, K)

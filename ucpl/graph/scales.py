@@ -1,4 +1,6 @@
-"""Scales of blocks, met with what they scale: boxes of scales that step by 0 along the elements of a block.
+"""Scales of blocks, met with their tensors' boxes.
+
+Boxes of scales step by 0 along the elements of a block.
 
 w[0:300] in blocks of 128 and scale[0:3]   ─►   2 scales x 128 elements, then 1 scale x 44 elements
 """
@@ -23,7 +25,7 @@ __all__ = ["blockwise", "refuse_quantising"]
 
 
 def refuse_quantising(source: Placement, target: Placement, path: str) -> NoReturn:
-    """Raises E316: the source has a product, and the target wants its factors."""
+    """Raise E316: the source has a product, and the target its factors."""
     spans = [
         next(p.span for p in side.parts if p.label == path or side.tensors.index(path) in p.tensors)
         for side in (source, target)
@@ -38,7 +40,10 @@ def refuse_quantising(source: Placement, target: Placement, path: str) -> NoRetu
 
 
 def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> Joined:
-    """Moves of scales to the boxes of a target that they scale. Raises E317 for scales that are means."""
+    """Moves of scales to the boxes of a target that they scale.
+
+    Raises E317 for scales that are means.
+    """
     tensors = placement.layout.tensors
     common = {path: i for i, path in enumerate(placement.tensors)}
     if len(scales.reduced):
@@ -64,7 +69,10 @@ def blockwise(placement: Placement, scales: Chosen, kept: StoredBoxes) -> Joined
 
 
 def _met(scaling: Scaling, scales: StoredBoxes, kept: StoredBoxes) -> Joined:
-    """Boxes of scales of one kind with the boxes that they reach, cut at the edges of blocks."""
+    """Boxes of scales of one kind with the boxes that they reach.
+
+    They are cut at the edges of blocks.
+    """
     k = kept.width
     size = np.ones(k, dtype=np.int64)
     first, last = np.zeros((len(scales), k), np.int64), np.ones((len(scales), k), np.int64)
@@ -89,7 +97,10 @@ def _met(scaling: Scaling, scales: StoredBoxes, kept: StoredBoxes) -> Joined:
 
 
 def _at_edges(low: I64, high: I64, size: I64) -> tuple[I64, I64, I64]:
-    """Boxes cut into the end of a block, whole blocks, and the begin of one, along each dim. Returns (row, low, high)."""
+    """Boxes cut at the edges of blocks along each dim.
+
+    They are the end of a block, complete blocks, and the begin of one. Returns (row, low, high).
+    """
     row = np.arange(len(low))
     for d in np.flatnonzero(size > 1).tolist():
         n = size[d]

@@ -1,4 +1,4 @@
-"""One side of a graph: its stored tensors numbered part by part, and what its rows are asked for."""
+"""One side of a graph: numbered stored tensors and rows' facts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ DtypeOf = Callable[[str, Key], str | None]
 
 @define
 class GraphSide:
-    """Parts of a placement that take part. `names` are the tensors that numbers mean, `named` their layout."""
+    """Parts of a placement that take part.
+
+    `names` are the tensors that numbers mean, `named` their layout.
+    """
 
     placement: Placement
     names: tuple[str, ...]
@@ -68,7 +71,10 @@ class GraphSide:
     # ---- rows --------------------------------------------------------------------------------------------------------
 
     def replica(self, rows: StoredBoxes) -> I64:
-        """Of each row, what tells declared copies apart: boxes of one part with equal ones must not overlap."""
+        """Replica number of each row.
+
+        Boxes of one part with equal numbers must not overlap.
+        """
         out = np.zeros(len(rows), dtype=np.int64)
         home = self.space.home(rows.offset)
         for n in each(rows.part):
@@ -77,7 +83,10 @@ class GraphSide:
         return out
 
     def member(self, rows: StoredBoxes) -> I64:
-        """Of each row of a mean or sum: which of those that are put together it is, or is a copy of."""
+        """Member of each row of a mean or sum.
+
+        The row is the member or a copy of it.
+        """
         out = np.zeros(len(rows), dtype=np.int64)
         home = self.space.home(rows.offset)
         for n, over in {*zip(rows.part.tolist(), rows.over.tolist(), strict=True)}:
@@ -98,7 +107,7 @@ class GraphSide:
         return r.replace(low=low, high=np.where(cut, low + 1, r.high), offset=r.offset + (index * r.stride).sum(axis=1))
 
     def home(self, rows: StoredBoxes, row: int, index: I64) -> tuple[Part, Home]:
-        """Where an element of a row is stored."""
+        """Storage of an element of a row."""
         address = rows.offset[row] + ((index - rows.low[row]) * rows.stride[row]).sum()
         number = int(rows.part[row])
         part = self.placement.parts[number]
@@ -121,7 +130,7 @@ class GraphSide:
         )
 
     def disagree(self, rows: StoredBoxes, one: int, other: int) -> NoReturn:
-        """Two homes of an element say different things of how their copies are put together. E314."""
+        """Report two homes of an element with different policies, E314."""
         path = self.names[int(rows.tensor[one])]
         parts = [self.placement.parts[int(rows.part[row])] for row in (one, other)]
         words = [Policy(int(rows.policy[row])).word for row in (one, other)]
@@ -138,12 +147,18 @@ class GraphSide:
     # ---- stored tensors ----------------------------------------------------------------------------------------------
 
     def is_shared(self, number: int) -> bool:
-        """Whether a part is second names alone: tensors whose storage another part of the same file writes."""
+        """True if a part is second names alone.
+
+        They are tensors whose storage another part of the same file writes.
+        """
         return number in self.owned and bool((self.owned[number] >= 0).all())
 
     @property
     def owned(self) -> dict[int, I64]:
-        """Of each part of second names: the number of the tensor that it shares storage with, or -1."""
+        """Number of the tensor that each second name shares, or -1.
+
+        A part shares its storage.
+        """
         if self._owned is None:
             self._owned = self._find_owners()
         return self._owned
@@ -171,9 +186,10 @@ class GraphSide:
         return out
 
     def _is_apart(self, form: str, file: str) -> bool:
-        """Whether a file has the bytes of each name by themselves: safetensors has no storage under two names, nor chunks have.
+        """True if a file has own bytes for each name.
 
-        A Hugging Face folder leaves second names out, and says them in the file's metadata.
+        Neither safetensors nor chunks have storage under two names. A Hugging Face folder leaves second names out, and
+        lists them in the file's metadata.
         """
         of = format_named(self.placement.layout.framework)
         return (form == "dcp" and of.has_chunks) or (file.endswith(".safetensors") and of.is_of_a_spec)
@@ -203,7 +219,10 @@ class GraphSide:
         return Shelves(tuple(out))
 
     def dtypes(self, part: Part, dtype_of: DtypeOf | None) -> tuple[str, ...]:
-        """One for all stored tensors, or one each: from the layout, or (for a source) from the checkpoint."""
+        """One dtype for all stored tensors, or one each.
+
+        They are from the layout, or (for a source) from the checkpoint.
+        """
         said = self.said(part)
         if dtype_of is not None:
             each = said if len(said) > 1 else said * len(part.homes)
@@ -227,7 +246,10 @@ class GraphSide:
 
 
 def _wide(*dtypes: str) -> str:
-    """A type that holds all values of these, if one of them does or f32 does; else the first of them in order."""
+    """A type that holds all values of these, else the first.
+
+    It is one of them or f32.
+    """
     found = sorted(dtypes)
     for wide in (*found, "f32"):
         if all(d == wide or (d, wide) in EXACT for d in found):
@@ -236,7 +258,10 @@ def _wide(*dtypes: str) -> str:
 
 
 def _seen(stated: str | None, said: str) -> str:
-    """What a file states, as the layout reads it: u8 that are the bits of another type are of that type."""
+    """Stated type of a file, as the layout reads it.
+
+    u8 that are the bits of another type are of that type.
+    """
     return said if not stated or (stated == "u8" and said in AS_U8.values()) else stated
 
 

@@ -1,4 +1,4 @@
-"""Begin of a rank's box along a stored axis of the uncut tensor.
+"""Begin of a rank's box along an axis of the uncut tensor.
 
 Files of framework dcp() find a stored tensor by it.
 """
@@ -16,7 +16,7 @@ __all__ = ["BrokenRun", "begin_of", "is_by_begin"]
 
 
 def is_by_begin(rule: FileRule, layout: Layout) -> bool:
-    """True if a stored tensor of a file is found by its key and its begin.
+    """True if a file's stored tensors are found by key and begin.
 
     The begin is its place in the uncut tensor. Without a framework, a form is any word, and files are distinguished by
     their names.

@@ -14,7 +14,7 @@ SAMPLE = 1 << 14  # boxes
 
 
 def overlaps(group_a: Ints, low_a: I64, high_a: I64, group_b: Ints, low_b: I64, high_b: I64) -> tuple[I64, I64]:
-    """All pairs (i, j) of boxes of one group that share an element.
+    """Pairs (i, j) of boxes of one group that share an element.
 
     They are ordered by i and then by position in b. A box is low <= index < high per dim (K columns). Groups are small
     integers (a tensor's number).

@@ -1,4 +1,4 @@
-"""Elements of half a byte: both elements of a byte are in one tensor.
+"""Elements of half a byte: one tensor has both of a byte.
 
 They are elements 2i and 2i + 1 of one dim.
 """

@@ -77,7 +77,7 @@ class Claims:
     )  # results of `_are_distinct`, by slots, which tensors and states share
 
     def claim(self, holder: Claimant) -> list[Spot] | None:
-        """Claim places: None if all are new, else the tensors with new ones.
+        """Claim places: None if all are new, else the new ones' tensors.
 
         The others are the same tensor once more. Raises errors of `blame`, if a place is another tensor's.
         """
@@ -159,7 +159,7 @@ def _slots(block: Block) -> list[Slot]:
 
 
 def _codes(block: Block, axis: int) -> list[tuple[str, ...]] | I64:
-    """Values of the slots of one axis: one row a coordinate, or a choice."""
+    """Values of an axis' slots: a row per coordinate or choice."""
     slots = [s for s in _slots(block) if s.axis == axis]
     count = block.choices if axis == CHOICE else len(block.rank)
     if any(isinstance(s.values, tuple) for s in slots):

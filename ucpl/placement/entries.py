@@ -280,7 +280,7 @@ class EntryPlacer:
         return mask
 
     def _places(self, tensor: LogicalTensor, i: int, digits: dict[str, I64]) -> tuple[I64, NDArray[np.bool_]]:
-        """Positions along dim i of the tensor, and a mask of its indices.
+        """Positions along dim i of the tensor, and a mask of them.
 
         The tensor may have only some indices.
         """

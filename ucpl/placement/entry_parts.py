@@ -78,7 +78,7 @@ class Arrays:
 
 @frozen(eq=False)
 class Boxed:
-    """Boxes of an entry, and of its live rows, if it has any."""
+    """Boxes of an entry, and of its live rows, if any."""
 
     pieces: Pieces
     live: Pieces | None
@@ -340,9 +340,9 @@ class EntryParts:
 
 @frozen
 class ChoiceRun:
-    """A run of choices from `first` on: a box of the bracketed dims.
+    """A run of choices from `first` on, as a box.
 
-    The box is low..high; along each dim, the choice's number steps by `step`.
+    The box is low..high of the bracketed dims; along each dim, the choice's number steps by `step`.
     """
 
     first: int

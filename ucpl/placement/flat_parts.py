@@ -36,7 +36,7 @@ Env = dict[str, int | str]
 
 @frozen(eq=False)
 class GroupLine:
-    """A state line for one of its groups, with facts of its templates."""
+    """A state line for one of its groups, with templates' facts."""
 
     line: States
     rule: FileRule
@@ -70,7 +70,7 @@ class Flats:
 
 @frozen(eq=False)
 class Paddings:
-    """Cells of each window that belong to no tensor, with their padding kind."""
+    """Cells of each window without a tensor, with their padding kind."""
 
     count: I64
     undefined: Bools
@@ -476,7 +476,7 @@ class _Base:
     first: I64  # (members,) and the first of those, in the table of all
 
     def lies_as(self, other: _Base) -> bool:
-        """True if the boxes have the same sizes and places in local storage.
+        """True if boxes have the same sizes and places in local storage.
 
         Their elements may differ.
         """
@@ -571,7 +571,7 @@ class _FlatBoxes:
         return [done[id(members)] for members, *_ in cuts], Pieces.concat([b.table for b in done.values()], self.site.k)
 
     def member_boxes(self, members: fl.Members, body: fl.Body) -> tuple[Pieces, I64]:
-        """Boxes of all members of a flat in order, and the number of each."""
+        """Boxes of all members of a flat in order, and their numbers."""
         tables, owner = [], []
         count = np.zeros(len(members), dtype=np.int64)
         for e in each(members.entry):
@@ -636,9 +636,9 @@ class _FlatBoxes:
         )
 
     def said(self, placer: EntryPlacer) -> tuple[Storing, frozenset[str]]:
-        """Policy of a member's copies, and the axes that cut all of it.
+        """Policy of a member's copies, and the axes that cut everything.
 
-        No two ranks along these hold the same.
+        No two ranks along these hold the same of the member.
         """
         own = placer.entry.storing
         cut = frozenset(placer.axes) - placer.partly | frozenset(self.cut)

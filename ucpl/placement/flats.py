@@ -139,7 +139,7 @@ def module_order(
 
 
 def present(layout: Layout, group: Group | None, placers: Sequence[EntryPlacer], here: dict[str, int]) -> list[int]:
-    """Entries of a group's tensors on the ranks `here`, in the group's order."""
+    """Entries of a group's tensors on ranks `here`, in the group's order."""
     found = [e for e, p in enumerate(placers) if p.is_here(here)]
     if group is not None and group.members is not None:
         by_path: dict[str, list[int]] = {}
@@ -275,7 +275,7 @@ def _pieces(split: ax.Split, length: I64, ways: int, here: int) -> tuple[I64, I6
 def windows_of_chain(
     chain: Chain, lengths: I64, degrees: dict[str, int], places: Places, reals: I64 | None = None
 ) -> BufferWindows:
-    """All stored pieces of one flat, one a coordinate of its cutting axes.
+    """Stored pieces of one flat, one a coordinate of its cutting axes.
 
     `reals`: lengths without padding at the end.
     """
@@ -495,7 +495,7 @@ def stated_order(
 
 
 def flat_record(flat: Flat, members: Members, chain: Chain | None) -> Flat:
-    """Record of an uncut flat for a store: the begin of each member."""
+    """Record of an uncut flat for a store: each member's begin."""
     slot = members.length.copy()
     if chain is not None:
         for op in chain.inner:

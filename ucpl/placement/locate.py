@@ -1,4 +1,4 @@
-"""locate: every stored tensor of a layout, with its boxes of logical tensors.
+"""locate: stored tensors of a layout, as boxes of logical tensors.
 
 Only coordinates that change something are enumerated: layers and experts that are stored alike are one box, and states
 of one line share theirs. Not here: files, bytes, torch.
@@ -32,9 +32,9 @@ def locate(
 ) -> Placement:
     """Place every tensor of a layout.
 
-    rank:   only what this rank holds (other ranks are not enumerated). stated: (file rule, key, coordinates) -> flats
-    as a checkpoint states them, for groups `from FILE "key"`. wanted: only places with elements of these boxes: all of
-    them, and few others.
+    rank:   only the part of this rank (other ranks are not enumerated).
+    stated: (file rule, key, coordinates) -> flats as a checkpoint states them, for groups `from FILE "key"`.
+    wanted: only places with elements of these boxes: all of them, and few others.
 
     Raises UcplError E2xx.
     """

@@ -95,7 +95,7 @@ class LogicalRows:
         )
 
     def _runs(self, path: str, tensor: LogicalTensor, i: int, by_name: Digits, bracket: set[str]) -> list[Run]:
-        """A piece's runs of dim i: one, or one for each outer digit.
+        """A piece's runs of dim i: one, or one per outer digit.
 
         A run in brackets is open.
         """

@@ -1,11 +1,11 @@
 """Ranks that hold elements of some boxes.
 
-before: boxes of logical tensors, and coordinates of all ranks as columns after:  a mask of coordinates at which an
-entry can have an element of these boxes
+before: boxes of logical tensors, and coordinates of all ranks as columns
+after:  a mask of coordinates at which an entry can have an element of these boxes
 
-It is computed for all coordinates at once, along each stored axis alone: a range bounds the axis' part of a dim. A
-bound may be too wide, never too narrow: a coordinate that is kept for nothing has boxes that meet nothing. If ranges
-cannot describe an axis, it leaves nothing out.
+The mask is computed for all coordinates at once, along each stored axis alone: a range bounds the axis' part of a dim. A
+bound may be too wide, never too narrow: a coordinate that is kept for nothing has boxes that meet nothing. If ranges cannot
+describe an axis, it leaves nothing out.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _crossed(ranges: tuple[I64, I64], boxes: tuple[I64, I64]) -> Bools:
 
 
 def _positions(values: tuple[I64, I64], has: Indices) -> tuple[I64, I64] | None:
-    """A range of a dim's indices as a range of a tensor's positions.
+    """A range of a dim's indices as one of a tensor's positions.
 
     None: they are in no order.
     """

@@ -157,7 +157,7 @@ class Namer:
 
 
 def counts(step: Template) -> bool:
-    """True if an integer in this step of a key is a position.
+    """True if integers in this step of a key are positions.
 
     The template writes or counts it as one number. Tensors' names are texts; so are digits put together, `{pp}{tp}`, or
     in a form of their own, `{l:02}`.

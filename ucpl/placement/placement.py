@@ -99,7 +99,7 @@ class Part:
         )
 
     def value_of(self, path: str) -> tuple[float, float]:
-        """Stored value of a tensor here: stored = a * x + b."""
+        """Coefficients of a stored value, `a * x + b`."""
         return self.values.get(path, self.value)
 
     @cached_property

@@ -62,7 +62,7 @@ class Ranks:
         return self.columns_of[memo]
 
     def number(self, axes: tuple[str, ...], ranks: I64) -> I64:
-        """Number of each rank: the same for the same coordinates on some axes."""
+        """Number of each rank: equal for equal coordinates on some axes."""
         out = np.zeros(len(ranks), dtype=np.int64)
         for axis in axes:
             out = out * self.degrees[axis] + self.columns[axis][ranks]

@@ -161,7 +161,7 @@ class Site:
 
     @staticmethod
     def partly_loose(storing: Storing, placer: EntryPlacer) -> frozenset[str]:
-        """Axes of `any` that cut some terms of an entry's pattern, not all."""
+        """Axes of `any` that cut some terms of an entry's pattern."""
         return frozenset(storing.loose) & placer.partly - {a for a, _ in storing.at}
 
     def over(self, storing: Storing) -> int:

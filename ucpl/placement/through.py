@@ -61,7 +61,7 @@ def piece_of(
 
 
 def within(digits: tuple[Digit, ...], low: int, high: int) -> list[dict[int, Span]]:
-    """Boxes of digits whose sum is from low to high, each index once.
+    """Boxes of digits with a sum from low to high, each once.
 
     The sum is that of step * index.
     """

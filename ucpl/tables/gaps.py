@@ -74,7 +74,7 @@ def gaps(covered: Side, homes: I64, numel: I64, space: Space) -> Side:
 
 
 def _within(covered: Side, homes: I64, space: Space) -> Side:
-    """Boxes in these stored tensors, one row for each box of each tensor."""
+    """Boxes in these stored tensors, one row a box and tensor."""
     if not len(homes) or not len(covered):
         return Side.empty(covered.width)
     first = space.home(covered.offset)

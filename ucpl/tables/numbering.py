@@ -14,7 +14,7 @@ ROOM = 1 << 62  # numbers below it can still be added to
 
 
 def numbered(columns: Sequence[I64]) -> I64:
-    """Number >= 0 of each row: equal for equal rows, and ordered as they are.
+    """Number of each row, >= 0: equal and ordered as rows.
 
     The order is by the first column, then the next one. columns: (N,) each. Numbers are as small as digits allow, not
     dense; they become dense if digits do not fit an int64.
@@ -44,9 +44,9 @@ def distinct(columns: Sequence[I64]) -> I64:
 
 
 def within(count: I64) -> I64:
-    """0, 1, .. count[i] - 1 for each i, one after the other.
+    """0, 1, .. count[i] - 1 for each i.
 
-    That is the place of each row in its own run of rows.
+    The results follow each other: the place of each row in its own run of rows.
     """
     out: I64 = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     return out

@@ -65,7 +65,7 @@ Digits = tuple[tuple[int, int], ...]  # (divisor, degree) of mesh axes: a rank's
 
 @frozen
 class Lane:
-    """One state of a node: its target, its source, and its stored tensors.
+    """One state of a node: its target, source and stored tensors.
 
     The table's positions are those of the first lane; another one's are `source` and `target` stored tensors further.
     """
@@ -91,7 +91,7 @@ class Read:
 
 @frozen(eq=False)
 class Reconstruct:
-    """Data of a vault with lost bytes, made from the data of other domains.
+    """Data of a vault with lost bytes, made from other domains' data.
 
     An Extract makes them when it reads: no more than it reads, and straight at their target.
     """
@@ -157,7 +157,7 @@ class Merge:
 
 @frozen(eq=False)
 class Reduce:
-    """Copies put together: averaged or added in fp64, or the greatest of them.
+    """Copies put together: averaged or added in fp64, or the greatest.
 
     They are added by order of their source and rounded once. Copies that differ along the axes of `over` count each
     alone; copies that differ along other axes are one member, and equal.
@@ -173,7 +173,7 @@ class Reduce:
         return f"reduce  {_states(self)} of {self.label} by {self.how}"
 
     def member(self, rank: int) -> int | None:
-        """Member that a stored tensor of a rank is, or is a copy of.
+        """Member that a rank's stored tensor is, or is a copy of.
 
         None: each is one.
         """

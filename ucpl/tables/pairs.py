@@ -1,4 +1,4 @@
-"""Pairs of elements in a byte: boxes of elements as boxes of bytes.
+"""Two elements in a byte: boxes of elements as boxes of bytes.
 
 A box of bytes has both elements or one of the two. A byte has the elements 2i and 2i + 1 of row-major order, the first
 in its low half. So along one dim of a box, the one that steps by 1, a byte is two elements; along all others steps are

@@ -77,7 +77,7 @@ class Moves(Table):
 
     @classmethod
     def between(cls, source: Side, target: Side) -> Moves:
-        """Moves from boxes of the source to boxes of the target, by row."""
+        """Moves from boxes of the source to the target's, by row."""
         return cls(source.tensor, source.offset, target.offset, source.shape, source.stride, target.stride)
 
 

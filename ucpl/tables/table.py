@@ -68,7 +68,7 @@ def block(fill: int) -> I64:
 
 
 def widened(rows: NDArray[S], width: int, fill: int) -> NDArray[S]:
-    """The same (N, K) rows with `width` columns, K of them at least.
+    """The same (N, K) rows with `width` columns, at least K.
 
     Those behind hold `fill`. It is not `np.pad`, since tables are many and small: that takes ten times as long over a
     few rows.
