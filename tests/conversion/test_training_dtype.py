@@ -371,7 +371,7 @@ def test_what_is_reported_of_states_that_the_target_makes_of_others() -> None:
     plans = {to: ucpl.plan(str(FIXTURES / "z1_dp2_bf16"), to).dropped for to in ("safetensors()", "zero3(dp=2)")}
     masters = [text for text in plans["safetensors()"] if text.startswith("fp32 of ")]
     assert masters and {text.partition(": ")[2] for text in masters} == {
-        "the target stores no fp32; what is made of its weights later has their precision"
+        "the target stores no fp32; a copy that is made of its weights later has their precision"
     }
     assert "weight of wte.weight: the target stores no weight, and makes it of fp32" in plans["zero3(dp=2)"]
 

@@ -43,7 +43,7 @@ def test_pieces_of_one_tensor_that_no_name_tells_apart() -> None:
         (('w[l] = a as "w.{l}"', 'v = a as "w.0"', 'u = a as "u"'), 'two tensors, v and w: give one of them another key\n'
          'write: as "v"', ("v",)),
         (('v = a as "w.0"', 'w[l] = a as "w.{l}"', 'u = a as "u"'), 'write: as "w.{l}"', ()),
-        (('* = ... as "w"',), 'the line stands for v and w: name the tensor in the key, as in "{name}"', ("{name}",)),
+        (('* = ... as "w"',), 'the line is for v and w: name the tensor in the key, as in "{name}"', ("{name}",)),
     ],
 )  # fmt: skip
 def test_what_to_write_hangs_on_how_the_two_differ(

@@ -52,7 +52,7 @@ def _lacking(blob: Blob, own: Blob | None, source: Placement) -> NoReturn:
         + ("names none" if own is None else "drops it" if own.rule.fate == "drop" else "stores none"),
         *(() if own is None else (at(own.rule.span, "source"),)),
         at(blob.rule.span, "target"),
-        remedy=f"say in {source.layout.call} where it lies: `{_line(blob)}`; or write `drop` in the target",
+        remedy=f"name its file in {source.layout.call}: `{_line(blob)}`; or write `drop` in the target",
     )
 
 

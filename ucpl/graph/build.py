@@ -470,7 +470,7 @@ class _Drawing:
     def how_to_leave_out(self, path: str, state: str) -> str:
         tensor = self.target.layout.tensors.get(path)
         if tensor is not None and tensor.kind == "frozen" and state != "weight":
-            return f"the target's model has {path} frozen: --freeze {path} leaves out what the optimizer has of it"
+            return f"the target's model has {path} frozen: --freeze {path} leaves out its optimizer states"
         return f"--drop {state} leaves it out, --drop {path} the tensor"
 
     def target_says_none(self) -> set[str]:
@@ -485,7 +485,7 @@ def _remade(state: str, source: str) -> str:
     Masters made of bf16 weights are not those of the run.
     """
     if source == "weight":
-        return f"the target stores no {state}; what is made of its weights later has their precision"
+        return f"the target stores no {state}; a copy that is made of its weights later has their precision"
     return f"the target stores no {state}, and makes it of {source}"
 
 

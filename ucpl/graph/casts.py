@@ -332,7 +332,7 @@ def _demand_one_order(sides: tuple[Placement, Placement], parts: tuple[Part, Par
         return
     fail(
         "E325",
-        f"two elements of `{parts[1].label}` lie in a byte, along {dims[0]} in the source and along {dims[1]} in the target",
+        f"two elements of `{parts[1].label}` share a byte, along {dims[0]} in the source and along {dims[1]} in the target",
         *(
             at(part.span, f"pairs along {dim}") if part.span.line else Label(side.layout.call, f"pairs along {dim}")
             for side, part, dim in zip(sides, parts, dims, strict=True)

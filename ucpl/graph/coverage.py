@@ -65,7 +65,7 @@ def covered(
             Label(side.placement.layout.call, where, where=f"{path}/{state}"),
             remedy=""
             if gaps is None
-            else f"what the source never had is filled: {line_to_write(state, path, frozenset(PARAMETER))}",
+            else f"fill elements that the source never had: {line_to_write(state, path, frozenset(PARAMETER))}",
         )
 
 
@@ -104,7 +104,7 @@ def supplied(
         f"{missing} element{'' if missing == 1 else 's'} of {state} that this rank holds"
         f" {'is' if missing == 1 else 'are'} nowhere in the source, the first {first}",
         Label(side.placement.layout.call, "source", where=f"{path}/{state}"),
-        remedy=f"what the source never had is filled: {line_to_write(state, path, frozenset(PARAMETER))}",
+        remedy=f"fill elements that the source never had: {line_to_write(state, path, frozenset(PARAMETER))}",
     )
 
 

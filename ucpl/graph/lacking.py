@@ -357,7 +357,7 @@ def _entry_to_write(source: Placement, target: Placement, state: str, tensor: st
         if state in itself and _has_weight(source, tensor):
             line = f"fill state {state} = weight"
         return (
-            f"for what the source never had, write `{line}` in the layout of the target;"
+            f"for elements that the source never had, write `{line}` in the layout of the target;"
             f" else `state {state} = like in FILE` in that of the source, or `derive {state} from ...`;"
             f" or choose a target that does not store {state}"
         )

@@ -39,7 +39,7 @@ def with_live_rows(
 ) -> tuple[Placement, Placement, tuple[str, ...]]:
     """Both sides with their common live rows, and remarks on others.
 
-    The others are rows that only the source has. whole: the same as all ranks have them, if these are parts of it.
+    The others are rows that only the source has. `whole`: the same as all ranks have them, if these are parts of it.
     """
     kept, said = _kept(*(whole or (source, target)))
     if not kept:

@@ -60,7 +60,7 @@ def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None
                 "E301",
                 f"the target stores `{path}`, which the source's model lacks",
                 at(tensor.span) if tensor.span.line else there,
-                remedy="source and target must be layouts of one model; what is new is filled:"
+                remedy="source and target must be layouts of one model; fill new tensors:"
                 f" {line_to_write('weight', path, frozenset({'weight'}))}",
             )
         if path in filled and _grows(other, tensor):
@@ -72,7 +72,7 @@ def _check_tensors(source: Placement, target: Placement, drop: set[str]) -> None
                 f"`{path}` is {_shape(other)} in the source and {_shape(tensor)} in the target",
                 at(other.span, "source") if other.span.line else Label(source.layout.call, where=path),
                 there,
-                remedy=f"what it has grown by is filled: {line_to_write('weight', path, frozenset({'weight'}))}"
+                remedy=f"fill the elements by which it has grown: {line_to_write('weight', path, frozenset({'weight'}))}"
                 if _grows(other, tensor)
                 else "",
             )

@@ -32,7 +32,7 @@ def refuse_quantising(source: Placement, target: Placement, path: str) -> NoRetu
     ]
     fail(
         "E316",
-        f"the source stores `{path}` times its scales, and the target without them: how to quantise is nowhere said",
+        f"the source stores `{path}` times its scales, and the target without them: there is no rule for quantising",
         at(spans[0], "the product") if spans[0].line else Label(source.layout.call, "source", where=path),
         at(spans[1], "apart") if spans[1].line else Label(target.layout.call, "target", where=path),
         remedy="write `value x * scale` in the target's line, too",

@@ -71,7 +71,7 @@ def _refuse(placement: Placement, part: Part, row: int) -> NoReturn:
         what = f"{tensor.dims[int(along[0])]} = {count}" if len(along) else "no dim of the model"
         fail(
             "E231",
-            f"two elements of `{path}` lie in a byte, and along its last axis runs {what}",
+            f"two elements of `{path}` share a byte, and along its last axis runs {what}",
             label,
             place,
             remedy="end the pattern with a dim of an even size, or with its digits",
@@ -84,10 +84,10 @@ def _refuse(placement: Placement, part: Part, row: int) -> NoReturn:
     ways = [str(n) for n in range(2, count // 2 + 1) if count // 2 % n == 0]
     fail(
         "E231",
-        f"two elements of `{path}` lie in a byte, and rank {home.rank} has {dim} from {low} to {high}:"
+        f"two elements of `{path}` share a byte, and rank {home.rank} has {dim} from {low} to {high}:"
         f" it {'begins' if low % 2 else 'ends'} inside a byte",
         label,
         place,
-        remedy=f"cut it at whole bytes: {dim}@spread(tp, 2)"
-        + (f"; or equally, {count} go into {', '.join(ways[:8])} pieces of whole bytes" if ways else ""),
+        remedy=f"cut it at complete bytes: {dim}@spread(tp, 2)"
+        + (f"; or equally, {count} go into {', '.join(ways[:8])} pieces of complete bytes" if ways else ""),
     )

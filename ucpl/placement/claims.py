@@ -198,7 +198,7 @@ def _are_distinct(blocks: tuple[Block, ...]) -> bool:
 # --- Two tensors at one place ---------------------------------------------------------------------------------------
 
 _STATE = 'name the state in the key, as in "{key}.{state}"; or give each state a file of its own'
-_APART = "name the index or mesh axis that tells them apart in the file's or the key's template"
+_APART = "name the index or mesh axis that distinguishes them in the file's or the key's template"
 
 
 class EntryMark(NamedTuple):
@@ -260,7 +260,7 @@ def _remedy(place: Place, entry: Entry | None, mine: Mark, theirs: Mark, *, one_
         if one_line:
             word = "{key}" if mine.state != "weight" else "{name}"
             of = ": {name} is the same for all layers, {key} is not" if word == "{key}" else ""
-            return f'the line stands for {names[0]} and {names[1]}: name the tensor in the key, as in "{word}"{of}'
+            return f'the line is for {names[0]} and {names[1]}: name the tensor in the key, as in "{word}"{of}'
         indices = "".join(f".{{{name}}}" for axis in entry.indices for name in list(ax.dims_of(axis))[:1])
         said = f"they are two tensors, {names[0]} and {names[1]}: give one of them another key"
         if f"{entry.path}{indices}" == key:  # its own: the other one's is to be another
@@ -280,5 +280,5 @@ def _telling_apart(key: str, by: tuple[str, ...]) -> str:
     """
     sign = next((s for s in ("%d", "%s", "*", "\\d+") if s in key), "")
     if sign:
-        return f'{_APART}: an index stands in braces, as in "{key.replace(sign, "{l}")}"'
+        return f'{_APART}: an index is written in braces, as in "{key.replace(sign, "{l}")}"'
     return f"{_APART}: {' and '.join(f'{{{name}}}' for name in by)}" if by else f"{_APART}, as {{l}} or {{tp}}"

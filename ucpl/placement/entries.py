@@ -384,7 +384,7 @@ class EntryPlacer:
                 "E238",
                 f"`{self.entry.path}`: parts of an axis are cut on their own, and a chunk of a dcp file is one box",
                 at(self.entry.span),
-                remedy="cut the axis as a whole, (a: r + b: r)@tp, or write an entry with a name of its own for each part",
+                remedy="cut the complete axis, (a: r + b: r)@tp, or write an entry with a name of its own for each part",
             )
         if not begin:
             return 0

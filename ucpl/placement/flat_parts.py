@@ -411,7 +411,7 @@ class FlatParts:
                 "E238",
                 f"`{line.name or state}`: a flat buffer has no place in a file of framework dcp() yet",
                 at(line.line.span),
-                remedy="store each tensor as it is, with `like`: that is what torch.distributed.checkpoint saves of FSDP2",
+                remedy="store each tensor as it is, with `like`: torch.distributed.checkpoint saves FSDP2 so",
             )
         if count:
             constants: Env = {"state": state, "group": line.name or ""}

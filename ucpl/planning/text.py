@@ -61,7 +61,7 @@ def writes_of(plan: Plan) -> str:
 
 
 def in_files(count: int, side: Structure) -> str:
-    """` in 6 files`; nothing for a format that distributes tensors over files of its own."""
+    """` in 6 files`; "" for formats that distribute tensors over own files."""
     return "" if format_named(side.framework).has_own_files else f" in {plural(count, 'file')}"
 
 
